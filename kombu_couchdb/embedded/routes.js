@@ -1,0 +1,90 @@
+'use strict';
+// The routes of CouchDB: express-pouchdb's, with ours before those that they replace.
+const expressPouchDB = require('express-pouchdb');
+const {jsonParser, sendCallback, sendError, sendJSON} = require('express-pouchdb/lib/utils');
+const PouchDB = require('pouchdb-core');
+const wrappers = require('pouchdb-wrappers');
+
+PouchDB.plugin(require('pouchdb-adapter-memory'))
+  .plugin(require('pouchdb-mapreduce'))
+  .plugin(require('pouchdb-replication')); // the security part wraps its methods
+
+// express-pouchdb's feeds end the process on an unknown filter, know neither selector nor timeout, and go on when
+// their client has left.
+async function changes(req, res) {
+  const {db, query, body = {}} = req;
+  const {feed = 'normal', heartbeat, timeout = 60e3} = query;
+  const options = {...query, query_params: {...query}, doc_ids: body.doc_ids, selector: body.selector};
+  const read = since => new Promise((resolve, reject) => {
+    db.changes({...options, since}).on('complete', resolve).on('error', reject);
+  });
+  let found = await read(query.since || 0);
+  if (feed === 'normal' || (feed === 'longpoll' && found.results.length)) {
+    return sendJSON(res, 200, found);
+  }
+
+  let written = true;
+  let wake = () => {};
+  const ring = () => { written = true; wake(); };
+  const end = () => {
+    clearInterval(timer);
+    if (!res.writableEnded) {
+      const lastSeq = JSON.stringify(found.last_seq);
+      res.end(`${feed === 'longpoll' ? '],\n' : '{'}"last_seq":${lastSeq},"pending":0}\n`);
+    }
+  };
+  const timer = heartbeat
+    ? setInterval(() => res.write('\n'), heartbeat === true ? 60e3 : heartbeat)
+    : setTimeout(end, Math.min(timeout, 60e3));
+  db.on('written', ring).on('destroyed', end);
+  res.on('close', () => {
+    db.removeListener('written', ring).removeListener('destroyed', end);
+    clearInterval(timer);
+    ring();
+  });
+  res.type('application/json').write(feed === 'longpoll' ? '{"results":[\n' : '\n');
+  while (!res.writableEnded && !res.destroyed) {
+    if (found.results.length) {
+      found.results.forEach(change => res.write(`${JSON.stringify(change)}\n`));
+      if (feed === 'longpoll') {
+        return end();
+      }
+      timer.refresh();
+    } else if (!written) {
+      await new Promise(resolve => { wake = resolve; });
+    }
+    written = false;
+    found = await read(found.last_seq);
+  }
+}
+
+function queries(req, res) {
+  const view = `${req.params.design}/${req.params.view}`;
+  Promise.all(req.body.queries.map(query => req.db.query(view, {...req.query, ...query})))
+    .then(results => sendJSON(res, 200, {results}), error => sendError(res, error));
+}
+
+module.exports = () => {
+  // The parts of express-pouchdb that keep a configuration or a log write files: they stay out.
+  const app = expressPouchDB({mode: 'custom', overrideMode: {include: ['routes/root', 'routes/all-dbs', 'routes/db']}});
+  const add = names => names.forEach(name => require(`express-pouchdb/lib/routes/${name}`)(app));
+
+  app.dbWrapper.registerWrapper((name, db, next) => {
+    db.setMaxListeners(0);
+    const bulkDocs = original => original().finally(() => db.emit('written'));
+    wrappers.installWrapperMethods(db, {bulkDocs});
+    return next();
+  });
+  app.all('/:db/_changes', jsonParser, (req, res) => {
+    changes(req, res).catch(error => (res.headersSent ? res.end() : sendError(res, error)));
+  });
+  app.post('/:db/_design/:design/_view/:view/queries', jsonParser, queries);
+  add(['bulk-docs', 'bulk-get', 'all-docs', 'compact', 'revs-diff', 'security', 'view-cleanup', 'find', 'views',
+    'attachments']);
+  app.all('/:db/:part(_[a-z_]+)', (req, res) => sendJSON(res, 404, {error: 'not_found', reason: 'missing'}));
+  // express-pouchdb would delete the current revision when none is given.
+  app.delete('/:db/:id(*)', (req, res) => req.db.remove(req.params.id, req.query.rev || '', sendCallback(res)));
+  add(['documents', '404']);
+  app.setPouchDB(PouchDB.defaults({adapter: 'memory'}));
+  return app;
+};

@@ -1,0 +1,137 @@
+"""The error tree, and the one place that turns HTTP into it.
+
+::
+
+    CouchDBError
+     ├── ServerUnavailable      refused, cut off, too slow, 5xx, 429: try again
+     ├── DatabaseMissing        404 for the whole database: try again, it is created anew
+     ├── AccessDenied           401, 403: a person has to change a password or a right
+     ├── NotCouchDB             something else answers at that address
+     ├── ConfigurationError     a transport option or URL that cannot be right (a ValueError too)
+     ├── DocumentTooLarge       413: the message or result is larger than the server takes
+     ├── NotFound               404 for one document
+     ├── Conflict               409: somebody else was first
+     └── RequestRefused         any other 4xx: our request was wrong
+
+kombu and Celery retry on `RETRIED`; everything else reaches the caller at once. No error text holds a password.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import requests
+from requests import exceptions as http
+
+__all__ = [
+    'RETRIED', 'AccessDenied', 'ConfigurationError', 'Conflict', 'CouchDBError', 'DatabaseMissing',
+    'DocumentTooLarge', 'NotCouchDB', 'NotFound', 'RequestRefused', 'ServerUnavailable',
+]
+
+
+class CouchDBError(Exception):
+    """The root: catch this to catch all that `kombu_couchdb` and `celery_couchdb` raise."""
+
+
+class ServerUnavailable(CouchDBError, ConnectionError):
+    """The server gave no usable answer; whether a write was stored is unknown. Safe to try again."""
+
+
+class DatabaseMissing(CouchDBError, ConnectionError):
+    """The database does not exist (any more); connecting again creates it where the user may."""
+
+
+class AccessDenied(CouchDBError):
+    """User, password or rights do not suffice. Trying again would only lock the account."""
+
+
+class NotCouchDB(CouchDBError):
+    """The server at this address does not speak CouchDB's protocol."""
+
+
+class ConfigurationError(CouchDBError, ValueError):
+    """An option or a URL is wrong; the text names it and says what is expected."""
+
+
+class DocumentTooLarge(CouchDBError):
+    """The document is larger than the server's `max_document_size` (or a proxy's limit)."""
+
+
+class NotFound(CouchDBError):
+    """The document does not exist."""
+
+
+class Conflict(CouchDBError):
+    """The document was changed by somebody else since it was read."""
+
+
+class RequestRefused(CouchDBError):
+    """The server refused the request as malformed."""
+
+
+#: What kombu and Celery reconnect and retry on.
+RETRIED: tuple[type[Exception], ...] = (ServerUnavailable, DatabaseMissing)
+
+
+def from_transport(exc: OSError, where: str) -> CouchDBError:
+    """Return our error for one that `requests` raised while talking to `where`."""
+    if not isinstance(exc, http.RequestException):  # requests says so of a certificate file that is not there
+        return ConfigurationError(f'{where}: {exc}')
+    if isinstance(exc, http.SSLError):
+        return ServerUnavailable(
+            f'{where}: the TLS certificate could not be verified; give the CA file as ssl_ca_certs '
+            f'in the URL or as ca_certs in broker_use_ssl ({_short(exc)})')
+    if isinstance(exc, http.ConnectTimeout):
+        return ServerUnavailable(f'{where}: no connection within the time limit; is host and port right?')
+    if isinstance(exc, http.Timeout):
+        return ServerUnavailable(f'{where}: no answer within the time limit (transport option request_timeout)')
+    if isinstance(exc, (http.InvalidURL, http.InvalidSchema, http.MissingSchema)):
+        return ConfigurationError(f'{where}: host or port is not valid in the URL')
+    return ServerUnavailable(f'{where}: {_short(exc)}')
+
+
+def from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
+    """Return our error for an answer with a status of 400 or more; `size` is that of the request body in bytes."""
+    status, body = response.status_code, _json(response)
+    reason = str(body.get('reason') or body.get('error') or response.reason or '').strip()[:300]
+    who = f'user {user!r}' if user else 'nobody (no user in the URL)'
+    if status in (401, 403):
+        return AccessDenied(f'{where} refused {who}: {reason or "access denied"}; '
+                            f'check the user, password and rights in the URL')
+    if status == 404 and reason in _NO_DATABASE:
+        return DatabaseMissing(f'{where}: the database does not exist')
+    if status == 404:
+        return NotFound(f'{where}: {reason}')
+    if status in (409, 412):
+        return Conflict(f'{where}: {reason}')
+    if status == 413:
+        return DocumentTooLarge(
+            f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message smaller, '
+            f'or raise max_document_size in CouchDB\'s [couchdb] section (8,000,000 by default)')
+    if status >= 500 or status == 429:
+        return ServerUnavailable(f'{where} answered {status}: {reason}')
+    return RequestRefused(f'{where} answered {status}: {reason}')
+
+
+#: How CouchDB and PouchDB say that the database itself is missing; a missing document has other reasons.
+_NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})
+
+
+def _json(response: requests.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _short(exc: BaseException) -> str:
+    """Return the innermost cause of `exc` in one line: urllib3 wraps it three times."""
+    seen = exc
+    while True:
+        inner = getattr(seen, 'reason', None) or next((a for a in seen.args if isinstance(a, BaseException)), None)
+        if not isinstance(inner, BaseException):
+            break
+        seen = inner
+    text = str(seen).split('\n')[0]
+    return text.rpartition('>: ')[2][:200] or type(seen).__name__

@@ -1,0 +1,64 @@
+"""Every transport option, once: its name, default, unit and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import ConfigurationError
+
+__all__ = ['Options']
+
+#: Options that kombu itself reads from the same dictionary (`Connection._extract_failover_opts` and the virtual channel).
+_KOMBU = frozenset({
+    'max_retries', 'interval_start', 'interval_step', 'interval_max', 'connect_retries_timeout',
+    'errback', 'callback', 'deadletter_queue',
+})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The value of `broker_transport_options`, checked. Durations are seconds."""
+
+    #: How long a consumer may stay silent before its messages are given to others. Its heartbeat, one write
+    #: for all it holds, is sent every third of this.
+    visibility_timeout: float = 60.0
+    #: How long one HTTP request may take to be answered.
+    request_timeout: float = 8.0
+    #: How long the TCP and TLS handshakes may take.
+    connect_timeout: float = 4.0
+    #: The floor below the push of `_changes`: the queues are read this often even if nothing is announced.
+    polling_interval: float = 120.0
+    #: How many waiting messages are read ahead from the view in one request.
+    read_ahead: int = 1024
+    #: The most messages claimed in one request.
+    claim_batch: int = 128
+    #: How many messages are claimed ahead for a consumer without a prefetch limit.
+    unlimited_prefetch: int = 256
+    #: How long a broadcast is kept for listeners that were cut off.
+    fanout_retention: float = 60.0
+    #: Create the database and its design document when they are missing and the user may.
+    create_database: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Return the options in `given`; *raises* `ConfigurationError` that names an unknown or ill-typed one."""
+        known = {f.name: f.default for f in fields(cls)}
+        unknown = sorted(set(given) - set(known) - _KOMBU)
+        if unknown:
+            raise ConfigurationError(
+                f'unknown transport option {unknown[0]!r} for couchdb://; known are: {", ".join(sorted(known))}')
+        return cls(**{name: _checked(name, given[name], default) for name, default in known.items() if name in given})
+
+
+def _checked(name: str, value: Any, default: Any) -> Any:
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ConfigurationError(f'transport option {name} must be True or False, not {value!r}')
+        return value
+    kind = 'a whole number' if isinstance(default, int) else 'a number of seconds'
+    accepted = int if isinstance(default, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value < float('inf'):
+        raise ConfigurationError(f'transport option {name} must be {kind} above 0, not {value!r}')
+    return type(default)(value)

@@ -1,0 +1,188 @@
+"""Every request that is made about WorkItems, and the database they live in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kombu.log import get_logger
+
+from . import design, workitem
+from .client import Client, Document, Row, chunks
+from .errors import AccessDenied, CouchDBError, Conflict, DatabaseMissing, DocumentTooLarge, NotFound
+
+__all__ = ['Store']
+
+logger = get_logger(__name__)
+
+#: How far beyond now the view is read, in seconds: the clocks that wrote `published` may run that much ahead of ours.
+_MARGIN = 5.0
+#: Sorts after every string and number in a view's key.
+_LAST: dict[str, Any] = {}
+#: Documents rewritten or deleted in one request by housekeeping.
+_BATCH = 500
+
+
+class Store:
+    """The WorkItems of one database."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        #: Per queue, the ranks above the lowest in which items planned for later were met: they are stepped over.
+        self._planned: defaultdict[str, set[int]] = defaultdict(set)
+
+    # -- the database
+
+    def ensure(self, create: bool) -> None:
+        """Make sure that database and design document are there; with `create`, make them.
+
+        One request where all is well. *Raises* `AccessDenied`, `DatabaseMissing`, `NotCouchDB`, `ServerUnavailable`.
+        """
+        wanted = design.document()
+        try:
+            self.client.get(wanted['_id'])
+            return
+        except (NotFound, DatabaseMissing) as exc:
+            self.client.welcome()
+            if not create:
+                raise DatabaseMissing(f'{self.client.address.url}: the database is not set up, and the transport '
+                                      f'option create_database is off') from exc
+        try:
+            self.client.create()
+        except AccessDenied as exc:
+            # A member may not ask; the database may exist all the same.
+            if isinstance(exc.__context__, DatabaseMissing):
+                raise
+        try:
+            self.client.put(wanted)
+        except Conflict:
+            pass  # another process was first, with the same
+        except (AccessDenied, DatabaseMissing) as exc:
+            raise AccessDenied(
+                f'{self.client.address.url}: user {self.client.address.user!r} may not set up the database; connect '
+                f'once as an administrator, or have one create the database and its design document') from exc
+        # Heartbeats and broadcasts rewrite their documents: without a limit each would keep 1,000 old revisions.
+        try:
+            self.client.request('PUT', '/_revs_limit', body=20)
+        except CouchDBError as exc:
+            logger.debug('revs_limit is left as it is: %s', exc)
+
+    # -- publish
+
+    def publish(self, docs: Sequence[Document]) -> None:
+        """Store new items, in one request. Storing the same documents twice is storing them once.
+
+        *Raises* `ServerUnavailable` (whether they are stored is unknown: publish the same documents again),
+        `DocumentTooLarge` (nothing is stored), `AccessDenied`.
+        """
+        if len(docs) == 1:
+            try:
+                self.client.request('PUT', '/' + docs[0]['_id'], body=docs[0], repeat=True)
+            except Conflict:
+                pass  # a try before this one was stored, its answer was lost
+            return
+        for part in chunks(docs, 5000):
+            answers = self.client.request('POST', '/_bulk_docs', body={'docs': list(part)}, repeat=True)
+            for answer in answers:
+                if answer.get('error') and answer['error'] != 'conflict':
+                    raise self._refused(answer)
+
+    def _refused(self, answer: Document) -> CouchDBError:
+        text = f'{self.client.address.url}: {answer.get("error")}: {answer.get("reason")}'
+        if answer['error'] in ('forbidden', 'unauthorized'):
+            return AccessDenied(text)
+        return DocumentTooLarge(text) if answer['error'] == 'document_too_large' else CouchDBError(text)
+
+    # -- consume
+
+    def ready(self, queue: str, limit: int, *, docs: bool) -> list[Row]:
+        """Return up to `limit` rows of the view, next first: highest priority, then oldest due.
+
+        Rows near the present may be due only in some seconds, and any row may have been claimed a moment ago: the
+        document decides. One request, plus one for each higher priority in which something waits for later.
+        """
+        horizon = self.client.clock.now() + _MARGIN
+        planned, found, rank = self._planned[queue], list[Row](), 0
+        while rank <= workitem.HIGHEST and len(found) < limit:
+            last = min((r for r in planned if r >= rank), default=workitem.HIGHEST)
+            wanted = limit - len(found)
+            page = self.client.view(design.NAME, 'waiting', startkey=[queue, rank], endkey=[queue, last, horizon],
+                                    limit=wanted, include_docs=docs, reduce=False)
+            later = next((i for i, row in enumerate(page) if row['key'][2] > horizon), None)
+            if later is None:
+                found += page
+                if len(page) == wanted:
+                    break
+                rank = last + 1
+            else:
+                found += page[:later]
+                rank = int(page[later]['key'][1]) + 1
+                planned.add(rank - 1)
+        return found
+
+    def next_due(self, queue: str) -> float | None:
+        """Return when the next item planned for later becomes due, or None if there is none."""
+        rows = self.client.view(design.NAME, 'scheduled', startkey=[queue, self.client.clock.now()],
+                                endkey=[queue, _LAST], limit=1, reduce=False)
+        return float(rows[0]['key'][1]) if rows else None
+
+    # -- leases
+
+    def leases(self) -> dict[str, dict[str, Document]]:
+        """Return `{'consumer': {id: stats of expires}, 'claim': {consumer id: stats}, 'queue': {name: stats}}`.
+
+        The statistics are CouchDB's `_stats`: `sum`, `count`, `min`, `max`. One request.
+        """
+        leases: dict[str, dict[str, Document]] = {'consumer': {}, 'claim': {}, 'queue': {}}
+        for row in self.client.view(design.NAME, 'leases', group=True):
+            kind, name = row['key']
+            leases[kind][name] = row['value']
+        return leases
+
+    def claims(self, consumer: str) -> list[Document]:
+        """Return the items that a consumer has claimed."""
+        rows = self.client.view(design.NAME, 'leases', key=['claim', consumer], include_docs=True, reduce=False)
+        return [row['doc'] for row in rows if row.get('doc') and claimant(row['doc']) == consumer]
+
+    def release(self, docs: Iterable[Document]) -> int:
+        """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
+        count = 0
+        for part in chunks([releasable(doc, self.client.clock.now()) for doc in docs], _BATCH):
+            count += sum(1 for answer in self.client.bulk(part) if answer.get('ok'))
+        return count
+
+    # -- queues
+
+    def size(self, queue: str) -> int:
+        """Return how many items of a queue are ready: neither claimed nor planned for later."""
+        waiting = self._count('waiting', [queue], [queue, _LAST])
+        return max(0, waiting - self._count('scheduled', [queue, self.client.clock.now()], [queue, _LAST])) if waiting else 0
+
+    def purge(self, queue: str) -> int:
+        """Delete what waits in a queue, now or for later, and return how many; claimed items are left."""
+        count = 0
+        while rows := self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, _LAST],
+                                       limit=_BATCH, include_docs=True, reduce=False):
+            docs = [row['doc'] for row in rows if row.get('doc') and not row['doc'].get('claimed')]
+            deleted = sum(1 for a in self.client.bulk([workitem.acked(doc) for doc in docs]) if a.get('ok')) if docs else 0
+            count += deleted
+            if not deleted:
+                break  # others are faster: what is left is theirs
+        return count
+
+    def _count(self, view: str, start: list[Any], end: list[Any]) -> int:
+        rows = self.client.view(design.NAME, view, startkey=start, endkey=end)
+        return int(rows[0]['value']) if rows else 0
+
+
+def claimant(doc: Document) -> str | None:
+    """Return the consumer that holds a claim on `doc`, or None."""
+    claimed = doc.get('claimed')
+    return str(claimed.get('by')) if isinstance(claimed, dict) else None
+
+
+def releasable(doc: Document, now: float) -> Document:
+    """Return `doc` released, or buried if it is spoilt: a spoilt one can be neither counted nor delivered."""
+    reason = workitem.flaw(doc)
+    return workitem.bury(doc, reason, now) if reason else workitem.release(doc)

@@ -1,0 +1,188 @@
+"""Queues and bindings that other processes need, as documents, and the table of routes that they make.
+
+A Queue is `{type, name, arguments, auto_delete, expires, lifetime}`, a Binding `{type, exchange, routing_key, pattern,
+queue}`; their ids are made of their names, so that declaring one twice, or from two machines, is declaring it once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from .client import Client, Document
+from .errors import Conflict, NotFound
+
+__all__ = ['BINDING', 'Routes', 'Topology', 'routes_of']
+
+#: The ids of all documents that are no WorkItems start with this: one range read finds what changed.
+BINDING, QUEUE = 'broker:binding:', 'broker:queue:'
+
+#: How long a table of routes that no feed keeps up to date is trusted, in seconds.
+_MAX_AGE = 0.05
+
+
+class Routes:
+    """The bindings of one database, shared by all connections of this process.
+
+    While a consuming connection follows the changes of the database it keeps the table up to date, and a lookup costs
+    nothing; else a lookup reads the exchange's bindings, unless it did a moment ago.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bindings: dict[str, Document] = {}
+        self._read: dict[str, float] = {}
+        self._followed_until = 0.0
+
+    def follow(self, seconds: float) -> None:
+        """Trust the whole table for so long: `replace` and `update` were told all."""
+        self._followed_until = time.monotonic() + seconds
+
+    def replace(self, bindings: Mapping[str, Document], prefix: str = BINDING) -> None:
+        """Make `bindings`, by id, all that there are with ids that start with `prefix`."""
+        with self._lock:
+            self._bindings = {k: v for k, v in self._bindings.items() if not k.startswith(prefix)} | dict(bindings)
+
+    def update(self, doc: Document) -> None:
+        """Take in one binding that was written or deleted."""
+        with self._lock:
+            if doc.get('_deleted'):
+                self._bindings.pop(doc['_id'], None)
+            else:
+                self._bindings[doc['_id']] = doc
+
+    def known(self, exchange: str) -> bool:
+        """Tell whether the table can be trusted for this exchange."""
+        now = time.monotonic()
+        return now < self._followed_until or now - self._read.get(exchange, -_MAX_AGE) < _MAX_AGE
+
+    def was_read(self, exchange: str, at: float) -> None:
+        """Note that the exchange's bindings were read at the monotonic time `at`."""
+        self._read[exchange] = at
+
+    def match(self, exchange: str, routing_key: str) -> set[str]:
+        """Return the queues that a message goes to."""
+        with self._lock:
+            table = [b for b in self._bindings.values() if b.get('exchange') == exchange]
+        return {
+            b['queue'] for b in table
+            if (re.match(b['pattern'], routing_key) if b.get('pattern') else b.get('routing_key') == routing_key)
+        }
+
+    def of(self, exchange: str) -> list[Document]:
+        """Return the known bindings of an exchange."""
+        with self._lock:
+            return [b for b in self._bindings.values() if b.get('exchange') == exchange]
+
+
+_tables: dict[tuple[int, str], Routes] = {}
+_tables_lock = threading.Lock()
+
+
+def routes_of(url: str) -> Routes:
+    """Return this process's table for the database at `url`."""
+    with _tables_lock:
+        return _tables.setdefault((os.getpid(), url), Routes())
+
+
+class Topology:
+    """What is declared in one database."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.routes = routes_of(client.address.url)
+
+    # -- queues
+
+    def declare_queue(self, name: str, arguments: Mapping[str, Any], auto_delete: bool) -> None:
+        """Store a queue, if it is not there. `x-expires` in `arguments` (milliseconds, as in AMQP) is its lifetime unused."""
+        lifetime = _seconds(arguments.get('x-expires'))
+        doc = {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': dict(arguments),
+               'auto_delete': auto_delete, 'lifetime': lifetime,
+               'expires': self.client.clock.now() + lifetime if lifetime else None}
+        while True:
+            try:
+                self.client.put(doc)
+                return
+            except Conflict:
+                if not lifetime:
+                    return
+            try:
+                doc['_rev'] = self.client.get(doc['_id'])['_rev']
+            except NotFound:
+                doc.pop('_rev', None)
+
+    def has_queue(self, name: str) -> bool:
+        """Tell whether a queue is declared."""
+        return self.client.fetch([QUEUE + name])[0] is not None
+
+    def queues(self, names: list[str]) -> list[Document]:
+        """Return the Queue documents of those names that are declared."""
+        return [doc for doc in self.client.fetch([QUEUE + name for name in names]) if doc]
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue and its bindings; its messages are the Store's."""
+        bindings = [row['doc'] for row in self.client.id_range(BINDING, docs=True) if row['doc'].get('queue') == name]
+        self._delete(bindings + self.queues([name]))
+
+    # -- bindings
+
+    def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
+        """Store a binding; with a `pattern` (a regular expression) the exchange is a topic exchange."""
+        doc = {'_id': _binding_id(exchange, routing_key, queue), 'type': 'Binding', 'exchange': exchange,
+               'routing_key': routing_key, 'pattern': pattern, 'queue': queue}
+        try:
+            self.client.put(doc)
+        except Conflict:
+            pass  # it is there
+        self.routes.update(doc)
+
+    def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
+        """Delete a binding."""
+        self._delete([doc for doc in self.client.fetch([_binding_id(exchange, routing_key, queue)]) if doc])
+
+    def lookup(self, exchange: str, routing_key: str) -> set[str]:
+        """Return the queues that a message for a direct or topic exchange goes to."""
+        if self.routes.known(exchange):
+            queues = self.routes.match(exchange, routing_key)
+            # A reply may overtake the news of its queue's binding: before a message goes nowhere, look again. Not for
+            # topics: events that nobody listens to are the usual case.
+            if queues or any(b.get('pattern') for b in self.routes.of(exchange)) or exchange == 'celeryev':
+                return queues
+        self.bindings(exchange)
+        return self.routes.match(exchange, routing_key)
+
+    def bindings(self, exchange: str) -> list[Document]:
+        """Read the bindings of an exchange."""
+        prefix, before = f'{BINDING}[{_quoted(exchange)},', time.monotonic()
+        docs = [row['doc'] for row in self.client.id_range(prefix, docs=True)]
+        self.routes.replace({doc['_id']: doc for doc in docs}, prefix)
+        self.routes.was_read(exchange, before)
+        return docs
+
+    def _delete(self, docs: list[Document]) -> None:
+        if docs:
+            self.client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs])
+        for doc in docs:
+            self.routes.update({'_id': doc['_id'], '_deleted': True})
+
+
+def _binding_id(exchange: str, routing_key: str, queue: str) -> str:
+    # JSON keeps the three apart, whatever characters they have.
+    return f'{BINDING}[{_quoted(exchange)},{_quoted(routing_key)},{_quoted(queue)}]'
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    try:
+        return float(milliseconds) / 1000 if milliseconds is not None else None
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,137 @@
+"""The WorkItem: the document that is a message, and what may happen to it, as pure functions.
+
+::
+
+    {"_id": "0000647…", "type": "WorkItem", "queue": "celery", "priority": 0,
+     "date": null,                     when it is due, seconds since the epoch; null: at once
+     "published": 1763709000.123456,   orders the messages that are due at once
+     "attempts": 0,                    how often it was delivered
+     "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
+     "message": {"body", "headers", "properties", "content-type", "content-encoding"}}
+
+A dead one also has `status: "fail"`, `reason` and `failed` (when). The state is derived: dead, claimed, scheduled
+(`date` is yet to come) or ready. An acknowledged item is deleted, without a body. No function here does I/O; each
+returns a new document and leaves the one it was given as it is. Dates are seconds since the epoch, UTC.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+from zlib import crc32
+
+__all__ = ['HIGHEST', 'acked', 'bury', 'claim', 'due_date', 'flaw', 'is_due', 'new', 'new_id', 'rank', 'release', 'turn']
+
+Document = dict[str, Any]
+
+#: AMQP's priorities go from 0 to 9, and 9 is served first.
+HIGHEST = 9
+
+_serial = itertools.count()
+
+
+def new_id(now: float) -> str:
+    """Return an id that sorts by time, so that CouchDB's B-trees append instead of scattering."""
+    return f'{int(now * 1e6):014x}{next(_serial) & 0xffff:04x}{os.urandom(6).hex()}'
+
+
+def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Document:
+    """Return the WorkItem for a message as kombu's virtual transports represent it."""
+    return {
+        '_id': doc_id,
+        'type': 'WorkItem',
+        'queue': queue,
+        'priority': _priority(message),
+        'date': due_date(message),
+        'published': now,
+        'attempts': 0,
+        'claimed': None,
+        'message': message,
+    }
+
+
+def due_date(message: Mapping[str, Any]) -> float | None:
+    """Return when a Celery message with an `eta` header is due, or None for at once.
+
+    A header that is no date is left to Celery, which refuses the task with a clear error of its own.
+    """
+    eta = (message.get('headers') or {}).get('eta')
+    if isinstance(eta, str):
+        try:
+            eta = datetime.fromisoformat(eta[:-1] + '+00:00' if eta.endswith('Z') else eta)
+        except ValueError:
+            return None
+    if not isinstance(eta, datetime):
+        return None
+    # Celery takes a date without a time zone as UTC (celery.utils.time.maybe_make_aware).
+    return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def is_due(doc: Mapping[str, Any], now: float) -> bool:
+    """Tell whether an item may be handed out at `now`."""
+    return doc.get('date') is None or doc['date'] <= now
+
+
+def claim(doc: Document, by: str, now: float) -> Document:
+    """Return the item as claimed by the Consumer `by`.
+
+    `by` and `now` make the claim unique: CouchDB gives equal bodies on the same parent the same revision, so that two
+    equal claims would both be told that they won.
+    """
+    return {**doc, 'claimed': {'by': by, 'date': now}, 'attempts': doc['attempts'] + 1}
+
+
+def release(doc: Document, *, delivered: bool = True) -> Document:
+    """Return the item as waiting again, at its old place in the queue; undelivered, the attempt does not count."""
+    return {**doc, 'claimed': None, 'attempts': doc['attempts'] - (0 if delivered else 1)}
+
+
+def bury(doc: Document, reason: str, now: float) -> Document:
+    """Return the item as dead: kept where a person can see it, out of the way of the queue."""
+    return {**doc, 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now}
+
+
+def acked(doc: Mapping[str, Any]) -> Document:
+    """Return the deletion of this revision of the item, and of no other."""
+    return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
+
+
+def flaw(doc: Mapping[str, Any]) -> str | None:
+    """Return in one sentence what is wrong with an item that somebody spoilt, or None if it can be delivered."""
+    message = doc.get('message')
+    if not isinstance(message, dict):
+        return 'spoilt: message is missing or no object'
+    for name, kinds in (('properties', dict), ('headers', dict), ('body', (str, type(None)))):
+        if not isinstance(message.get(name), kinds):
+            return f'spoilt: message.{name} is missing or of a wrong type'
+    if not isinstance(message['properties'].get('delivery_info', {}), dict):
+        return 'spoilt: message.properties.delivery_info is no object'
+    attempts, date = doc.get('attempts'), doc.get('date')
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
+        return 'spoilt: attempts is no whole number'
+    if isinstance(date, bool) or not isinstance(date, (int, float, type(None))):
+        return 'spoilt: date is neither null nor a number of seconds'
+    return None
+
+
+def rank(priority: int) -> int:
+    """Return the place of a priority in the view's key: the highest comes first."""
+    return HIGHEST - priority
+
+
+def turn(doc_id: str, position: int, members: int) -> int:
+    """Return how many of a queue's `members` consumers go before the one at `position` in claiming this item.
+
+    Each item has one consumer that goes first, so that consumers who see the same items seldom meet at one.
+    """
+    return (position - crc32(doc_id.encode())) % members if members > 1 else 0
+
+
+def _priority(message: Mapping[str, Any]) -> int:
+    try:
+        return max(0, min(HIGHEST, int(message['properties']['priority'])))
+    except (KeyError, TypeError, ValueError):
+        return 0
