@@ -12,12 +12,12 @@ from . import design, workitem
 from .client import Client, Document, Row, chunks
 from .errors import AccessDenied, CouchDBError, Conflict, DatabaseMissing, DocumentTooLarge, NotFound
 
-__all__ = ['Store']
+__all__ = ['HORIZON', 'Store']
 
 logger = get_logger(__name__)
 
 #: How far beyond now the view is read, in seconds: the clocks that wrote `published` may run that much ahead of ours.
-_MARGIN = 5.0
+HORIZON = 5.0
 #: Sorts after every string and number in a view's key.
 _LAST: dict[str, Any] = {}
 #: Documents rewritten or deleted in one request by housekeeping.
@@ -102,7 +102,7 @@ class Store:
         Rows near the present may be due only in some seconds, and any row may have been claimed a moment ago: the
         document decides. One request, plus one for each higher priority in which something waits for later.
         """
-        horizon = self.client.clock.now() + _MARGIN
+        horizon = self.client.clock.now() + HORIZON
         planned, found, rank = self._planned[queue], list[Row](), 0
         while rank <= workitem.HIGHEST and len(found) < limit:
             last = min((r for r in planned if r >= rank), default=workitem.HIGHEST)
@@ -121,9 +121,9 @@ class Store:
                 planned.add(rank - 1)
         return found
 
-    def next_due(self, queue: str) -> float | None:
-        """Return when the next item planned for later becomes due, or None if there is none."""
-        rows = self.client.view(design.NAME, 'scheduled', startkey=[queue, self.client.clock.now()],
+    def next_due(self, queue: str, after: float) -> float | None:
+        """Return when the first item that is planned for later than `after` becomes due, or None if there is none."""
+        rows = self.client.view(design.NAME, 'scheduled', startkey=[queue, after],
                                 endkey=[queue, _LAST], limit=1, reduce=False)
         return float(rows[0]['key'][1]) if rows else None
 

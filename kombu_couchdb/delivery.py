@@ -1,0 +1,62 @@
+"""What passes between kombu's thread and the I/O thread: subscriptions, their credit, and deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .client import Document
+
+__all__ = ['Credit', 'Delivery', 'Subscription']
+
+
+@dataclass(eq=False)
+class Credit:
+    """How many messages a channel may hold: AMQP's prefetch count."""
+
+    #: The prefetch count; 0 is no limit.
+    limit: int = 0
+    #: Claimed for the channel and not acknowledged yet.
+    held: int = 0
+    #: Of those, not handed to kombu yet; and those of consumers that do not acknowledge.
+    waiting: int = 0
+
+    def free(self, unlimited: int) -> int:
+        """Return how many more may be claimed; without a limit, up to `unlimited` may wait to be handed over."""
+        return self.limit - self.held if self.limit else unlimited - self.waiting
+
+
+@dataclass(eq=False)
+class Subscription:
+    """One `basic_consume`: `deliver(delivery)` is called in kombu's thread."""
+
+    tag: str
+    queue: str
+    no_ack: bool
+    credit: Credit
+    deliver: Callable[[Delivery], None]
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A message that was claimed, as the document stands in the database since."""
+
+    doc: Document
+    credit: Credit
+    subscription: Subscription | None = None
+    #: Whether kombu has seen it: one that it has not does not count as an attempt when it is given back.
+    handed: bool = False
+    no_ack: bool = False
+    tag: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The revision tells this delivery from another of the same item, so that a late ack finds nothing.
+        self.tag = f'{self.doc["_id"]}:{self.doc.get("_rev", "")}'
+
+    def payload(self) -> dict[str, Any]:
+        """Return the message as kombu's virtual transports represent it."""
+        message = self.doc['message']
+        attempts = self.doc.get('attempts') or 1
+        info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1, 'delivery_count': attempts}
+        return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}

@@ -1,0 +1,135 @@
+"""Broadcasts: one document, however many listen.
+
+A publisher numbers its broadcasts and keeps each for `fanout_retention` seconds; then it writes the next one over it, and so
+broadcasts leave no tombstones behind. A listener remembers the last number of each publisher: it takes every later one,
+in order, and where a number is missing it knows that it fell behind. Nothing is acknowledged.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kombu.log import get_logger
+
+from .client import Client, Document
+from .errors import Conflict
+from .workitem import new_id
+
+__all__ = ['BROADCAST', 'Broadcaster', 'Listener']
+
+logger = get_logger(__name__)
+
+BROADCAST = 'broker:broadcast:'
+
+#: How many old documents of publishers that are gone a new publisher looks at, to write over them.
+_ADOPT = 50
+
+
+#: Publishers whose last number a listener remembers; one that long silent counts as new.
+_REMEMBERED = 10_000
+
+
+class Broadcaster:
+    """The sending side; one for each connection that publishes."""
+
+    def __init__(self, client: Client, retention: float) -> None:
+        self._client, self._retention = client, retention
+        self._publisher, self._number, self._sent = '', 0, float('-inf')
+        self._own: list[tuple[float, str, str]] | None = None  # (free from, id, revision), oldest first
+
+    def send(self, exchange: str, routing_key: str, message: Mapping[str, Any]) -> None:
+        """Store one broadcast for all who listen to `exchange`; *raises* `ServerUnavailable`, `DocumentTooLarge`."""
+        now = self._client.clock.now()
+        if self._own is None:
+            self._own = self._adoptable(now)
+        if self._sent + self._retention < now:
+            # What was sent before is gone, and a listener that came later never saw a number of it: count anew.
+            self._publisher, self._number = uuid.uuid4().hex, 0
+        self._number += 1
+        self._sent = now
+        doc = {'type': 'Broadcast', 'exchange': exchange, 'routing_key': routing_key, 'publisher': self._publisher,
+               'number': self._number, 'date': now, 'expires': now + self._retention, 'message': message}
+        while self._own and self._own[0][0] <= now:
+            _, doc_id, rev = self._own.pop(0)
+            try:
+                self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id, '_rev': rev})))
+                return
+            except Conflict:
+                continue  # another publisher took it over
+        doc_id = BROADCAST + new_id(now)
+        self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id})))
+
+    def _adoptable(self, now: float) -> list[tuple[float, str, str]]:
+        rows = self._client.request('GET', '/_all_docs', {
+            'startkey': f'"{BROADCAST}"', 'endkey': f'"{BROADCAST}~"', 'include_docs': True, 'limit': _ADOPT}, repeat=True)
+        old = [row['doc'] for row in rows['rows'] if isinstance(row['doc'].get('expires'), (int, float))]
+        return [(0.0, doc['_id'], doc['_rev']) for doc in old if doc['expires'] + self._retention < now]
+
+
+class Listener:
+    """The receiving side: which queue of this connection listens to which exchange, and what each has had."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: defaultdict[str, set[str]] = defaultdict(set)
+        self._last: dict[str, int] = {}
+        self._primed = False
+
+    @property
+    def primed(self) -> bool:
+        """Whether `prime` was called: before that nothing can be told old from new."""
+        return self._primed
+
+    def bind(self, exchange: str, queue: str) -> None:
+        """Let `queue` have what is sent to `exchange` from now on."""
+        with self._lock:
+            self._queues[exchange].add(queue)
+
+    def unbind(self, queue: str) -> None:
+        """Let `queue` have nothing any more."""
+        with self._lock:
+            for queues in self._queues.values():
+                queues.discard(queue)
+
+    def listens(self, queue: str) -> bool:
+        """Tell whether this queue is bound to any fanout exchange."""
+        with self._lock:
+            return any(queue in queues for queues in self._queues.values())
+
+    def prime(self, docs: Iterable[Document]) -> None:
+        """Take the broadcasts that exist as had already."""
+        with self._lock:
+            for doc in docs:
+                publisher, number = _source(doc)
+                self._last[publisher] = max(number, self._last.get(publisher, 0))
+            self._primed = True
+
+    def take(self, docs: Iterable[Document]) -> list[tuple[str, dict[str, Any]]]:
+        """Return `(queue, message)` for each broadcast in `docs` that is new, in the order of sending."""
+        new = sorted((doc for doc in docs if doc.get('type') == 'Broadcast'), key=lambda doc: doc.get('date') or 0)
+        with self._lock:
+            return [pair for doc in new for pair in self._take(doc)]
+
+    def _take(self, doc: Document) -> list[tuple[str, dict[str, Any]]]:
+        publisher, number = _source(doc)
+        last = self._last.get(publisher, 0)
+        if number <= last or not isinstance(doc.get('message'), dict):
+            return []
+        self._last.pop(publisher, None)
+        self._last[publisher] = number  # the newest last
+        if len(self._last) > _REMEMBERED:
+            del self._last[next(iter(self._last))]
+        queues = sorted(self._queues.get(str(doc.get('exchange')), ()))
+        if queues and number > last + 1:
+            logger.warning('this listener fell behind: %d broadcasts of a publisher were gone before it could read them '
+                           '(see the transport option fanout_retention)', number - last - 1)
+        return [(queue, doc['message']) for queue in queues]
+
+
+def _source(doc: Document) -> tuple[str, int]:
+    number = doc.get('number')
+    return str(doc.get('publisher')), number if isinstance(number, int) else 0

@@ -1,0 +1,155 @@
+"""The lease: a heartbeat document for each consumer, and the sweep that gives back what the dead have held.
+
+One write a beat covers every claim of a consumer. A consumer that dies stops beating; whoever sweeps next deletes its
+document *by its revision* and then releases its claims. A consumer that was only paused finds its next beat in
+conflict with that deletion: so it learns that it was swept, and no two consumers ever both believe in one lease.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable, Collection
+from typing import Any
+
+from kombu.log import get_logger
+
+from .client import Document
+from .store import Store
+from .topology import Topology
+
+__all__ = ['CONSUMER', 'Lease', 'Sweeper']
+
+logger = get_logger(__name__)
+
+CONSUMER = 'broker:consumer:'
+
+#: How long after its time a lease is still honoured, in seconds: clocks may differ by that much.
+_GRACE = 2.0
+
+
+class Lease:
+    """The heartbeat document of one consumer: `{type, host, pid, queues, beats, expires}`."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.renew()
+
+    def renew(self) -> None:
+        """Start over under a new id: nothing is held, and nothing is written yet."""
+        self.id = CONSUMER + uuid.uuid4().hex
+        self.rev: str | None = None
+        self._queues: list[str] = []
+        self._beats = 0
+        self._sent = self._valid_until = float('-inf')
+
+    @property
+    def written(self) -> bool:
+        """Whether the document is in the database: no claim may come before it."""
+        return self.rev is not None
+
+    @property
+    def valid(self) -> bool:
+        """Whether nobody can have swept this consumer yet. The monotonic clock goes on while a process is stopped."""
+        return time.monotonic() < self._valid_until
+
+    @property
+    def next_beat(self) -> float:
+        """The monotonic time of the next heartbeat: a third of the timeout after the last."""
+        return self._sent + self.timeout / 3
+
+    def needs_beat(self, queues: Collection[str]) -> bool:
+        """Tell whether the document should be written now."""
+        return time.monotonic() >= self.next_beat or sorted(queues) != self._queues
+
+    def beat(self, now: float, queues: Collection[str]) -> Document:
+        """Return the document for a heartbeat at the server's time `now`."""
+        if sorted(queues) != self._queues:
+            # Others see who joins and who changes, and not every heartbeat: they wait for documents with beats 0.
+            self._queues, self._beats = sorted(queues), 0
+        doc: Document = {'_id': self.id, 'type': 'Consumer', 'host': socket.gethostname(), 'pid': os.getpid(),
+                         'queues': self._queues, 'beats': self._beats, 'expires': now + self.timeout}
+        if self.rev:
+            doc['_rev'] = self.rev
+        self._tried = time.monotonic()
+        return doc
+
+    def beaten(self, rev: str) -> None:
+        """Note that the heartbeat made by `beat` was stored."""
+        self.rev = rev
+        self._beats += 1
+        self._sent = self._tried
+        self._valid_until = self._tried + self.timeout
+
+
+class Sweeper:
+    """Gives back what dead consumers held, and removes queues that nobody uses any more."""
+
+    def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
+        self._store, self._topology, self._timeout = store, topology, timeout
+        # The first sweep is soon: a worker that is started again should find what it left behind.
+        self.due = time.monotonic() + random.uniform(0.2, 1.0)
+
+    def sweep(self, own: str, held: int, on_orphans: Callable[[], None]) -> set[str]:
+        """Sweep once and return the ids of the consumers that live.
+
+        `own` is the sweeper's id and `held` the number of claims it knows of; `on_orphans` is called if the database
+        has more of them. One request where nothing is to be done.
+        """
+        leases = self._store.leases()
+        now = self._store.client.clock.now()
+        consumers = {name: float(stats['max']) for name, stats in leases['consumer'].items()}
+        expired = [name for name, expires in consumers.items() if name != own and expires + _GRACE < now]
+        dead = self._fence(expired, now) if expired else []
+        # The view may be older than the claims that name a consumer: only the primary index can say that it is gone.
+        unknown = [name for name in leases['claim'] if name not in consumers and name != own]
+        missing = [name for name, doc in zip(unknown, self._store.client.fetch(unknown), strict=True) if doc is None]
+        for name in [doc['_id'] for doc in dead] + missing:
+            count = self._store.release(self._store.claims(name))
+            if count:
+                logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
+        living = set(consumers) - {doc['_id'] for doc in dead}
+        overdue = [name for name, stats in leases['queue'].items() if float(stats['max']) + _GRACE < now]
+        left = {queue for doc in dead for queue in doc.get('queues') or ()}
+        if overdue or left:
+            self._remove_unused(overdue, left, living, now)
+        if leases['claim'].get(own, {}).get('count', 0) > held:
+            on_orphans()
+        others = [expires for name, expires in consumers.items() if name in living and name != own]
+        # Just after the first of them would be overdue: those that live have then long beaten again.
+        wait = min([expires - now + _GRACE for expires in others] + [self._timeout])
+        self.due = time.monotonic() + max(wait, self._timeout / 10) + random.uniform(0.1, 1.0)
+        return living
+
+    def _fence(self, expired: list[str], now: float) -> list[Document]:
+        """Delete the documents of expired consumers by their revision and return those whose deletion was proven."""
+        docs = [doc for doc in self._store.client.fetch(expired)
+                if doc and not (_number(doc.get('expires')) + _GRACE >= now)]
+        if not docs:
+            return []
+        answers = self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])
+        gone = [doc for doc, answer in zip(docs, answers, strict=True) if answer.get('ok') and not answer.get('accepted')]
+        for doc in gone:
+            logger.warning('consumer %s on %s (pid %s) has not been heard of since its lease ended',
+                           doc['_id'], doc.get('host'), doc.get('pid'))
+        return gone
+
+    def _remove_unused(self, overdue: list[str], left: set[str], living: set[str], now: float) -> None:
+        used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in doc.get('queues') or ()}
+        for doc in self._topology.queues(sorted({*overdue, *left})):
+            name = doc['name']
+            expired = isinstance(doc.get('expires'), (int, float)) and doc['expires'] + _GRACE < now
+            if name in used:
+                if expired:
+                    self._topology.prolong(doc, now)
+            elif expired or (name in left and doc.get('auto_delete')):
+                self._store.purge(name)
+                self._topology.delete_queue(name)
+                logger.info('queue %r, which nobody used any more, was removed', name)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

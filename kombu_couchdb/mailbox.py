@@ -1,0 +1,81 @@
+"""Where the I/O thread leaves what it has for kombu's thread: a deque, and a socket pair that wakes its reader.
+
+The reading end can stand in an event loop; a blocking reader waits on the same end. (kombu's own `hub.call_soon` wakes
+in 0.2 ms if a file descriptor is registered and in 55 ms if none is: measured with kombu 5.7.) Sockets are waited on with
+their timeout, which gevent and eventlet know how to replace.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ['Mailbox']
+
+T = TypeVar('T')
+
+
+class Mailbox(Generic[T]):
+    """A queue from one thread to another."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._lock = threading.Lock()
+        self._signalled = False
+        self._reader, self._writer = socket.socketpair()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when something arrived."""
+        return self._reader.fileno()
+
+    def put(self, items: list[T]) -> None:
+        """Add items and wake the reader."""
+        with self._lock:
+            self._items.extend(items)
+            if self._signalled or not items:
+                return
+            self._signalled = True
+            self._writer.send(b'\0')
+
+    def pop(self) -> T | None:
+        """Return the oldest item, or None."""
+        with self._lock:
+            if self._items:
+                return self._items.popleft()
+            if self._signalled:
+                self._signalled = False
+                self._reader.settimeout(1.0)  # the byte is there
+                self._reader.recv(1)
+            return None
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever) for something to arrive; tell whether it did."""
+        if self._items:
+            return True
+        self._reader.settimeout(max(timeout, 0.000001) if timeout is not None else None)
+        try:
+            # The byte stays for `pop`, which alone takes it: a peek leaves the descriptor readable for an event loop.
+            self._reader.recv(1, socket.MSG_PEEK)
+        except (TimeoutError, BlockingIOError):
+            return False
+        return True
+
+    def discard(self, unwanted: Callable[[T], bool]) -> list[T]:
+        """Remove and return the items of which `unwanted(item)` is true."""
+        with self._lock:
+            gone = [item for item in self._items if unwanted(item)]
+            self._items = deque(item for item in self._items if not unwanted(item))
+            return gone
+
+    def close(self) -> None:
+        """Close the sockets."""
+        with self._lock:
+            self._items.clear()
+            self._reader.close()
+            self._writer.close()

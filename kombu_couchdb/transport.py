@@ -1,0 +1,186 @@
+"""kombu's transport: one connection to one CouchDB database.
+
+* URL: `couchdb://user:password@host:5984/database`, or `couchdbs://…` for TLS. User, password and database are
+  percent-encoded; the default database is `celery`. A list `url;url` is tried in turn.
+* Options: see `kombu_couchdb.options.Options`.
+* A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import requests
+from kombu.log import get_logger
+from kombu.transport import virtual
+
+from . import errors
+from .address import Address
+from .channel import Channel
+from .client import Client
+from .consumer import Consumer
+from .delivery import Credit, Delivery
+from .errors import CouchDBError
+from .fanout import BROADCAST, Broadcaster, Listener
+from .lease import CONSUMER
+from .mailbox import Mailbox
+from .news import News
+from .options import Options
+from .store import Store
+from .topology import Topology
+
+__all__ = ['Transport']
+
+logger = get_logger(__name__)
+
+#: Messages handed over in one call of the event loop, before it looks at its other descriptors.
+_BURST = 100
+
+
+class Transport(virtual.Transport):
+    """A connection to CouchDB, as `kombu.Connection` uses it."""
+
+    Channel = Channel
+
+    driver_type = 'couchdb'
+    driver_name = 'requests'
+    can_parse_url = False
+    polling_interval = None
+
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True,
+        batch_publish=True,
+        exchange_type=frozenset(['direct', 'topic', 'fanout']),
+    )
+
+    connection_errors = (*virtual.Transport.connection_errors, *errors.RETRIED)
+    channel_errors = virtual.Transport.channel_errors
+    recoverable_connection_errors = connection_errors
+    recoverable_channel_errors = ()
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        self.options = Options.of(client.transport_options)
+        super().__init__(client, **kwargs)
+        self.polling_interval = None  # the virtual transport would sleep for it between polls
+        self.address = Address.of(
+            scheme=str(client.transport_cls), host=client.hostname, port=client.port, database=client.virtual_host,
+            default_database='celery', user=client.userid, password=client.password, tls=client.ssl)
+        self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
+        self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
+        self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
+        self.listener = Listener()
+        #: Queues declared here that go with their last consumer.
+        self.temporary: set[str] = set()
+        self._mailbox: Mailbox[Delivery | Exception] = Mailbox()
+        self._consumer: Consumer | None = None
+        self._pid = os.getpid()
+
+    @property
+    def default_port(self) -> int:  # type: ignore[override]
+        """CouchDB's port: 5984, or 6984 with TLS."""
+        return 6984 if self.client is not None and self.client.transport_cls == 'couchdbs' else 5984
+
+    def driver_version(self) -> str:
+        """Return the version of requests."""
+        return str(requests.__version__)
+
+    # -- connections
+
+    def establish_connection(self) -> Transport:
+        """Reach the database, and make it if it is missing; *raises* `CouchDBError`."""
+        self.store.ensure(self.options.create_database)
+        super().establish_connection()
+        return self
+
+    def close_connection(self, connection: Any) -> None:
+        """Give back all that is held and close."""
+        if self._pid != os.getpid():
+            return  # a copy after fork(): everything here is the parent's
+        super().close_connection(connection)
+        if self._consumer is not None:
+            self._consumer.close(self.options.request_timeout + self.options.connect_timeout)
+            self._consumer = None
+        self._mailbox.close()
+        self.couchdb.close()
+
+    _collect = close_connection
+
+    @property
+    def consumer(self) -> Consumer:
+        """The I/O thread, started with the first use."""
+        if self._consumer is None:
+            name = f'couchdb-{self.address.database}'
+            news = News(self.couchdb, self.topology.routes, self.listener, name)
+            self._consumer = Consumer(self.couchdb, self.options, self._mailbox, news, self.topology, name)
+        return self._consumer
+
+    # -- events
+
+    def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
+        """Deliver one message; *raises* `socket.timeout` if none came within `timeout` seconds, or what ended the I/O."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._deliver_next():
+            if not len(self._mailbox) and not self._mailbox.wait(
+                    None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise socket.timeout()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Let the event loop deliver what arrives."""
+        loop.add_reader(self._mailbox.fileno(), self._on_readable)
+
+    def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
+        """Take the mailbox out of the event loop."""
+        loop.remove_reader(self._mailbox.fileno())
+
+    def _on_readable(self, *args: Any) -> None:
+        for _ in range(_BURST):
+            if not self._deliver_next() and not len(self._mailbox):
+                return
+
+    def _deliver_next(self) -> bool:
+        item = self._mailbox.pop()
+        if isinstance(item, Exception):
+            raise item
+        if item is None or item.subscription is None or not self.consumer.hand_over(item):
+            return False
+        item.subscription.deliver(item)
+        return True
+
+    # -- for channels
+
+    def set_credit(self, credit: Credit, limit: int) -> None:
+        """Change how many messages a channel may hold."""
+        if self._consumer is None:
+            credit.limit = limit
+        else:
+            self._consumer.set_credit(credit, limit)
+
+    def listen(self, exchange: str, queue: str) -> None:
+        """Let a queue have what is broadcast to `exchange` from now on."""
+        if not self.listener.primed:
+            self.listener.prime(row['doc'] for row in self.couchdb.id_range(BROADCAST, docs=True) if row.get('doc'))
+        self.listener.bind(exchange, queue)
+
+    def used(self, queue: str) -> bool:
+        """Tell whether any living consumer, here or elsewhere, has a subscription to the queue."""
+        if any(queue in channel._active_queues for channel in self.channels):
+            return True
+        now, own = self.couchdb.clock.now(), self._consumer and self._consumer.id
+        return any(queue in (row['doc'].get('queues') or ()) and row['doc'].get('expires', 0) > now
+                   for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own and row.get('doc'))
+
+    def left(self, queue: str) -> None:
+        """A consumer of the queue was cancelled: if the queue is temporary and that was the last one, delete it."""
+        if queue not in self.temporary:
+            return
+        try:
+            if not self.used(queue):
+                self.temporary.discard(queue)
+                self.listener.unbind(queue)
+                self.store.purge(queue)
+                self.topology.delete_queue(queue)
+        except CouchDBError as exc:
+            logger.warning('queue %r could not be removed and is left to its expiry: %s', queue, exc)

@@ -1,0 +1,141 @@
+"""What one queue is known to hold that could be claimed: read ahead from the view, or told by the feed.
+
+No message that is planned for later is kept here, only the date of the next one. Where several consumers serve a queue,
+each item has one that goes first (`workitem.turn`); the others look at it again before they try it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import workitem
+from .client import Document
+from .store import HORIZON, Store
+
+__all__ = ['Window']
+
+#: How long a consumer leaves a new item to each of those that go before it, in seconds.
+_STAGGER = 0.03
+
+#: How old what was read from a longer queue may be, in seconds: a message of higher priority waits no longer than this.
+_MAX_AGE = 1.0
+
+#: How many items are read at first, and at least; who takes them fast reads more at a time.
+_LEAST = 128
+
+#: How long what was read from the view counts as fresh, in seconds; older, somebody else's share of it is likely gone.
+_FRESH = 0.1
+
+
+@dataclass(order=True)
+class _Candidate:
+    order: tuple[int, int, float, str]
+    at: float = field(compare=False)  # not before this monotonic time
+    doc: Document | None = field(compare=False, default=None)  # None: to be read before it is claimed
+
+    @property
+    def foreign(self) -> bool:
+        return self.order[1] > 0
+
+
+class Window:
+    """The candidates of one queue, next first."""
+
+    def __init__(self, store: Store, queue: str, read_ahead: int) -> None:
+        self._store, self._queue, self._read_ahead = store, queue, read_ahead
+        self._candidates: dict[str, _Candidate] = {}
+        self._read_at = float('-inf')
+        self._taken = 0
+        #: Whether the view may hold more than this window knows.
+        self.dirty = True
+        #: When the next item that is planned for later is due: the server's time, or None.
+        self.next_due: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the view should be read before anything more is claimed."""
+        return self.dirty and (not self._candidates or time.monotonic() - self._read_at > _MAX_AGE)
+
+    def refill(self, position: int, members: int) -> None:
+        """Read the view, for the consumer at `position` of `members`; `dirty` tells whether it holds still more."""
+        alone = members <= 1
+        limit = min(self._read_ahead, max(_LEAST * members, 4 * self._taken))
+        rows = self._store.ready(self._queue, limit, docs=alone)
+        self._candidates, self._taken, self._read_at = {}, 0, time.monotonic()
+        for row in rows:
+            doc = row.get('doc') if alone else None
+            if doc is not None or not alone:
+                self._add(row['id'], int(row['key'][1]), float(row['key'][2]), doc, position, members, 0.0)
+        self.dirty = len(rows) >= limit
+        if not self.dirty:
+            self.next_due = self._store.next_due(self._queue, self._store.client.clock.now() + HORIZON)
+
+    def offer(self, doc: Document, position: int, members: int) -> None:
+        """Take in an item that the feed told of."""
+        date = doc.get('date')
+        if isinstance(date, (int, float)) and date > self._store.client.clock.now() + HORIZON:
+            self.next_due = date if self.next_due is None else min(date, self.next_due)
+            return
+        rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST
+        key = date if date is not None else doc.get('published')
+        self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, doc, position, members, _STAGGER)
+
+    def take(self, count: int) -> list[Document]:
+        """Return up to `count` documents to be claimed now, next first; they are no candidates any more."""
+        now, taken = time.monotonic(), list[Document]()
+        stale = now - self._read_at > _FRESH
+        while len(taken) < count and self._candidates:
+            eligible = sorted(c for c in self._candidates.values() if c.at <= now and not (self.dirty and stale and c.foreign))
+            chosen = eligible[:count - len(taken)]
+            if not chosen:
+                break
+            for candidate in chosen:
+                del self._candidates[candidate.order[3]]
+            unread = [c for c in chosen if c.doc is None]
+            for candidate, doc in zip(unread, self._store.client.fetch([c.order[3] for c in unread]), strict=True):
+                candidate.doc = doc
+            for doc in (c.doc for c in chosen if c.doc):
+                if doc.get('claimed') or doc.get('status') or doc.get('_deleted'):
+                    continue
+                date = doc.get('date')
+                if isinstance(date, (int, float)) and date > self._store.client.clock.now():
+                    self._later(doc, date)
+                else:
+                    taken.append(doc)
+        self._taken += len(taken)
+        return taken
+
+    def clear(self) -> None:
+        """Forget everything: it must be read anew."""
+        self._candidates, self.dirty, self.next_due = {}, True, None
+
+    def wake_at(self) -> float | None:
+        """Return the monotonic time at which something may become claimable without news, or None."""
+        times = [c.at for c in self._candidates.values()]
+        if self.next_due is not None:
+            times.append(time.monotonic() + self.next_due - self._store.client.clock.now())
+        return min(times, default=None)
+
+    def check_due(self) -> None:
+        """Mark the window dirty if what was planned for later is due by now."""
+        if self.next_due is not None and self.next_due <= self._store.client.clock.now():
+            self.next_due, self.dirty = None, True
+
+    def _later(self, doc: Document, date: float) -> None:
+        wait = date - self._store.client.clock.now()
+        order = (workitem.rank(doc['priority']), 0, date, doc['_id'])
+        self._candidates[doc['_id']] = _Candidate(order, time.monotonic() + max(wait, 0.0), doc)
+
+    def _add(self, doc_id: str, rank: int, date: float, doc: Document | None,
+             position: int, members: int, stagger: float) -> None:
+        turn = workitem.turn(doc_id, position, members)
+        at = time.monotonic() + turn * stagger
+        due: Any = doc.get('date') if doc else None
+        if isinstance(due, (int, float)):
+            at = max(at, time.monotonic() + due - self._store.client.clock.now())
+        self._candidates[doc_id] = _Candidate((rank, turn, date, doc_id), at, None if turn and stagger else doc)

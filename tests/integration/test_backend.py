@@ -1,0 +1,558 @@
+"""The result backend on a server, used as Celery uses it."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import requests
+from celery import Celery, chain, chord, group, states
+from celery.app.task import Context
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import TaskRevokedError, TimeoutError
+from requests.adapters import HTTPAdapter
+
+from celery_couchdb.backend import CouchDBBackend
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import AccessDenied, DatabaseMissing
+
+
+def app_of(url: str, **conf: Any) -> Celery:
+    app = Celery('test', set_as_current=False, broker='memory://', backend=url)
+    app.conf.update(conf)
+    return app
+
+
+@pytest.fixture
+def backend(url: str, client: Client) -> CouchDBBackend:
+    """The backend of a new app; its database exists."""
+    return app_of(url).backend
+
+
+@pytest.fixture
+def task_id() -> str:
+    return str(uuid.uuid4())
+
+
+@pytest.fixture
+def requests_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Returns the HTTP methods of the requests that a call makes."""
+    sent: list[str] = []
+    send = HTTPAdapter.send
+
+    def counted(self: HTTPAdapter, request: Any, **kwargs: Any) -> Any:
+        sent.append(request.method)
+        return send(self, request, **kwargs)
+
+    monkeypatch.setattr(HTTPAdapter, 'send', counted)
+
+    def requests_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[str]:
+        sent.clear()
+        function(*args, **kwargs)
+        return list(sent)
+
+    return requests_of
+
+
+# -- one result
+
+
+def test_success_as_a_person_reads_it(backend: CouchDBBackend, client: Client, task_id: str) -> None:
+    backend.mark_as_done(task_id, {'sum': 3, '_id': 'x'})
+    doc = client.get(f'celery-task-meta-{task_id}')
+    del doc['_rev']
+    date_done = doc['value'].pop('date_done')
+    assert abs((datetime.now(timezone.utc) - datetime.fromisoformat(date_done)).total_seconds()) < 3600
+    assert doc == {
+        '_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'SUCCESS',
+        'value': {'status': 'SUCCESS', 'result': {'sum': 3, '_id': 'x'}, 'traceback': None, 'children': None,
+                  'task_id': task_id},
+    }
+
+
+def test_success(backend: CouchDBBackend, url: str, task_id: str) -> None:
+    backend.mark_as_done(task_id, {'sum': 3})
+    result = app_of(url).AsyncResult(task_id)
+    assert result.get(timeout=1) == {'sum': 3}
+    assert result.state == states.SUCCESS
+    assert result.successful()
+
+
+def test_unknown_task_is_pending(backend: CouchDBBackend, task_id: str) -> None:
+    result = backend.app.AsyncResult(task_id)
+    assert result.state == states.PENDING
+    assert result.result is None
+    with pytest.raises(TimeoutError):
+        result.get(timeout=0.01, interval=0.01)
+
+
+def test_failure(backend: CouchDBBackend, task_id: str) -> None:
+    backend.mark_as_failure(task_id, KeyError('no such thing'), traceback='Traceback: …')
+    result = backend.app.AsyncResult(task_id)
+    with pytest.raises(KeyError, match='no such thing'):
+        result.get(timeout=1)
+    assert result.state == states.FAILURE
+    assert result.traceback == 'Traceback: …'
+
+
+def test_retry_started_and_custom_states(backend: CouchDBBackend, task_id: str) -> None:
+    result = backend.app.AsyncResult(task_id)
+    backend.mark_as_started(task_id, pid=1, hostname='me')
+    assert (result.state, result.info) == (states.STARTED, {'pid': 1, 'hostname': 'me'})
+    backend.mark_as_retry(task_id, ValueError('again'), traceback='…')
+    assert result.state == states.RETRY
+    assert isinstance(result.info, ValueError)
+    backend.store_result(task_id, {'done': 50}, 'PROGRESS')
+    assert (result.state, result.info) == ('PROGRESS', {'done': 50})
+    backend.mark_as_done(task_id, 'end')
+    assert (result.state, result.info) == (states.SUCCESS, 'end')
+
+
+def test_revoked(backend: CouchDBBackend, task_id: str) -> None:
+    backend.mark_as_revoked(task_id, 'expired')
+    with pytest.raises(TaskRevokedError, match='expired'):
+        backend.app.AsyncResult(task_id).get(timeout=1)
+
+
+def test_failed_task_may_succeed_when_it_runs_again(backend: CouchDBBackend, task_id: str) -> None:
+    backend.mark_as_failure(task_id, ValueError('first run'))
+    backend.mark_as_done(task_id, 'second run')
+    assert backend.get_result(task_id) == 'second run'
+
+
+def test_forget(backend: CouchDBBackend, client: Client, task_id: str) -> None:
+    backend.mark_as_done(task_id, 1)
+    result = backend.app.AsyncResult(task_id)
+    assert result.get(timeout=1) == 1
+    result.forget()
+    assert client.fetch([f'celery-task-meta-{task_id}']) == [None]
+    assert backend.app.AsyncResult(task_id).state == states.PENDING
+    result.forget()
+    backend.mark_as_done(task_id, 2)
+    assert backend.app.AsyncResult(task_id).get(timeout=1) == 2
+
+
+def test_ignored_result_is_not_stored(backend: CouchDBBackend, client: Client, task_id: str) -> None:
+    backend.mark_as_done(task_id, 1, request=Context({'id': task_id, 'ignore_result': True}))
+    assert client.fetch([f'celery-task-meta-{task_id}']) == [None]
+
+
+def test_extended_result(url: str, client: Client, task_id: str) -> None:
+    backend = app_of(url, result_extended=True).backend
+    request = Context({'id': task_id, 'task': 'proj.add', 'args': [1, 2], 'kwargs': {'_x': None}, 'hostname': 'w@h',
+                       'retries': 2, 'delivery_info': {'routing_key': 'fast'}, 'group': 'g', 'parent_id': 'p',
+                       'children': [backend.app.AsyncResult('child')]})
+    backend.mark_as_done(task_id, 3, request=request)
+    value = client.get(f'celery-task-meta-{task_id}')['value']
+    assert (value['name'], value['args'], value['kwargs']) == ('proj.add', [1, 2], {'_x': None})
+    result = app_of(url).AsyncResult(task_id)
+    assert (result.name, result.args, result.kwargs) == ('proj.add', [1, 2], {'_x': None})
+    assert (result.worker, result.retries, result.queue) == ('w@h', 2, 'fast')
+    assert [child.id for child in result.children] == ['child']
+
+
+@pytest.mark.parametrize('task_id', ['a/b?c#d', 'ü 😀', '..', '100%25', '_x', '"'])
+def test_odd_task_ids(backend: CouchDBBackend, task_id: str) -> None:
+    backend.mark_as_done(task_id, task_id)
+    assert dict(backend.get_many([task_id], timeout=1))[task_id]['result'] == task_id
+    backend._cache.clear()
+    assert backend.get_result(task_id) == task_id
+    backend.forget(task_id)
+    assert backend.get_state(task_id) == states.PENDING
+
+
+def test_global_keyprefix(url: str, client: Client, task_id: str) -> None:
+    backend = app_of(url, result_backend_transport_options={'global_keyprefix': 'blue'}).backend
+    backend.mark_as_done(task_id, 1)
+    assert client.get(f'blue_celery-task-meta-{task_id}')['type'] == 'Result'
+    assert app_of(url).backend.get_state(task_id) == states.PENDING
+    group_id = task_id
+    backend.app.GroupResult(group_id, [backend.app.AsyncResult(task_id)]).save()
+    assert client.get(f'blue_celery-taskset-meta-{group_id}')['type'] == 'Group'
+
+
+# -- values come back as they were
+
+
+@pytest.mark.parametrize('serializer', ['json', 'pickle', 'yaml', 'msgpack'])
+@pytest.mark.parametrize('value', [
+    None, 0, 2**53 - 1, -(2**53), 10**40, 0.1, 2.0, 1e300, 1.5e-310, math.inf, '', 'ü😀\x00', [[[]]],
+    {'': 2, '_attachments': {'a': 1}, '_id': 1, '_rev': '1-x'}, {'__proto__': {'a': 1}}, {'a': 2.0},
+    {'constructor': {'toString': 1}}, '__type__', {'__type__': 'x'},
+])
+def test_round_trip(url: str, client: Client, task_id: str, serializer: str, value: Any) -> None:
+    if serializer == 'msgpack':
+        pytest.importorskip('msgpack')
+        if value in (10**40,):
+            pytest.skip('msgpack has 64 bits')
+    if serializer == 'yaml':
+        pytest.importorskip('yaml')
+    backend = app_of(url, result_serializer=serializer, accept_content=[serializer]).backend
+    backend.mark_as_done(task_id, value)
+    backend._cache.clear()
+    for back in (backend.get_result(task_id), dict(backend.get_many([task_id], timeout=1))[task_id]['result']):
+        assert back == value
+        assert repr(back) == repr(value)
+
+
+@pytest.mark.parametrize('value', [
+    math.nan, '\ud800', datetime(2026, 1, 2, tzinfo=timezone.utc), Decimal('1.10'), b'\xff',
+])
+def test_round_trip_of_what_json_has_not(backend: CouchDBBackend, client: Client, task_id: str, value: Any) -> None:
+    backend.mark_as_done(task_id, [value])
+    assert repr(backend.get_result(task_id)) == repr([value])
+    assert client.get(f'celery-task-meta-{task_id}')['status'] == 'SUCCESS'
+
+
+def test_one_odd_result_does_not_spoil_the_others(backend: CouchDBBackend) -> None:
+    backend.mark_as_done('good', 1)
+    backend.mark_as_done('odd', {'__type__': 'unheard of', '__value__': 1})
+    assert len(backend.mget(['celery-task-meta-good', 'celery-task-meta-odd'])) == 2
+
+
+def test_pickle_keeps_exceptions_and_sets(url: str, client: Client, task_id: str) -> None:
+    backend = app_of(url, result_serializer='pickle', accept_content=['pickle']).backend
+    backend.mark_as_done(task_id, {1, 2})
+    assert backend.get_result(task_id) == {1, 2}
+    doc = client.get(f'celery-task-meta-{task_id}')
+    assert (doc['status'], doc['content_type']) == ('SUCCESS', 'application/x-python-serialize')
+    failed = str(uuid.uuid4())
+    backend.mark_as_failure(failed, OSError(2, 'gone'))
+    with pytest.raises(OSError, match='gone'):
+        backend.app.AsyncResult(failed).get(timeout=1)
+
+
+def test_compressed_results(url: str, client: Client, task_id: str) -> None:
+    app = app_of(url, result_compression='gzip')
+    app.backend.mark_as_done(task_id, 'x' * 10_000)
+    app.backend._cache.clear()
+    assert app.backend.get_result(task_id) == 'x' * 10_000
+    if hasattr(app.backend, 'compression'):  # since Celery 5.7
+        assert len(client.get(f'celery-task-meta-{task_id}')['base64']) < 1_000
+
+
+def test_document_of_celerys_own_backend(backend: CouchDBBackend, client: Client, task_id: str) -> None:
+    client.put({'_id': f'celery-task-meta-{task_id}', 'value': '{"status": "SUCCESS", "result": 3, "children": []}'})
+    assert backend.get_result(task_id) == 3
+
+
+# -- many results
+
+
+def test_join_native_and_iterate(backend: CouchDBBackend) -> None:
+    results = [backend.app.AsyncResult(str(uuid.uuid4())) for _ in range(30)]
+    for number, result in enumerate(results):
+        backend.mark_as_done(result.id, number)
+    many = backend.app.ResultSet(results)
+    assert many.supports_native_join
+    assert many.get(timeout=5) == list(range(30))
+    backend._cache.clear()
+    assert {meta['result'] for _, meta in many.iter_native(timeout=5)} == set(range(30))
+    backend._cache.clear()
+    assert many.join(timeout=5) == list(range(30))
+
+
+def test_get_many_waits_for_the_last(backend: CouchDBBackend, url: str) -> None:
+    ids = [str(uuid.uuid4()) for _ in range(3)]
+    for task_id in ids[:2]:
+        backend.mark_as_done(task_id, 1)
+    backend.mark_as_started(ids[2])
+    late = threading.Timer(0.2, app_of(url).backend.mark_as_failure, (ids[2], ValueError('late')))
+    late.start()
+    many = dict(backend.get_many(ids, interval=0.02, timeout=60))
+    late.join()
+    assert [many[task_id]['status'] for task_id in ids] == ['SUCCESS', 'SUCCESS', 'FAILURE']
+
+
+def test_get_many_times_out(backend: CouchDBBackend, task_id: str) -> None:
+    with pytest.raises(TimeoutError):
+        list(backend.get_many([task_id], timeout=0.01, interval=0.01))
+
+
+def test_group_result(backend: CouchDBBackend, client: Client, url: str) -> None:
+    app = backend.app
+    saved = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult('a'), app.GroupResult('g', [app.AsyncResult('b')])])
+    saved.save()
+    doc = client.get(f'celery-taskset-meta-{saved.id}')
+    assert doc['type'] == 'Group'
+    assert doc['value']['result'][0][0] == saved.id
+
+    other = app_of(url)
+    assert other.GroupResult.restore(saved.id) == saved
+    saved.save()  # saving it once more is not an error
+    other.GroupResult.restore(saved.id).delete()
+    assert client.fetch([doc['_id']]) == [None]
+    assert other.GroupResult.restore(saved.id) is None
+
+
+# -- writers that meet
+
+
+def test_late_states_do_not_overwrite_success(backend: CouchDBBackend, url: str, task_id: str) -> None:
+    late = app_of(url).backend
+    backend.mark_as_done(task_id, 'first')
+    late.mark_as_started(task_id)
+    late.mark_as_retry(task_id, ValueError('late'))
+    late.mark_as_failure(task_id, ValueError('late'))
+    late.mark_as_done(task_id, 'second')
+    late._cache.clear()
+    assert (late.get_state(task_id), late.get_result(task_id)) == (states.SUCCESS, 'first')
+
+
+def test_success_between_reading_and_writing(backend: CouchDBBackend, url: str, task_id: str,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    other = app_of(url).backend
+    backend.mark_as_started(task_id)
+    get = backend.client.get
+
+    def get_then_lose(doc_id: str) -> Any:
+        doc = get(doc_id)
+        monkeypatch.undo()
+        other.mark_as_done(task_id, 'won')
+        return doc
+
+    monkeypatch.setattr(backend.client, 'get', get_then_lose)
+    backend.mark_as_failure(task_id, ValueError('lost'))
+    assert (backend.get_state(task_id), backend.get_result(task_id)) == (states.SUCCESS, 'won')
+
+
+def test_forgotten_between_reading_and_writing(backend: CouchDBBackend, url: str, task_id: str,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    other = app_of(url).backend
+    backend.mark_as_started(task_id)
+    get = backend.client.get
+
+    def get_then_lose(doc_id: str) -> Any:
+        doc = get(doc_id)
+        monkeypatch.undo()
+        other.forget(task_id)
+        return doc
+
+    monkeypatch.setattr(backend.client, 'get', get_then_lose)
+    backend.mark_as_done(task_id, 'stored')
+    assert backend.get_result(task_id) == 'stored'
+
+
+def test_changed_between_reading_and_deleting(backend: CouchDBBackend, client: Client, url: str, task_id: str,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    other = app_of(url).backend
+    backend.mark_as_started(task_id)
+    get = backend.client.get
+
+    def get_then_lose(doc_id: str) -> Any:
+        doc = get(doc_id)
+        monkeypatch.undo()
+        other.mark_as_done(task_id, 'changed')
+        return doc
+
+    monkeypatch.setattr(backend.client, 'get', get_then_lose)
+    backend.forget(task_id)
+    assert client.fetch([f'celery-task-meta-{task_id}']) == [None]
+
+
+def test_writers_at_once(backend: CouchDBBackend, task_id: str) -> None:
+    writes = [
+        lambda: backend.mark_as_started(task_id),
+        lambda: backend.mark_as_retry(task_id, ValueError('again')),
+        lambda: backend.mark_as_failure(task_id, ValueError('failed')),
+        lambda: backend.mark_as_done(task_id, 'done'),
+        lambda: backend.store_result(task_id, {'done': 1}, 'PROGRESS'),
+    ]
+    for _ in range(10):
+        start, failed = threading.Barrier(len(writes)), []
+
+        def run(write: Callable[[], Any], start: threading.Barrier = start, failed: list[Any] = failed) -> None:
+            start.wait()
+            try:
+                write()
+            except Exception as exc:
+                failed.append(exc)
+
+        threads = [threading.Thread(target=run, args=(write,)) for write in writes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert backend.get_task_meta(task_id, cache=False)['result'] == 'done'
+        backend.forget(task_id)
+
+
+def test_two_apps_save_the_same_group(backend: CouchDBBackend, url: str, task_id: str) -> None:
+    for app in (backend.app, app_of(url)):
+        app.GroupResult(task_id, [app.AsyncResult('a')]).save()
+    assert len(app_of(url).GroupResult.restore(task_id)) == 1
+
+
+def _store_in_child(backend: CouchDBBackend, task_id: str) -> None:
+    backend.mark_as_done(task_id, 'from the child')
+
+
+def test_forked_child_uses_connections_of_its_own(backend: CouchDBBackend, task_id: str) -> None:
+    backend.mark_as_started(task_id)
+    child = multiprocessing.get_context('fork').Process(target=_store_in_child, args=(backend, task_id))
+    child.start()
+    for _ in range(20):
+        assert backend.get_state(task_id) in (states.STARTED, states.SUCCESS)
+    child.join()
+    assert child.exitcode == 0
+    assert backend.get_result(task_id) == 'from the child'
+
+
+# -- what it costs
+
+
+def test_requests(backend: CouchDBBackend, task_id: str, requests_of: Callable[..., list[str]]) -> None:
+    other = str(uuid.uuid4())
+    assert requests_of(backend.mark_as_done, task_id, 1) == ['PUT']
+    assert requests_of(backend.mark_as_started, other) == ['PUT']
+    assert requests_of(backend.mark_as_done, other, 1) == ['PUT', 'GET', 'PUT']
+    assert requests_of(backend.mark_as_retry, other, ValueError()) == ['PUT', 'GET']
+    assert requests_of(backend.get_task_meta, task_id) == ['GET']
+    assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == ['POST']
+    assert requests_of(backend.forget, task_id) == ['GET', 'PUT']
+    assert requests_of(backend.forget, task_id) == ['GET']
+
+
+# -- the database
+
+
+def test_database_is_created_when_it_is_first_needed(url: str, database: str, server: Any, task_id: str,
+                                                     requests_of: Callable[..., list[str]]) -> None:
+    backend = app_of(url).backend
+    with pytest.raises(DatabaseMissing):
+        server.client(database).sequence()
+    assert requests_of(backend.mark_as_done, task_id, 1) == ['PUT', 'PUT', 'PUT']
+    assert backend.get_result(task_id) == 1
+    assert requests_of(backend.mark_as_done, str(uuid.uuid4()), 1) == ['PUT']
+
+
+@pytest.mark.parametrize('use', [
+    lambda app, task_id: app.backend.get_state(task_id),
+    lambda app, task_id: app.backend.mget([f'celery-task-meta-{task_id}']),
+    lambda app, task_id: app.backend.forget(task_id),
+    lambda app, task_id: app.GroupResult.restore(task_id),
+    lambda app, task_id: app.GroupResult(task_id, [app.AsyncResult('a')]).save(),
+])
+def test_any_use_creates_the_database(url: str, database: str, server: Any, task_id: str,
+                                      use: Callable[..., Any]) -> None:
+    use(app_of(url), task_id)
+    assert server.client(database).sequence() is not None
+
+
+def test_database_deleted_in_between(backend: CouchDBBackend, client: Client, task_id: str) -> None:
+    backend.mark_as_done(task_id, 1)
+    client.delete()
+    backend.mark_as_done(task_id, 2)
+    assert backend.get_result(task_id) == 2
+    client.delete()
+    assert backend.get_task_meta(task_id, cache=False)['status'] == states.PENDING
+
+
+def test_wrong_password_is_named_and_not_told(server: Any, database: str, client: Client, task_id: str) -> None:
+    backend = app_of(server.couchdb_url(database, password='wrong-secret')).backend
+    with pytest.raises(AccessDenied, match=f'refused user \'{server.user}\'.*check the user, password') as caught:
+        backend.mark_as_done(task_id, 1)
+    assert 'wrong-secret' not in str(caught.value)
+    with pytest.raises(AccessDenied):
+        backend.get_state(task_id)
+
+
+ODD = 'p@:/?#[]%&=+ ;ü"\\'
+
+
+@pytest.fixture
+def member(server: Any, apache_couchdb: bool) -> Iterator[str]:
+    """The name of a user without rights, whose password is `ODD`."""
+    if not apache_couchdb:
+        pytest.skip('the embedded server has one user')
+    name = f'ü@/{uuid.uuid4().hex[:8]}'
+    where = f'{server.url}/_users/org.couchdb.user:{quote(name, safe="")}'
+    made = requests.put(where, json={'name': name, 'password': ODD, 'roles': [], 'type': 'user'}, timeout=60)
+    made.raise_for_status()
+    yield name
+    requests.delete(where, params={'rev': made.json()['rev']}, timeout=60).raise_for_status()
+
+
+def test_member_with_an_odd_password(server: Any, database: str, client: Client, member: str, task_id: str) -> None:
+    client.request('PUT', '/_security', body={'members': {'names': [member]}})
+    backend = app_of(server.couchdb_url(database, member, ODD)).backend
+    backend.mark_as_done(task_id, 1)
+    assert backend.get_result(task_id) == 1
+
+
+def test_member_may_not_create_the_database(server: Any, database: str, member: str, task_id: str) -> None:
+    backend = app_of(server.couchdb_url(database, member, ODD)).backend
+    with pytest.raises(AccessDenied, match=r'the database does not exist and user .* may not create it'):
+        backend.mark_as_done(task_id, 1)
+
+
+# -- a worker
+
+
+@pytest.fixture
+def working(url: str) -> Iterator[Celery]:
+    """An app whose tasks a worker in this process runs."""
+    app = app_of(url, task_track_started=True, result_extended=True, broker_transport_options={'polling_interval': 0.02})
+
+    @app.task(name='add', shared=False)
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @app.task(name='total', shared=False)
+    def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    @app.task(name='fail', shared=False)
+    def fail() -> None:
+        raise LookupError('nothing there')
+
+    @app.task(name='again', shared=False, bind=True)
+    def again(self: Any) -> Any:
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+        self.update_state(state='PROGRESS', meta={'done': 1})
+        return self.AsyncResult(self.request.id).info
+
+    @app.task(name='too_large', shared=False)
+    def too_large() -> str:
+        return 'x' * 9_000_000
+
+    with start_worker(app, pool='solo', perform_ping_check=False, shutdown_timeout=60):
+        yield app
+
+
+def test_worker(working: Celery) -> None:
+    add, again, fail = (working.tasks[name] for name in ('add', 'again', 'fail'))
+    assert add.delay(1, 2).get(timeout=60, interval=0.05) == 3
+    assert again.delay().get(timeout=60, interval=0.05) == {'done': 1}
+    failed = fail.delay()
+    with pytest.raises(LookupError, match='nothing there'):
+        failed.get(timeout=60, interval=0.05)
+    assert 'nothing there' in failed.traceback
+    assert failed.name == 'fail'
+    chained = chain(add.s(1, 2), add.s(3))()
+    assert chained.get(timeout=60, interval=0.05) == 6
+    assert chained.parent.get(timeout=60) == 3
+    assert chained.parent.children == [chained]
+    assert group(add.s(i, i) for i in range(5))().get(timeout=60, interval=0.05) == [0, 2, 4, 6, 8]
+
+
+def test_worker_runs_a_chord(working: Celery) -> None:
+    add, total = working.tasks['add'], working.tasks['total']
+    assert chord(add.s(i, i) for i in range(5))(total.s()).get(timeout=60, interval=0.05) == 20
+
+
+def test_result_that_is_too_large_is_a_failure(working: Celery, apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server has no limit')
+    with pytest.raises(Exception, match='more than the server takes'), pytest.warns(RuntimeWarning):
+        working.tasks['too_large'].delay().get(timeout=60, interval=0.05)

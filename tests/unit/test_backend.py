@@ -1,0 +1,225 @@
+"""The result backend without a server: its URLs, what they give away, and the form of a document."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.serialization import dumps, loads
+
+from celery_couchdb.backend import CouchDBBackend, address_of, pack, unpack
+from kombu_couchdb.address import Address
+from kombu_couchdb.errors import (
+    AccessDenied,
+    ConfigurationError,
+    Conflict,
+    CouchDBError,
+    DatabaseMissing,
+    NotFound,
+    ServerUnavailable,
+)
+
+ODD = 'p@:/?#[]%&=+ ;ü"\\'
+QUOTED = 'p%40%3A%2F%3F%23%5B%5D%25%26%3D%2B%20%3B%C3%BC%22%5C'
+
+
+def app_of(url: str, **conf: Any) -> Celery:
+    app = Celery('test', set_as_current=False, broker='memory://', backend=url)
+    app.conf.update(conf)
+    return app
+
+
+# -- URLs
+
+
+@pytest.mark.parametrize('scheme', ['couchdb', 'couchdbs'])
+def test_entry_point_names_this_backend(scheme: str) -> None:
+    assert type(app_of(f'{scheme}://host').backend) is CouchDBBackend
+
+
+@pytest.mark.parametrize(('url', 'address'), [
+    ('couchdb://', Address('localhost', 5984, 'celery_results')),
+    ('couchdb://host', Address('host', 5984, 'celery_results')),
+    ('couchdb://host/', Address('host', 5984, 'celery_results')),
+    ('couchdb://user@host:1/db', Address('host', 1, 'db', 'user')),
+    ('couchdb://user:pw@host:1/a%2Fb', Address('host', 1, 'a/b', 'user', 'pw')),
+    ('couchdb://user:pw@[::1]/db', Address('::1', 5984, 'db', 'user', 'pw')),
+    ('couchdbs://host', Address('host', 6984, 'celery_results', tls=True)),
+    ('couchdbs://host:443/db', Address('host', 443, 'db', tls=True)),
+    ('couchdbs://host/db?ssl_ca_certs=/ca.pem', Address('host', 6984, 'db', tls=True, verify='/ca.pem')),
+    ('couchdbs://host/db?ssl_cert_reqs=none', Address('host', 6984, 'db', tls=True, verify=False)),
+    (f'couchdb://{QUOTED}:{QUOTED}@host/db', Address('host', 5984, 'db', ODD, ODD)),
+])
+def test_url(url: str, address: Address) -> None:
+    assert address_of(url) == address
+
+
+@pytest.mark.parametrize('url', [
+    'couchdb://user:secret/word@host/db',   # what follows the colon would be the port
+    'couchdb://user:5984/secret@host/db',   # here it is one, and the host is 'user'
+    'couchdb://user:5984#secret@host/db',
+    'couchdb://user:5984?secret@host/db',
+    'couchdb://user:[secret@host/db',
+    'couchdb://user:secret@host:port/db',
+    'couchdb://user:secret@host/Upper',
+    'couchdbs://user:secret@host/db?ssl_ca_certs=/ca.pem&ssl_cert_reqs=perhaps',
+    'couchdbs://user:secret@host/db?ssl_cacert=/ca.pem',
+    'couchdb://user:secret@host/db?timeout=3',
+    'https://user:secret@host/db',          # what Celery makes of couchdb+https://…
+])
+def test_bad_url_is_refused_without_quoting_the_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        address_of(url)
+    assert 'secret' not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+def test_couchdb_plus_https_is_not_taken_for_plain_http() -> None:
+    with pytest.raises(ConfigurationError, match='couchdbs://'):
+        app_of('couchdb+https://user:secret@host/db').backend  # noqa: B018
+
+
+def test_password_is_masked() -> None:
+    url = f'couchdb://user:{QUOTED}@host:5984/db'
+    backend = app_of(url).backend
+    assert backend.as_uri() == 'couchdb://user:**@host:5984/db'
+    assert backend.as_uri(include_password=True) == url
+    for text in (repr(backend), repr(backend.client), repr(backend.client.address), backend.client.address.url):
+        assert ODD not in text
+        assert QUOTED not in text
+
+
+def test_backend_can_be_pickled() -> None:
+    app = app_of('couchdb://user:pw@host/db')
+    app.set_current()
+    try:
+        copy = pickle.loads(pickle.dumps(app.backend))
+    finally:
+        app.close()
+        Celery('other').set_current()
+    assert copy.client.address == app.backend.client.address
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(('error', 'again'), [
+    (ServerUnavailable(), True), (DatabaseMissing(), True),
+    (AccessDenied(), False), (Conflict(), False), (NotFound(), False), (CouchDBError(), False), (OSError(), False),
+])
+def test_celery_may_retry_what_may_pass(error: Exception, again: bool) -> None:
+    assert app_of('couchdb://host').backend.exception_safe_to_retry(error) is again
+
+
+def test_always_retry_tries_again() -> None:
+    app = app_of('couchdb://host', result_backend_always_retry=True, result_backend_base_sleep_between_retries_ms=1)
+    answers = iter([ServerUnavailable('no'), ServerUnavailable('no'), NotFound('no')])
+
+    def get(doc_id: str) -> Any:
+        raise next(answers)
+
+    app.backend.client.get = get
+    assert app.backend.get_task_meta('id') == {'status': 'PENDING', 'result': None}
+    assert next(answers, None) is None
+
+
+def test_write_gives_up_when_others_are_always_faster() -> None:
+    backend, tries = app_of('couchdb://host').backend, []
+
+    def put(doc: dict[str, Any]) -> str:
+        tries.append(doc)
+        raise Conflict('never')
+
+    backend.client.put = put
+    backend.client.get = lambda doc_id: {'_id': doc_id, '_rev': '1-a', 'status': 'STARTED'}
+    with pytest.raises(Conflict):
+        backend.store_result('id', 1, 'SUCCESS')
+    assert len(tries) == 10
+    tries.clear()
+    with pytest.raises(Conflict):
+        backend.forget('id')
+    assert len(tries) == 10
+
+
+def test_who_may_not_create_the_database_is_told_what_to_do() -> None:
+    backend = app_of('couchdb://user:secret@host/db').backend
+
+    def missing(doc_id: str) -> Any:
+        raise DatabaseMissing('no')
+
+    def create() -> None:
+        raise AccessDenied('no')
+
+    backend.client.get, backend.client.create = missing, create
+    with pytest.raises(AccessDenied, match=r"^http://host:5984/db: .* 'user' may not create it; have an "):
+        backend.get('key')
+
+
+# -- the document
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are equal with their types; NaN equals NaN, and 0.0 does not equal -0.0."""
+    return repr(a) == repr(b)
+
+
+@pytest.mark.parametrize('result', [
+    None, True, 0, -1, 2**53, -2**53, 10**400, 0.1, -1.5e300, 'ü😀\x00\n', '', [], {}, [1, [2, {'a': None}]],
+    {'_id': 1, '_rev': '2', '_deleted': True, '_attachments': {}, '_x': {'_y': 3}},
+    2.0, -0.0, 1e300, 5e-324, math.nan, math.inf, -math.inf, [{'a': [math.nan]}],
+    '\ud800', {'\udfff': 1}, '\\ud800', '\ud83d \ude00',
+    {'__proto__': {'a': 1}}, '__type__', {'__type__': 1}, b'\xff', b'bytes',
+    datetime(2026, 1, 2, 3, tzinfo=timezone.utc), 'NaN', '1e400', {'2': 1, '1': 2}, 0.30000000000000004,
+])
+@pytest.mark.parametrize('serializer', ['json', 'pickle', 'msgpack', 'yaml'])
+def test_round_trip(result: Any, serializer: str) -> None:
+    if serializer != 'json':
+        pytest.importorskip({'pickle': 'pickle', 'msgpack': 'msgpack', 'yaml': 'yaml'}[serializer])
+    try:
+        content_type, encoding, payload = dumps({'status': 'SUCCESS', 'result': result}, serializer=serializer)
+    except Exception:
+        pytest.skip('Celery cannot encode it')
+
+    doc = pack(payload, content_type)
+    through = json.loads(json.dumps(doc, allow_nan=False))  # what the client does
+
+    back = unpack(through)
+    assert type(back) is type(payload)
+    decoded = [loads(p, content_type, encoding, accept=None, force=True) for p in (back, payload)]
+    assert same(*decoded)
+
+
+@pytest.mark.parametrize('result', [
+    None, True, -5, 2**40, 0.5, 'ü😀', '\\ud800', [1, 'a'], {'_id': 1, '_rev': 2}, {'a': {'b': [0.25]}},
+])
+def test_plain_results_are_readable_members(result: Any) -> None:
+    _, _, payload = dumps({'status': 'SUCCESS', 'result': result}, serializer='json')
+    assert pack(payload, 'application/json') == {'value': {'status': 'SUCCESS', 'result': result}}
+
+
+@pytest.mark.parametrize('result', [
+    2**53, 2.0, -0.0, 5e-324, math.nan, math.inf, '\ud800', b'bytes', {'__proto__': 1},
+    {'__type__': 'no', '__value__': 1},
+])
+def test_what_a_server_might_change_stays_text(result: Any) -> None:
+    _, _, payload = dumps({'result': [result]}, serializer='json')
+    assert pack(payload, 'application/json') == {'value': payload, 'content_type': 'application/json'}
+
+
+def test_bytes_are_base64() -> None:
+    assert pack(b'\x80\x00', 'application/x-python-serialize') == {
+        'base64': 'gAA=', 'content_type': 'application/x-python-serialize'}
+
+
+def test_document_of_celerys_own_backend_can_be_read() -> None:
+    assert unpack({'_id': 'x', '_rev': '1-a', 'value': '{"status": "SUCCESS"}'}) == '{"status": "SUCCESS"}'
+
+
+def test_nothing_is_nothing() -> None:
+    assert unpack(None) is None
+    assert unpack({'_id': 'x', '_rev': '1-a'}) is None
