@@ -52,11 +52,11 @@ class Client:
 
     def get(self, doc_id: str, **params: Any) -> Document:
         """Return a document; *raises* `NotFound`."""
-        return cast(Document, self.request('GET', '/' + quote(doc_id, safe=''), params, repeat=True))
+        return cast(Document, self.request('GET', _path(doc_id), params, repeat=True))
 
     def put(self, doc: Document) -> str:
         """Write a document under its `_id` and return the new revision; *raises* `Conflict`."""
-        return cast(str, self.request('PUT', '/' + quote(doc['_id'], safe=''), body=doc)['rev'])
+        return cast(str, self.request('PUT', _path(doc['_id']), body=doc)['rev'])
 
     def bulk(self, docs: Sequence[Document]) -> list[Document]:
         """Write many documents in one request and return CouchDB's answer for each, in the same order.
@@ -211,6 +211,12 @@ class Client:
                     self._adapter = HTTPAdapter(pool_connections=2, pool_maxsize=_POOL)
                     self._pid = os.getpid()
         return self._adapter, self._settings
+
+
+def _path(doc_id: str) -> str:
+    # The slash after _design is part of the path, not of a name: CouchDB redirects if it is encoded.
+    prefix, slash, name = doc_id.rpartition('/') if doc_id.startswith(('_design/', '_local/')) else ('', '', doc_id)
+    return f'/{prefix}{slash}{quote(name, safe="")}'
 
 
 def _query(params: Mapping[str, Any] | None) -> str:
