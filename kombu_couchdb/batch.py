@@ -21,7 +21,7 @@ class PublishBatch:
     """Gathers documents until `max_size`, or until it is flushed. A batch that failed is of no more use."""
 
     def __init__(self, channel: Any, store: Store, broadcaster: Broadcaster, max_size: int) -> None:
-        self._channel, self._store, self._broadcaster, self._max_size = channel, store, broadcaster, max_size
+        self.channel, self._store, self._broadcaster, self._max_size = channel, store, broadcaster, max_size
         self._docs: list[Document] = []
         self._broadcasts: list[tuple[str, str, Document]] = []
         self._ended: str | None = None
@@ -30,7 +30,7 @@ class PublishBatch:
     def publish(self, message: Document, **kwargs: Any) -> None:
         """Add one message; *raises* `BatchPublishError` if that made a flush, and it failed."""
         self._check()
-        self._channel.basic_publish(message, _publish_batch=self, **kwargs)
+        self.channel.basic_publish(message, _publish_batch=self, **kwargs)
         if len(self._docs) + len(self._broadcasts) >= self._max_size:
             self.flush()
 

@@ -55,21 +55,21 @@ class QoS:
         """Acknowledge a message, or with `multiple` all that were delivered up to it."""
         for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
             self._tags.pop(tag, None)
-            self.channel.connection.consumer.ack(tag)
+            self.channel.connection.consumer.holdings.ack(tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Refuse a message: with `requeue` it is delivered again, else kept as a dead letter."""
         self._tags.pop(delivery_tag, None)
         if requeue:
-            self.channel.connection.consumer.release(delivery_tag)
+            self.channel.connection.consumer.holdings.release(delivery_tag)
         else:
-            self.channel.connection.consumer.bury(delivery_tag, 'rejected')
+            self.channel.connection.consumer.holdings.bury(delivery_tag, 'rejected')
 
     def restore_unacked(self) -> None:
         """Let everything unacknowledged be delivered again."""
         tags, self._tags = list(self._tags), {}
         for tag in tags:
-            self.channel.connection.consumer.release(tag)
+            self.channel.connection.consumer.holdings.release(tag)
 
     restore_unacked_once = restore_unacked
 
@@ -158,7 +158,7 @@ class Channel(virtual.Channel):
             if message is not None:
                 callback(message)
 
-        self.connection.consumer.subscribe(Subscription(consumer_tag, queue, bool(no_ack), self.credit, deliver))
+        self.connection.consumer.holdings.subscribe(Subscription(consumer_tag, queue, bool(no_ack), self.credit, deliver))
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Deliver nothing more to a consumer; what it was not handed yet goes back to its queue at once."""
@@ -167,13 +167,15 @@ class Channel(virtual.Channel):
         self._consumers.remove(consumer_tag)
         queue = self._tag_to_queue.pop(consumer_tag)
         self._active_queues.remove(queue)
-        self.connection.consumer.cancel(consumer_tag)
+        self.connection.consumer.holdings.cancel(consumer_tag)
         self.connection.left(queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
         delivery = self.connection.consumer.pull(queue, no_ack, self.credit)
-        return self._message(delivery) if delivery is not None else None
+        if delivery is None or not self.connection.consumer.holdings.hand_over(delivery):
+            return None
+        return self._message(delivery)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         """Acknowledge a message."""
@@ -193,7 +195,7 @@ class Channel(virtual.Channel):
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             logger.error('message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
             if not delivery.no_ack:
-                self.connection.consumer.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
+                self.connection.consumer.holdings.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
             return None
         if not delivery.no_ack:
             self.qos.append(message, delivery.tag)

@@ -94,16 +94,14 @@ class Client:
         """Return the point in `_changes` at which the database stands now."""
         return self.request('GET', '', repeat=True)['update_seq']
 
-    def open_changes(self, since: Any, selector: Document | None, limit: int, beat: float) -> requests.Response:
+    def open_changes(self, since: Any, selector: Document, limit: int, beat: float) -> requests.Response:
         """Open a longpoll on `_changes` that sends an empty line every `beat` seconds, and return it unread.
 
         The answer ends with the first change that `selector` admits (a filter in the server, native and cheap), its
-        document included. With PouchDB, which has no such filter, `selector` must be None.
+        document included.
         """
-        params = {'feed': 'longpoll', 'since': since, 'include_docs': True, 'limit': limit, 'heartbeat': int(beat * 1000)}
-        if selector is None:
-            return self._send('GET', '/_changes', params, None, beat * 2 + 2, stream=True)
-        params['filter'] = '_selector'
+        params = {'feed': 'longpoll', 'since': since, 'include_docs': True, 'limit': limit, 'heartbeat': int(beat * 1000),
+                  'filter': '_selector'}
         return self._send('POST', '/_changes', params, {'selector': selector}, beat * 2 + 2, stream=True)
 
     # -- the database
@@ -205,9 +203,9 @@ class Client:
                 if self._pid != os.getpid():
                     # Session.send() would read the environment and the cookies for every request: once is enough.
                     session = requests.Session()
-                    self._settings = session.merge_environment_settings(
+                    found = session.merge_environment_settings(
                         self.address.url, {}, False, self.address.verify, self.address.cert)
-                    del self._settings['stream']
+                    self._settings = {name: found[name] for name in ('verify', 'cert', 'proxies')}
                     self._adapter = HTTPAdapter(pool_connections=2, pool_maxsize=_POOL)
                     self._pid = os.getpid()
         return self._adapter, self._settings

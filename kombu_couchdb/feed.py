@@ -39,14 +39,14 @@ class Feed:
         self._client = client
         self._on_rows, self._on_error = on_rows, on_error
         self._wake = threading.Condition()
-        self._wanted: tuple[Any, dict[str, Any] | None] | None = None
+        self._wanted: tuple[Any, dict[str, Any]] | None = None
         self._turn = 0
         self._response: requests.Response | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def watch(self, since: Any, selector: dict[str, Any] | None) -> None:
+    def watch(self, since: Any, selector: dict[str, Any]) -> None:
         """Wait for changes after `since`; an earlier wait is given up."""
         with self._wake:
             self._interrupt()
@@ -96,7 +96,7 @@ class Feed:
                 if answer is not None and turn == self._turn:
                     self._on_rows(answer['results'], answer['last_seq'])
 
-    def _wait(self, since: Any, selector: dict[str, Any] | None, turn: int) -> dict[str, Any] | None:
+    def _wait(self, since: Any, selector: dict[str, Any], turn: int) -> dict[str, Any] | None:
         response = self._client.open_changes(since, selector, LIMIT, _BEAT)
         try:
             with self._wake:

@@ -40,7 +40,6 @@ class News:
         self.listener, self.members = listener, Members()
         self._client, self._routes, self._name = client, routes, name
         self._feed: Feed | None = None
-        self._native = True  # whether the server can filter the feed: Apache CouchDB can
         self._inbox: deque[tuple[list[Row], Any] | CouchDBError] = deque()
         self._known: dict[str, str] = {}
         self._since: Any = None  # where the feed listens from; None: it does not listen
@@ -144,7 +143,7 @@ class News:
         self._since, self._watched = since, queues
         self._routes.follow(float('inf'))
         if self._feed is not None:
-            self._feed.watch(since, _selector(queues) if self._native else None)
+            self._feed.watch(since, _selector(queues))
 
     def _stop(self) -> None:
         if self._since is not None:
@@ -155,8 +154,6 @@ class News:
     def _look(self) -> list[Document]:
         """Read what changed among the documents that are no WorkItems; one request if nothing did."""
         self._looked = time.monotonic()
-        if not self._known:
-            self._native = 'couchdb' in self._client.welcome()
         revs = {row['id']: row['value']['rev'] for row in self._client.id_range(_PREFIX)}
         first = not self._known
         changed = [name for name, rev in revs.items() if self._known.get(name) != rev

@@ -10,7 +10,7 @@ from kombu.log import get_logger
 
 from . import design, workitem
 from .client import Client, Document, Row, chunks
-from .errors import AccessDenied, CouchDBError, Conflict, DatabaseMissing, DocumentTooLarge, NotFound
+from .errors import AccessDenied, Conflict, CouchDBError, DatabaseMissing, DocumentTooLarge, NotFound
 
 __all__ = ['HORIZON', 'Store']
 

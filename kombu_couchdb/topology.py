@@ -103,7 +103,7 @@ class Topology:
     def declare_queue(self, name: str, arguments: Mapping[str, Any], auto_delete: bool) -> None:
         """Store a queue, if it is not there. `x-expires` in `arguments` (milliseconds, as in AMQP) is its lifetime unused."""
         lifetime = _seconds(arguments.get('x-expires'))
-        doc = {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': dict(arguments),
+        doc: Document = {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': dict(arguments),
                'auto_delete': auto_delete, 'lifetime': lifetime,
                'expires': self.client.clock.now() + lifetime if lifetime else None}
         self._declared[doc['_id']] = dict(doc)
@@ -141,7 +141,7 @@ class Topology:
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         """Store a binding; with a `pattern` (a regular expression) the exchange is a topic exchange."""
-        doc = {'_id': _binding_id(exchange, routing_key, queue), 'type': 'Binding', 'exchange': exchange,
+        doc: Document = {'_id': _binding_id(exchange, routing_key, queue), 'type': 'Binding', 'exchange': exchange,
                'routing_key': routing_key, 'pattern': pattern, 'queue': queue}
         self._declared[doc['_id']] = doc
         try:

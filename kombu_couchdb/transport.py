@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from typing import Any
 
@@ -79,7 +78,7 @@ class Transport(virtual.Transport):
         self._pid = os.getpid()
 
     @property
-    def default_port(self) -> int:  # type: ignore[override]
+    def default_port(self) -> int:
         """CouchDB's port: 5984, or 6984 with TLS."""
         return 6984 if self.client is not None and self.client.transport_cls == 'couchdbs' else 5984
 
@@ -120,12 +119,12 @@ class Transport(virtual.Transport):
     # -- events
 
     def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Deliver one message; *raises* `socket.timeout` if none came within `timeout` seconds, or what ended the I/O."""
+        """Deliver one message; *raises* `TimeoutError` if none came within `timeout` seconds, or what ended the I/O."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._deliver_next():
             if not len(self._mailbox) and not self._mailbox.wait(
                     None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise socket.timeout()
+                raise TimeoutError('no message arrived in time')  # socket.timeout is its older name
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the event loop deliver what arrives."""
@@ -144,7 +143,7 @@ class Transport(virtual.Transport):
         item = self._mailbox.pop()
         if isinstance(item, Exception):
             raise item
-        if item is None or item.subscription is None or not self.consumer.hand_over(item):
+        if item is None or item.subscription is None or not self.consumer.holdings.hand_over(item):
             return False
         item.subscription.deliver(item)
         return True
@@ -156,7 +155,7 @@ class Transport(virtual.Transport):
         if self._consumer is None:
             credit.limit = limit
         else:
-            self._consumer.set_credit(credit, limit)
+            self._consumer.holdings.set_credit(credit, limit)
 
     def listen(self, exchange: str, queue: str) -> None:
         """Let a queue have what is broadcast to `exchange` from now on."""

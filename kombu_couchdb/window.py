@@ -90,7 +90,8 @@ class Window:
         now, taken = time.monotonic(), list[Document]()
         stale = now - self._read_at > _FRESH
         while len(taken) < count and self._candidates:
-            eligible = sorted(c for c in self._candidates.values() if c.at <= now and not (self.dirty and stale and c.foreign))
+            eligible = sorted(c for c in self._candidates.values()
+                              if c.at <= now and not (self.dirty and stale and c.foreign))
             chosen = eligible[:count - len(taken)]
             if not chosen:
                 break

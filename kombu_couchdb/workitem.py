@@ -23,7 +23,9 @@ from datetime import datetime, timezone
 from typing import Any
 from zlib import crc32
 
-__all__ = ['HIGHEST', 'acked', 'bury', 'claim', 'due_date', 'flaw', 'is_due', 'new', 'new_id', 'rank', 'release', 'turn']
+__all__ = [
+    'HIGHEST', 'acked', 'bury', 'claim', 'due_date', 'flaw', 'is_due', 'new', 'new_id', 'rank', 'release', 'turn',
+]
 
 Document = dict[str, Any]
 

@@ -1,0 +1,229 @@
+"""What a consuming connection holds, and what it decided about it: the ledger between kombu's thread and the I/O thread.
+
+kombu's thread subscribes, takes deliveries and settles them (ack, release, bury); nothing here waits for the network.
+The I/O thread adds what it claimed and takes away what it shall write. What is settled counts as free credit at once, so
+that the next claim can ride in the same request as the ack.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kombu.log import get_logger
+
+from . import workitem
+from .client import Document
+from .clock import ServerClock
+from .delivery import Credit, Delivery, Subscription
+from .lease import Lease
+from .mailbox import Mailbox
+
+__all__ = ['Change', 'Holdings']
+
+logger = get_logger(__name__)
+
+#: A document to be written, and what to do with CouchDB's answer.
+Change = tuple[Document, Callable[[Document], None]]
+
+
+class Holdings:
+    """Subscriptions, the messages held for them, and the changes to be written. Every method may be called in any thread."""
+
+    def __init__(self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int) -> None:
+        self._lease, self._mailbox, self._clock, self._unlimited = lease, mailbox, clock, unlimited
+        self._changed = threading.Condition(threading.RLock())
+        self._roused = False
+        self._subscriptions: dict[str, Subscription] = {}
+        self._held: dict[str, Delivery] = {}
+        self._outbox: list[Change] = []
+
+    # -- waking the I/O thread
+
+    def rouse(self) -> None:
+        """Wake the I/O thread: there is something to do."""
+        with self._changed:
+            self._roused = True
+            self._changed.notify()
+
+    def wait(self, timeout: float) -> None:
+        """Wait, in the I/O thread, until there is something to do, but not longer than `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._roused, timeout)
+            self._roused = False
+
+    # -- kombu's verbs
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Begin to claim messages for a subscription."""
+        with self._changed:
+            self._subscriptions[subscription.tag] = subscription
+            self.rouse()
+
+    def cancel(self, tag: str) -> None:
+        """Claim nothing more for a subscription and give back what kombu has not seen."""
+        with self._changed:
+            subscription = self._subscriptions.pop(tag, None)
+            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and d.subscription is subscription):
+                assert isinstance(item, Delivery)
+                self._return_unseen(item)
+            self.rouse()
+
+    def set_credit(self, credit: Credit, limit: int) -> None:
+        """Change how many messages a channel may hold."""
+        with self._changed:
+            credit.limit = limit
+            self.rouse()
+
+    def hand_over(self, delivery: Delivery) -> bool:
+        """Note that kombu takes a delivery from the mailbox; False if it must not, for it may be somebody else's now."""
+        with self._changed:
+            if not delivery.no_ack and (delivery.tag not in self._held or not self._lease.valid):
+                # This process was stopped, or cut off, for so long that the message may have been given to others.
+                self._return_unseen(delivery)
+                self.rouse()
+                return False
+            delivery.credit.waiting -= 1
+            delivery.handed = True
+            if delivery.no_ack or not delivery.credit.limit:
+                self.rouse()
+            return True
+
+    def ack(self, tag: str) -> None:
+        """The message is done: delete it, if it is still ours."""
+        self._decide(tag, workitem.acked)
+
+    def release(self, tag: str) -> None:
+        """The message shall be delivered again: put it back to its old place."""
+        self._decide(tag, workitem.release)
+
+    def bury(self, tag: str, reason: str) -> None:
+        """The message is refused: keep it as a dead letter."""
+        self._decide(tag, lambda doc: workitem.bury(doc, reason, self._clock.now()))
+
+    def _decide(self, tag: str, change: Callable[[Document], Document]) -> None:
+        with self._changed:
+            if tag not in self._held:
+                logger.warning('message %s is not held any more: its lease was lost, so it may run once more elsewhere',
+                               tag.partition(':')[0])
+                return
+            self._settle(tag, change)
+            self.rouse()
+
+    # -- for the I/O thread
+
+    @property
+    def queues(self) -> set[str]:
+        """The queues that are subscribed to."""
+        with self._changed:
+            return {subscription.queue for subscription in self._subscriptions.values()}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def ids(self) -> set[str]:
+        """Return the ids of the items that are held."""
+        with self._changed:
+            return {delivery.doc['_id'] for delivery in self._held.values()}
+
+    def credit(self) -> dict[str, int]:
+        """Return for each queue how many messages may be claimed for it now."""
+        credit: dict[str, int] = {}
+        with self._changed:
+            for subscription in self._subscriptions.values():
+                free = max(0, subscription.credit.free(self._unlimited))
+                credit[subscription.queue] = credit.get(subscription.queue, 0) + free
+        return credit
+
+    def reserve(self, queue: str) -> Subscription | None:
+        """Return the subscription of a queue with the most credit left, one less now; None if there is none left."""
+        with self._changed:
+            fit = [s for s in self._subscriptions.values() if s.queue == queue]
+            best = max(fit, key=lambda s: s.credit.free(self._unlimited), default=None)
+            if best is None or best.credit.free(self._unlimited) <= 0:
+                return None
+            self.spend(best.credit, best.no_ack)
+            return best
+
+    def spend(self, credit: Credit, no_ack: bool, amount: int = 1) -> None:
+        """Take one from a channel's credit for a claim, or, with `amount` -1, give it back."""
+        with self._changed:
+            credit.waiting += amount
+            credit.held += 0 if no_ack else amount
+
+    def arrive(self, delivery: Delivery) -> None:
+        """Put what was claimed into the mailbox; back to the queue if nobody is subscribed any more."""
+        with self._changed:
+            self.keep(delivery)
+            if delivery.subscription is None or delivery.subscription.tag in self._subscriptions:
+                self._mailbox.put([delivery])
+            else:
+                self._return_unseen(delivery)
+                self.rouse()
+
+    def keep(self, delivery: Delivery) -> None:
+        """Hold what was claimed until it is settled."""
+        with self._changed:
+            if not delivery.no_ack:
+                self._held[delivery.tag] = delivery
+
+    def broadcast(self, queue: str, make: Callable[[Subscription], Delivery]) -> None:
+        """Put a broadcast for a queue into the mailbox, once for each subscription."""
+        with self._changed:
+            for subscription in self._subscriptions.values():
+                if subscription.queue == queue:
+                    subscription.credit.waiting += 1
+                    self._mailbox.put([make(subscription)])
+
+    def take_outbox(self) -> list[Change]:
+        """Return what is to be written; it is the caller's now."""
+        with self._changed:
+            outbox, self._outbox = self._outbox, []
+            return outbox
+
+    def return_outbox(self, outbox: list[Change]) -> None:
+        """Take back what could not be written, or not for certain."""
+        with self._changed:
+            # What was stored already conflicts with itself when it is sent again: that is no news.
+            self._outbox = [(doc, lambda answer: None) for doc, _ in outbox] + self._outbox
+
+    def drop_all(self) -> int:
+        """Forget all that is held: the lease was lost. Return how many messages that were."""
+        with self._changed:
+            lost, self._held = list(self._held.values()), {}
+            self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.no_ack)
+            for delivery in lost:
+                delivery.credit.held -= 1
+                delivery.credit.waiting -= 0 if delivery.handed else 1
+            self.rouse()
+            return len(lost)
+
+    def give_back_all(self) -> None:
+        """Release all that is held."""
+        with self._changed:
+            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery)):
+                assert isinstance(item, Delivery)
+                self._return_unseen(item)
+            for tag in list(self._held):
+                self._settle(tag, workitem.release)
+
+    def _return_unseen(self, delivery: Delivery) -> None:
+        """Give back a message that kombu has not seen: it does not count as an attempt."""
+        delivery.credit.waiting -= 1
+        if delivery.tag in self._held:
+            self._settle(delivery.tag, lambda doc: workitem.release(doc, delivered=False))
+        elif delivery.no_ack and 'queue' in delivery.doc:
+            # It was deleted when it was claimed: store it again, at its old place.
+            again = {name: value for name, value in delivery.doc.items() if name != '_rev'}
+            self._outbox.append((again, lambda answer: None))
+
+    def _settle(self, tag: str, change: Callable[[Document], Document]) -> None:
+        delivery = self._held.pop(tag)
+        delivery.credit.held -= 1
+        self._outbox.append((change(delivery.doc), lambda answer: _settled(tag, answer)))
+
+
+def _settled(tag: str, answer: Document) -> None:
+    if answer.get('error'):
+        logger.warning('message %s had been taken from this consumer before it was done with it (%s)',
+                       tag.partition(':')[0], answer['error'])

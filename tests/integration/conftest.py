@@ -1,0 +1,37 @@
+"""Connections for the tests, closed afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from tests.support import Request, record_requests, release_all
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Callable[..., Connection]]:
+    """Returns a function that opens another connection to the test's database; its arguments are transport options."""
+    opened: list[Connection] = []
+
+    def connect(**options: Any) -> Connection:
+        opened.append(Connection(url, transport_options=options))
+        return opened[-1]
+
+    yield connect
+    release_all(opened)
+
+
+@pytest.fixture
+def connection(connect: Callable[..., Connection], client: Client) -> Connection:
+    """One connection to the test's database, which exists."""
+    return connect()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
+    """The requests to the test's database, in order; clear it to count anew."""
+    return record_requests(monkeypatch, database)

@@ -1,0 +1,72 @@
+"""A consumer in a process of its own, told what to do through its standard input: see `support.Peer`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+
+def tell(**event: Any) -> None:
+    """Tell the test something."""
+    print(json.dumps(event), flush=True)
+
+
+def main() -> None:
+    """Consume until standard input ends."""
+    given = json.loads(sys.stdin.readline())
+    true_time = time.time
+    if given['skew']:
+        time.time = lambda: true_time() + given['skew']
+    import kombu
+
+    import kombu_couchdb  # noqa: F401 - makes the scheme known
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format='%(levelname)s %(name)s %(message)s')
+    commands: queue.Queue[str | None] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            commands.put(json.loads(line))
+        commands.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    held = []
+
+    def on_message(message: Any) -> None:
+        if given['ack']:
+            message.ack()
+        else:
+            held.append(message)
+        tell(got=message.decode(), at=true_time())
+
+    with kombu.Connection(given['url'], transport_options=given['options']) as connection:
+        exchange = kombu.Exchange(given['fanout'], type='fanout') if given['fanout'] else None
+        entity = kombu.Queue(given['queue'], exchange) if exchange else kombu.Queue(given['queue'])
+        with kombu.Consumer(connection.channel(), [entity], on_message=on_message, accept=['json']):
+            tell(ready=True)
+            while True:
+                try:
+                    connection.drain_events(timeout=0.1)
+                except socket.timeout:
+                    pass
+                try:
+                    command = commands.get_nowait()
+                except queue.Empty:
+                    continue
+                if command is None:
+                    return
+                if command == 'ack':
+                    for message in held:
+                        message.ack()
+                    held.clear()
+                tell(done=command)
+
+
+if __name__ == '__main__':
+    main()

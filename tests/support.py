@@ -1,0 +1,205 @@
+"""What the tests of the transport share: a consumer that remembers, a consumer in another process, a log of requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Queue
+from kombu.message import Message
+
+from kombu_couchdb.client import Client
+
+from .conftest import PATIENCE
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def publish(connection: Connection, body: Any, to: str = 'q', **properties: Any) -> None:
+    """Publish one message to a queue by its name."""
+    connection.Producer().publish(body, routing_key=to, **{'serializer': 'json', **properties})
+
+
+def eta(seconds: float) -> dict[str, str]:
+    """Return the header of a message that is due in so many seconds."""
+    return {'eta': datetime.fromtimestamp(time.time() + seconds, timezone.utc).isoformat()}
+
+
+def due(message: Message) -> float:
+    """Return when a message is due, by its header."""
+    return datetime.fromisoformat(message.headers['eta']).timestamp()
+
+
+def items(client: Client) -> list[dict[str, Any]]:
+    """Return all WorkItems of a database, the oldest first."""
+    rows = client.request('GET', '/_all_docs', {'include_docs': True})['rows']
+    return [row['doc'] for row in rows if row['doc'].get('type') == 'WorkItem']
+
+
+class Inbox:
+    """A consumer of some queues, on a channel of its own, that remembers what it gets and when."""
+
+    def __init__(self, connection: Connection, *queues: str | Queue, ack: bool = True, prefetch: int = 0,
+                 no_ack: bool = False) -> None:
+        self.connection = connection
+        self.messages: list[Message] = []
+        self.times: list[float] = []
+        self._ack = ack and not no_ack
+        self.channel = connection.channel()
+        if prefetch:
+            self.channel.basic_qos(0, prefetch, False)
+        self.consumer = Consumer(
+            self.channel, [Queue(q) if isinstance(q, str) else q for q in queues or ('q',)], no_ack=no_ack,
+            on_message=self._on_message, accept=['json', 'pickle', 'msgpack', 'text/plain', 'application/data'])
+        self.consumer.consume()
+
+    def _on_message(self, message: Message) -> None:
+        self.messages.append(message)
+        self.times.append(time.time())
+        if self._ack:
+            message.ack()
+
+    @property
+    def bodies(self) -> list[Any]:
+        """What came so far, decoded."""
+        return [message.decode() for message in self.messages]
+
+    def drain(self, seconds: float) -> None:
+        """Take what comes within so many seconds, up to one event."""
+        try:
+            self.connection.drain_events(timeout=seconds)
+        except socket.timeout:
+            pass
+
+    def wait(self, count: int, timeout: float = PATIENCE) -> list[Any]:
+        """Return the bodies once there are `count` of them; fail the test if that takes too long."""
+        deadline = time.monotonic() + timeout
+        while len(self.messages) < count:
+            if time.monotonic() > deadline:
+                pytest.fail(f'only {len(self.messages)} of {count} messages came within {timeout:g} s')
+            self.drain(0.5)
+        return self.bodies
+
+    def stays(self, count: int, seconds: float) -> None:
+        """Fail the test if there are not exactly `count` messages after so many seconds more."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.drain(left)
+        assert len(self.messages) == count, self.bodies
+
+
+@dataclass
+class Request:
+    """One HTTP request that a `Client` sent."""
+
+    method: str
+    path: str | None
+    body: Any
+    at: float
+
+    @property
+    def docs(self) -> list[dict[str, Any]]:
+        """The documents it writes."""
+        if not isinstance(self.body, dict) or self.method == 'GET':
+            return []
+        return self.body['docs'] if 'docs' in self.body else [self.body] if 'type' in self.body else []
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether it writes a heartbeat and nothing else."""
+        return bool(self.docs) and all(doc.get('type') == 'Consumer' for doc in self.docs)
+
+
+def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
+    """Return the list to which every request to a database is added from now on."""
+    log: list[Request] = []
+    send = Client._send
+
+    def recorded(self: Client, method: str, path: str | None, params: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.address.database == database:
+            log.append(Request(method, path, body, time.monotonic()))
+        return send(self, method, path, params, body, *args, **kwargs)
+
+    monkeypatch.setattr(Client, '_send', recorded)
+    return log
+
+
+class Peer:
+    """A consumer in another process, see `tests/peer.py`; a context manager that leaves nothing behind."""
+
+    def __init__(self, url: str, *, ack: bool = False, skew: float = 0.0, queue: str = 'q',
+                 options: dict[str, Any] | None = None, fanout: str | None = None) -> None:
+        given = {'url': url, 'ack': ack, 'skew': skew, 'queue': queue, 'options': options or {}, 'fanout': fanout}
+        self.process = subprocess.Popen([sys.executable, '-m', 'tests.peer'], cwd=ROOT, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        self._events: queue_of_events = queue.Queue()
+        for target in (self._read_events, self._read_log):
+            threading.Thread(target=target, daemon=True).start()
+        self.tell(given)
+        assert self.next() == {'ready': True}
+
+    def _read_events(self) -> None:
+        for line in self.process.stdout or ():
+            self._events.put(json.loads(line))
+
+    def _read_log(self) -> None:
+        for line in self.process.stderr or ():
+            self.log.append(line)
+
+    def tell(self, command: Any) -> None:
+        """Send a command."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + '\n')
+        self.process.stdin.flush()
+
+    def next(self) -> dict[str, Any]:
+        """Return the next thing it tells."""
+        try:
+            return self._events.get(timeout=PATIENCE)
+        except queue.Empty:
+            pytest.fail(f'the other process is silent; its log:\n{"".join(self.log)}')
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.process.pid, number)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.send_signal(signal.SIGCONT)
+        self.process.wait()
+
+
+queue_of_events = queue.Queue[dict[str, Any]]
+
+
+def run_python(code: str, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter and return what it printed."""
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=PATIENCE, check=False,
+                          env={**os.environ, **environment})
+    if check and done.returncode:
+        pytest.fail(f'the code failed:\n{done.stdout}{done.stderr}')
+    return done
+
+
+def release_all(connections: Iterable[Connection]) -> None:
+    """Close connections, the last first."""
+    for connection in reversed(list(connections)):
+        connection.release()
