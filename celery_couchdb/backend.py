@@ -178,8 +178,7 @@ def unpack(doc: Document | None) -> str | bytes | None:
 
 def _portable(payload: str) -> Any:
     """Return the value of a JSON text, None if a server written in Erlang or JavaScript might change or refuse it."""
-    # The client decodes `__type__` (kombu's dates, UUIDs, bytes …) by itself, for all documents of an answer together.
-    if '"__type__"' in payload or '"__proto__"' in payload:
+    if '"__proto__"' in payload:
         return None
     try:
         value = json.loads(payload, parse_int=_number, parse_float=_number, parse_constant=_number)

@@ -33,6 +33,9 @@ class Address:
     cert: str | tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
+        if '@' in self.database:
+            # Part of a password would stand here: it is not quoted.
+            raise ConfigurationError('the URL cannot be read: percent-encode / # ? and @ in user and password')
         if not _DATABASE.match(self.database):
             raise ConfigurationError(
                 f'{self.database!r} is not a CouchDB database name: lower-case letters, digits and _$()+-/ only, '
@@ -58,7 +61,7 @@ class Address:
         `certfile`, `keyfile` and `cert_reqs`, each with or without the prefix `ssl_`.
         *Raises* `ConfigurationError`.
         """
-        secure = scheme == 'couchdbs' or bool(tls)
+        secure = scheme == 'couchdbs' or (tls.lower() in ('true', '1') if isinstance(tls, str) else bool(tls))
         given = {str(k).removeprefix('ssl_'): v for k, v in tls.items()} if isinstance(tls, Mapping) else {}
         unknown = sorted(set(given) - {'ca_certs', 'certfile', 'keyfile', 'cert_reqs'})
         if unknown:

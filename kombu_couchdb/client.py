@@ -16,7 +16,7 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 import requests
-from kombu.utils.json import JSONEncoder, object_hook
+from kombu.utils.json import JSONEncoder
 from requests.adapters import HTTPAdapter
 
 from . import errors
@@ -156,8 +156,7 @@ class Client:
     def decode(self, text: bytes, status: int = 200) -> Any:
         """Return the JSON in an answer; *raises* `ServerUnavailable` if it was cut, `NotCouchDB` if it is none."""
         try:
-            # kombu writes dates, UUIDs and decimals in headers as {"__type__": …}; the hook is slow, the test is not.
-            return json.loads(text, object_hook=object_hook) if b'"__type__"' in text else json.loads(text)
+            return json.loads(text)
         except ValueError as exc:
             if text.lstrip()[:1] in (b'{', b'['):
                 raise errors.ServerUnavailable(f'{self.address.url}: the answer was cut off') from exc

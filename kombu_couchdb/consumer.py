@@ -11,6 +11,7 @@ acknowledged outlive the connection. Only what a person must mend (rights, optio
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import threading
 import time
@@ -53,6 +54,7 @@ class Consumer:
         self._pulls: list[_Pull] = []
         self._windows: dict[str, Window] = {}
         self._poll_at = time.monotonic() + options.polling_interval
+        self._rotation = itertools.count()
         self._orphans = False
         self._failures = 0
         self._closing = threading.Event()
@@ -147,9 +149,10 @@ class Consumer:
         credit = self.holdings.credit()
         for queue, window in self._windows.items():
             if credit.get(queue, 0) > 0:
-                if window.dirty and not len(window):
+                at = window.wake_at()
+                if window.dirty and at is None:
                     return 0.0
-                times += [at for at in (window.wake_at(),) if at is not None]
+                times += [] if at is None else [at]
         return max(0.0, min(times) - time.monotonic())
 
     # -- a turn
@@ -162,11 +165,16 @@ class Consumer:
                          else Window(self._store, queue, self._options.read_ahead)
                          for queue in sorted(queues) if not self._news.listener.listens(queue)}
         try:
-            if queues or pulls or len(self.holdings):
+            if queues or pulls or self._lease.written:
                 self._register(queues)
                 if self._orphans:
                     self._release_orphans()
                 self._listen(credit)
+            if any(workitem.is_waiting(doc) for doc, _ in outbox):
+                # What is given back keeps its place: it goes before anything that is claimed with the credit it freed.
+                self._commit(outbox)
+                outbox = []
+                self._offer(self.holdings.take_returned())
             changes += [change for pull in pulls for change in self._pull(pull)]
             changes += self._claims(credit)
             if self._lease.written and self._lease.needs_beat(queues):
@@ -179,7 +187,7 @@ class Consumer:
             self.holdings.return_outbox(outbox)
             raise
         if self._lease.written and time.monotonic() >= self._sweeper.due:
-            self._news.members.keep(self._sweeper.sweep(self._lease.id, len(self.holdings), self._on_orphans))
+            self._news.members.keep(self._sweeper.sweep(self._lease.id, self.holdings.ids(), self._on_orphans))
 
     def _commit(self, changes: list[Change]) -> None:
         if changes:
@@ -221,22 +229,31 @@ class Consumer:
             window.check_due()
         eager = {queue for queue in self._windows if credit.get(queue, 0) > 0}
         items, broadcasts = self._news.take(self._windows, eager)
-        for doc in items:
-            self._windows[doc['queue']].offer(doc, *self._news.members.place(self._lease.id, doc['queue']))
+        self._offer(items)
         for queue, message in broadcasts:
             self.holdings.broadcast(queue, lambda subscription, message=message: Delivery(  # type: ignore[misc]
                 {'_id': workitem.new_id(time.time()), 'message': message}, subscription.credit, subscription, no_ack=True))
+
+    def _offer(self, items: list[Document]) -> None:
+        for doc in items:
+            if doc['queue'] in self._windows:
+                self._windows[doc['queue']].offer(doc, *self._news.members.place(self._lease.id, doc['queue']))
 
     # -- claims
 
     def _claims(self, credit: dict[str, int]) -> list[Change]:
         wanted = [queue for queue, free in credit.items() if free > 0 and queue in self._windows]
+        # An equal share each, and each in turn the first, so that a full queue does not starve a small one.
+        share, first = max(1, self._options.claim_batch // max(1, len(wanted))), next(self._rotation) % max(1, len(wanted))
         changes: list[Change] = []
-        for queue in wanted:
-            # An equal share each, so that a full queue does not starve a small one.
-            for doc in self._candidates(queue, min(credit[queue], max(1, self._options.claim_batch // len(wanted)))):
-                if subscription := self.holdings.reserve(queue):
-                    changes.append(self._claim(doc, subscription.credit, subscription.no_ack, subscription))
+        for queue in wanted[first:] + wanted[:first]:
+            reserved: list[Subscription] = []
+            while len(reserved) < share and (subscription := self.holdings.reserve(queue)):
+                reserved.append(subscription)
+            docs = self._candidates(queue, len(reserved)) if reserved else []
+            for subscription in reserved[len(docs):]:
+                self.holdings.spend(subscription.credit, subscription.no_ack, -1)
+            changes += [self._claim(doc, s.credit, s.no_ack, s) for doc, s in zip(docs, reserved, strict=False)]
         return changes
 
     def _candidates(self, queue: str, count: int) -> list[Document]:
@@ -279,7 +296,7 @@ class Consumer:
     def _pull(self, pull: _Pull) -> list[Change]:
         now = self._client.clock.now()
         for doc in (row['doc'] for row in self._store.ready(pull.queue, 8, docs=True) if row.get('doc')):
-            if workitem.flaw(doc) or (not doc.get('claimed') and workitem.is_due(doc, now)):
+            if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 self.holdings.rouse()  # should the claim fail, the next turn looks again
                 self.holdings.spend(pull.credit, pull.no_ack)
                 return [self._claim(doc, pull.credit, pull.no_ack, None, pull)]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kombu.utils.json import object_hook
+
 from .client import Document
 
 __all__ = ['Credit', 'Delivery', 'Subscription']
@@ -55,8 +57,16 @@ class Delivery:
         self.tag = f'{self.doc["_id"]}:{self.doc.get("_rev", "")}'
 
     def payload(self) -> dict[str, Any]:
-        """Return the message as kombu's virtual transports represent it."""
-        message = self.doc['message']
+        """Return the message as kombu's virtual transports represent it; *raises* `ValueError` or `TypeError` if it cannot."""
+        message = {**self.doc['message'], 'headers': _typed(self.doc['message']['headers'])}
         attempts = self.doc.get('attempts') or 1
         info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1, 'delivery_count': attempts}
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
+
+
+def _typed(value: Any) -> Any:
+    """Return a header with kombu's `{"__type__": …}` turned back into dates, UUIDs and decimals."""
+    if isinstance(value, dict):
+        members = {name: _typed(member) for name, member in value.items()}
+        return object_hook(members) if '__type__' in members else members
+    return [_typed(member) for member in value] if isinstance(value, list) else value

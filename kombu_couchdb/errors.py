@@ -96,7 +96,7 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     reason = str(body.get('reason') or body.get('error') or response.reason or '').strip()[:300]
     who = f'user {user!r}' if user else 'nobody (no user in the URL)'
     if status in (401, 403):
-        return AccessDenied(f'{where} refused {who}: {reason or "access denied"}; '
+        return AccessDenied(f'{where} refused {who}: {reason.rstrip(".") or "access denied"}; '
                             f'check the user, password and rights in the URL')
     if status == 404 and reason in _NO_DATABASE:
         return DatabaseMissing(f'{where}: the database does not exist')
@@ -106,7 +106,7 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
         return Conflict(f'{where}: {reason}')
     if status == 413:
         return DocumentTooLarge(
-            f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message smaller, '
+            f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, '
             f'or raise max_document_size in CouchDB\'s [couchdb] section (8,000,000 by default)')
     if status >= 500 or status == 429:
         return ServerUnavailable(f'{where} answered {status}: {reason}')

@@ -37,6 +37,8 @@ class Holdings:
         self._subscriptions: dict[str, Subscription] = {}
         self._held: dict[str, Delivery] = {}
         self._outbox: list[Change] = []
+        self._returned: list[Document] = []
+        self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
 
     # -- waking the I/O thread
 
@@ -118,13 +120,10 @@ class Holdings:
         with self._changed:
             return {subscription.queue for subscription in self._subscriptions.values()}
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def ids(self) -> set[str]:
-        """Return the ids of the items that are held."""
+        """Return the ids of the items that the database may rightly show as claimed by this consumer."""
         with self._changed:
-            return {delivery.doc['_id'] for delivery in self._held.values()}
+            return self._settling | {delivery.doc['_id'] for delivery in self._held.values()}
 
     def credit(self) -> dict[str, int]:
         """Return for each queue how many messages may be claimed for it now."""
@@ -185,7 +184,14 @@ class Holdings:
         """Take back what could not be written, or not for certain."""
         with self._changed:
             # What was stored already conflicts with itself when it is sent again: that is no news.
-            self._outbox = [(doc, lambda answer: None) for doc, _ in outbox] + self._outbox
+            again: list[Change] = [(doc, lambda answer, doc=doc: self._settling.discard(doc['_id']))  # type: ignore[misc]
+                                   for doc, _ in outbox]
+            self._outbox = again + self._outbox
+
+    def take_returned(self) -> list[Document]:
+        """Return the items that were given back to their queues since the last call, as they stand now."""
+        returned, self._returned = self._returned, []
+        return returned
 
     def drop_all(self) -> int:
         """Forget all that is held: the lease was lost. Return how many messages that were."""
@@ -220,10 +226,14 @@ class Holdings:
     def _settle(self, tag: str, change: Callable[[Document], Document]) -> None:
         delivery = self._held.pop(tag)
         delivery.credit.held -= 1
-        self._outbox.append((change(delivery.doc), lambda answer: _settled(tag, answer)))
+        self._settling.add(delivery.doc['_id'])
+        doc = change(delivery.doc)
+        self._outbox.append((doc, lambda answer: self._settled(doc, answer)))
 
-
-def _settled(tag: str, answer: Document) -> None:
-    if answer.get('error'):
-        logger.warning('message %s had been taken from this consumer before it was done with it (%s)',
-                       tag.partition(':')[0], answer['error'])
+    def _settled(self, doc: Document, answer: Document) -> None:
+        self._settling.discard(doc['_id'])
+        if answer.get('error'):
+            logger.warning('message %s had been taken from this consumer before it was done with it (%s)',
+                           doc['_id'], answer['error'])
+        elif workitem.is_waiting(doc):
+            self._returned.append({**doc, '_rev': answer['rev']})

@@ -93,10 +93,10 @@ class Sweeper:
         # The first sweep is soon: a worker that is started again should find what it left behind.
         self.due = time.monotonic() + random.uniform(0.2, 1.0)
 
-    def sweep(self, own: str, held: int, on_orphans: Callable[[], None]) -> set[str]:
+    def sweep(self, own: str, held: Collection[str], on_orphans: Callable[[], None]) -> set[str]:
         """Sweep once and return the ids of the consumers that live.
 
-        `own` is the sweeper's id and `held` the number of claims it knows of; `on_orphans` is called if the database
+        `own` is the sweeper's id and `held` the items it knows to be claimed by it; `on_orphans` is called if the database
         has more of them. One request where nothing is to be done.
         """
         leases = self._store.leases()
@@ -116,7 +116,7 @@ class Sweeper:
         left = {queue for doc in dead for queue in doc.get('queues') or ()}
         if overdue or left:
             self._remove_unused(overdue, left, living, now)
-        if leases['claim'].get(own, {}).get('count', 0) > held:
+        if leases['claim'].get(own, {}).get('count', 0) > len(held):
             on_orphans()
         others = [expires for name, expires in consumers.items() if name in living and name != own]
         # Just after the first of them would be overdue: those that live have then long beaten again.

@@ -20,6 +20,7 @@ from .lease import CONSUMER
 from .members import Members
 from .topology import BINDING, Routes
 from .window import Window
+from .workitem import is_waiting
 
 __all__ = ['News']
 
@@ -94,8 +95,7 @@ class News:
             docs += self._listen(windows)
         if self._since is None and now - self._looked >= _LOOK:
             docs += self._look()
-        items = [doc for doc in docs if doc.get('type') == 'WorkItem' and doc.get('queue') in windows
-                 and not doc.get('claimed') and not doc.get('status')]
+        items = [doc for doc in docs if doc.get('type') == 'WorkItem' and doc.get('queue') in windows and is_waiting(doc)]
         return items, self.listener.take(docs)
 
     def _hear(self, windows: Mapping[str, Window]) -> list[Document]:

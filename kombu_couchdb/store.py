@@ -96,19 +96,22 @@ class Store:
 
     # -- consume
 
-    def ready(self, queue: str, limit: int, *, docs: bool) -> list[Row]:
+    def ready(self, queue: str, limit: int, *, docs: bool, after: Row | None = None) -> list[Row]:
         """Return up to `limit` rows of the view, next first: highest priority, then oldest due.
 
-        Rows near the present may be due only in some seconds, and any row may have been claimed a moment ago: the
-        document decides. One request, plus one for each higher priority in which something waits for later.
+        With `after`, the last row of an earlier read, what follows it, as the index stands: it is not waited for. Rows
+        near the present may be due only in some seconds, and any row may have been claimed a moment ago: the document
+        decides. One request, plus one for each higher priority in which something waits for later.
         """
         horizon = self.client.clock.now() + HORIZON
-        planned, found, rank = self._planned[queue], list[Row](), 0
+        planned, found = self._planned[queue], list[Row]()
+        rank, start = (int(after['key'][1]), after['key']) if after else (0, [queue, 0])
+        more: dict[str, Any] = {'startkey_docid': after['id'], 'skip': 1, 'update': False} if after else {}
         while rank <= workitem.HIGHEST and len(found) < limit:
             last = min((r for r in planned if r >= rank), default=workitem.HIGHEST)
             wanted = limit - len(found)
-            page = self.client.view(design.NAME, 'waiting', startkey=[queue, rank], endkey=[queue, last, horizon],
-                                    limit=wanted, include_docs=docs, reduce=False)
+            page = self.client.view(design.NAME, 'waiting', startkey=start, endkey=[queue, last, horizon], limit=wanted,
+                                    include_docs=docs, reduce=False, **more)
             later = next((i for i, row in enumerate(page) if row['key'][2] > horizon), None)
             if later is None:
                 found += page
@@ -119,6 +122,7 @@ class Store:
                 found += page[:later]
                 rank = int(page[later]['key'][1]) + 1
                 planned.add(rank - 1)
+            start, more = [queue, rank], {}
         return found
 
     def next_due(self, queue: str, after: float) -> float | None:

@@ -11,22 +11,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import workitem
-from .client import Document
+from .client import Document, Row
 from .store import HORIZON, Store
 
 __all__ = ['Window']
 
 #: How long a consumer leaves a new item to each of those that go before it, in seconds.
-_STAGGER = 0.03
+_STAGGER = 0.1
 
-#: How old what was read from a longer queue may be, in seconds: a message of higher priority waits no longer than this.
-_MAX_AGE = 1.0
+#: How long a consumer reads on in a long queue before it looks at its head again, in seconds: a message of higher
+#: priority waits no longer than this.
+_LOOK = 1.0
+
+#: How many rows of the head it looks at.
+_HEAD = 16
 
 #: How many items are read at first, and at least; who takes them fast reads more at a time.
 _LEAST = 128
-
-#: How long what was read from the view counts as fresh, in seconds; older, somebody else's share of it is likely gone.
-_FRESH = 0.1
 
 
 @dataclass(order=True)
@@ -46,8 +47,10 @@ class Window:
     def __init__(self, store: Store, queue: str, read_ahead: int) -> None:
         self._store, self._queue, self._read_ahead = store, queue, read_ahead
         self._candidates: dict[str, _Candidate] = {}
-        self._read_at = float('-inf')
         self._taken = 0
+        self._last: Row | None = None  # where to read on
+        self._looked = float('-inf')
+        self._share_only = False  # whether what others go first for is left to them
         #: Whether the view may hold more than this window knows.
         self.dirty = True
         #: When the next item that is planned for later is due: the server's time, or None.
@@ -59,21 +62,41 @@ class Window:
     @property
     def outdated(self) -> bool:
         """Whether the view should be read before anything more is claimed."""
-        return self.dirty and (not self._candidates or time.monotonic() - self._read_at > _MAX_AGE)
+        return self.dirty and (not self._candidates or time.monotonic() - self._looked > _LOOK)
 
     def refill(self, position: int, members: int) -> None:
-        """Read the view, for the consumer at `position` of `members`; `dirty` tells whether it holds still more."""
+        """Read the view, for the consumer at `position` of `members`; `dirty` tells whether it holds still more.
+
+        A long queue is read on from where the last read ended, since its head is what was claimed just now.
+        """
         alone = members <= 1
         limit = min(self._read_ahead, max(_LEAST * members, 4 * self._taken))
-        rows = self._store.ready(self._queue, limit, docs=alone)
-        self._candidates, self._taken, self._read_at = {}, 0, time.monotonic()
+        if self._last is not None and time.monotonic() - self._looked > _LOOK:
+            self._look_at_head(position, members)
+            if self._candidates:
+                return
+        rows = self._store.ready(self._queue, limit, docs=alone, after=self._last)
+        if self._last is None:
+            self._looked = time.monotonic()
+            self.dirty = len(rows) >= limit
+            if not self.dirty:
+                self.next_due = self._store.next_due(self._queue, self._store.client.clock.now() + HORIZON)
+        self._candidates, self._taken = {}, 0
+        self._last = rows[-1] if len(rows) >= limit else None
         for row in rows:
             doc = row.get('doc') if alone else None
             if doc is not None or not alone:
                 self._add(row['id'], int(row['key'][1]), float(row['key'][2]), doc, position, members, 0.0)
-        self.dirty = len(rows) >= limit
-        if not self.dirty:
-            self.next_due = self._store.next_due(self._queue, self._store.client.clock.now() + HORIZON)
+        self._share_only = self._last is not None and any(not c.foreign for c in self._candidates.values())
+
+    def _look_at_head(self, position: int, members: int) -> None:
+        self._looked = time.monotonic()
+        rows = self._store.ready(self._queue, _HEAD, docs=False)
+        new = [row for row in rows if row['id'] not in self._candidates]
+        for row in new:
+            self._add(row['id'], int(row['key'][1]), float(row['key'][2]), None, position, members, 0.0)
+        if len(new) == _HEAD:
+            self._candidates, self._last = {}, None  # more is new there than was looked at: read from the head again
 
     def offer(self, doc: Document, position: int, members: int) -> None:
         """Take in an item that the feed told of."""
@@ -88,10 +111,8 @@ class Window:
     def take(self, count: int) -> list[Document]:
         """Return up to `count` documents to be claimed now, next first; they are no candidates any more."""
         now, taken = time.monotonic(), list[Document]()
-        stale = now - self._read_at > _FRESH
         while len(taken) < count and self._candidates:
-            eligible = sorted(c for c in self._candidates.values()
-                              if c.at <= now and not (self.dirty and stale and c.foreign))
+            eligible = sorted(c for c in self._candidates.values() if c.at <= now and not (self._share_only and c.foreign))
             chosen = eligible[:count - len(taken)]
             if not chosen:
                 break
@@ -101,7 +122,7 @@ class Window:
             for candidate, doc in zip(unread, self._store.client.fetch([c.order[3] for c in unread]), strict=True):
                 candidate.doc = doc
             for doc in (c.doc for c in chosen if c.doc):
-                if doc.get('claimed') or doc.get('status') or doc.get('_deleted'):
+                if not workitem.is_waiting(doc):
                     continue
                 date = doc.get('date')
                 if isinstance(date, (int, float)) and date > self._store.client.clock.now():
@@ -113,11 +134,11 @@ class Window:
 
     def clear(self) -> None:
         """Forget everything: it must be read anew."""
-        self._candidates, self.dirty, self.next_due = {}, True, None
+        self._candidates, self._last, self.dirty, self.next_due = {}, None, True, None
 
     def wake_at(self) -> float | None:
         """Return the monotonic time at which something may become claimable without news, or None."""
-        times = [c.at for c in self._candidates.values()]
+        times = [c.at for c in self._candidates.values() if not (self._share_only and c.foreign)]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._store.client.clock.now())
         return min(times, default=None)

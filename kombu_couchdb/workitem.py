@@ -24,7 +24,8 @@ from typing import Any
 from zlib import crc32
 
 __all__ = [
-    'HIGHEST', 'acked', 'bury', 'claim', 'due_date', 'flaw', 'is_due', 'new', 'new_id', 'rank', 'release', 'turn',
+    'HIGHEST', 'acked', 'bury', 'claim', 'due_date', 'flaw', 'is_due', 'is_waiting', 'new', 'new_id', 'rank', 'release',
+    'turn',
 ]
 
 Document = dict[str, Any]
@@ -81,6 +82,11 @@ def due_date(message: Mapping[str, Any]) -> float | None:
 def is_due(doc: Mapping[str, Any], now: float) -> bool:
     """Tell whether an item may be handed out at `now`."""
     return doc.get('date') is None or doc['date'] <= now
+
+
+def is_waiting(doc: Mapping[str, Any]) -> bool:
+    """Tell whether nobody holds an item, and it is neither done nor dead."""
+    return not (doc.get('claimed') or doc.get('status') or doc.get('_deleted'))
 
 
 def claim(doc: Document, by: str, now: float) -> Document:

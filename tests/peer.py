@@ -47,7 +47,7 @@ def main() -> None:
 
     with kombu.Connection(given['url'], transport_options=given['options']) as connection:
         exchange = kombu.Exchange(given['fanout'], type='fanout') if given['fanout'] else None
-        entity = kombu.Queue(given['queue'], exchange) if exchange else kombu.Queue(given['queue'])
+        entity = kombu.Queue(given['queue'], exchange, auto_delete=given['auto_delete'])
         with kombu.Consumer(connection.channel(), [entity], on_message=on_message, accept=['json']):
             tell(ready=True)
             while True:

@@ -140,13 +140,15 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Requ
 class Peer:
     """A consumer in another process, see `tests/peer.py`; a context manager that leaves nothing behind."""
 
-    def __init__(self, url: str, *, ack: bool = False, skew: float = 0.0, queue: str = 'q',
-                 options: dict[str, Any] | None = None, fanout: str | None = None) -> None:
-        given = {'url': url, 'ack': ack, 'skew': skew, 'queue': queue, 'options': options or {}, 'fanout': fanout}
+    def __init__(self, url: str, *, ack: bool = False, skew: float = 0.0, queue_name: str = 'q',
+                 options: dict[str, Any] | None = None, fanout: str | None = None,
+                 auto_delete: bool = False) -> None:
+        given = {'url': url, 'ack': ack, 'skew': skew, 'queue': queue_name, 'options': options or {}, 'fanout': fanout,
+                 'auto_delete': auto_delete}
         self.process = subprocess.Popen([sys.executable, '-m', 'tests.peer'], cwd=ROOT, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
-        self._events: queue_of_events = queue.Queue()
+        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         for target in (self._read_events, self._read_log):
             threading.Thread(target=target, daemon=True).start()
         self.tell(given)
@@ -186,8 +188,6 @@ class Peer:
             self.process.send_signal(signal.SIGCONT)
         self.process.wait()
 
-
-queue_of_events = queue.Queue[dict[str, Any]]
 
 
 def run_python(code: str, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:

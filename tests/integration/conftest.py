@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+import requests
 from kombu import Connection
 
 from kombu_couchdb.client import Client
+from tests.conftest import PATIENCE, Server
 from tests.support import Request, record_requests, release_all
 
 
@@ -35,3 +38,20 @@ def connection(connect: Callable[..., Connection], client: Client) -> Connection
 def sent(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
     """The requests to the test's database, in order; clear it to count anew."""
     return record_requests(monkeypatch, database)
+
+
+@pytest.fixture
+def users(server: Server) -> Iterator[Callable[[str, str], None]]:
+    """Returns a function that creates a user by name and password; Apache CouchDB only."""
+    made: list[str] = []
+
+    def create(name: str, password: str) -> None:
+        made.append(f'/_users/{quote(f"org.couchdb.user:{name}", safe="")}')
+        answer = requests.put(f'{server.url}{made[-1]}', timeout=PATIENCE, json={
+            'name': name, 'password': password, 'roles': [], 'type': 'user'})
+        assert answer.status_code == 201, answer.text
+
+    yield create
+    for path in made:
+        rev = requests.get(server.url + path, timeout=PATIENCE).json()['_rev']
+        requests.delete(server.url + path, params={'rev': rev}, timeout=PATIENCE)

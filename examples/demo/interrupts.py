@@ -1,0 +1,48 @@
+"""Ctrl-C, SIGTERM and SIGHUP as one exception, which cleaning up is safe from."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Stopped(BaseException):
+    """Somebody wants the demo to end."""
+
+
+class Interrupts:
+    """Raises `Stopped` for the first signal, and only notes it while it is held back."""
+
+    def __init__(self) -> None:
+        #: The number of the signal that came, or 0.
+        self.signal = 0
+        self._held = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, self._on_signal)
+
+    def hold(self) -> None:
+        """From now on note signals only."""
+        self._held = True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold signals back for a while."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        self.check()
+
+    def check(self) -> None:
+        """*Raises* `Stopped` if a signal came: one that was held back, or whose exception was lost in a destructor."""
+        if self.signal:
+            raise Stopped
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        first, self.signal = not self.signal, self.signal or number
+        if first and not self._held:
+            raise Stopped

@@ -1,0 +1,255 @@
+"""The kinds of work that the demo sends, each with what must come true of it."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from celery import chain, chord, group
+
+from examples import tasks
+
+from .journal import Journal, Run
+
+#: Seconds to wait for the result of a task that has finished.
+_RESULT_TIMEOUT = 10.0
+
+
+class Scene(ABC):
+    """One row of the table. Times are seconds since the epoch."""
+
+    #: What it is called in the table, and while it runs.
+    what: str
+    short: str
+    #: How often each task has to start.
+    starts: ClassVar[int] = 1
+
+    def __init__(self, late: float) -> None:
+        #: How many seconds after its time a task may start.
+        self.late = late
+        self.ids: list[str] = []
+        self.sent: float | None = None
+        self.due: float | None = None
+        #: What came out, in a word or two, and what was wrong with it, in sentences.
+        self.outcome = '-'
+        self.flaws: list[str] = []
+
+    def send(self) -> None:
+        """Send the tasks."""
+        self.sent = time.time()
+        self.pending = self._send()
+
+    def done(self, journal: Journal) -> bool:
+        """Tell whether every task has succeeded."""
+        return bool(self.ids) and all(journal.succeeded(task_id) for task_id in self.ids)
+
+    def progress(self, journal: Journal) -> str:
+        """Return how far it is, as `3/10`."""
+        if self.starts > 1:
+            return f'{sum(1 for _ in self.runs(journal))}/{self.starts}'
+        return f'{sum(journal.succeeded(task_id) for task_id in self.ids)}/{len(self.ids)}'
+
+    def runs(self, journal: Journal) -> Iterator[Run]:
+        """Yield every run of every task."""
+        return (run for task_id in self.ids for run in journal.runs[task_id])
+
+    def judge(self, journal: Journal) -> None:
+        """Find out what came true: `outcome` and `flaws`."""
+        if self.sent is None:
+            self.flaws.append('was not sent')
+            return
+        unfinished = sum(not journal.succeeded(task_id) for task_id in self.ids)
+        if unfinished or not self.ids:
+            never = sum(not journal.runs[task_id] for task_id in self.ids)
+            self.flaws.append(f'{unfinished} of {len(self.ids)} not finished, {never} of them never started')
+            return
+        for task_id in self.ids:
+            runs = journal.runs[task_id]
+            if len(runs) != self.starts:
+                where = ', '.join(f'{run.worker} at {run.started:.3f}' for run in runs)
+                self.flaws.append(f'{task_id} ran {len(runs)} times instead of {self.starts}: on {where}')
+        try:
+            result = self.pending.get(timeout=_RESULT_TIMEOUT)
+        except Exception as exc:
+            self.flaws.append(f'no result: {type(exc).__name__}: {exc}')
+            return
+        if flaw := self.check(result):
+            self.flaws.append(flaw)
+        if not self.flaws:
+            self.flaws += self.check_runs([journal.runs[task_id] for task_id in self.ids])
+
+    @abstractmethod
+    def _send(self) -> Any:
+        """Send the tasks, set `ids` and return Celery's result."""
+
+    @abstractmethod
+    def check(self, result: Any) -> str | None:
+        """Set `outcome`; return what is wrong with the result, or None."""
+
+    def check_runs(self, runs: list[list[Run]]) -> list[str]:
+        """Return what is wrong with when and where the tasks ran; `runs` has those of each task."""
+        return []
+
+    def expect(self, result: Any, expected: Any, outcome: str) -> str | None:
+        """Set `outcome` if the result is the expected one; else return what is wrong."""
+        self.outcome = outcome if result == expected else 'wrong'
+        return None if result == expected else f'the result is {str(result)[:60]} instead of {str(expected)[:60]}'
+
+
+class Burst(Scene):
+    """Many small tasks at once."""
+
+    short = 'group'
+    size = 300
+    what = f'{size} tasks in a group'
+
+    def _send(self) -> Any:
+        result = group(tasks.add.s(i, i) for i in range(self.size)).apply_async()
+        self.ids = [task.id for task in result.results]
+        return result
+
+    def check(self, result: Any) -> str | None:
+        return self.expect(result, [2 * i for i in range(self.size)], f'{self.size} right')
+
+
+class Retry(Scene):
+    """A task that fails and is tried again a second later, twice."""
+
+    short = 'retry'
+    what = 'a task that fails twice'
+    starts = 3
+
+    def _send(self) -> Any:
+        result = tasks.flaky.delay(self.starts)
+        self.ids = [result.id]
+        return result
+
+    def check(self, result: Any) -> str | None:
+        return self.expect(result, self.starts, 'third try')
+
+    def check_runs(self, runs: list[list[Run]]) -> list[str]:
+        flaws = []
+        for failed, again in pairwise(runs[0]):
+            # The second begins somewhere in the run that failed.
+            assert failed.finished is not None
+            self.due = failed.finished + 1.0
+            if again.started - failed.started < 1.0:
+                flaws.append(f'was tried again after {again.started - failed.started:.2f} s instead of 1 s')
+            if again.started - self.due > self.late:
+                flaws.append(f'was tried again {again.started - self.due:.1f} s late')
+        return flaws
+
+
+class Chain(Scene):
+    """Tasks of which each needs the result of the one before."""
+
+    short = 'chain'
+    what = 'a chain of 3 tasks'
+
+    def _send(self) -> Any:
+        result = chain(tasks.add.s(1, 2), tasks.add.s(3), tasks.add.s(4))()
+        self.ids = [result.parent.parent.id, result.parent.id, result.id]
+        return result
+
+    def check(self, result: Any) -> str | None:
+        return self.expect(result, 10, '1+2+3+4=10')
+
+    def check_runs(self, runs: list[list[Run]]) -> list[str]:
+        early = any(second[0].started < first[0].started for first, second in pairwise(runs))
+        return ['the tasks did not run one after the other'] if early else []
+
+
+class Chord(Scene):
+    """Tasks whose results are put together by a last one."""
+
+    short = 'chord'
+    size = 10
+    what = f'a chord of {size} tasks'
+
+    def _send(self) -> Any:
+        result = chord(tasks.add.s(i, i) for i in range(self.size))(tasks.total.s())
+        self.ids = [*(task.id for task in result.parent.results), result.id]
+        return result
+
+    def check(self, result: Any) -> str | None:
+        return self.expect(result, self.size * (self.size - 1), f'sum {result}')
+
+    def check_runs(self, runs: list[list[Run]]) -> list[str]:
+        *header, last = runs
+        early = any(run[0].started > last[0].started for run in header)
+        return ['the last task did not wait for the others'] if early else []
+
+
+class Crash(Scene):
+    """A task whose process dies while the worker lives on."""
+
+    short = 'crash'
+    what = 'a task, process killed'
+    starts = 2
+
+    def _send(self) -> Any:
+        result = tasks.crash.delay()
+        self.ids = [result.id]
+        return result
+
+    def check(self, result: Any) -> str | None:
+        return self.expect(result, 'survived', 'came back')
+
+    def check_runs(self, runs: list[list[Run]]) -> list[str]:
+        first, second = runs[0]
+        return ['ran twice in one process'] if first.pid == second.pid else []
+
+
+class WorkerKilled(Scene):
+    """A task whose worker is killed with all its processes."""
+
+    short = 'killed'
+    what = 'a task, worker killed'
+    starts = 2
+
+    def _send(self) -> Any:
+        result = tasks.work_long.delay(3600)
+        self.ids = [result.id]
+        return result
+
+    def check(self, result: Any) -> str | None:
+        return self.expect(result, 'done', 'came back')
+
+    def check_runs(self, runs: list[list[Run]]) -> list[str]:
+        first, second = runs[0]
+        return ['ran twice on one worker'] if first.worker == second.worker else []
+
+    def holder(self, journal: Journal) -> str | None:
+        """Return the name of the worker that runs the task, None before it does."""
+        return next((run.worker for run in self.runs(journal)), None)
+
+
+class Scheduled(Scene):
+    """Tasks that are to run some seconds later."""
+
+    size = 10
+
+    def __init__(self, late: float, ahead: int) -> None:
+        super().__init__(late)
+        self.ahead, self.short, self.what = ahead, f'due in {ahead} s', f'{self.size} tasks due in {ahead} s'
+
+    def _send(self) -> Any:
+        self.due = when = time.time() + self.ahead
+        eta = datetime.fromtimestamp(when, timezone.utc)
+        result = group(tasks.remember.s(when) for _ in range(self.size)).apply_async(eta=eta)
+        self.ids = [task.id for task in result.results]
+        return result
+
+    def check(self, result: Any) -> str | None:
+        self.outcome = f'{max(0.0, *result):.2f} s late'
+        if min(result) < 0:
+            return f'a task ran {-min(result):.2f} s early'
+        return f'a task ran {max(result):.1f} s late' if max(result) > self.late else None
+
+    def check_runs(self, runs: list[list[Run]]) -> list[str]:
+        early = self.due is not None and any(run[0].started < self.due for run in runs)
+        return ['a task started early'] if early else []

@@ -1,0 +1,114 @@
+"""The server and the databases that the demo has for itself."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
+from kombu_couchdb.embedded import EmbeddedServer, install
+from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
+
+from .screen import Screen
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+class Databases:
+    """Two fresh databases on one server: for messages and for results."""
+
+    def __init__(self, server: SplitResult) -> None:
+        self._server = server
+        self.name = f'demo-{uuid.uuid4().hex[:8]}'
+        self.results = f'{self.name}-results'
+        #: In sentences, what could not be deleted.
+        self.left: list[str] = []
+        self._created: list[str] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables from which Celery takes the two addresses."""
+        return {'CELERY_BROKER_URL': self._url(self.name), 'CELERY_RESULT_BACKEND': self._url(self.results)}
+
+    def create(self) -> str:
+        """Create both and return what runs where, without the password; *raises* `CouchDBError`."""
+        client = self._client(self.name)
+        greeting = client.welcome()
+        for name in (self.name, self.results):
+            self._created.append(name)
+            try:
+                self._client(name).create()
+            except AccessDenied:
+                self._created.remove(name)
+                raise
+        product = f'CouchDB {greeting["version"]}' if 'couchdb' in greeting else 'the embedded server'
+        return f'{product} at {client.address.server}'
+
+    def delete(self) -> None:
+        """Delete what was created."""
+        for name in self._created:
+            try:
+                self._client(name).delete()
+            except (NotFound, DatabaseMissing):
+                pass
+            except CouchDBError as exc:
+                self.left.append(f'database {name} is left behind ({exc})')
+
+    def _client(self, database: str) -> Client:
+        address: dict[str, Any] = {'host': self._server.hostname, 'port': self._port, 'database': database, 'tls': self._tls}
+        if self._server.username:
+            address |= {'user': unquote(self._server.username), 'password': unquote(self._server.password or '')}
+        return Client(Address(**address))
+
+    def _url(self, database: str) -> str:
+        login, at, _ = self._server.netloc.rpartition('@')
+        user, _, password = login.partition(':')
+        # Quoted anew: Celery is stricter than others about what may stand in a URL as it is.
+        login = ':'.join(quote(unquote(part), safe='') for part in (user, password)) if at else ''
+        host = self._server.hostname or ''
+        host = f'[{host}]' if ':' in host else host
+        return f'couchdb{"s" if self._tls else ""}://{login}{at}{host}:{self._port}/{database}'
+
+    @property
+    def _tls(self) -> bool:
+        return self._server.scheme == 'https'
+
+    @property
+    def _port(self) -> int:
+        return self._server.port or (443 if self._tls else 5984)
+
+
+@contextmanager
+def databases(screen: Screen) -> Iterator[Databases]:
+    """Provide databases on the server in `COUCHDB_URL`, else on an embedded one; *raises* `DemoError`."""
+    with ExitStack() as stack:
+        url = os.environ.get('COUCHDB_URL')
+        if not url:
+            screen.show('starting the embedded server (the first time, npm installs it)')
+            install()
+            screen.restart()
+            url = stack.enter_context(EmbeddedServer()).url
+        own = Databases(_checked(url))
+        stack.callback(own.delete)
+        screen.say(f'Server:    {own.create()}')
+        screen.say(f'Databases: {own.name}, {own.results}; deleted at the end')
+        yield own
+
+
+def _checked(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ('http', 'https') and parts.hostname and not parts.path.strip('/')
+        usable = usable and parts.port != 0 and not parts.query and not parts.fragment
+    except ValueError:
+        usable = False
+    if not usable:  # the text must not show the password
+        raise DemoError('COUCHDB_URL must look like http://user:password@host:5984, user and password percent-encoded')
+    return parts

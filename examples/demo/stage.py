@@ -1,0 +1,170 @@
+"""The stage: the workers, the scenes in their order, and what is left to say afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from celery.signals import after_task_publish
+from kombu.exceptions import KombuError
+
+from kombu_couchdb.errors import CouchDBError
+
+from . import journal as journals
+from .interrupts import Interrupts
+from .journal import Journal
+from .scenes import Burst, Chain, Chord, Crash, Retry, Scene, Scheduled, WorkerKilled
+from .screen import Screen
+from .server import DemoError, databases
+from .workers import Worker
+
+#: All in seconds: how late a task may start; how long it all may take; how long a worker may take to end.
+_LATE, _LIMIT, _END = 2.0, 45.0, 8.0
+
+#: Lines of each worker's log that are shown if something went wrong.
+_TAIL = 20
+
+
+class Stage:
+    """One performance of the demo."""
+
+    def __init__(self, interrupts: Interrupts, patience: float) -> None:
+        self._interrupts, self._patience = interrupts, patience
+        self._screen = Screen()
+        self._workers: list[Worker] = []
+        self._killed = WorkerKilled(_LATE * patience)
+        self._first = [kind(_LATE * patience) for kind in (Burst, Retry, Chain, Chord, Crash)]
+        self._second = [self._killed, Scheduled(_LATE * patience, 4), Scheduled(_LATE * patience, 8)]
+        #: What went wrong besides the scenes, in sentences.
+        self._troubles: list[str] = []
+
+    @property
+    def _scenes(self) -> list[Scene]:
+        return [*self._first, *self._second]
+
+    def play(self) -> bool:
+        """Do it all, leave nothing behind, show what came true and tell whether it was everything.
+
+        *Raises* `DemoError`, `CouchDBError` or `EmbeddedServerError` if it cannot begin, and `Stopped`.
+        """
+        with ExitStack() as stack:
+            try:
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix='celery-couchdb-demo-')))
+                self._journal = Journal(folder / 'journal')
+                stack.callback(self._journal.close)
+                self._database = stack.enter_context(databases(self._screen))
+                # These would take precedence.
+                for name in ('CELERY_BROKER_READ_URL', 'CELERY_BROKER_WRITE_URL'):
+                    os.environ.pop(name, None)
+                os.environ.update(self._database.environment)
+                os.environ[journals.VARIABLE] = str(folder / 'journal')
+                stack.callback(self._kill_workers)
+                after_task_publish.connect(self._on_published)
+                self._perform(folder)
+                self._end_workers()
+                logs = self._logs() if self._failed else []
+            finally:
+                self._interrupts.hold()
+        self._troubles += self._database.left
+        self._interrupts.check()
+        self._report(logs)
+        return not self._failed
+
+    @property
+    def _failed(self) -> bool:
+        return bool(self._troubles or any(scene.flaws for scene in self._scenes))
+
+    # -- the performance
+
+    def _perform(self, folder: Path) -> None:
+        try:
+            for name in ('w1', 'w2'):
+                with self._interrupts.held():  # a process must not be started and then forgotten
+                    self._workers.append(Worker(name, self._database.name, folder))
+            self._wait(lambda: len(self._journal.ready) == len(self._workers), 'two workers are starting')
+            self._screen.report('the workers w1 and w2 are ready')
+            self._send(*self._first)
+            self._wait_for(self._first)
+            self._send(self._killed)
+            self._wait(lambda: self._killed.holder(self._journal), 'a task that will lose its worker is starting')
+            victim = next(w for w in self._workers if w.name == self._killed.holder(self._journal))
+            victim.kill()
+            self._screen.report(f'{victim.name} was killed with all its processes while it ran a task')
+            self._send(*self._second[1:])
+            self._wait_for(self._second)
+        except (DemoError, CouchDBError, KombuError) as exc:
+            self._troubles.append(str(exc))
+        self._journal.read()
+        for scene in self._scenes:
+            scene.judge(self._journal)
+
+    def _send(self, *scenes: Scene) -> None:
+        for scene in scenes:
+            self._sending, self._sent = scene, 0
+            scene.send()
+
+    def _on_published(self, **_: Any) -> None:
+        self._sent += 1
+        self._screen.show(f'sending {self._sending.what}: {self._sent}')
+
+    def _wait_for(self, scenes: list[Scene]) -> None:
+        self._wait(lambda: all(scene.done(self._journal) for scene in scenes), '')
+
+    def _wait(self, condition: Callable[[], object], doing: str) -> None:
+        """Wait until the condition holds; *raises* `DemoError` if time is up or a worker ends."""
+        while not condition():
+            if self._screen.now() > _LIMIT * self._patience:
+                raise DemoError(f'it was not over after {_LIMIT * self._patience:g} s' + (f', when {doing}' if doing else ''))
+            for worker in self._workers:
+                if worker.status is not None and not worker.killed:
+                    raise DemoError(f'{worker.name} ended by itself, with status {worker.status}')
+            self._interrupts.check()
+            self._screen.show(doing or self._progress())
+            time.sleep(0.05)
+            self._journal.read()
+
+    def _progress(self) -> str:
+        running = [scene for scene in self._scenes if scene.sent and not scene.done(self._journal)]
+        return ' | '.join(f'{scene.short} {scene.progress(self._journal)}' for scene in running)
+
+    def _end_workers(self) -> None:
+        """Let the workers that live finish what they do."""
+        living = [worker for worker in self._workers if worker.status is None]
+        for worker in living:
+            worker.terminate()
+        for worker in living:
+            self._screen.show(f'{worker.name} is asked to end')
+            if not worker.wait(_END * self._patience) and not self._troubles:
+                self._troubles.append(f'{worker.name} did not end well when it was asked to')
+
+    def _kill_workers(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+    # -- afterwards
+
+    def _logs(self) -> list[str]:
+        return [line for worker in self._workers for line in
+                ('', f'The end of the log of {worker.name}:', *(f'  {line}' for line in worker.log_tail(_TAIL)))]
+
+    def _report(self, logs: list[str]) -> None:
+        if any(scene.sent for scene in self._scenes):
+            self._screen.table(self._scenes, self._journal)
+        if not self._failed:
+            count = sum(len(scene.ids) for scene in self._scenes)
+            self._screen.say(f'All of it came true in {self._screen.now():.0f} s: {count} tasks, none lost, and none run twice '
+                             f'but those\nthat were killed. Nothing is left running or lying about.')
+            return
+        self._screen.say('Not all of it came true:')
+        for trouble in self._troubles:
+            self._screen.say(f'- {trouble}')
+        for scene in self._scenes:
+            for flaw in scene.flaws:
+                self._screen.say(f'- {scene.what}: {flaw}')
+        for line in logs:
+            self._screen.say(line)

@@ -1,0 +1,71 @@
+"""A Celery app on CouchDB, to copy from: `celery -A examples.tasks worker`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from celery import Celery
+
+app = Celery(
+    'examples',
+    broker=os.environ.get('CELERY_BROKER_URL', 'couchdb://localhost:5984/celery'),
+    backend=os.environ.get('CELERY_RESULT_BACKEND', 'couchdb://localhost:5984/celery_results'),
+)
+app.conf.update(
+    # A message is acknowledged when its task is done, so that the task comes back if its worker dies, …
+    task_acks_late=True,
+    # … or only the process that runs it.
+    task_reject_on_worker_lost=True,
+    # How many seconds a worker may be silent until its tasks are given to others; the default is 60.
+    broker_transport_options={'visibility_timeout': 6},
+    # How many seconds a worker waits for the result of a process of its own that died; the default is 10.
+    worker_lost_wait=1.0,
+    worker_prefetch_multiplier=8,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task
+def add(x: int, y: int) -> int:
+    """Return the sum of two numbers."""
+    return x + y
+
+
+@app.task
+def total(numbers: list[int]) -> int:
+    """Return the sum of many numbers."""
+    return sum(numbers)
+
+
+@app.task(bind=True, max_retries=10)
+def flaky(self: Any, succeeds_at: int) -> int:
+    """Fail and be tried again a second later, until the given try."""
+    tries: int = self.request.retries + 1
+    if tries < succeeds_at:
+        raise self.retry(countdown=1)
+    return tries
+
+
+@app.task
+def remember(when: float) -> float:
+    """Return how many seconds after the given time this runs."""
+    return time.time() - when
+
+
+@app.task(bind=True)
+def crash(self: Any) -> str:
+    """Kill the process that runs this, as the kernel does when memory runs out; the second time, do not."""
+    if not self.request.delivery_info['redelivered']:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 'survived'
+
+
+@app.task(bind=True)
+def work_long(self: Any, seconds: float) -> str:
+    """Work for so long that something happens to the worker; the second time, be quick."""
+    if not self.request.delivery_info['redelivered']:
+        time.sleep(seconds)
+    return 'done'

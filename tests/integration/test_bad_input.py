@@ -1,0 +1,207 @@
+"""What goes wrong because somebody made a mistake: one clear sentence, and no password in it."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import (
+    AccessDenied,
+    ConfigurationError,
+    CouchDBError,
+    DatabaseMissing,
+    DocumentTooLarge,
+    NotCouchDB,
+    ServerUnavailable,
+)
+from tests.conftest import Server
+from tests.support import Inbox, items, publish
+
+PASSWORD = 'unguessable-77'
+
+
+def failure(url: str, expected: type[CouchDBError], **options: object) -> str:
+    """Connect, expect an error and return its text, of which every test asks the same."""
+    with pytest.raises(expected) as caught, Connection(url, transport_options=options) as connection:
+        connection.connect()
+    text = str(caught.value)
+    assert '\n' not in text
+    assert 20 < len(text) < 400
+    assert PASSWORD not in text
+    return text
+
+
+def test_wrong_host() -> None:
+    text = failure(f'couchdb://joe:{PASSWORD}@no-such-host.invalid/db', ServerUnavailable)
+    assert 'no-such-host.invalid' in text
+
+
+def test_refused_port() -> None:
+    text = failure(f'couchdb://joe:{PASSWORD}@127.0.0.1:1/db', ServerUnavailable)
+    assert '127.0.0.1:1' in text
+    assert 'refused' in text.lower()
+
+
+def test_connection_errors_are_kombus_own(client: Client) -> None:
+    with Connection('couchdb://127.0.0.1:1/db') as connection, pytest.raises(OperationalError):
+        connection.ensure_connection(max_retries=1, interval_start=0)
+    with Connection('couchdb://127.0.0.1:1/db') as connection, pytest.raises(OperationalError):
+        publish(connection, 'hello', retry=True, retry_policy={'max_retries': 1, 'interval_start': 0})
+
+
+def test_wrong_password(server: Server, client: Client, database: str) -> None:
+    text = failure(server.couchdb_url(database, f'nobody-{uuid.uuid4().hex[:8]}', PASSWORD), AccessDenied)
+    assert 'nobody-' in text
+    assert 'password' in text
+
+
+def test_no_password(server: Server, client: Client, database: str) -> None:
+    assert 'no user' in failure(f'couchdb://{server.host}:{server.port}/{database}', AccessDenied)
+
+
+def test_no_right_to_create_the_database(server: Server, users: Callable[..., None], database: str,
+                                         apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server has one user only')
+    name = f'joe-{uuid.uuid4().hex[:8]}'
+    users(name, PASSWORD)
+    text = failure(server.couchdb_url(database, name, PASSWORD), AccessDenied)
+    assert 'administrator' in text
+    assert database in text
+
+
+def test_member_of_a_database_that_is_set_up(server: Server, client: Client, users: Callable[..., None], database: str,
+                                             url: str, apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server has one user only')
+    name = f'joe-{uuid.uuid4().hex[:8]}'
+    users(name, PASSWORD)
+    client.request('PUT', '/_security', body={'members': {'names': [name]}})
+    member = server.couchdb_url(database, name, PASSWORD)
+    assert 'administrator' in failure(member, AccessDenied)
+    with Connection(url) as administrator:
+        administrator.connect()
+    with Connection(member) as connection:
+        publish(connection, 'hello')
+        Inbox(connection).wait(1)
+
+
+def test_database_that_shall_not_be_created(url: str) -> None:
+    assert 'create_database' in failure(url, DatabaseMissing, create_database=False)
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers everything with the same text."""
+
+    text, status = '', 200
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get('Content-Length') or 0))
+        self.send_response(self.status)
+        self.send_header('Content-Length', str(len(self.text)))
+        self.end_headers()
+        self.wfile.write(self.text.encode())
+
+    do_GET = do_PUT = do_POST = do_DELETE = _answer
+
+    def log_message(self, *args: object) -> None:
+        """Be silent."""
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[str, int], str]]:
+    """Returns a function that starts a server which always answers the same, and returns its URL."""
+    servers = []
+
+    def start(text: str, status: int) -> str:
+        handler = type('Handler', (Answers,), {'text': text, 'status': status})
+        servers.append(http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f'couchdb://joe:{PASSWORD}@127.0.0.1:{servers[-1].server_port}/db'
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize('status', [200, 404])
+@pytest.mark.parametrize('text', ['<html><body>It works!</body></html>', '', '{"message": "hello"}', '[]', 'null', '"x"'])
+def test_server_that_is_no_couchdb(answering: Callable[..., str], text: str, status: int) -> None:
+    assert 'not a CouchDB server' in failure(answering(text, status), NotCouchDB)
+
+
+@pytest.mark.parametrize('status', [301, 302])
+def test_server_that_redirects(answering: Callable[..., str], status: int) -> None:
+    failure(answering('', status), NotCouchDB)
+
+
+@pytest.mark.parametrize('status', [500, 502, 503, 429])
+def test_server_that_is_in_trouble(answering: Callable[..., str], status: int) -> None:
+    assert str(status) in failure(answering('{"error": "oops", "reason": "in trouble"}', status), ServerUnavailable)
+
+
+def test_proxy_page_of_a_server_that_is_down(answering: Callable[..., str]) -> None:
+    assert '502' in failure(answering('<html>Bad Gateway</html>', 502), ServerUnavailable)
+
+
+@pytest.mark.parametrize(('options', 'said'), [
+    ({'visibilty_timeout': 5}, 'visibilty_timeout'),
+    ({'visibility_timeout': '5'}, 'visibility_timeout'),
+    ({'visibility_timeout': 0}, 'visibility_timeout'),
+    ({'visibility_timeout': -1}, 'visibility_timeout'),
+    ({'visibility_timeout': True}, 'visibility_timeout'),
+    ({'visibility_timeout': float('inf')}, 'visibility_timeout'),
+    ({'visibility_timeout': float('nan')}, 'visibility_timeout'),
+    ({'read_ahead': 1.5}, 'read_ahead'),
+    ({'create_database': 'no'}, 'create_database'),
+    ({'polling_interval': None}, 'polling_interval'),
+])
+def test_options(url: str, options: dict[str, object], said: str) -> None:
+    assert said in failure(url, ConfigurationError, **options)
+
+
+@pytest.mark.parametrize('database', ['Upper', '1digit', '_users', 'a b', 'ü', 'a.b'])
+def test_database_name_that_couchdb_refuses(server: Server, database: str) -> None:
+    assert 'database name' in failure(server.couchdb_url(database), ConfigurationError)
+
+
+def test_message_that_is_too_large(connection: Connection, client: Client, apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server takes documents of any size')
+    publish(connection, 'before')
+    with pytest.raises(DocumentTooLarge, match='max_document_size') as caught:
+        publish(connection, 'x' * 8_000_001)
+    assert len(str(caught.value)) < 400
+    publish(connection, 'after')
+    assert Inbox(connection).wait(2) == ['before', 'after']
+    assert not items(client) or len(items(client)) <= 2
+
+
+def test_message_just_small_enough_goes_all_the_way(connection: Connection, client: Client, apache_couchdb: bool) -> None:
+    """Whatever size can be published can be claimed, released and buried, too."""
+    size = 8_000_000
+    if apache_couchdb:
+        while True:
+            try:
+                publish(connection, 'x' * size)
+                break
+            except DocumentTooLarge:
+                size -= 50
+        assert size > 7_990_000
+    else:
+        publish(connection, 'x' * size)
+    inbox = Inbox(connection, ack=False)
+    assert len(inbox.wait(1)[0]) == size
+    inbox.messages[0].requeue()
+    inbox.wait(2)
+    inbox.messages[1].reject()
+    Inbox(connection).stays(0, 1)
+    assert items(client)[0]['status'] == 'fail'

@@ -1,0 +1,140 @@
+"""Who gets which message: the highest priority, then the oldest; each exactly once, and with few collisions."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from tests.conftest import wait_for
+from tests.support import Inbox, eta, items, publish
+
+CONSUMERS = 8
+
+
+def test_highest_priority_first_then_oldest(connection: Connection) -> None:
+    sent = [(priority, number) for number in range(3) for priority in random.Random(0).sample(range(10), 10)]
+    for priority, number in sent:
+        publish(connection, [priority, number], priority=priority)
+    inbox = Inbox(connection, prefetch=1)
+    assert inbox.wait(len(sent)) == [[priority, number] for priority in range(9, -1, -1) for number in range(3)]
+
+
+def test_oldest_due_date_first(connection: Connection) -> None:
+    publish(connection, 'now')
+    publish(connection, 'since yesterday', headers=eta(-86400))
+    publish(connection, 'since last year', headers=eta(-31e6))
+    assert Inbox(connection, prefetch=1).wait(3) == ['since last year', 'since yesterday', 'now']
+
+
+def test_urgent_message_overtakes_a_long_queue(connect: Callable[..., Connection], client: Client) -> None:
+    publisher = connect()
+    for number in range(200):
+        publish(publisher, number)
+    inbox = Inbox(connect(), prefetch=1, ack=False)
+    inbox.wait(1)
+    publish(publisher, 'urgent', priority=9)
+    # The consumer may have read a little of the queue ahead, but not for longer than a second.
+    threading.Event().wait(3)
+    inbox.messages[0].ack()
+    assert inbox.wait(2)[1] == 'urgent'
+
+
+@pytest.mark.parametrize('priority', [-5, 42])
+def test_priority_out_of_range_is_the_nearest_in_range(connection: Connection, client: Client, priority: int) -> None:
+    publish(connection, 'hello', priority=priority)
+    assert items(client)[0]['priority'] == (0 if priority < 0 else 9)
+    Inbox(connection).wait(1)
+
+
+class Claims:
+    """Counts the claims that were tried and those that somebody else was faster with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tried = self.lost = 0
+        lock, bulk = threading.Lock(), Client.bulk
+
+        def counted(client: Client, docs: Any) -> Any:
+            answers = bulk(client, docs)
+            mine = [answer for doc, answer in zip(docs, answers, strict=True) if doc.get('claimed')]
+            with lock:
+                self.tried += len(mine)
+                self.lost += sum(1 for answer in mine if answer.get('error') == 'conflict')
+            return answers
+
+        monkeypatch.setattr(Client, 'bulk', counted)
+
+
+@pytest.mark.parametrize('prefetch', [1, 16])
+def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Connection], client: Client,
+                                                       monkeypatch: pytest.MonkeyPatch, prefetch: int) -> None:
+    count = 300
+    publisher = connect()
+    with publisher.Producer() as producer:
+        for number in range(count):
+            producer.publish(number, routing_key='q', serializer='json')
+    claims = Claims(monkeypatch)
+    got: Counter[int] = Counter()
+    connections = [connect() for _ in range(CONSUMERS)]
+
+    def consume(connection: Connection) -> None:
+        inbox = Inbox(connection, prefetch=prefetch)
+        while not finished.is_set():
+            inbox.drain(0.2)
+        got.update(inbox.bodies)
+
+    finished = threading.Event()
+    threads = [threading.Thread(target=consume, args=(connection,)) for connection in connections]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_for(lambda: not items(client), 'all messages to be acknowledged')
+    finally:
+        finished.set()
+        for thread in threads:
+            thread.join()
+    assert got == Counter(range(count))
+    assert claims.tried >= count
+    assert claims.lost < 0.3 * count
+
+
+def test_messages_that_come_while_many_wait(connect: Callable[..., Connection], client: Client,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = Claims(monkeypatch)
+    count, finished, got = 200, threading.Event(), Counter[int]()
+
+    def consume(connection: Connection) -> None:
+        inbox = Inbox(connection, prefetch=4)
+        while not finished.is_set():
+            inbox.drain(0.2)
+        got.update(inbox.bodies)
+
+    threads = [threading.Thread(target=consume, args=(connect(),)) for _ in range(CONSUMERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        publisher = connect()
+        for number in range(count):
+            publish(publisher, number)
+        wait_for(lambda: not items(client), 'all messages to be acknowledged')
+    finally:
+        finished.set()
+        for thread in threads:
+            thread.join()
+    assert got == Counter(range(count))
+    assert claims.lost < 0.3 * count
+
+
+def test_several_queues_share_a_consumer(connection: Connection) -> None:
+    for number in range(60):
+        publish(connection, ['full', number], 'full')
+    publish(connection, ['small', 0], 'small')
+    bodies = Inbox(connection, 'full', 'small', prefetch=2).wait(61)
+    assert bodies.index(['small', 0]) < 60
+    assert [body for body in bodies if body[0] == 'full'] == [['full', number] for number in range(60)]

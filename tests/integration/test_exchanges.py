@@ -1,0 +1,106 @@
+"""Direct and topic exchanges: bindings that every process sees at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection, Exchange, Queue
+from kombu.exceptions import ChannelError
+
+from kombu_couchdb.client import Client
+from tests.conftest import wait_for
+from tests.support import Inbox, items, run_python
+
+TOPICS = Exchange('topics', type='topic')
+DIRECT = Exchange('direct', type='direct')
+
+
+def send(connection: Connection, exchange: Exchange, routing_key: str, body: object = 'hello') -> None:
+    connection.Producer().publish(body, exchange=exchange, routing_key=routing_key, serializer='json', declare=[exchange])
+
+
+def test_direct_goes_to_every_queue_with_that_key(connect: Callable[..., Connection], client: Client) -> None:
+    channel = connect().channel()
+    for name, key in (('one', 'a'), ('two', 'a'), ('three', 'b')):
+        Queue(name, DIRECT, routing_key=key)(channel).declare()
+    send(connect(), DIRECT, 'a')
+    assert sorted(item['queue'] for item in items(client)) == ['one', 'two']
+
+
+@pytest.mark.parametrize(('pattern', 'key', 'matches'), [
+    ('a.*', 'a.b', True), ('a.*', 'a', False), ('a.*', 'a.b.c', False),
+    ('a.#', 'a.b', True), ('a.#', 'a.b.c', True), ('a.#', 'ab', False),
+    ('#', 'x.y', True), ('#', '', True), ('*.b', 'a.b', True), ('*.b', 'a.c', False),
+    ('#.b', 'x.y.b', True), ('a.*.c', 'a.b.c', True), ('a.*.c', 'a.c', False),
+    ('a.b', 'a.b', True), ('a.b', 'axb', False), ('a.b', 'a.b.c', False), ('a+.b', 'a+.b', True), ('a+.b', 'aa.b', False),
+])
+def test_topic_wildcards(connection: Connection, client: Client, pattern: str, key: str, matches: bool) -> None:
+    Queue('q', TOPICS, routing_key=pattern)(connection.channel()).declare()
+    send(connection, TOPICS, key)
+    assert len(items(client)) == (1 if matches else 0)
+
+
+def test_one_document_where_two_bindings_of_a_queue_match(connection: Connection, client: Client) -> None:
+    channel = connection.channel()
+    Queue('q', TOPICS, routing_key='a.#')(channel).declare()
+    Queue('q', TOPICS, routing_key='#.b')(channel).declare()
+    send(connection, TOPICS, 'a.b')
+    assert len(items(client)) == 1
+
+
+def test_message_without_a_queue_goes_nowhere(connection: Connection, client: Client) -> None:
+    send(connection, DIRECT, 'nobody')
+    send(connection, TOPICS, 'no.body')
+    assert not items(client)
+
+
+def test_binding_made_elsewhere_counts_at_once(connect: Callable[..., Connection], client: Client) -> None:
+    publisher = connect()
+    Inbox(publisher, Queue('other', DIRECT, routing_key='other'))  # a connection that follows the bindings by its feed
+    send(publisher, DIRECT, 'new')
+    assert not items(client)
+    run_python('''
+import os
+import kombu_couchdb
+from kombu import Connection, Exchange, Queue
+with Connection(os.environ['URL']) as connection:
+    Queue('q', Exchange('direct', type='direct'), routing_key='new')(connection.channel()).declare()
+''', URL=connect().as_uri(include_password=True))
+    send(publisher, DIRECT, 'new')
+    assert [item['queue'] for item in items(client)] == ['q']
+
+
+def test_unbound_queue_gets_nothing_more(connection: Connection, client: Client) -> None:
+    queue = Queue('q', DIRECT, routing_key='a')(connection.channel())
+    queue.declare()
+    queue.unbind_from(DIRECT, 'a')
+    send(connection, DIRECT, 'a')
+    assert not items(client)
+
+
+def test_deleted_exchange_routes_nothing(connection: Connection, client: Client) -> None:
+    channel = connection.channel()
+    Queue('q', DIRECT, routing_key='a')(channel).declare()
+    DIRECT(channel).delete()
+    send(connection, DIRECT, 'a')
+    assert not items(client)
+
+
+def test_passive_declaration(connect: Callable[..., Connection], client: Client) -> None:
+    with pytest.raises(ChannelError, match='404'):
+        connect().channel().exchange_declare('unknown', passive=True)
+    Queue('q', Exchange('known'), routing_key='a')(connect().channel()).declare()
+    connect().channel().exchange_declare('known', passive=True)
+
+
+def test_topic_of_consumers_across_connections(connect: Callable[..., Connection], client: Client) -> None:
+    errors = Inbox(connect(), Queue('errors', TOPICS, routing_key='*.error'))
+    everything = Inbox(connect(), Queue('all', TOPICS, routing_key='#'))
+    publisher = connect()
+    send(publisher, TOPICS, 'web.error', 1)
+    send(publisher, TOPICS, 'web.info', 2)
+    send(publisher, TOPICS, 'db.error', 3)
+    assert errors.wait(2) == [1, 3]
+    assert everything.wait(3) == [1, 2, 3]
+    wait_for(lambda: not items(client), 'all to be acknowledged')

@@ -1,0 +1,121 @@
+"""The lease: what a living consumer holds stays its own, and what a dead one held comes back."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from tests.conftest import wait_for
+from tests.support import Inbox, Peer, Request, items, publish
+
+#: The lease in seconds; what follows it (clocks that differ, sweeps, a busy machine) may take so much longer.
+LEASE, SLACK = 2.0, 15.0
+
+
+def test_long_task_is_not_redelivered_while_its_consumer_lives(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'long')
+    holder = Inbox(connect(visibility_timeout=LEASE), ack=False)
+    holder.wait(1)
+    Inbox(connect(visibility_timeout=LEASE)).stays(0, 4 * LEASE)
+    assert items(client)[0]['attempts'] == 1
+    holder.messages[0].ack()
+    wait_for(lambda: not items(client), 'the ack to be stored')
+
+
+def test_what_a_killed_consumer_held_comes_back(url: str, connect: Callable[..., Connection], client: Client) -> None:
+    publisher = connect()
+    for number in range(3):
+        publish(publisher, number)
+    with Peer(url, options={'visibility_timeout': LEASE}) as peer:
+        assert [peer.next()['got'] for _ in range(3)] == [0, 1, 2]
+        peer.signal(signal.SIGKILL)
+        killed = time.monotonic()
+        inbox = Inbox(connect(visibility_timeout=LEASE))
+        assert inbox.wait(3) == [0, 1, 2]
+    assert LEASE * 0.5 < time.monotonic() - killed < LEASE + SLACK
+    for message in inbox.messages:
+        assert message.delivery_info['redelivered'] is True
+        assert message.delivery_info['delivery_count'] == 2
+
+
+def test_first_delivery_is_no_redelivery(connection: Connection) -> None:
+    publish(connection, 'hello')
+    inbox = Inbox(connection)
+    inbox.wait(1)
+    info = inbox.messages[0].delivery_info
+    assert (info['redelivered'], info['delivery_count']) == (False, 1)
+
+
+def test_consumer_that_was_stopped_learns_that_it_lost_its_lease(
+        url: str, connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'slow')
+    with Peer(url, options={'visibility_timeout': LEASE}) as peer:
+        assert peer.next()['got'] == 'slow'
+        peer.signal(signal.SIGSTOP)
+        other = Inbox(connect(visibility_timeout=LEASE), ack=False)
+        assert other.wait(1) == ['slow']
+        peer.signal(signal.SIGCONT)
+        peer.tell('ack')
+        assert peer.next() == {'done': 'ack'}
+        wait_for(lambda: any('lost its lease' in line for line in peer.log), 'the log to say so')
+        wait_for(lambda: any('held any more' in line or 'had been taken' in line for line in peer.log),
+                 'the log to tell of the late ack')
+        [item] = items(client)
+        assert item['claimed']['by'] == other.connection.transport.consumer.id
+        other.messages[0].ack()
+        wait_for(lambda: not items(client), 'the ack of the new holder')
+
+
+def test_consumer_that_lost_its_lease_goes_on(url: str, connect: Callable[..., Connection], client: Client) -> None:
+    publisher = connect()
+    publish(publisher, 'first')
+    with Peer(url, options={'visibility_timeout': LEASE}) as peer:
+        assert peer.next()['got'] == 'first'
+        peer.signal(signal.SIGSTOP)
+        other = Inbox(connect(visibility_timeout=LEASE), ack=False)
+        other.wait(1)
+        other.consumer.cancel()
+        peer.signal(signal.SIGCONT)
+        publish(publisher, 'second')
+        assert peer.next()['got'] == 'second'
+
+
+def test_one_heartbeat_however_much_is_held(connect: Callable[..., Connection], client: Client,
+                                            sent: list[Request]) -> None:
+    publisher = connect()
+    with publisher.Producer() as producer:
+        for number in range(200):
+            producer.publish(number, routing_key='q', serializer='json')
+    inbox = Inbox(connect(visibility_timeout=3.0), ack=False)
+    inbox.wait(200)
+    wait_for(lambda: sent and sent[-1].is_heartbeat, 'the claims to be over')
+    sent.clear()
+    started = time.monotonic()
+    wait_for(lambda: sum(request.is_heartbeat for request in sent) >= 4, 'four heartbeats')
+    assert time.monotonic() - started > 2.5
+    writing = [request for request in sent if request.docs]
+    assert all(len(request.docs) == 1 for request in writing)
+    assert all(request.is_heartbeat for request in writing)
+    assert [item['_rev'].partition('-')[0] for item in items(client)] == ['2'] * 200
+
+
+def test_nobody_claims_without_a_heartbeat(connect: Callable[..., Connection], client: Client,
+                                           sent: list[Request]) -> None:
+    publish(connect(), 'hello')
+    Inbox(connect()).wait(1)
+    writes = [doc.get('type', 'deletion') for request in sent for doc in request.docs if not request.path == '/']
+    assert writes.index('Consumer') < len(writes) - 1 - writes[::-1].index('WorkItem')
+
+
+def test_closed_consumer_leaves_no_heartbeat(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    inbox = Inbox(connection)
+    publish(connection, 'hello')
+    inbox.wait(1)
+    assert client.id_range('broker:consumer:')
+    connection.release()
+    assert not client.id_range('broker:consumer:')

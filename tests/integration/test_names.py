@@ -1,0 +1,124 @@
+"""The names `couchdb://` and `kombu_couchdb`: what is found without being asked for, and where a URL leads."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from tests.conftest import Server
+from tests.support import Inbox, items, publish, run_python
+
+#: A user name and a password that use every printable ASCII character, and more. A user name has no colon: HTTP's rule.
+USER = 'jürgen @/?#[]%+&=;,$!*\'()"<>\\^`{|}~'
+PASSWORD = 'p:@/?#[]% +&=;,$!*\'()"<>\\^`{|}~ß€😀'
+
+
+def test_celery_app_that_imports_nothing_of_ours(url: str, client: Client) -> None:
+    run_python('''
+import os
+from celery import Celery
+app = Celery('app', broker=os.environ['URL'])
+app.send_task('add', (1, 2))
+''', URL=url)
+    assert [(item['queue'], item['message']['headers']['task']) for item in items(client)] == [('celery', 'add')]
+
+
+def test_bare_kombu_with_one_import(url: str, client: Client) -> None:
+    run_python('''
+import os
+import kombu_couchdb
+from kombu import Connection
+with Connection(os.environ['URL']) as connection:
+    connection.Producer().publish('hello', routing_key='q')
+''', URL=url)
+    assert [item['queue'] for item in items(client)] == ['q']
+
+
+def test_hook_imports_next_to_nothing() -> None:
+    done = run_python('''
+import sys
+import kombu.serialization
+print(*sorted(name for name in sys.modules if name.partition('.')[0] in ('requests', 'kombu_couchdb', 'celery_couchdb')))
+''')
+    assert done.stdout.split() == ['kombu_couchdb']
+
+
+@pytest.mark.parametrize('breaks', [
+    'del kombu.transport.TRANSPORT_ALIASES',
+    'kombu.transport.TRANSPORT_ALIASES = ()',
+    'kombu.transport.TRANSPORT_ALIASES = None',
+])
+def test_hook_that_cannot_do_its_work_breaks_nobody_else(breaks: str) -> None:
+    done = run_python(f'''
+import kombu.transport
+{breaks}
+import kombu.serialization
+print(kombu.serialization.dumps([1], 'json')[2])
+''')
+    assert done.stdout.strip() == '[1]'
+
+
+def test_hook_adds_no_serializer() -> None:
+    done = run_python('''
+import kombu.serialization
+try:
+    kombu.serialization.dumps([1], 'couchdb')
+except Exception as exc:
+    print(type(exc).__name__)
+from kombu.serialization import registry
+print('application/x-celery-couchdb' in registry._decoders)
+''')
+    assert done.stdout.split()[0] in ('SerializerNotInstalled', 'EncodeError')
+
+
+def test_default_database() -> None:
+    assert Connection('couchdb://127.0.0.1').transport.address.database == 'celery'
+
+
+@pytest.mark.parametrize('suffix', ['+plus', '/slash', '$(dollar)', '_-'])
+def test_database_from_the_path(server: Server, suffix: str) -> None:
+    name = f'test-{uuid.uuid4().hex[:12]}{suffix}'
+    with Connection(server.couchdb_url(name)) as connection:
+        publish(connection, 'hello')
+        client = server.client(name)
+        try:
+            assert [item['queue'] for item in items(client)] == ['q']
+        finally:
+            client.delete()
+
+
+def test_failover_list(url: str, client: Client) -> None:
+    dead = 'couchdb://127.0.0.1:1/nowhere'
+    with Connection(f'{dead};{url}') as connection:
+        connection.ensure_connection(max_retries=3, interval_start=0)
+        publish(connection, 'hello')
+    assert len(items(client)) == 1
+
+
+def test_failover_list_of_a_celery_app(url: str, client: Client) -> None:
+    run_python('''
+import os
+from celery import Celery
+app = Celery('app', broker='couchdb://127.0.0.1:1/nowhere;' + os.environ['URL'])
+app.send_task('add', (1, 2))
+''', URL=url)
+    assert len(items(client)) == 1
+
+
+def test_user_and_password_of_any_characters(server: Server, client: Client, database: str,
+                                             users: Callable[..., None], apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server has one user only')
+    with Connection(server.couchdb_url(database)) as connection:
+        connection.connect()  # an administrator sets the database up
+    name = USER + uuid.uuid4().hex[:8]
+    users(name, PASSWORD)
+    client.request('PUT', '/_security', body={'members': {'names': [name], 'roles': []}})
+    with Connection(server.couchdb_url(database, name, PASSWORD)) as connection:
+        inbox = Inbox(connection)
+        publish(connection, 'hello')
+        inbox.wait(1)

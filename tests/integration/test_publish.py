@@ -1,0 +1,135 @@
+"""Publishing: one request and one document for each message and queue; many in one request with a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection, Exchange, Producer, Queue
+
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ServerUnavailable
+from tests.support import Inbox, Request, eta, items, publish
+
+needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='Producer.batch() came with kombu 5.7')
+
+
+@pytest.mark.parametrize('properties', [{}, {'priority': 9}, {'headers': eta(3600)}, {'serializer': 'pickle'}])
+def test_one_request_and_one_document(connection: Connection, client: Client, sent: list[Request],
+                                      properties: dict[str, object]) -> None:
+    publish(connection, 'the first may set the database up')
+    sent.clear()
+    for number in range(5):
+        publish(connection, number, **properties)
+    assert [(request.method, request.is_heartbeat) for request in sent] == [('PUT', False)] * 5
+    assert len(items(client)) == 6
+
+
+def test_one_document_for_each_queue_in_one_request(connection: Connection, client: Client,
+                                                    sent: list[Request]) -> None:
+    exchange = Exchange('topics', type='topic')
+    for name in 'abc':
+        Queue(name, exchange, routing_key='#')(connection.channel()).declare()
+    producer = connection.Producer(exchange=exchange)
+    producer.publish('x', routing_key='x', serializer='json')
+    sent.clear()
+    producer.publish('hello', routing_key='x', serializer='json')
+    assert [(request.method, request.path) for request in sent if request.docs] == [('POST', '/_bulk_docs')]
+    assert sorted(item['queue'] for item in items(client)) == ['a', 'a', 'b', 'b', 'c', 'c']
+    assert len({item['_id'] for item in items(client)}) == 6
+
+
+def test_connection_that_only_publishes_starts_no_thread(connection: Connection) -> None:
+    import threading
+    before = threading.active_count()
+    publish(connection, 'hello')
+    assert threading.active_count() == before
+
+
+def test_ids_sort_by_time(connection: Connection, client: Client) -> None:
+    for number in range(20):
+        publish(connection, number)
+    assert [item['message']['body'] for item in items(client)] == [str(number) for number in range(20)]
+
+
+def test_answer_that_was_lost(connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try is stored, though its answer never comes: the second must not store the message once more."""
+    publish(connection, 'the first may set the database up')
+    request, lost = Client.request, []
+
+    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+        answer = request(self, method, *args, **kwargs)
+        if method == 'PUT' and not lost:
+            lost.append(answer)
+            raise ServerUnavailable('the answer was lost')
+        return answer
+
+    monkeypatch.setattr(Client, 'request', request_and_lose)
+    publish(connection, 'hello', retry=True, retry_policy={'interval_start': 0, 'max_retries': 3})
+    assert len(lost) == 1
+    assert len(items(client)) == 2
+
+
+def test_message_published_twice_is_two_messages(connection: Connection, client: Client) -> None:
+    producer, inbox = connection.Producer(), Inbox(connection)
+    producer.publish('hello', routing_key='q', serializer='json')
+    inbox.wait(1)
+    [message] = inbox.messages
+    producer.publish(message.body, routing_key='q', content_type=message.content_type,
+                     content_encoding=message.content_encoding, headers=message.headers, **{
+                         name: value for name, value in message.properties.items() if name != 'delivery_info'})
+    assert inbox.wait(2) == ['hello', 'hello']
+
+
+@needs_batch
+def test_batch_is_one_request(connection: Connection, client: Client, sent: list[Request]) -> None:
+    producer = connection.Producer()
+    assert producer.supports_batch_publish
+    producer.publish('the first may set the database up', routing_key='q', serializer='json')
+    sent.clear()
+    with producer.batch() as batch:
+        for number in range(250):
+            producer.publish(number, routing_key='q', serializer='json', priority=number % 10)
+        assert not sent
+        batch.flush()
+        producer.publish('last', routing_key='q', serializer='json')
+    writes = [(request.method, request.path, len(request.docs)) for request in sent]
+    assert writes == [('POST', '/_bulk_docs', 250), ('PUT', writes[-1][1], 1)]
+    assert len(items(client)) == 252
+
+
+@needs_batch
+def test_batch_flushes_when_it_is_full(connection: Connection, client: Client, sent: list[Request]) -> None:
+    producer = connection.Producer()
+    producer.publish('the first may set the database up', routing_key='q', serializer='json')
+    sent.clear()
+    with producer.batch(max_size=10):
+        for number in range(25):
+            producer.publish(number, routing_key='q', serializer='json')
+    assert [len(request.docs) for request in sent] == [10, 10, 5]
+    inbox = Inbox(connection, prefetch=1)
+    assert inbox.wait(26)[1:] == list(range(25))
+
+
+@needs_batch
+def test_batch_that_breaks_off_stores_nothing(connection: Connection, client: Client) -> None:
+    producer = connection.Producer()
+    with pytest.raises(KeyError), producer.batch():
+        producer.publish('hello', routing_key='q', serializer='json')
+        raise KeyError
+    assert not items(client)
+    producer.publish('after it', routing_key='q', serializer='json')
+    assert len(items(client)) == 1
+
+
+@needs_batch
+def test_batch_with_broadcasts(connect: Callable[..., Connection], client: Client) -> None:
+    news = Exchange('news', type='fanout')
+    inbox = Inbox(connect(), Queue('listener', news))
+    producer = connect().Producer()
+    with producer.batch():
+        for number in range(5):
+            producer.publish(number, exchange=news, declare=[news], serializer='json')
+            producer.publish(number, routing_key='q', serializer='json')
+    assert inbox.wait(5) == [0, 1, 2, 3, 4]
+    assert len(items(client)) == 5

@@ -1,0 +1,192 @@
+"""Queues: declare, ask for, count, purge and delete them; temporary ones go by themselves."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection, Exchange, Queue
+from kombu.exceptions import ChannelError
+
+from kombu_couchdb.client import Client
+from tests.conftest import wait_for
+from tests.support import Inbox, Peer, eta, items, publish
+
+
+def queues(client: Client) -> set[str]:
+    return {row['doc']['name'] for row in client.id_range('broker:queue:', docs=True)}
+
+
+def test_declare(connection: Connection, client: Client) -> None:
+    declared = connection.channel().queue_declare('q')
+    assert (declared.queue, declared.message_count, declared.consumer_count) == ('q', 0, 0)
+    assert queues(client) == {'q'}
+
+
+def test_declare_without_a_name(connection: Connection) -> None:
+    channel = connection.channel()
+    names = {channel.queue_declare('').queue, channel.queue_declare().queue}
+    assert len(names) == 2
+    assert all(names)
+
+
+def test_declare_twice(connect: Callable[..., Connection], client: Client) -> None:
+    for _ in range(2):
+        connect().channel().queue_declare('q')
+    assert queues(client) == {'q'}
+
+
+def test_passive_declaration_of_an_unknown_queue(connection: Connection) -> None:
+    channel = connection.channel()
+    with pytest.raises(ChannelError) as caught:
+        channel.queue_declare('unknown', passive=True)
+    assert int(caught.value.reply_code) == 404
+    assert 'unknown' in str(caught.value)
+
+
+def test_passive_declaration_of_a_queue_that_is_empty(connect: Callable[..., Connection], client: Client) -> None:
+    connect().channel().queue_declare('q')
+    assert connect().channel().queue_declare('q', passive=True).message_count == 0
+
+
+def test_size_counts_what_is_ready(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    for number in range(5):
+        publish(connection, number)
+    publish(connection, 'elsewhere', 'q2')
+    for seconds in (3600, 3700):
+        publish(connection, 'later', headers=eta(seconds))
+    publish(connection, 'overdue', headers=eta(-60))
+    channel = connect().channel()
+    assert channel.queue_declare('q', passive=False).message_count == 6
+    inbox = Inbox(connect(), prefetch=2, ack=False)
+    inbox.wait(2)
+    assert channel.queue_declare('q').message_count == 4
+    inbox.messages[0].reject()
+    wait_for(lambda: len([i for i in items(client) if i.get('status')]) == 1)
+    wait_for(lambda: channel.queue_declare('q').message_count == 3)
+
+
+def test_purge(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    inbox = Inbox(connect(), prefetch=1, ack=False)
+    for number in range(4):
+        publish(connection, number)
+    publish(connection, 'later', headers=eta(3600))
+    publish(connection, 'elsewhere', 'q2')
+    inbox.wait(1)
+    assert connection.channel().queue_purge('q') == 4
+    assert [(item['queue'], bool(item['claimed'])) for item in items(client)] == [('q', True), ('q2', False)]
+    inbox.messages[0].ack()
+    wait_for(lambda: len(items(client)) == 1)
+
+
+def test_purge_more_than_one_batch(connection: Connection, client: Client) -> None:
+    docs = [{'_id': f'{number:04}', 'type': 'WorkItem', 'queue': 'q', 'priority': 0, 'date': None, 'claimed': None,
+             'published': 0, 'attempts': 0, 'message': {}} for number in range(1100)]
+    connection.connect()
+    client.bulk(docs)
+    assert connection.channel().queue_purge('q') == 1100
+    assert not items(client)
+
+
+def test_delete(connect: Callable[..., Connection], client: Client) -> None:
+    connection, exchange = connect(), Exchange('direct')
+    queue = Queue('q', exchange, routing_key='a')(connection.channel())
+    queue.declare()
+    publish(connection, 'hello')
+    assert queue.delete() == 1
+    assert not items(client)
+    assert not queues(client)
+    connection.Producer().publish('hello', exchange=exchange, routing_key='a')
+    assert not items(client)
+
+
+def test_delete_if_empty_or_unused(connect: Callable[..., Connection], client: Client) -> None:
+    channel = connect().channel()
+    channel.queue_declare('q')
+    publish(connect(), 'hello')
+    channel.queue_delete('q', if_empty=True)
+    assert queues(client) == {'q'}
+    inbox = Inbox(connect())
+    inbox.wait(1)
+    wait_for(lambda: not items(client))
+    channel.queue_delete('q', if_unused=True)
+    assert queues(client) == {'q'}
+    inbox.connection.release()
+    channel.queue_delete('q', if_unused=True, if_empty=True)
+    assert not queues(client)
+
+
+def consumers_of(client: Client, queue: str) -> int:
+    return sum(queue in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True))
+
+
+def test_auto_delete_goes_with_its_last_consumer(connect: Callable[..., Connection], client: Client) -> None:
+    first, second = (Inbox(connect(), Queue('temporary', auto_delete=True)) for _ in range(2))
+    wait_for(lambda: consumers_of(client, 'temporary') == 2, 'both consumers to be known')
+    first.consumer.cancel()
+    wait_for(lambda: consumers_of(client, 'temporary') == 1, 'the first to be gone')
+    assert queues(client) == {'temporary'}
+    publish(connect(), 'hello', 'temporary')
+    second.wait(1)
+    second.consumer.cancel()
+    assert not queues(client)
+
+
+def test_auto_delete_goes_when_both_cancel_together(connect: Callable[..., Connection], client: Client) -> None:
+    both = [Inbox(connect(visibility_timeout=1.5), Queue('temporary', auto_delete=True)) for _ in range(2)]
+    wait_for(lambda: consumers_of(client, 'temporary') == 2, 'both consumers to be known')
+    for inbox in both:
+        inbox.consumer.cancel()
+    wait_for(lambda: not queues(client), 'the queue to be removed', timeout=15)
+
+
+def test_auto_delete_goes_with_its_connection(connect: Callable[..., Connection], client: Client) -> None:
+    inbox = Inbox(connect(), Queue('temporary', Exchange('direct'), routing_key='a', auto_delete=True))
+    inbox.connection.release()
+    wait_for(lambda: not queues(client), 'the queue to be removed')
+    assert not client.id_range('broker:binding:')
+
+
+def test_auto_delete_goes_when_its_consumer_was_killed(url: str, connect: Callable[..., Connection],
+                                                       client: Client) -> None:
+    with Peer(url, queue_name='temporary', fanout=None, auto_delete=True, options={'visibility_timeout': 1.5}) as peer:
+        Inbox(connect(visibility_timeout=1.5), 'other')
+        wait_for(lambda: queues(client) == {'temporary', 'other'})
+        wait_for(lambda: any('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)))
+        peer.signal(signal.SIGKILL)
+        wait_for(lambda: queues(client) == {'other'}, 'the queue to be removed')
+
+
+def test_expired_queue_is_removed(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    Queue('expiring', Exchange('direct'), routing_key='a', expires=1.0)(connection.channel()).declare()
+    publish(connection, 'hello', 'expiring')
+    Inbox(connect(visibility_timeout=1.5), 'other')
+    wait_for(lambda: queues(client) == {'other'}, 'the queue to be removed')
+    wait_for(lambda: not items(client), 'what was in it to be removed')
+    assert not client.id_range('broker:binding:')
+
+
+def test_queue_in_use_does_not_expire(connect: Callable[..., Connection], client: Client) -> None:
+    Inbox(connect(visibility_timeout=1.5), Queue('expiring', expires=1.0))
+    Queue('unused', expires=1.0)(connect().channel()).declare()
+    wait_for(lambda: 'unused' not in queues(client), 'the other queue to be removed')
+    assert queues(client) == {'expiring'}
+
+
+@pytest.mark.parametrize('name', ['ünïcödé 😀', 'with space', 'a/b', '/', 'a:b', 'quote"\'`', 'a+b', '100%', '%2F', '..',
+                                  '_underscore', '[1,"x"]', 'a?b#c&d=e', '\\back', 'new\nline', 'x' * 300])
+def test_names_of_any_characters(connect: Callable[..., Connection], client: Client, name: str) -> None:
+    connection, exchange = connect(), Exchange(f'exchange {name}', type='direct')
+    inbox = Inbox(connect(), Queue(name, exchange, routing_key=name))
+    connection.Producer().publish('bound', exchange=exchange, routing_key=name, serializer='json')
+    publish(connection, 'straight', name)
+    assert sorted(inbox.wait(2)) == ['bound', 'straight']
+    wait_for(lambda: not items(client))
+    assert connection.channel().queue_declare(name, passive=True).message_count == 0
+    inbox.consumer.cancel()
+    connection.channel().queue_delete(name)
+    assert not queues(client)

@@ -1,0 +1,117 @@
+"""Messages with an `eta` wait in the database and are delivered when they are due, without polling."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from tests.support import Inbox, Peer, due, eta, items, publish
+
+#: How late a message may be, in seconds: two by promise, and the rest for a busy machine. The floor of polling is far above.
+LATE = 5.0
+
+
+def test_delivered_when_due_and_not_before(connect: Callable[..., Connection], client: Client) -> None:
+    inboxes = [Inbox(connect()) for _ in range(2)]
+    publish(connect(), 'later', headers=eta(3))
+    deadline = time.monotonic() + 3 + LATE
+    while not any(inbox.messages for inbox in inboxes) and time.monotonic() < deadline:
+        for inbox in inboxes:
+            inbox.drain(0.1)
+    [(message, at)] = [(inbox.messages[0], inbox.times[0]) for inbox in inboxes if inbox.messages]
+    assert 0 <= at - due(message) < LATE
+
+
+def test_published_before_the_consumer_came(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'later', headers=eta(3))
+    inbox = Inbox(connect())
+    inbox.wait(1)
+    assert 0 <= inbox.times[0] - due(inbox.messages[0]) < LATE
+
+
+def test_basic_get_does_not_find_it_before(connection: Connection) -> None:
+    publish(connection, 'later', headers=eta(2))
+    with connection.SimpleQueue('q') as simple:
+        assert simple.queue(simple.channel).get() is None
+        message = simple.get(timeout=60)
+    assert time.time() >= due(message)
+
+
+def test_on_time_while_others_flow(connect: Callable[..., Connection], client: Client) -> None:
+    publisher, finished = connect(), threading.Event()
+    for number in range(3):
+        publish(publisher, ['later', number], headers=eta(1.5 + number))
+
+    def flow() -> None:
+        number = 0
+        while not finished.wait(0.005):
+            number += 1
+            publish(publisher, ['flow', number], priority=number % 10)
+
+    thread = threading.Thread(target=flow)
+    thread.start()
+    inbox = Inbox(connect(), prefetch=10)
+    try:
+        deadline = time.monotonic() + 4 + LATE
+        while sum(m.headers.get('eta') is not None for m in inbox.messages) < 3 and time.monotonic() < deadline:
+            inbox.drain(0.2)
+    finally:
+        finished.set()
+        thread.join()
+    late = [(message, at) for message, at in zip(inbox.messages, inbox.times, strict=True) if message.headers.get('eta')]
+    assert [message.decode()[1] for message, _ in late] == [0, 1, 2]
+    assert all(0 <= at - due(message) < LATE for message, at in late)
+    assert len(inbox.messages) > 100
+
+
+def test_priorities_among_those_due_together(connect: Callable[..., Connection], client: Client) -> None:
+    publisher, headers = connect(), eta(4)
+    for priority in (0, 9, 5, 2, 7):
+        publish(publisher, priority, priority=priority, headers=headers)
+    inbox = Inbox(connect(), prefetch=1)
+    assert inbox.wait(5) == [9, 7, 5, 2, 0]
+    assert inbox.times[0] >= due(inbox.messages[0])
+
+
+def test_many_far_ahead_disturb_nobody(connect: Callable[..., Connection], client: Client) -> None:
+    publisher = connect()
+    with publisher.Producer() as producer:
+        for number in range(1000):
+            producer.publish(number, routing_key='q', serializer='json', priority=number % 10, headers=eta(86400))
+        for number in range(100):
+            producer.publish(['ready', number], routing_key='q', serializer='json', priority=number % 10)
+        producer.publish('soon', routing_key='q', serializer='json', headers=eta(2))
+    channel = connect().channel()
+    assert channel.queue_declare('q').message_count in (100, 101)
+    inbox = Inbox(connect(), prefetch=4)
+    bodies = inbox.wait(101)
+    assert [number % 10 for kind, number in bodies[:100]] == [p for p in range(9, -1, -1) for _ in range(10)]
+    assert bodies[100] == 'soon'
+    assert inbox.times[100] - due(inbox.messages[100]) < LATE
+    inbox.stays(101, 0.5)
+    assert sum(item['claimed'] is None and item['date'] is not None for item in items(client)) == 1000
+
+
+@pytest.mark.parametrize('skew', [300, -300])
+def test_wrong_clock_of_a_consumer(url: str, connect: Callable[..., Connection], client: Client, skew: float) -> None:
+    with Peer(url, ack=True, skew=skew) as peer:
+        headers = eta(4)
+        publish(connect(), 'later', headers=headers)
+        publish(connect(), 'now')
+        assert peer.next()['got'] == 'now'
+        event = peer.next()
+    assert event['got'] == 'later'
+    assert -2 <= event['at'] - datetime.fromisoformat(headers['eta']).timestamp() < LATE
+    assert any('clock' in line for line in peer.log)
+
+
+@pytest.mark.parametrize('value', ['no date', 5, None, '2026-13-01T00:00:00'])
+def test_eta_that_is_no_date_is_left_to_the_receiver(connection: Connection, value: object) -> None:
+    publish(connection, 'hello', headers={'eta': value})
+    assert Inbox(connection).wait(1) == ['hello']
