@@ -229,6 +229,8 @@ class Consumer:
             window.check_due()
         eager = {queue for queue in self._windows if credit.get(queue, 0) > 0}
         items, broadcasts = self._news.take(self._windows, eager)
+        for queue, window in self._windows.items():
+            window.settle(self._news.members.place(self._lease.id, queue))
         self._offer(items)
         for queue, message in broadcasts:
             self.holdings.broadcast(queue, lambda subscription, message=message: Delivery(  # type: ignore[misc]
@@ -237,7 +239,7 @@ class Consumer:
     def _offer(self, items: list[Document]) -> None:
         for doc in items:
             if doc['queue'] in self._windows:
-                self._windows[doc['queue']].offer(doc, *self._news.members.place(self._lease.id, doc['queue']))
+                self._windows[doc['queue']].offer(doc)
 
     # -- claims
 
@@ -257,12 +259,12 @@ class Consumer:
         return changes
 
     def _candidates(self, queue: str, count: int) -> list[Document]:
-        window, place = self._windows[queue], self._news.members.place(self._lease.id, queue)
+        window = self._windows[queue]
         if window.outdated:
-            window.refill(*place)
+            window.refill()
         docs = window.take(count)
         if len(docs) < count and window.dirty:
-            window.refill(*place)
+            window.refill()
             docs += window.take(count - len(docs))
         return docs
 

@@ -35,6 +35,7 @@ class _Candidate:
     order: tuple[int, int, float, str]
     at: float = field(compare=False)  # not before this monotonic time
     doc: Document | None = field(compare=False, default=None)  # None: to be read before it is claimed
+    seen: float = field(compare=False, default_factory=time.monotonic)
 
     @property
     def foreign(self) -> bool:
@@ -51,6 +52,8 @@ class Window:
         self._last: Row | None = None  # where to read on
         self._looked = float('-inf')
         self._share_only = False  # whether what others go first for is left to them
+        self._place = (0, 1)
+        self._quiet_until = float('-inf')
         #: Whether the view may hold more than this window knows.
         self.dirty = True
         #: When the next item that is planned for later is due: the server's time, or None.
@@ -64,15 +67,24 @@ class Window:
         """Whether the view should be read before anything more is claimed."""
         return self.dirty and (not self._candidates or time.monotonic() - self._looked > _LOOK)
 
-    def refill(self, position: int, members: int) -> None:
-        """Read the view, for the consumer at `position` of `members`; `dirty` tells whether it holds still more.
+    def settle(self, place: tuple[int, int]) -> None:
+        """Note that this consumer is at `place`: its position and how many serve the queue."""
+        if place != self._place:
+            # Who goes first for an item has changed. All must know it, and look again, before they claim on.
+            self._place, self._quiet_until = place, time.monotonic() + _STAGGER
+            for candidate in self._candidates.values():
+                rank, _, date, doc_id = candidate.order
+                candidate.order, candidate.doc = (rank, workitem.turn(doc_id, *place), date, doc_id), None
+
+    def refill(self) -> None:
+        """Read the view; `dirty` tells whether it holds still more.
 
         A long queue is read on from where the last read ended, since its head is what was claimed just now.
         """
-        alone = members <= 1
-        limit = min(self._read_ahead, max(_LEAST * members, 4 * self._taken))
+        alone = self._place[1] <= 1
+        limit = min(self._read_ahead, max(_LEAST * self._place[1], 4 * self._taken))
         if self._last is not None and time.monotonic() - self._looked > _LOOK:
-            self._look_at_head(position, members)
+            self._look_at_head()
             if self._candidates:
                 return
         rows = self._store.ready(self._queue, limit, docs=alone, after=self._last)
@@ -86,19 +98,19 @@ class Window:
         for row in rows:
             doc = row.get('doc') if alone else None
             if doc is not None or not alone:
-                self._add(row['id'], int(row['key'][1]), float(row['key'][2]), doc, position, members, 0.0)
+                self._add(row['id'], int(row['key'][1]), float(row['key'][2]), doc)
         self._share_only = self._last is not None and any(not c.foreign for c in self._candidates.values())
 
-    def _look_at_head(self, position: int, members: int) -> None:
+    def _look_at_head(self) -> None:
         self._looked = time.monotonic()
         rows = self._store.ready(self._queue, _HEAD, docs=False)
         new = [row for row in rows if row['id'] not in self._candidates]
         for row in new:
-            self._add(row['id'], int(row['key'][1]), float(row['key'][2]), None, position, members, 0.0)
+            self._add(row['id'], int(row['key'][1]), float(row['key'][2]), None)
         if len(new) == _HEAD:
             self._candidates, self._last = {}, None  # more is new there than was looked at: read from the head again
 
-    def offer(self, doc: Document, position: int, members: int) -> None:
+    def offer(self, doc: Document) -> None:
         """Take in an item that the feed told of."""
         date = doc.get('date')
         if isinstance(date, (int, float)) and date > self._store.client.clock.now() + HORIZON:
@@ -106,19 +118,20 @@ class Window:
             return
         rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST
         key = date if date is not None else doc.get('published')
-        self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, doc, position, members, _STAGGER)
+        self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, doc)
 
     def take(self, count: int) -> list[Document]:
         """Return up to `count` documents to be claimed now, next first; they are no candidates any more."""
         now, taken = time.monotonic(), list[Document]()
-        while len(taken) < count and self._candidates:
+        while len(taken) < count and self._candidates and now >= self._quiet_until:
             eligible = sorted(c for c in self._candidates.values() if c.at <= now and not (self._share_only and c.foreign))
             chosen = eligible[:count - len(taken)]
             if not chosen:
                 break
             for candidate in chosen:
                 del self._candidates[candidate.order[3]]
-            unread = [c for c in chosen if c.doc is None]
+            # What stood here for a while may have been taken by those that go next for it.
+            unread = [c for c in chosen if c.doc is None or (self._place[1] > 1 and now - c.seen > _STAGGER)]
             for candidate, doc in zip(unread, self._store.client.fetch([c.order[3] for c in unread]), strict=True):
                 candidate.doc = doc
             for doc in (c.doc for c in chosen if c.doc):
@@ -139,6 +152,7 @@ class Window:
     def wake_at(self) -> float | None:
         """Return the monotonic time at which something may become claimable without news, or None."""
         times = [c.at for c in self._candidates.values() if not (self._share_only and c.foreign)]
+        times = [max(at, self._quiet_until) for at in times]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._store.client.clock.now())
         return min(times, default=None)
@@ -153,11 +167,10 @@ class Window:
         order = (workitem.rank(doc['priority']), 0, date, doc['_id'])
         self._candidates[doc['_id']] = _Candidate(order, time.monotonic() + max(wait, 0.0), doc)
 
-    def _add(self, doc_id: str, rank: int, date: float, doc: Document | None,
-             position: int, members: int, stagger: float) -> None:
-        turn = workitem.turn(doc_id, position, members)
-        at = time.monotonic() + turn * stagger
+    def _add(self, doc_id: str, rank: int, date: float, doc: Document | None) -> None:
+        turn = workitem.turn(doc_id, *self._place)
+        at = time.monotonic() + turn * _STAGGER
         due: Any = doc.get('date') if doc else None
         if isinstance(due, (int, float)):
             at = max(at, time.monotonic() + due - self._store.client.clock.now())
-        self._candidates[doc_id] = _Candidate((rank, turn, date, doc_id), at, None if turn and stagger else doc)
+        self._candidates[doc_id] = _Candidate((rank, turn, date, doc_id), at, None if turn else doc)

@@ -27,6 +27,11 @@ class Interrupts:
         """From now on note signals only."""
         self._held = True
 
+    def ignore(self) -> None:
+        """From now on let signals do nothing: all is done, and the exit status is settled."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold signals back for a while."""

@@ -54,7 +54,7 @@ class Stage:
         """
         with ExitStack() as stack:
             try:
-                folder = Path(stack.enter_context(TemporaryDirectory(prefix='celery-couchdb-demo-')))
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix='celery-couchdb-demo-', ignore_cleanup_errors=True)))
                 self._journal = Journal(folder / 'journal')
                 stack.callback(self._journal.close)
                 self._database = stack.enter_context(databases(self._screen))

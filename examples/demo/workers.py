@@ -21,7 +21,9 @@ class Worker:
             self._process = subprocess.Popen(
                 [sys.executable, '-m', 'celery', '-A', 'examples.tasks', 'worker', '-n', f'{name}@{host}',
                  '-c', '2', '-l', 'INFO', '-I', 'examples.demo.journal'],
-                cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                # A worker that is killed cannot remove its temporary files.
+                cwd=_ROOT, env={**os.environ, 'TMPDIR': str(folder)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True)
 
     @property
     def status(self) -> int | None:

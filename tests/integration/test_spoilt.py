@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kombu import Connection
+from kombu.exceptions import DecodeError
 
 from kombu_couchdb.client import Client
 from tests.conftest import wait_for
@@ -57,6 +58,7 @@ HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'priority is null': lambda item: item.update(priority=None),
     'priority is missing': lambda item: item.pop('priority'),
     'priority is huge': lambda item: item.update(priority=1000),
+    'priority is below zero': lambda item: item.update(priority=-1000),
     'priority is a fraction': lambda item: item.update(priority=2.5),
     'published is missing': lambda item: item.pop('published'),
     'published is text': lambda item: item.update(published='x'),
@@ -78,7 +80,7 @@ def test_set_aside_with_a_reason(connect: Callable[..., Connection], client: Cli
     client.put(item)
     publish(connection, 'next')
     inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
-    assert inbox.wait(1) == ['next']
+    assert inbox.wait(1, timeout=20) == ['next']
     dead = wait_for(lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the item to be set aside')
     assert (dead['_id'], dead['status']) == ('spoilt', 'fail')
     assert dead['reason'].startswith('spoilt: ')
@@ -95,7 +97,7 @@ def test_delivered_all_the_same(connect: Callable[..., Connection], client: Clie
     client.put(item)
     publish(connection, 'next')
     inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
-    assert sorted(inbox.wait(2)) == ['good', 'next']
+    assert sorted(inbox.wait(2, timeout=20)) == ['good', 'next']
     wait_for(lambda: not items(client), 'both to be acknowledged')
 
 
@@ -135,10 +137,11 @@ def test_foreign_documents_are_left_alone(connect: Callable[..., Connection], cl
 def test_body_that_cannot_be_decoded_reaches_the_application(connection: Connection) -> None:
     publish(connection, '{broken json', serializer=None, content_type='application/json', content_encoding='utf-8')
     inbox = Inbox(connection)
-    inbox.consumer.on_decode_error = None
     while not inbox.messages:
         inbox.drain(1)
-    assert inbox.messages[0].body == '{broken json'
+    assert inbox.messages[0].body == b'{broken json'
+    with pytest.raises(DecodeError):
+        inbox.messages[0].decode()
 
 
 def test_spoilt_items_are_told_of_without_their_body(url: str, connect: Callable[..., Connection],

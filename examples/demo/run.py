@@ -1,0 +1,29 @@
+"""The command line of the demo, and what it says if it cannot begin."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from celery.exceptions import CeleryError
+from kombu.exceptions import KombuError
+
+from kombu_couchdb.embedded import EmbeddedServerError
+from kombu_couchdb.errors import CouchDBError
+
+from .interrupts import Interrupts
+from .server import DemoError
+from .stage import Stage
+
+
+def run(interrupts: Interrupts) -> int:
+    """Read the command line, run the demo and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog='python -m examples.demo', description='Show workers at work, on the server in COUCHDB_URL or an embedded one.')
+    parser.add_argument('--patient', action='store_true', help='accept that the machine is slow: tenfold time limits')
+    patience = 10.0 if parser.parse_args().patient else 1.0
+    try:
+        return 0 if Stage(interrupts, patience).play() else 1
+    except (DemoError, CouchDBError, EmbeddedServerError, KombuError, CeleryError) as exc:
+        print(f'The demo cannot run: {exc}', file=sys.stderr)
+        return 1

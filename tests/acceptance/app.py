@@ -1,0 +1,71 @@
+"""The Celery app that the workers under test run."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+app = Celery('acceptance', broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
+app.conf.update(json.loads(os.environ['SETTINGS']))
+
+
+@app.task(name='add')
+def add(x: int, y: int) -> int:
+    """Return the sum."""
+    return x + y
+
+
+@app.task(name='total')
+def total(numbers: list[int]) -> int:
+    """Return the sum of a list."""
+    return sum(numbers)
+
+
+@app.task(name='fail')
+def fail(text: str) -> None:
+    """Fail."""
+    raise ValueError(text)
+
+
+@app.task(name='now')
+def now() -> float:
+    """Return when this runs."""
+    return time.time()
+
+
+@app.task(name='flaky', bind=True, max_retries=5)
+def flaky(self: Any, failures: int, countdown: float) -> list[Any]:
+    """Fail a few times; then return how often it was tried, and when it ran at last."""
+    if self.request.retries < failures:
+        raise self.retry(countdown=countdown)
+    return [self.request.retries, time.time()]
+
+
+@app.task(name='nap')
+def nap(journal: str, name: str, seconds: float) -> str:
+    """Note the start and the end in a file, with some time between."""
+    note(journal, f'start {name}')
+    time.sleep(seconds)
+    note(journal, f'end {name}')
+    return name
+
+
+@app.task(name='late_nap', acks_late=True)
+def late_nap(journal: str, name: str, seconds: float) -> str:
+    """Do the same, acknowledged afterwards."""
+    return str(nap(journal, name, seconds))
+
+
+_lock = threading.Lock()
+
+
+def note(journal: str, line: str) -> None:
+    """Append a line to a file."""
+    with _lock, Path(journal).open('a') as file:
+        file.write(line + '\n')

@@ -1,0 +1,26 @@
+"""Groups, chains and chords."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import chain, chord, group
+
+from tests.conftest import PATIENCE
+
+from .conftest import Site
+
+
+def test_canvas(site: Site) -> None:
+    def task(name: str, *args: Any) -> Any:
+        return site.app.signature(name, args)
+
+    site.worker()
+    in_parallel = group([task('add', number, 1) for number in range(10)], app=site.app).delay()
+    in_turn = chain(task('add', 1, 1), task('add', 10), task('add', 100), app=site.app).delay()
+    with_end = chord([task('add', number, 0) for number in range(10)], app=site.app)(task('total'))
+    nested = chain(task('add', 1, 1), group([task('add', 1), task('add', 2)]), task('total'), app=site.app).delay()
+    assert in_parallel.get(timeout=PATIENCE) == list(range(1, 11))
+    assert in_turn.get(timeout=PATIENCE) == 112
+    assert with_end.get(timeout=PATIENCE) == 45
+    assert nested.get(timeout=PATIENCE) == 7

@@ -1,0 +1,66 @@
+"""`celery inspect` and `celery control`."""
+
+from __future__ import annotations
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from tests.conftest import PATIENCE, wait_for
+
+from .conftest import Site
+
+
+def test_inspect(site: Site) -> None:
+    names = [worker.name for worker in [site.start(), site.start()]]
+    for worker in site.workers:
+        worker.ready()
+    inspect = site.app.control.inspect(names, timeout=PATIENCE, limit=2)
+    assert inspect.ping() == {name: {'ok': 'pong'} for name in names}
+    stats = inspect.stats()
+    assert set(stats) == set(names)
+    for name in names:
+        assert stats[name]['broker']['transport'] == 'couchdb'
+        assert 'password' not in stats[name]['broker']
+    assert site.server.password not in str(stats)
+    assert {task for tasks in inspect.registered().values() for task in tasks} >= {'add', 'nap'}
+    assert {queue['name'] for queues in inspect.active_queues().values() for queue in queues} == {'celery'}
+    result = site.send('nap', str(site.journal), 'a', 5)
+    wait_for(site.journalled, 'the task to start')
+    [active] = [task for tasks in inspect.active().values() for task in tasks]
+    assert (active['id'], active['name']) == (result.id, 'nap')
+
+
+def test_ping_finds_all_by_itself(site: Site) -> None:
+    worker = site.worker()
+    wait_for(lambda: site.app.control.ping(timeout=2) == [{worker.name: {'ok': 'pong'}}], 'the answer to a ping')
+
+
+def test_control(site: Site) -> None:
+    worker = site.worker()
+    control, to = site.app.control, {'destination': [worker.name], 'reply': True, 'timeout': PATIENCE, 'limit': 1}
+    assert 'ok' in control.rate_limit('add', '10/m', **to)[0][worker.name]
+    assert 'ok' in control.add_consumer('second', **to)[0][worker.name]
+    assert site.send('add', 1, 2, queue='second').get(timeout=PATIENCE) == 3
+    assert 'ok' in control.cancel_consumer('second', **to)[0][worker.name]
+    control.shutdown([worker.name])
+    assert worker.process.wait(PATIENCE) == 0
+
+
+def test_revoke(site: Site) -> None:
+    site.worker(concurrency=1)
+    running = site.send('nap', str(site.journal), 'a', 3)
+    wait_for(site.journalled, 'the first task to start')
+    revoked = site.send('nap', str(site.journal), 'b', 0)
+    site.app.control.revoke(revoked.id)
+    assert running.get(timeout=PATIENCE) == 'a'
+    with pytest.raises(TaskRevokedError):
+        revoked.get(timeout=PATIENCE)
+    assert site.journalled() == ['start a', 'end a']
+
+
+def test_revoke_before_it_is_due(site: Site) -> None:
+    site.worker()
+    revoked = site.send('add', 1, 1, countdown=3)
+    site.app.control.revoke(revoked.id)
+    with pytest.raises(TaskRevokedError):
+        revoked.get(timeout=PATIENCE)

@@ -1,0 +1,63 @@
+"""A task sent is a task done: results, errors, retries, dates."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from tests.conftest import PATIENCE
+
+from .conftest import Site
+
+#: How late a task may run, in seconds: two by promise, and the rest for a busy machine.
+LATE = 6.0
+
+
+def test_tasks(site: Site) -> None:
+    site.worker()
+    results = [site.send('add', number, 1) for number in range(50)]
+    assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 51))
+    failed = site.send('fail', 'on purpose')
+    with pytest.raises(ValueError, match='on purpose'):
+        failed.get(timeout=PATIENCE)
+
+
+def test_retry_with_countdown(site: Site) -> None:
+    site.worker()
+    started = time.time()
+    retries, ended = site.send('flaky', 2, 1).get(timeout=PATIENCE)
+    assert retries == 2
+    assert 2 <= ended - started < 2 + 2 * LATE
+
+
+def test_eta_and_countdown(site: Site) -> None:
+    site.worker()
+    eta = datetime.now(timezone.utc) + timedelta(seconds=4)
+    dated, later, ready = site.send('now', eta=eta), site.send('now', countdown=3), site.send('now')
+    counted = time.time() + 3
+    assert ready.get(timeout=PATIENCE) < eta.timestamp()
+    assert 0 <= dated.get(timeout=PATIENCE) - eta.timestamp() < LATE
+    assert -0.5 <= later.get(timeout=PATIENCE) - counted < LATE
+
+
+def test_scheduled_tasks_stay_in_the_database_and_not_in_a_worker(site: Site) -> None:
+    worker = site.worker()
+    site.send('now', countdown=3600)
+    site.send('add', 1, 1).get(timeout=PATIENCE)
+    assert site.app.control.inspect([worker.name], timeout=PATIENCE, limit=1).scheduled() == {worker.name: []}
+
+
+def test_task_sent_before_the_first_worker_came(site: Site) -> None:
+    results = [site.send('add', number, number, priority=number) for number in range(10)]
+    site.worker()
+    assert [result.get(timeout=PATIENCE) for result in results] == [2 * number for number in range(10)]
+
+
+def test_expired_task_is_revoked(site: Site) -> None:
+    expired = site.send('add', 1, 1, expires=0.1)
+    time.sleep(0.2)
+    site.worker()
+    with pytest.raises(Exception, match='expired'):
+        expired.get(timeout=PATIENCE)
