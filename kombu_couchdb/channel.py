@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
+import amqp
 from amqp.protocol import queue_declare_ok_t
-from kombu.exceptions import ChannelError
 from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
@@ -16,6 +17,7 @@ from . import workitem
 from .batch import PublishBatch
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
+from .topology import topic_pattern
 
 __all__ = ['Channel']
 
@@ -131,8 +133,12 @@ class Channel(virtual.Channel):
             except UnicodeDecodeError:
                 pass  # it says that it is text, and is not
         if isinstance(body, bytes):
-            return self.codecs['base64'].encode(body), 'base64'
+            return base64.b64encode(body).decode('ascii'), 'base64'
         return body, 'utf-8'
+
+    def decode_body(self, body: Any, encoding: str | None = None) -> Any:
+        """Return the body as it was sent; *raises* `ValueError` if it is spoilt."""
+        return base64.b64decode(body, validate=True) if encoding == 'base64' else body
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         if not exchange:
@@ -223,8 +229,8 @@ class Channel(virtual.Channel):
         queue = queue or f'amq.gen-{uuid()}'
         if passive:
             if not self._has_queue(queue):
-                raise ChannelError(f'NOT_FOUND - no queue {queue!r} in database {self.connection.couchdb.address.database!r}',
-                                   (50, 10), 'Channel.queue_declare', '404')
+                raise amqp.NotFound(f'no queue {queue!r} in database {self.connection.couchdb.address.database!r}',
+                                    (50, 10), 'Channel.queue_declare')
         else:
             temporary = auto_delete or exclusive
             self.connection.topology.declare_queue(queue, arguments or {}, temporary)
@@ -243,7 +249,7 @@ class Channel(virtual.Channel):
         if self._type(exchange) == 'fanout':
             self.connection.listen(exchange, queue)
             return
-        _, pattern, _ = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        pattern = topic_pattern(routing_key or '') if self._type(exchange) == 'topic' else None
         self.connection.topology.bind(exchange, routing_key or '', pattern, queue)
 
     def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None,

@@ -108,7 +108,10 @@ class Client:
 
     def welcome(self) -> Document:
         """Return the server's greeting; *raises* `NotCouchDB` if something else listens there."""
-        greeting = self.request('GET', None, repeat=True)
+        try:
+            greeting = self.request('GET', None, repeat=True)
+        except (errors.NotFound, errors.RequestRefused):
+            greeting = None
         if not isinstance(greeting, dict) or not ({'couchdb', 'express-pouchdb'} & set(greeting)):
             raise errors.NotCouchDB(f'{self.address.server} answers, but is not a CouchDB server; check host and port')
         return greeting

@@ -10,7 +10,7 @@ from kombu.log import get_logger
 
 from . import design, workitem
 from .client import Client, Document, Row, chunks
-from .errors import AccessDenied, Conflict, CouchDBError, DatabaseMissing, DocumentTooLarge, NotFound
+from .errors import AccessDenied, Conflict, CouchDBError, DatabaseMissing, DocumentTooLarge, NotCouchDB, NotFound
 
 __all__ = ['HORIZON', 'Store']
 
@@ -41,7 +41,10 @@ class Store:
         """
         wanted = design.document()
         try:
-            self.client.get(wanted['_id'])
+            found = self.client.get(wanted['_id'])
+            if not isinstance(found, dict) or found.get('_id') != wanted['_id']:
+                self.client.welcome()
+                raise NotCouchDB(f'{self.client.address.server} does not answer as CouchDB does; check host and port')
             return
         except (NotFound, DatabaseMissing) as exc:
             self.client.welcome()
@@ -147,7 +150,7 @@ class Store:
     def claims(self, consumer: str) -> list[Document]:
         """Return the items that a consumer has claimed."""
         rows = self.client.view(design.NAME, 'leases', key=['claim', consumer], include_docs=True, reduce=False)
-        return [row['doc'] for row in rows if row.get('doc') and claimant(row['doc']) == consumer]
+        return [row['doc'] for row in rows if row.get('doc') and workitem.claimant(row['doc']) == consumer]
 
     def release(self, docs: Iterable[Document]) -> int:
         """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
@@ -168,7 +171,7 @@ class Store:
         count = 0
         while rows := self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, _LAST],
                                        limit=_BATCH, include_docs=True, reduce=False):
-            docs = [row['doc'] for row in rows if row.get('doc') and not row['doc'].get('claimed')]
+            docs = [row['doc'] for row in rows if row.get('doc') and workitem.is_waiting(row['doc'])]
             deleted = sum(1 for a in self.client.bulk([workitem.acked(doc) for doc in docs]) if a.get('ok')) if docs else 0
             count += deleted
             if not deleted:
@@ -178,12 +181,6 @@ class Store:
     def _count(self, view: str, start: list[Any], end: list[Any]) -> int:
         rows = self.client.view(design.NAME, view, startkey=start, endkey=end)
         return int(rows[0]['value']) if rows else 0
-
-
-def claimant(doc: Document) -> str | None:
-    """Return the consumer that holds a claim on `doc`, or None."""
-    claimed = doc.get('claimed')
-    return str(claimed.get('by')) if isinstance(claimed, dict) else None
 
 
 def releasable(doc: Document, now: float) -> Document:

@@ -17,7 +17,7 @@ from typing import Any
 from .client import Client, Document
 from .errors import Conflict, NotFound
 
-__all__ = ['BINDING', 'Routes', 'Topology', 'routes_of']
+__all__ = ['BINDING', 'Routes', 'Topology', 'routes_of', 'topic_pattern']
 
 #: The ids of all documents that are no WorkItems start with this: one range read finds what changed.
 BINDING, QUEUE = 'broker:binding:', 'broker:queue:'
@@ -71,7 +71,7 @@ class Routes:
             table = [b for b in self._bindings.values() if b.get('exchange') == exchange]
         return {
             b['queue'] for b in table
-            if (re.match(b['pattern'], routing_key) if b.get('pattern') else b.get('routing_key') == routing_key)
+            if (re.match(b['pattern'], '.' + routing_key) if b.get('pattern') else b.get('routing_key') == routing_key)
         }
 
 
@@ -140,7 +140,7 @@ class Topology:
     # -- bindings
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
-        """Store a binding; with a `pattern` (a regular expression) the exchange is a topic exchange."""
+        """Store a binding; with a `pattern` (see `topic_pattern`) the exchange is a topic exchange."""
         doc: Document = {'_id': _binding_id(exchange, routing_key, queue), 'type': 'Binding', 'exchange': exchange,
                'routing_key': routing_key, 'pattern': pattern, 'queue': queue}
         self._declared[doc['_id']] = doc
@@ -179,6 +179,15 @@ class Topology:
             self.client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs])
         for doc in docs:
             self.routes.update({'_id': doc['_id'], '_deleted': True})
+
+
+def topic_pattern(routing_key: str) -> str:
+    """Return the regular expression for a topic binding, to be matched against a dot and the message's routing key.
+
+    As in AMQP, `*` stands for one word and `#` for any number of words, none included.
+    """
+    wildcards = {'*': r'\.[^.]*', '#': r'(?:\.[^.]*)*'}
+    return '^' + ''.join(wildcards.get(word, r'\.' + re.escape(word)) for word in routing_key.split('.')) + '$'
 
 
 def _binding_id(exchange: str, routing_key: str, queue: str) -> str:

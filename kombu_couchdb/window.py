@@ -6,6 +6,7 @@ each item has one that goes first (`workitem.turn`); the others look at it again
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,7 +126,10 @@ class Window:
         now, taken = time.monotonic(), list[Document]()
         while len(taken) < count and self._candidates and now >= self._quiet_until:
             eligible = sorted(c for c in self._candidates.values() if c.at <= now and not (self._share_only and c.foreign))
-            chosen = eligible[:count - len(taken)]
+            chosen = list(itertools.takewhile(lambda c: not c.foreign, eligible))[:count - len(taken)]
+            if not chosen and not taken:
+                # Nothing of its own: a few of those that others left lying, which they may be after themselves just now.
+                chosen = eligible[:max(1, count // self._place[1])]
             if not chosen:
                 break
             for candidate in chosen:

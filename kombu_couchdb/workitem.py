@@ -24,8 +24,8 @@ from typing import Any
 from zlib import crc32
 
 __all__ = [
-    'HIGHEST', 'acked', 'bury', 'claim', 'due_date', 'flaw', 'is_due', 'is_waiting', 'new', 'new_id', 'rank', 'release',
-    'turn',
+    'HIGHEST', 'acked', 'bury', 'claim', 'claimant', 'due_date', 'flaw', 'is_due', 'is_waiting', 'new', 'new_id', 'rank',
+    'release', 'turn',
 ]
 
 Document = dict[str, Any]
@@ -86,7 +86,14 @@ def is_due(doc: Mapping[str, Any], now: float) -> bool:
 
 def is_waiting(doc: Mapping[str, Any]) -> bool:
     """Tell whether nobody holds an item, and it is neither done nor dead."""
-    return not (doc.get('claimed') or doc.get('status') or doc.get('_deleted'))
+    return not (claimant(doc) or doc.get('status') or doc.get('_deleted'))
+
+
+def claimant(doc: Mapping[str, Any]) -> str | None:
+    """Return the id of the consumer that holds an item, or None."""
+    claimed = doc.get('claimed')
+    by = claimed.get('by') if isinstance(claimed, dict) else None
+    return by if isinstance(by, str) else None
 
 
 def claim(doc: Document, by: str, now: float) -> Document:
@@ -123,6 +130,8 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
             return f'spoilt: message.{name} is missing or of a wrong type'
     if not isinstance(message['properties'].get('delivery_info', {}), dict):
         return 'spoilt: message.properties.delivery_info is no object'
+    if doc.get('claimed') is not None and claimant(doc) is None:
+        return 'spoilt: claimed is neither null nor names a consumer'
     attempts, date = doc.get('attempts'), doc.get('date')
     if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
         return 'spoilt: attempts is no whole number'

@@ -14,6 +14,7 @@ from kombu_couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer, install
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
 
+from .interrupts import Interrupts
 from .screen import Screen
 
 
@@ -86,7 +87,7 @@ class Databases:
 
 
 @contextmanager
-def databases(screen: Screen) -> Iterator[Databases]:
+def databases(screen: Screen, interrupts: Interrupts) -> Iterator[Databases]:
     """Provide databases on the server in `COUCHDB_URL`, else on an embedded one; *raises* `DemoError`."""
     with ExitStack() as stack:
         url = os.environ.get('COUCHDB_URL')
@@ -97,7 +98,9 @@ def databases(screen: Screen) -> Iterator[Databases]:
             url = stack.enter_context(EmbeddedServer()).url
         own = Databases(_checked(url))
         stack.callback(own.delete)
-        screen.say(f'Server:    {own.create()}')
+        with interrupts.held():  # a request that is cut off might create a database after it was deleted
+            where = own.create()
+        screen.say(f'Server:    {where}')
         screen.say(f'Databases: {own.name}, {own.results}; deleted at the end')
         yield own
 

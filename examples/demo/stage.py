@@ -57,7 +57,7 @@ class Stage:
                 folder = Path(stack.enter_context(TemporaryDirectory(prefix='celery-couchdb-demo-', ignore_cleanup_errors=True)))
                 self._journal = Journal(folder / 'journal')
                 stack.callback(self._journal.close)
-                self._database = stack.enter_context(databases(self._screen))
+                self._database = stack.enter_context(databases(self._screen, self._interrupts))
                 # These would take precedence.
                 for name in ('CELERY_BROKER_READ_URL', 'CELERY_BROKER_WRITE_URL'):
                     os.environ.pop(name, None)

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import Any
 
-from celery import events
-
-from tests.conftest import PATIENCE, wait_for
+from kombu_couchdb.errors import DatabaseMissing
+from tests.conftest import wait_for
 
 from .conftest import Site
 
 
+def listening(site: Site) -> bool:
+    try:
+        return bool(site.client.id_range('broker:consumer:'))
+    except DatabaseMissing:
+        return False
+
+
 def test_events(site: Site) -> None:
     seen: list[dict[str, Any]] = []
-    site.app.connection_for_write().ensure_connection(max_retries=3).release()
     with site.app.connection_for_read() as connection:
-        receiver: Any = events.EventReceiver(connection, app=site.app, handlers={'*': seen.append})
-        finished = threading.Event()
-
-        def capture() -> None:
-            with receiver.consumer_context():
-                listening.set()
-                while not finished.is_set():
-                    try:
-                        connection.drain_events(timeout=0.5)
-                    except socket.timeout:
-                        pass
-
-        listening = threading.Event()
-        thread = threading.Thread(target=capture)
+        receiver: Any = site.app.events.Receiver(connection, handlers={'*': seen.append})
+        thread = threading.Thread(target=receiver.capture, kwargs={'limit': None, 'timeout': None, 'wakeup': False})
         thread.start()
         try:
-            assert listening.wait(PATIENCE)
+            wait_for(lambda: listening(site), 'the receiver to listen')
             worker = site.worker('-E')
             good, bad = site.send('add', 1, 1), site.send('fail', 'on purpose')
 
@@ -48,5 +40,5 @@ def test_events(site: Site) -> None:
             worker.terminate()
             wait_for(lambda: 'worker-offline' in {event['type'] for event in list(seen)}, 'the last event')
         finally:
-            finished.set()
+            receiver.should_stop = True
             thread.join()

@@ -22,4 +22,5 @@ def test_pool(site: Site, pool: str) -> None:
     assert site.app.control.ping([worker.name], timeout=PATIENCE, limit=1) == [{worker.name: {'ok': 'pong'}}]
     assert worker.terminate() == 0
     assert 'Traceback' not in worker.log
-    assert not site.client.id_range('broker:consumer:')
+    consumers = [row['doc']['pid'] for row in site.client.id_range('broker:consumer:', docs=True)]
+    assert worker.process.pid not in consumers

@@ -47,10 +47,10 @@ def test_control(site: Site) -> None:
 
 
 def test_revoke(site: Site) -> None:
-    site.worker(concurrency=1)
-    running = site.send('nap', str(site.journal), 'a', 3)
+    site.worker(concurrency=1, worker_prefetch_multiplier=1)
+    running = site.send('late_nap', str(site.journal), 'a', 3)
     wait_for(site.journalled, 'the first task to start')
-    revoked = site.send('nap', str(site.journal), 'b', 0)
+    revoked = site.send('late_nap', str(site.journal), 'b', 0)
     site.app.control.revoke(revoked.id)
     assert running.get(timeout=PATIENCE) == 'a'
     with pytest.raises(TaskRevokedError):

@@ -1,0 +1,50 @@
+"""Servers and networks that may be broken, for each test its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from kombu_couchdb.embedded import EmbeddedServer
+from tests.conftest import Server
+from tests.support import release_all
+
+from .proxy import Proxy
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """A proxy in front of the server under test."""
+    with Proxy(server.host, server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connect(server: Server, client: Client, database: str, proxy: Proxy) -> Iterator[Callable[..., Connection]]:
+    """Returns a function that connects to the test's database: directly, or with `through_proxy` through the proxy."""
+    opened: list[Connection] = []
+
+    def connect(*, through_proxy: bool = False, **options: Any) -> Connection:
+        url = server.couchdb_url(database)
+        if through_proxy:
+            url = url.replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{proxy.port}/')
+            options = {'request_timeout': 2.0, 'connect_timeout': 1.0, **options}
+        opened.append(Connection(url, transport_options=options))
+        return opened[-1]
+
+    yield connect
+    proxy.go_on()
+    release_all(opened)
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedServer]:
+    """An embedded server of the test's own, which runs."""
+    with EmbeddedServer() as own:
+        yield own
+        if own.process is None:  # the end of a test that failed half-way
+            own.start()

@@ -1,0 +1,191 @@
+"""The network fails: a consumer goes on by itself, says so once, and consumes again soon after the return."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection, Exchange, Queue
+
+from kombu_couchdb.client import Client
+from tests.conftest import wait_for
+from tests.support import Inbox, items, publish, record_requests
+
+from .proxy import Proxy
+
+#: How soon after its return the server is used again, in seconds: ten by promise.
+SOON = 10.0
+
+LOGGER = 'kombu_couchdb.consumer'
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if 'trying again' in record.message]
+
+
+def returns(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if 'answers again' in record.message]
+
+
+def receive(inbox: Inbox, count: int) -> None:
+    """Wait for messages, as long as is promised and half as long again for a busy machine."""
+    inbox.wait(count, timeout=SOON * 1.5)
+
+
+def test_server_that_refuses_connections(connect: Callable[..., Connection], proxy: Proxy,
+                                         caplog: pytest.LogCaptureFixture) -> None:
+    inbox = Inbox(connect(through_proxy=True))
+    publish(connect(), 'before')
+    inbox.wait(1)
+    proxy.refuse()
+    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    publish(connect(), 'meanwhile')
+    inbox.stays(1, 4)
+    proxy.restore()
+    receive(inbox, 2)
+    wait_for(lambda: returns(caplog), 'the log to tell of the return')
+    assert len(complaints(caplog)) == 1
+    assert len(returns(caplog)) == 1
+    assert all(record.levelno <= logging.WARNING for record in caplog.records if record.name.startswith('kombu_couchdb'))
+    publish(connect(), 'after')
+    receive(inbox, 3)
+
+
+def test_retries_neither_hammer_nor_sleep(connect: Callable[..., Connection], proxy: Proxy, database: str,
+                                          caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = Inbox(connect(through_proxy=True))
+    publish(connect(), 'before')
+    inbox.wait(1)
+    proxy.refuse()
+    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    tried = record_requests(monkeypatch, database)
+    inbox.stays(1, 8)
+    # Waits grow from a tenth of a second to two; a try may be several requests.
+    assert 3 <= len({round(request.at) for request in tried}) <= 9
+    assert len(tried) < 60
+
+
+def test_cut_connections_are_hardly_noticed(connect: Callable[..., Connection], proxy: Proxy, client: Client) -> None:
+    inbox = Inbox(connect(through_proxy=True))
+    for number in range(20):
+        publish(connect(), number)
+        if number % 3 == 0:
+            proxy.cut()
+        inbox.drain(0.1)
+    inbox.wait(20, timeout=30)
+    assert sorted(set(inbox.bodies)) == list(range(20))
+    wait_for(lambda: not items(client), 'all to be acknowledged')
+
+
+def test_network_that_swallows_everything(connect: Callable[..., Connection], proxy: Proxy,
+                                          caplog: pytest.LogCaptureFixture) -> None:
+    inbox = Inbox(connect(through_proxy=True))
+    publish(connect(), 'before')
+    inbox.wait(1)
+    proxy.hang()
+    publish(connect(), 'meanwhile')
+    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    proxy.go_on()
+    receive(inbox, 2)
+    publish(connect(), 'after')
+    receive(inbox, 3)
+    assert sorted(inbox.bodies) == ['after', 'before', 'meanwhile']
+
+
+def test_acks_outlive_the_connection(connect: Callable[..., Connection], proxy: Proxy, client: Client,
+                                     caplog: pytest.LogCaptureFixture) -> None:
+    inbox = Inbox(connect(through_proxy=True), ack=False)
+    for number in range(3):
+        publish(connect(), number)
+    inbox.wait(3)
+    proxy.refuse()
+    for message in inbox.messages:
+        message.ack()
+    wait_for(lambda: complaints(caplog), 'the consumer to notice')
+    assert len(items(client)) == 3
+    proxy.restore()
+    wait_for(lambda: not items(client), 'the acks to be stored', timeout=SOON * 1.5)
+    inbox.stays(3, 1)
+
+
+def test_cut_off_for_longer_than_the_lease(connect: Callable[..., Connection], proxy: Proxy, client: Client,
+                                           caplog: pytest.LogCaptureFixture) -> None:
+    inbox = Inbox(connect(through_proxy=True, visibility_timeout=2.0), ack=False)
+    publish(connect(), 'hello')
+    inbox.wait(1)
+    proxy.refuse()
+    other = Inbox(connect(visibility_timeout=2.0), ack=False)
+    assert other.wait(1) == ['hello']
+    inbox.messages[0].ack()
+    proxy.restore()
+    wait_for(lambda: inbox.drain(0.1) or 'lost its lease' in caplog.text, 'the consumer to learn of it')
+    [item] = items(client)
+    assert item['claimed']['by'] == other.connection.transport.consumer.id
+    other.messages[0].ack()
+    wait_for(lambda: not items(client), 'the ack of the new holder')
+
+
+def test_broadcasts_of_the_time_between(connect: Callable[..., Connection], proxy: Proxy,
+                                        caplog: pytest.LogCaptureFixture) -> None:
+    news = Exchange('news', type='fanout')
+    inbox = Inbox(connect(through_proxy=True), Queue('listener', news))
+    producer = connect().Producer(exchange=news)
+    producer.publish('before', serializer='json')
+    inbox.wait(1)
+    proxy.refuse()
+    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    for number in range(3):
+        producer.publish(number, serializer='json')
+    proxy.restore()
+    receive(inbox, 4)
+    assert inbox.bodies == ['before', 0, 1, 2]
+
+
+def test_scheduled_message_that_became_due_meanwhile(connect: Callable[..., Connection], proxy: Proxy,
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+    from tests.support import eta
+    inbox = Inbox(connect(through_proxy=True))
+    publish(connect(), 'later', headers=eta(4))
+    inbox.stays(0, 1)
+    proxy.refuse()
+    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    inbox.stays(0, 4)
+    proxy.restore()
+    receive(inbox, 1)
+
+
+def test_publisher_retries_until_the_server_is_back(connect: Callable[..., Connection], proxy: Proxy,
+                                                    client: Client) -> None:
+    connection = connect(through_proxy=True)
+    publish(connection, 'before')
+    proxy.refuse()
+    import threading
+    threading.Timer(2, proxy.restore).start()
+    publish(connection, 'retried', retry=True, retry_policy={'max_retries': None, 'interval_start': 0.2})
+    assert sorted(item['message']['body'] for item in items(client)) == ['"before"', '"retried"']
+
+
+def test_database_that_was_deleted(connect: Callable[..., Connection], client: Client,
+                                   caplog: pytest.LogCaptureFixture) -> None:
+    exchange = Exchange('direct')
+    inbox = Inbox(connect(), Queue('q', exchange, routing_key='key'))
+    publish(connect(), 'before')
+    inbox.wait(1)
+    client.delete()
+    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    started = time.monotonic()
+    wait_for(lambda: inbox.drain(0.1) or returns(caplog), 'the database to be made again')
+    assert time.monotonic() - started < SOON * 1.5
+    connect().Producer().publish('after', exchange=exchange, routing_key='key', serializer='json')
+    receive(inbox, 2)
+    assert len(complaints(caplog)) == 1
+
+
+def test_database_that_was_deleted_under_a_publisher(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    publish(connection, 'before')
+    client.delete()
+    publish(connection, 'after', retry=True, retry_policy={'max_retries': 5, 'interval_start': 0.1})
+    assert [item['message']['body'] for item in items(client)] == ['"after"']

@@ -1,0 +1,78 @@
+"""The server itself stops, is killed or hangs; it comes back without its data, as the embedded one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.embedded import EmbeddedServer
+from tests.conftest import Server, wait_for
+from tests.support import Inbox, publish, release_all
+
+from .test_network import SOON, complaints, receive
+
+
+@pytest.fixture
+def reach(own_server: EmbeddedServer) -> Iterator[Callable[..., Connection]]:
+    """Returns a function that connects to the test's own server."""
+    opened: list[Connection] = []
+
+    def reach(**options: Any) -> Connection:
+        options = {'request_timeout': 2.0, 'connect_timeout': 1.0, **options}
+        opened.append(Connection(Server(own_server.url).couchdb_url('celery'), transport_options=options))
+        return opened[-1]
+
+    yield reach
+    release_all(opened)
+
+
+@pytest.mark.parametrize('kill', [False, True], ids=['stopped', 'killed'])
+def test_restart(own_server: EmbeddedServer, reach: Callable[..., Connection], caplog: pytest.LogCaptureFixture,
+                 kill: bool) -> None:
+    inbox = Inbox(reach())
+    publish(reach(), 'before')
+    inbox.wait(1)
+    own_server.stop(kill)
+    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    own_server.start()
+    publish(reach(), 'after')
+    receive(inbox, 2)
+    assert len(complaints(caplog)) == 1
+
+
+def test_hanging_server(own_server: EmbeddedServer, reach: Callable[..., Connection],
+                        caplog: pytest.LogCaptureFixture) -> None:
+    inbox, publisher = Inbox(reach()), reach()
+    publish(publisher, 'before')
+    inbox.wait(1)
+    own_server.pause()
+    try:
+        wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    finally:
+        own_server.resume()
+    publish(publisher, 'after')
+    receive(inbox, 2)
+    assert len(complaints(caplog)) == 1
+
+
+def test_restart_under_load(own_server: EmbeddedServer, reach: Callable[..., Connection]) -> None:
+    inboxes = [Inbox(reach(), prefetch=4) for _ in range(3)]
+    publisher = reach()
+    for number in range(100):
+        publish(publisher, number)
+    inboxes[0].wait(1)
+    own_server.stop(kill=True)
+    own_server.start()
+    for number in range(100, 130):
+        publish(publisher, number, retry=True, retry_policy={'max_retries': None, 'interval_start': 0.2})
+    wanted = set(range(100, 130))
+
+    def got() -> set[int]:
+        for inbox in inboxes:
+            inbox.drain(0.05)
+        return {body for inbox in inboxes for body in inbox.bodies}
+
+    wait_for(lambda: wanted <= got(), 'what was published after the restart', timeout=SOON * 3)
