@@ -138,6 +138,8 @@ class Channel(virtual.Channel):
 
     def decode_body(self, body: Any, encoding: str | None = None) -> Any:
         """Return the body as it was sent; *raises* `ValueError` if it is spoilt."""
+        if encoding not in ('base64', 'utf-8', None):
+            raise ValueError(f'unknown body_encoding {encoding!r}')
         return base64.b64decode(body, validate=True) if encoding == 'base64' else body
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:

@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from kombu.log import get_logger
 
@@ -29,6 +28,7 @@ from .lease import Lease, Sweeper
 from .mailbox import Mailbox
 from .news import News
 from .options import Options
+from .pull import Pull
 from .store import Store
 from .topology import Topology
 from .window import Window
@@ -51,7 +51,7 @@ class Consumer:
         self._lease = Lease(options.visibility_timeout)
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         self.holdings = Holdings(self._lease, mailbox, client.clock, options.unlimited_prefetch)
-        self._pulls: list[_Pull] = []
+        self._pulls: list[Pull] = []
         self._windows: dict[str, Window] = {}
         self._poll_at = time.monotonic() + options.polling_interval
         self._rotation = itertools.count()
@@ -70,10 +70,14 @@ class Consumer:
 
     def pull(self, queue: str, no_ack: bool, credit: Credit) -> Delivery | None:
         """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
-        pull = _Pull(queue, no_ack, credit)
+        pull = Pull(queue, no_ack, credit)
         self._pulls.append(pull)
         self.holdings.rouse()
         return pull.wait(self._thread)
+
+    def watch(self, queue: str) -> None:
+        """Remove a temporary queue later, when nobody uses it any more."""
+        self._sweeper.left.add(queue)
 
     def close(self, timeout: float) -> None:
         """Give everything back, end the lease and the thread; wait up to `timeout` seconds for that."""
@@ -215,7 +219,7 @@ class Consumer:
 
     def _release_orphans(self) -> None:
         """Give back claims of ours that we do not know of: the answer that told of them was lost."""
-        known = self.holdings.ids()
+        known = self.holdings.ids() | self._sweeper.void.keys()
         self._store.release(doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known)
         self._orphans = False
 
@@ -269,7 +273,7 @@ class Consumer:
         return docs
 
     def _claim(self, doc: Document, credit: Credit, no_ack: bool, subscription: Subscription | None,
-               pull: _Pull | None = None) -> Change:
+               pull: Pull | None = None) -> Change:
         """Return the claim of an item, for which credit was taken; without acknowledgement it is deleted at once."""
         def failed() -> None:
             self.holdings.spend(credit, no_ack, -1)
@@ -282,7 +286,8 @@ class Consumer:
         def answered(answer: Document) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes.
             if not answer.get('ok') or answer.get('accepted'):
-                self._orphans |= bool(answer.get('accepted'))
+                if answer.get('accepted'):
+                    self._sweeper.void[doc['_id']] = (answer['rev'], time.monotonic())
                 failed()
                 return
             kept = doc if no_ack else {**claimed, '_rev': answer['rev']}
@@ -295,7 +300,7 @@ class Consumer:
                 pull.answer(delivery)
         return claimed, answered
 
-    def _pull(self, pull: _Pull) -> list[Change]:
+    def _pull(self, pull: Pull) -> list[Change]:
         now = self._client.clock.now()
         for doc in (row['doc'] for row in self._store.ready(pull.queue, 8, docs=True) if row.get('doc')):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
@@ -316,26 +321,3 @@ class Consumer:
             self._commit(changes)
         except CouchDBError as exc:
             logger.warning('%s; what this consumer held comes back when its lease ends', exc)
-
-
-class _Pull:
-    """A `basic_get` that waits for the thread."""
-
-    def __init__(self, queue: str, no_ack: bool, credit: Credit) -> None:
-        self.queue, self.no_ack, self.credit = queue, no_ack, credit
-        self._done = threading.Event()
-        self._answer: Any = None
-
-    def answer(self, answer: Delivery | Exception | None) -> None:
-        """Give the waiting thread what it gets: a delivery, None, or an error."""
-        self._answer = answer
-        self._done.set()
-
-    def wait(self, thread: threading.Thread) -> Delivery | None:
-        """Wait for the answer; *raises* it if it is an error, or `CouchDBError` if the thread has ended."""
-        while not self._done.wait(1.0):
-            if not thread.is_alive():
-                raise CouchDBError('the connection was closed')
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer  # type: ignore[no-any-return]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 from kombu.utils.json import object_hook
@@ -59,6 +61,10 @@ class Delivery:
     def payload(self) -> dict[str, Any]:
         """Return the message as kombu's virtual transports represent it; *raises* `ValueError` or `TypeError` if it cannot."""
         message = {**self.doc['message'], 'headers': _typed(self.doc['message']['headers'])}
+        date = self.doc.get('date')
+        if isinstance(date, (int, float)) and date > time.time():
+            # It is due by the server's clock and not yet by this machine's: Celery must not wait for the latter.
+            message['headers']['eta'] = datetime.now(timezone.utc).isoformat()
         attempts = self.doc.get('attempts') or 1
         info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1, 'delivery_count': attempts}
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}

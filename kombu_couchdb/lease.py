@@ -31,6 +31,10 @@ CONSUMER = 'broker:consumer:'
 _GRACE = 2.0
 
 
+#: How long the nodes of a cluster may take to tell each other of a write, in seconds (mem3's sync_delay is 5).
+_SYNC = 10.0
+
+
 class Lease:
     """The heartbeat document of one consumer: `{type, host, pid, queues, beats, expires}`."""
 
@@ -90,6 +94,10 @@ class Sweeper:
 
     def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
         self._store, self._topology, self._timeout = store, topology, timeout
+        #: Temporary queues that were left here while others seemed to use them.
+        self.left: set[str] = set()
+        #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
+        self.void: dict[str, tuple[str, float]] = {}
         # The first sweep is soon: a worker that is started again should find what it left behind.
         self.due = time.monotonic() + random.uniform(0.2, 1.0)
 
@@ -113,11 +121,14 @@ class Sweeper:
                 logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
         living = set(consumers) - {doc['_id'] for doc in dead}
         overdue = [name for name, stats in leases['queue'].items() if float(stats['max']) + _GRACE < now]
-        left = {queue for doc in dead for queue in doc.get('queues') or ()}
+        left = self.left | {queue for doc in dead for queue in doc.get('queues') or ()}
         if overdue or left:
             self._remove_unused(overdue, left, living, now)
-        if leases['claim'].get(own, {}).get('count', 0) > len(held):
+        if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
             on_orphans()
+        for doc_id, (rev, since) in list(self.void.items()):
+            if time.monotonic() - since > _SYNC and self._store.settle_void(doc_id, rev, living):
+                del self.void[doc_id]
         others = [expires for name, expires in consumers.items() if name in living and name != own]
         # Just after the first of them would be overdue: those that live have then long beaten again.
         wait = min([expires - now + _GRACE for expires in others] + [self._timeout])
@@ -139,7 +150,9 @@ class Sweeper:
 
     def _remove_unused(self, overdue: list[str], left: set[str], living: set[str], now: float) -> None:
         used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in doc.get('queues') or ()}
-        for doc in self._topology.queues(sorted({*overdue, *left})):
+        docs = self._topology.queues(sorted({*overdue, *left}))
+        self.left &= used & {doc['name'] for doc in docs}
+        for doc in docs:
             name = doc['name']
             expired = isinstance(doc.get('expires'), (int, float)) and doc['expires'] + _GRACE < now
             if name in used:

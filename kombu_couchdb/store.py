@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kombu.log import get_logger
 
-from . import design, workitem
+from . import design, void, workitem
 from .client import Client, Document, Row, chunks
 from .errors import AccessDenied, Conflict, CouchDBError, DatabaseMissing, DocumentTooLarge, NotCouchDB, NotFound
 
@@ -158,6 +158,19 @@ class Store:
         for part in chunks([releasable(doc, self.client.clock.now()) for doc in docs], _BATCH):
             count += sum(1 for answer in self.client.bulk(part) if answer.get('ok'))
         return count
+
+    def settle_void(self, doc_id: str, rev: str, living: set[str]) -> bool:
+        """Do what is to be done about a claim that a cluster did not prove; tell whether that was all."""
+        try:
+            answers = cast('list[Any]', self.client.get(doc_id, open_revs='all'))
+            seen = self.client.fetch([doc_id])[0]
+        except NotFound:
+            return True
+        leaves = [answer['ok'] for answer in answers if isinstance(answer, dict) and 'ok' in answer]
+        changes = void.decide(leaves, str(seen['_rev']) if seen else None, rev, living)
+        if changes:
+            self.client.bulk(changes)
+        return changes is not None
 
     # -- queues
 

@@ -22,6 +22,9 @@ __all__ = ['BINDING', 'Routes', 'Topology', 'routes_of', 'topic_pattern']
 #: The ids of all documents that are no WorkItems start with this: one range read finds what changed.
 BINDING, QUEUE = 'broker:binding:', 'broker:queue:'
 
+#: How long a queue that goes with its last consumer is kept if that one could not remove it, in seconds.
+_TEMPORARY = 3600.0
+
 #: How long a table of routes that no feed keeps up to date is trusted, in seconds.
 _MAX_AGE = 0.05
 
@@ -102,7 +105,7 @@ class Topology:
 
     def declare_queue(self, name: str, arguments: Mapping[str, Any], auto_delete: bool) -> None:
         """Store a queue, if it is not there. `x-expires` in `arguments` (milliseconds, as in AMQP) is its lifetime unused."""
-        lifetime = _seconds(arguments.get('x-expires'))
+        lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY if auto_delete else None)
         doc: Document = {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': dict(arguments),
                'auto_delete': auto_delete, 'lifetime': lifetime,
                'expires': self.client.clock.now() + lifetime if lifetime else None}

@@ -176,7 +176,9 @@ class Transport(virtual.Transport):
         if queue not in self.temporary:
             return
         try:
-            if not self.used(queue):
+            if self.used(queue):
+                self.consumer.watch(queue)  # the others may be leaving just now, too
+            else:
                 self.temporary.discard(queue)
                 self.listener.unbind(queue)
                 self.store.purge(queue)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import queue
-import socket
 import sys
 import threading
 import time
@@ -53,7 +52,7 @@ def main() -> None:
             while True:
                 try:
                     connection.drain_events(timeout=0.1)
-                except socket.timeout:
+                except TimeoutError:
                     pass
                 try:
                     command = commands.get_nowait()

@@ -117,7 +117,10 @@ class Stage:
 
     def _wait(self, condition: Callable[[], object], doing: str) -> None:
         """Wait until the condition holds; *raises* `DemoError` if time is up or a worker ends."""
-        while not condition():
+        while True:
+            self._journal.read()
+            if condition():
+                return
             if self._screen.now() > _LIMIT * self._patience:
                 raise DemoError(f'it was not over after {_LIMIT * self._patience:g} s' + (f', when {doing}' if doing else ''))
             for worker in self._workers:
@@ -126,7 +129,6 @@ class Stage:
             self._interrupts.check()
             self._screen.show(doing or self._progress())
             time.sleep(0.05)
-            self._journal.read()
 
     def _progress(self) -> str:
         running = [scene for scene in self._scenes if scene.sent and not scene.done(self._journal)]

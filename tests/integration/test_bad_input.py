@@ -29,7 +29,7 @@ PASSWORD = 'unguessable-77'
 
 def failure(url: str, expected: type[CouchDBError], **options: object) -> str:
     """Connect, expect an error and return its text, of which every test asks the same."""
-    with pytest.raises(expected) as caught, Connection(url, transport_options=options) as connection:
+    with pytest.raises(expected) as caught, Connection(url, transport_options={'interval_start': 0, **options}) as connection:
         connection.connect()
     text = str(caught.value)
     assert '\n' not in text
@@ -123,7 +123,7 @@ def answering() -> Iterator[Callable[[str, int], str]]:
     def start(text: str, status: int) -> str:
         handler = type('Handler', (Answers,), {'text': text, 'status': status})
         servers.append(http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
         return f'couchdb://joe:{PASSWORD}@127.0.0.1:{servers[-1].server_port}/db'
 
     yield start

@@ -13,7 +13,7 @@ from kombu import Connection
 
 from kombu_couchdb.client import Client
 from tests.conftest import wait_for
-from tests.support import Inbox, eta, items, publish
+from tests.support import Inbox, eta, items, publish, publish_many
 
 CONSUMERS = 8
 
@@ -35,8 +35,7 @@ def test_oldest_due_date_first(connection: Connection) -> None:
 
 def test_urgent_message_overtakes_a_long_queue(connect: Callable[..., Connection], client: Client) -> None:
     publisher = connect()
-    for number in range(200):
-        publish(publisher, number)
+    publish_many(publisher, range(200))
     inbox = Inbox(connect(), prefetch=1, ack=False)
     inbox.wait(1)
     publish(publisher, 'urgent', priority=9)
@@ -74,11 +73,8 @@ class Claims:
 @pytest.mark.parametrize('prefetch', [1, 16])
 def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Connection], client: Client,
                                                        monkeypatch: pytest.MonkeyPatch, prefetch: int) -> None:
-    count = 300
-    publisher = connect()
-    with publisher.Producer() as producer:
-        for number in range(count):
-            producer.publish(number, routing_key='q', serializer='json')
+    count = 200
+    publish_many(connect(), range(count))
     claims = Claims(monkeypatch)
     got: Counter[int] = Counter()
     connections = [connect() for _ in range(CONSUMERS)]
@@ -107,7 +103,7 @@ def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Co
 def test_messages_that_come_while_many_wait(connect: Callable[..., Connection], client: Client,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     claims = Claims(monkeypatch)
-    count, finished, got = 200, threading.Event(), Counter[int]()
+    count, finished, got = 150, threading.Event(), Counter[int]()
 
     def consume(connection: Connection) -> None:
         inbox = Inbox(connection, prefetch=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from kombu import Connection, Exchange, Queue
@@ -11,7 +10,7 @@ from kombu_couchdb.client import Client
 from tests.support import Inbox, Request, publish
 
 #: How long the consumer is watched, in seconds; and how long it may take to settle down before.
-WATCHED, SETTLING = 35.0, 4.0
+WATCHED, SETTLING = 20.0, 3.0
 
 
 def test_idle_consumer_is_quiet(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
@@ -21,12 +20,10 @@ def test_idle_consumer_is_quiet(connect: Callable[..., Connection], client: Clie
     inbox.wait(1)
     inbox.stays(1, SETTLING)
     sent.clear()
-    started = time.monotonic()
     inbox.stays(1, WATCHED)
     others = [request for request in sent if not request.is_heartbeat]
-    assert len(others) <= 2, others
+    assert len(others) <= 1, others
     # Every third of the visibility timeout of 60 seconds.
     assert len(sent) - len(others) <= WATCHED / 20 + 1
     publish(connect(), 'still awake', 'two')
     assert inbox.wait(2)[1] == 'still awake'
-    assert time.monotonic() - started < WATCHED + 10

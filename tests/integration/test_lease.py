@@ -10,7 +10,7 @@ from kombu import Connection
 
 from kombu_couchdb.client import Client
 from tests.conftest import wait_for
-from tests.support import Inbox, Peer, Request, items, publish
+from tests.support import Inbox, Peer, Request, items, publish, publish_many
 
 #: The lease in seconds; what follows it (clocks that differ, sweeps, a busy machine) may take so much longer.
 LEASE, SLACK = 2.0, 15.0
@@ -86,10 +86,7 @@ def test_consumer_that_lost_its_lease_goes_on(url: str, connect: Callable[..., C
 
 def test_one_heartbeat_however_much_is_held(connect: Callable[..., Connection], client: Client,
                                             sent: list[Request]) -> None:
-    publisher = connect()
-    with publisher.Producer() as producer:
-        for number in range(200):
-            producer.publish(number, routing_key='q', serializer='json')
+    publish_many(connect(), range(200))
     inbox = Inbox(connect(visibility_timeout=3.0), ack=False)
     inbox.wait(200)
     wait_for(lambda: sent and sent[-1].is_heartbeat, 'the claims to be over')

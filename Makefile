@@ -1,0 +1,63 @@
+# The environment of all targets is .venv; it is made with the first suitable Python on PATH, or with `make PYTHON=…`.
+# COUCHDB_URL, if set, reaches the programs through the environment only: a password has no place on a command line.
+
+PYTHONS = $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10)
+VENV = .venv
+RUN = $(VENV)/bin/python
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_USER = 0
+unexport PYTHONHOME PYTHONPATH
+
+.DEFAULT_GOAL = help
+.NOTPARALLEL:
+.PHONY: help demo test lint clean
+
+demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on an embedded server
+	@$(RUN) -m examples.demo
+
+test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an embedded server; PYTEST_ARGS="-k lease -x"
+	@$(RUN) -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/installed-dev  ## Check style and types
+	@$(RUN) -m ruff check .
+	@$(RUN) -m mypy
+
+clean:  ## Remove the environment and all that was built
+	@echo 'Removing $(VENV), caches and builds'
+	@rm -rf $(VENV) build dist *.egg-info .cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## Show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+
+# If the Python that the environment was made with is gone, so is all that was installed.
+$(shell $(RUN) -c '' 2>/dev/null || rm -f $(VENV)/installed*)
+
+$(VENV)/installed: setup.cfg pyproject.toml
+	$(call install,.)
+
+$(VENV)/installed-dev: setup.cfg pyproject.toml
+	$(call install,.[dev])
+	@touch $(VENV)/installed
+
+# $(VENV)/unfinished is there while something is installed: what was interrupted is made anew from the start.
+define install
+@if [ -e $(VENV)/unfinished ] || ! $(RUN) -m pip --version >/dev/null 2>&1; then \
+	for python in $(PYTHONS); do \
+		if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; then break; fi; \
+		python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo 'Python 3.10 or later with its venv module is needed (on Debian and Ubuntu: python3 and python3-venv).' >&2; \
+		exit 1; \
+	fi; \
+	echo "Making the environment $(VENV) with `$$python --version`"; \
+	rm -rf $(VENV) && mkdir $(VENV) && touch $(VENV)/unfinished && $$python -m venv $(VENV) || exit 1; \
+fi
+@echo 'Installing celery-couchdb and what it needs into $(VENV), which may take a minute'
+@touch $(VENV)/unfinished
+@$(RUN) -m pip install --quiet --editable '$(1)'
+@rm $(VENV)/unfinished
+@touch $@
+endef

@@ -1,0 +1,34 @@
+"""A `basic_get`: kombu's thread asks, the I/O thread answers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from .delivery import Credit, Delivery
+from .errors import CouchDBError
+
+__all__ = ['Pull']
+
+
+class Pull:
+    """One request for the next message of a queue."""
+
+    def __init__(self, queue: str, no_ack: bool, credit: Credit) -> None:
+        self.queue, self.no_ack, self.credit = queue, no_ack, credit
+        self._done = threading.Event()
+        self._answer: Any = None
+
+    def answer(self, answer: Delivery | Exception | None) -> None:
+        """Give the waiting thread what it gets: a delivery, None, or an error."""
+        self._answer = answer
+        self._done.set()
+
+    def wait(self, thread: threading.Thread) -> Delivery | None:
+        """Wait for the answer; *raises* it if it is an error, or `CouchDBError` if the thread has ended."""
+        while not self._done.wait(1.0):
+            if not thread.is_alive():
+                raise CouchDBError('the connection was closed')
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer  # type: ignore[no-any-return]
