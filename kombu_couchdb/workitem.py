@@ -130,6 +130,8 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
             return f'spoilt: message.{name} is missing or of a wrong type'
     if not isinstance(message['properties'].get('delivery_info', {}), dict):
         return 'spoilt: message.properties.delivery_info is no object'
+    if doc.get('claimed') is not None and claimant(doc) is None:
+        return 'spoilt: claimed is neither null nor names a consumer'
     attempts, date = doc.get('attempts'), doc.get('date')
     if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
         return 'spoilt: attempts is no whole number'
