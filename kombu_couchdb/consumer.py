@@ -237,8 +237,7 @@ class Consumer:
             window.settle(self._news.members.place(self._lease.id, queue))
         self._offer(items)
         for queue, message in broadcasts:
-            self.holdings.broadcast(queue, lambda subscription, message=message: Delivery(  # type: ignore[misc]
-                {'_id': workitem.new_id(time.time()), 'message': message}, subscription.credit, subscription, no_ack=True))
+            self.holdings.broadcast(queue, message)
 
     def _offer(self, items: list[Document]) -> None:
         for doc in items:
@@ -281,6 +280,8 @@ class Consumer:
         if reason := workitem.flaw(doc):
             logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)
             return workitem.bury(doc, reason, self._client.clock.now()), lambda answer: failed()
+        if workitem.has_expired(doc, self._client.clock.now()):
+            return workitem.acked(doc), lambda answer: failed()
         claimed = workitem.acked(doc) if no_ack else workitem.claim(doc, self._lease.id, self._client.clock.now())
 
         def answered(answer: Document) -> None:

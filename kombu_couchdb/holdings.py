@@ -8,6 +8,8 @@ that the next claim can ride in the same request as the ack.
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 
 from kombu.log import get_logger
@@ -27,6 +29,13 @@ logger = get_logger(__name__)
 Change = tuple[Document, Callable[[Document], None]]
 
 
+#: What the delivery tag of a broadcast begins with.
+_BROADCAST = 'broadcast-'
+
+#: The most broadcasts kept for a queue without a consumer; then the oldest go.
+_PARKED = 10_000
+
+
 class Holdings:
     """Subscriptions, the messages held for them, and the changes to be written. Every method may be called in any thread."""
 
@@ -38,6 +47,7 @@ class Holdings:
         self._held: dict[str, Delivery] = {}
         self._outbox: list[Change] = []
         self._returned: list[Document] = []
+        self._parked: dict[str, deque[Document]] = {}  # broadcasts for queues that nobody consumes here just now
         self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
 
     # -- waking the I/O thread
@@ -60,6 +70,7 @@ class Holdings:
         """Begin to claim messages for a subscription."""
         with self._changed:
             self._subscriptions[subscription.tag] = subscription
+            self._mailbox.put([_broadcast(message, subscription) for message in self._parked.pop(subscription.queue, ())])
             self.rouse()
 
     def cancel(self, tag: str) -> None:
@@ -105,6 +116,8 @@ class Holdings:
 
     def _decide(self, tag: str, change: Callable[[Document], Document]) -> None:
         with self._changed:
+            if tag.startswith(_BROADCAST):
+                return  # nobody waits for that
             if tag not in self._held:
                 logger.warning('message %s is not held any more: its lease was lost, so it may run once more elsewhere',
                                tag.partition(':')[0])
@@ -166,13 +179,14 @@ class Holdings:
             if not delivery.no_ack:
                 self._held[delivery.tag] = delivery
 
-    def broadcast(self, queue: str, make: Callable[[Subscription], Delivery]) -> None:
-        """Put a broadcast for a queue into the mailbox, once for each subscription."""
+    def broadcast(self, queue: str, message: Document) -> None:
+        """Put a broadcast for a queue into the mailbox, or keep it until somebody subscribes to the queue."""
         with self._changed:
             for subscription in self._subscriptions.values():
                 if subscription.queue == queue:
-                    subscription.credit.waiting += 1
-                    self._mailbox.put([make(subscription)])
+                    self._mailbox.put([_broadcast(message, subscription)])
+                    return
+            self._parked.setdefault(queue, deque(maxlen=_PARKED)).append(message)
 
     def take_outbox(self) -> list[Change]:
         """Return what is to be written; it is the caller's now."""
@@ -237,3 +251,9 @@ class Holdings:
                            doc['_id'], answer['error'])
         elif workitem.is_waiting(doc):
             self._returned.append({**doc, '_rev': answer['rev']})
+
+
+def _broadcast(message: Document, subscription: Subscription) -> Delivery:
+    subscription.credit.waiting += 1
+    return Delivery({'_id': _BROADCAST + workitem.new_id(time.time()), 'message': message}, subscription.credit,
+                    subscription, no_ack=True)

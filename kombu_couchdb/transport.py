@@ -35,7 +35,7 @@ __all__ = ['Transport']
 
 logger = get_logger(__name__)
 
-#: Messages handed over in one call of the event loop, before it looks at its other descriptors.
+#: Messages delivered at a stretch, before the event loop looks at its other descriptors.
 _BURST = 100
 
 
@@ -119,34 +119,33 @@ class Transport(virtual.Transport):
     # -- events
 
     def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Deliver one message; *raises* `TimeoutError` if none came within `timeout` seconds, or what ended the I/O."""
+        """Deliver what has arrived, or wait for it; *raises* `TimeoutError` if nothing came within `timeout` seconds.
+
+        *Raises*, too, what ended the I/O thread.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._deliver_next():
-            if not len(self._mailbox) and not self._mailbox.wait(
-                    None if deadline is None else max(0.0, deadline - time.monotonic())):
+        while not self._deliver_arrived():
+            if not self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise TimeoutError('no message arrived in time')  # socket.timeout is its older name
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the event loop deliver what arrives."""
-        loop.add_reader(self._mailbox.fileno(), self._on_readable)
+        loop.add_reader(self._mailbox.fileno(), lambda *args: self._deliver_arrived())
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
         """Take the mailbox out of the event loop."""
         loop.remove_reader(self._mailbox.fileno())
 
-    def _on_readable(self, *args: Any) -> None:
-        for _ in range(_BURST):
-            if not self._deliver_next() and not len(self._mailbox):
-                return
-
-    def _deliver_next(self) -> bool:
-        item = self._mailbox.pop()
-        if isinstance(item, Exception):
-            raise item
-        if item is None or item.subscription is None or not self.consumer.holdings.hand_over(item):
-            return False
-        item.subscription.deliver(item)
-        return True
+    def _deliver_arrived(self) -> int:
+        """Deliver what is in the mailbox, up to a burst, and return how many messages that were."""
+        delivered = 0
+        while delivered < _BURST and (item := self._mailbox.pop()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            if item.subscription is not None and self.consumer.holdings.hand_over(item):
+                delivered += 1
+                item.subscription.deliver(item)
+        return delivered
 
     # -- for channels
 

@@ -7,6 +7,7 @@
      "published": 1763709000.123456,   orders the messages that are due at once
      "attempts": 0,                    how often it was delivered
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
+     "expires": 1763709060.1,          only if the message has an expiration: when it is not delivered any more
      "message": {"body", "headers", "properties", "content-type", "content-encoding"}}
 
 A dead one also has `status: "fail"`, `reason` and `failed` (when). The state is derived: dead, claimed, scheduled
@@ -24,8 +25,8 @@ from typing import Any
 from zlib import crc32
 
 __all__ = [
-    'HIGHEST', 'acked', 'bury', 'claim', 'claimant', 'due_date', 'flaw', 'is_due', 'is_waiting', 'new', 'new_id', 'rank',
-    'release', 'turn',
+    'HIGHEST', 'acked', 'bury', 'claim', 'claimant', 'due_date', 'flaw', 'has_expired', 'is_due', 'is_waiting', 'new',
+    'new_id', 'rank', 'release', 'turn',
 ]
 
 Document = dict[str, Any]
@@ -57,6 +58,8 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Docu
         'claimed': None,
         'message': message,
     }
+    if (lifetime := _lifetime(message)) is not None:
+        doc['expires'] = now + lifetime
     if len(message.get('body') or '') > _LARGE:
         doc['room'] = _ROOM
     return doc
@@ -82,6 +85,12 @@ def due_date(message: Mapping[str, Any]) -> float | None:
 def is_due(doc: Mapping[str, Any], now: float) -> bool:
     """Tell whether an item may be handed out at `now`."""
     return doc.get('date') is None or doc['date'] <= now
+
+
+def has_expired(doc: Mapping[str, Any], now: float) -> bool:
+    """Tell whether the message's `expiration` has passed: it must not be delivered any more."""
+    expires = doc.get('expires')
+    return isinstance(expires, (int, float)) and expires <= now
 
 
 def is_waiting(doc: Mapping[str, Any]) -> bool:
@@ -151,6 +160,13 @@ def turn(doc_id: str, position: int, members: int) -> int:
     Each item has one consumer that goes first, so that consumers who see the same items seldom meet at one.
     """
     return (position - crc32(doc_id.encode())) % members if members > 1 else 0
+
+
+def _lifetime(message: Mapping[str, Any]) -> float | None:
+    try:
+        return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _without_room(doc: Document) -> Document:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -11,14 +12,12 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.client import Client
 from tests.conftest import wait_for
-from tests.support import Inbox, items, publish, record_requests
+from tests.support import Inbox, eta, items, publish, record_requests
 
 from .proxy import Proxy
 
 #: How soon after its return the server is used again, in seconds: ten by promise.
 SOON = 10.0
-
-LOGGER = 'kombu_couchdb.consumer'
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -145,7 +144,6 @@ def test_broadcasts_of_the_time_between(connect: Callable[..., Connection], prox
 
 def test_scheduled_message_that_became_due_meanwhile(connect: Callable[..., Connection], proxy: Proxy,
                                                      caplog: pytest.LogCaptureFixture) -> None:
-    from tests.support import eta
     inbox = Inbox(connect(through_proxy=True))
     publish(connect(), 'later', headers=eta(4))
     inbox.stays(0, 1)
@@ -161,7 +159,6 @@ def test_publisher_retries_until_the_server_is_back(connect: Callable[..., Conne
     connection = connect(through_proxy=True)
     publish(connection, 'before')
     proxy.refuse()
-    import threading
     threading.Timer(2, proxy.restore).start()
     publish(connection, 'retried', retry=True, retry_policy={'max_retries': None, 'interval_start': 0.2})
     assert sorted(item['message']['body'] for item in items(client)) == ['"before"', '"retried"']

@@ -104,7 +104,7 @@ def test_nobody_claims_without_a_heartbeat(connect: Callable[..., Connection], c
                                            sent: list[Request]) -> None:
     publish(connect(), 'hello')
     Inbox(connect()).wait(1)
-    writes = [doc.get('type', 'deletion') for request in sent for doc in request.docs if not request.path == '/']
+    writes = [doc.get('type', 'deletion') for request in sent for doc in request.docs if request.path != '/']
     assert writes.index('Consumer') < len(writes) - 1 - writes[::-1].index('WorkItem')
 
 

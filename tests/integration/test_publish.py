@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -40,7 +41,6 @@ def test_one_document_for_each_queue_in_one_request(connection: Connection, clie
 
 
 def test_connection_that_only_publishes_starts_no_thread(connection: Connection) -> None:
-    import threading
     before = threading.active_count()
     publish(connection, 'hello')
     assert threading.active_count() == before
@@ -114,9 +114,14 @@ def test_batch_flushes_when_it_is_full(connection: Connection, client: Client, s
 @needs_batch
 def test_batch_that_breaks_off_stores_nothing(connection: Connection, client: Client) -> None:
     producer = connection.Producer()
-    with pytest.raises(KeyError), producer.batch():
-        producer.publish('hello', routing_key='q', serializer='json')
-        raise KeyError
+
+    def break_off() -> None:
+        with producer.batch():
+            producer.publish('hello', routing_key='q', serializer='json')
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        break_off()
     assert not items(client)
     producer.publish('after it', routing_key='q', serializer='json')
     assert len(items(client)) == 1

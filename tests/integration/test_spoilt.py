@@ -42,6 +42,7 @@ SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         body='!!! no base64 !!!', properties={**item['message']['properties'], 'body_encoding': 'base64'}),
     'base64 cut off': lambda item: item['message'].update(
         body='aGVsbG8', properties={**item['message']['properties'], 'body_encoding': 'base64'}),
+    'unknown encoding': lambda item: item['message']['properties'].update(body_encoding='rot13'),
     'delivery_info is text': lambda item: item['message']['properties'].update(delivery_info='x'),
     'attempts is text': lambda item: item.update(attempts='three'),
     'attempts is missing': lambda item: item.pop('attempts'),
@@ -49,9 +50,6 @@ SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'date is text': lambda item: item.update(date='tomorrow'),
     'date is a list': lambda item: item.update(date=[2026, 11, 21]),
     'date is true': lambda item: item.update(date=True),
-    'claimed is empty': lambda item: item.update(claimed={}),
-    'claimed is text': lambda item: item.update(claimed='yes'),
-    'claimed is false': lambda item: item.update(claimed=False),
 }
 
 #: Not as we write it, but it can be delivered all the same.
@@ -66,7 +64,9 @@ HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'published is text': lambda item: item.update(published='x'),
     'claimed is missing': lambda item: item.pop('claimed'),
     'claimed is by nobody': lambda item: item.update(claimed={'by': 'nobody', 'date': LONG_AGO}),
-    'unknown encoding': lambda item: item['message']['properties'].update(body_encoding='rot13'),
+    'claimed is empty': lambda item: item.update(claimed={}),
+    'claimed is text': lambda item: item.update(claimed='yes'),
+    'claimed is false': lambda item: item.update(claimed=False),
     'something more': lambda item: item.update(note='by hand', message={**item['message'], 'note': [1]}),
 }
 
