@@ -11,8 +11,8 @@ from celery import Celery
 
 app = Celery(
     'examples',
-    broker=os.environ.get('CELERY_BROKER_URL', 'couchdb://localhost:5984/celery'),
-    backend=os.environ.get('CELERY_RESULT_BACKEND', 'couchdb://localhost:5984/celery_results'),
+    broker=os.environ.get('CELERY_BROKER_URL', 'couchdb://user:password@localhost:5984/celery'),
+    backend=os.environ.get('CELERY_RESULT_BACKEND', 'couchdb://user:password@localhost:5984/celery_results'),
 )
 app.conf.update(
     # A message is acknowledged when its task is done, so that the task comes back if its worker dies, …
@@ -23,7 +23,6 @@ app.conf.update(
     broker_transport_options={'visibility_timeout': 6},
     # How many seconds a worker waits for the result of a process of its own that died; the default is 10.
     worker_lost_wait=1.0,
-    worker_prefetch_multiplier=8,
     broker_connection_retry_on_startup=True,
 )
 

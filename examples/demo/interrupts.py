@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as one exception, which cleaning up is safe from."""
+"""Ctrl-C, SIGTERM and SIGHUP as one exception, and the end of a time limit as another; cleaning up is safe from both."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import Any
 
 class Stopped(BaseException):
     """Somebody wants the demo to end."""
+
+
+class TimeIsUp(BaseException):
+    """It took longer than it may. No `Exception`, so that no library takes it for a failure of its own."""
 
 
 class Interrupts:
@@ -42,6 +46,16 @@ class Interrupts:
             self._held = False
         self.check()
 
+    @contextmanager
+    def limit(self, seconds: float) -> Iterator[None]:
+        """*Raises* `TimeIsUp` if what is in the context takes longer than this, even if it hangs in a library."""
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, should it come while signals are held
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
     def check(self) -> None:
         """*Raises* `Stopped` if a signal came: one that was held back, or whose exception was lost in a destructor."""
         if self.signal:
@@ -51,3 +65,7 @@ class Interrupts:
         first, self.signal = not self.signal, self.signal or number
         if first and not self._held:
             raise Stopped
+
+    def _on_alarm(self, number: int, frame: Any) -> None:
+        if not self._held:
+            raise TimeIsUp

@@ -15,8 +15,8 @@ from examples import tasks
 
 from .journal import Journal, Run
 
-#: Seconds to wait for the result of a task that has finished.
-_RESULT_TIMEOUT = 10.0
+#: Both in seconds: how late a task may start; how long the result of a task that has finished may take.
+_LATE, _RESULT = 2.0, 3.0
 
 
 class Scene(ABC):
@@ -28,9 +28,10 @@ class Scene(ABC):
     #: How often each task has to start.
     starts: ClassVar[int] = 1
 
-    def __init__(self, late: float) -> None:
+    def __init__(self, patience: float) -> None:
         #: How many seconds after its time a task may start.
-        self.late = late
+        self.late = _LATE * patience
+        self._timeout = _RESULT * patience
         self.ids: list[str] = []
         self.sent: float | None = None
         self.due: float | None = None
@@ -73,7 +74,7 @@ class Scene(ABC):
                 where = ', '.join(f'{run.worker} at {run.started:.3f}' for run in runs)
                 self.flaws.append(f'{task_id} ran {len(runs)} times instead of {self.starts}: on {where}')
         try:
-            result = self.pending.get(timeout=_RESULT_TIMEOUT)
+            result = self.pending.get(timeout=self._timeout)
         except Exception as exc:
             self.flaws.append(f'no result: {type(exc).__name__}: {exc}')
             return
@@ -233,8 +234,8 @@ class Scheduled(Scene):
 
     size = 10
 
-    def __init__(self, late: float, ahead: int) -> None:
-        super().__init__(late)
+    def __init__(self, patience: float, ahead: int) -> None:
+        super().__init__(patience)
         self.ahead, self.short, self.what = ahead, f'due in {ahead} s', f'{self.size} tasks due in {ahead} s'
 
     def _send(self) -> Any:

@@ -17,6 +17,9 @@ from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing, No
 from .interrupts import Interrupts
 from .screen import Screen
 
+#: Seconds until a server that does not answer is given up.
+_TIMEOUT = 3.0
+
 
 class DemoError(Exception):
     """The demo cannot go on; the text says why."""
@@ -66,7 +69,7 @@ class Databases:
         address: dict[str, Any] = {'host': self._server.hostname, 'port': self._port, 'database': database, 'tls': self._tls}
         if self._server.username:
             address |= {'user': unquote(self._server.username), 'password': unquote(self._server.password or '')}
-        return Client(Address(**address))
+        return Client(Address(**address), _TIMEOUT, _TIMEOUT)
 
     def _url(self, database: str) -> str:
         login, at, _ = self._server.netloc.rpartition('@')

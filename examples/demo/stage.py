@@ -16,15 +16,15 @@ from kombu.exceptions import KombuError
 from kombu_couchdb.errors import CouchDBError
 
 from . import journal as journals
-from .interrupts import Interrupts
+from .interrupts import Interrupts, TimeIsUp
 from .journal import Journal
 from .scenes import Burst, Chain, Chord, Crash, Retry, Scene, Scheduled, WorkerKilled
 from .screen import Screen
 from .server import DemoError, databases
 from .workers import Worker
 
-#: All in seconds: how late a task may start; how long it all may take; how long a worker may take to end.
-_LATE, _LIMIT, _END = 2.0, 45.0, 8.0
+#: All in seconds: how long the work may take, then reading the results, then the end of a worker.
+_LIMIT, _JUDGE, _END = 42.0, 5.0, 6.0
 
 #: Lines of each worker's log that are shown if something went wrong.
 _TAIL = 20
@@ -37,9 +37,9 @@ class Stage:
         self._interrupts, self._patience = interrupts, patience
         self._screen = Screen()
         self._workers: list[Worker] = []
-        self._killed = WorkerKilled(_LATE * patience)
-        self._first = [kind(_LATE * patience) for kind in (Burst, Retry, Chain, Chord, Crash)]
-        self._second = [self._killed, Scheduled(_LATE * patience, 4), Scheduled(_LATE * patience, 8)]
+        self._killed = WorkerKilled(patience)
+        self._first: list[Scene] = [kind(patience) for kind in (Burst, Retry, Chain, Chord, Crash)]
+        self._second: list[Scene] = [self._killed, Scheduled(patience, 4), Scheduled(patience, 8)]
         #: What went wrong besides the scenes, in sentences.
         self._troubles: list[str] = []
 
@@ -66,7 +66,8 @@ class Stage:
                 stack.callback(self._kill_workers)
                 after_task_publish.connect(self._on_published)
                 self._perform(folder)
-                self._end_workers()
+                if not self._troubles:
+                    self._end_workers()
                 logs = self._logs() if self._failed else []
             finally:
                 self._interrupts.hold()
@@ -82,26 +83,37 @@ class Stage:
     # -- the performance
 
     def _perform(self, folder: Path) -> None:
+        """Do it all, and note in `_troubles` and in the scenes what went wrong."""
         try:
-            for name in ('w1', 'w2'):
-                with self._interrupts.held():  # a process must not be started and then forgotten
-                    self._workers.append(Worker(name, self._database.name, folder))
-            self._wait(lambda: len(self._journal.ready) == len(self._workers), 'two workers are starting')
-            self._screen.report('the workers w1 and w2 are ready')
-            self._send(*self._first)
-            self._wait_for(self._first)
-            self._send(self._killed)
-            self._wait(lambda: self._killed.holder(self._journal), 'a task that will lose its worker is starting')
-            victim = next(w for w in self._workers if w.name == self._killed.holder(self._journal))
-            victim.kill()
-            self._screen.report(f'{victim.name} was killed with all its processes while it ran a task')
-            self._send(*self._second[1:])
-            self._wait_for(self._second)
+            with self._interrupts.limit(_LIMIT * self._patience):
+                self._start_workers(folder)
+                self._send(*self._first)
+                self._wait_for(self._first)
+                self._send(self._killed)
+                self._wait(lambda: self._killed.holder(self._journal), 'a task that will lose its worker is starting')
+                victim = next(w for w in self._workers if w.name == self._killed.holder(self._journal))
+                victim.kill()
+                self._screen.report(f'{victim.name} was killed with all its processes while it ran a task')
+                self._send(*self._second[1:])
+                self._wait_for(self._second)
+        except TimeIsUp:
+            self._troubles.append(f'it was not over after {self._screen.now():.0f} s')
         except (DemoError, CouchDBError, KombuError) as exc:
             self._troubles.append(str(exc))
         self._journal.read()
-        for scene in self._scenes:
-            scene.judge(self._journal)
+        try:
+            with self._interrupts.limit(_JUDGE * self._patience):
+                for scene in self._scenes:
+                    scene.judge(self._journal)
+        except TimeIsUp:
+            self._troubles.append('the results could not be read in time')
+
+    def _start_workers(self, folder: Path) -> None:
+        for name in ('w1', 'w2'):
+            with self._interrupts.held():  # a process must not be started and then forgotten
+                self._workers.append(Worker(name, self._database.name, folder))
+        self._wait(lambda: len(self._journal.ready) == len(self._workers), 'two workers are starting')
+        self._screen.report('the workers w1 and w2 are ready')
 
     def _send(self, *scenes: Scene) -> None:
         for scene in scenes:
@@ -116,13 +128,11 @@ class Stage:
         self._wait(lambda: all(scene.done(self._journal) for scene in scenes), '')
 
     def _wait(self, condition: Callable[[], object], doing: str) -> None:
-        """Wait until the condition holds; *raises* `DemoError` if time is up or a worker ends."""
+        """Wait until the condition holds; *raises* `DemoError` if a worker ends."""
         while True:
             self._journal.read()
             if condition():
                 return
-            if self._screen.now() > _LIMIT * self._patience:
-                raise DemoError(f'it was not over after {_LIMIT * self._patience:g} s' + (f', when {doing}' if doing else ''))
             for worker in self._workers:
                 if worker.status is not None and not worker.killed:
                     raise DemoError(f'{worker.name} ended by itself, with status {worker.status}')
@@ -141,7 +151,7 @@ class Stage:
             worker.terminate()
         for worker in living:
             self._screen.show(f'{worker.name} is asked to end')
-            if not worker.wait(_END * self._patience) and not self._troubles:
+            if not worker.wait(_END * self._patience):
                 self._troubles.append(f'{worker.name} did not end well when it was asked to')
 
     def _kill_workers(self) -> None:

@@ -15,7 +15,7 @@ class Worker:
     """One `celery worker` with two pool processes."""
 
     def __init__(self, name: str, host: str, folder: Path) -> None:
-        self.name, self.killed = name, False
+        self.name, self.killed, self._over = name, False, False
         self._log = folder / f'{name}.log'
         with self._log.open('wb') as log:
             self._process = subprocess.Popen(
@@ -33,8 +33,7 @@ class Worker:
     def kill(self) -> None:
         """End the worker and its pool at once, as if its machine had lost power."""
         self.killed = True
-        self._signal_group()
-        self._process.wait()
+        self._end_group()
 
     def terminate(self) -> None:
         """Ask the worker to finish what it does and to end."""
@@ -48,8 +47,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             return False
         finally:
-            self._signal_group()
-            self._process.wait()
+            self._end_group()
 
     def log_tail(self, count: int) -> list[str]:
         """Return the last lines of the log, and before them the last of those that warn."""
@@ -57,8 +55,12 @@ class Worker:
         warnings = [line for line in lines[:-count] if ': WARNING/' in line or ': ERROR/' in line or ': CRITICAL/' in line]
         return warnings[-count:] + lines[-count:]
 
-    def _signal_group(self) -> None:
+    def _end_group(self) -> None:
+        if self._over:
+            return
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):  # nobody is left, as Linux and macOS say it
             pass
+        self._process.wait()
+        self._over = True

@@ -50,6 +50,9 @@ SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'date is text': lambda item: item.update(date='tomorrow'),
     'date is a list': lambda item: item.update(date=[2026, 11, 21]),
     'date is true': lambda item: item.update(date=True),
+    'claimed is empty': lambda item: item.update(claimed={}),
+    'claimed is text': lambda item: item.update(claimed='yes'),
+    'claimed is false': lambda item: item.update(claimed=False),
 }
 
 #: Not as we write it, but it can be delivered all the same.
@@ -64,9 +67,6 @@ HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'published is text': lambda item: item.update(published='x'),
     'claimed is missing': lambda item: item.pop('claimed'),
     'claimed is by nobody': lambda item: item.update(claimed={'by': 'nobody', 'date': LONG_AGO}),
-    'claimed is empty': lambda item: item.update(claimed={}),
-    'claimed is text': lambda item: item.update(claimed='yes'),
-    'claimed is false': lambda item: item.update(claimed=False),
     'something more': lambda item: item.update(note='by hand', message={**item['message'], 'note': [1]}),
 }
 

@@ -1,0 +1,135 @@
+"""The error tree, and how HTTP becomes it (`kombu_couchdb.errors`)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import requests
+from requests import exceptions as http
+from urllib3.exceptions import MaxRetryError, NewConnectionError, ProtocolError
+
+from kombu_couchdb import errors
+
+WHERE = 'http://db.example:5984/celery'
+SECRET = 'tell-nobody'
+
+
+def refused(status: int, body: Any = None, user: str | None = 'me', size: int = 10) -> errors.CouchDBError:
+    response = requests.Response()
+    response.status_code, response.reason = status, 'The Reason'
+    response._content = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+    response.url = f'http://me:{SECRET}@db.example:5984/celery'
+    return errors.from_status(response, WHERE, user, size)
+
+
+# -- the tree
+
+
+@pytest.mark.parametrize('name', errors.__all__)
+def test_all_are_one_family(name: str) -> None:
+    if name != 'RETRIED':
+        assert issubclass(getattr(errors, name), errors.CouchDBError)
+
+
+def test_what_is_retried_is_an_oserror_and_nothing_else_is() -> None:
+    assert errors.RETRIED == (errors.ServerUnavailable, errors.DatabaseMissing)
+    for name in set(errors.__all__) - {'RETRIED'}:
+        kind = getattr(errors, name)
+        # kombu and Celery retry on OSError of their own accord.
+        assert issubclass(kind, OSError) == (kind in errors.RETRIED)
+
+
+def test_a_wrong_option_is_a_value_error() -> None:
+    assert issubclass(errors.ConfigurationError, ValueError)
+
+
+# -- answers
+
+
+@pytest.mark.parametrize(('status', 'body', 'kind'), [
+    (400, {'error': 'bad_request', 'reason': 'invalid UTF-8 JSON'}, errors.RequestRefused),
+    (401, {'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, errors.AccessDenied),
+    (403, {'error': 'forbidden', 'reason': 'You are not allowed to access this db.'}, errors.AccessDenied),
+    (404, {'error': 'not_found', 'reason': 'missing'}, errors.NotFound),
+    (404, {'error': 'not_found', 'reason': 'deleted'}, errors.NotFound),
+    (404, {'error': 'not_found', 'reason': 'Database does not exist.'}, errors.DatabaseMissing),
+    (404, {'error': 'not_found', 'reason': 'no_db_file'}, errors.DatabaseMissing),
+    (404, b'<html>not here</html>', errors.NotFound),
+    (405, {'error': 'method_not_allowed'}, errors.RequestRefused),
+    (409, {'error': 'conflict', 'reason': 'Document update conflict.'}, errors.Conflict),
+    (412, {'error': 'file_exists'}, errors.Conflict),
+    (413, {'error': 'document_too_large', 'reason': 'id'}, errors.DocumentTooLarge),
+    (415, None, errors.RequestRefused),
+    (429, None, errors.ServerUnavailable),
+    (500, {'error': 'internal_server_error'}, errors.ServerUnavailable),
+    (502, b'<html>Bad Gateway</html>', errors.ServerUnavailable),
+    (503, b'', errors.ServerUnavailable),
+    (504, b'[1]', errors.ServerUnavailable),
+])
+def test_each_status_has_its_class(status: int, body: Any, kind: type[Exception]) -> None:
+    error = refused(status, body)
+    assert type(error) is kind
+    assert WHERE in str(error)
+    assert SECRET not in str(error)
+    assert '<html>' not in str(error)
+
+
+def test_the_server_s_reason_is_told_and_never_at_length() -> None:
+    assert 'Document update conflict.' in str(refused(409, {'error': 'conflict', 'reason': 'Document update conflict.'}))
+    assert 'file_exists' in str(refused(412, {'error': 'file_exists'}))
+    assert 'The Reason' in str(refused(503))
+    assert len(str(refused(500, {'reason': 'x' * 10_000}))) < 500
+
+
+@pytest.mark.parametrize(('user', 'named'), [('me', "user 'me'"), (None, 'nobody (no user in the URL)')])
+def test_who_was_refused_is_told(user: str | None, named: str) -> None:
+    assert named in str(refused(401, {'reason': 'Name or password is incorrect.'}, user))
+
+
+def test_the_size_that_was_too_large_is_told() -> None:
+    text = str(refused(413, {'error': 'too_large', 'reason': 'the request entity is too large'}, size=9_000_000))
+    assert '9,000,000 bytes' in text
+    assert 'max_document_size' in text
+
+
+# -- no answers
+
+
+def nested() -> Exception:
+    cause = NewConnectionError(None, 'Failed to establish a new connection: [Errno 111] Connection refused')  # type: ignore[arg-type]
+    return http.ConnectionError(MaxRetryError(None, f'/{SECRET}', cause))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(('exc', 'kind', 'text'), [
+    (http.ConnectionError(ProtocolError('Connection aborted.', ConnectionResetError(104, 'reset by peer'))),
+     errors.ServerUnavailable, 'reset by peer'),
+    (nested(), errors.ServerUnavailable, 'Connection refused'),
+    (http.ConnectTimeout(), errors.ServerUnavailable, 'no connection within the time limit'),
+    (http.ReadTimeout(), errors.ServerUnavailable, 'request_timeout'),
+    (http.SSLError('CERTIFICATE_VERIFY_FAILED'), errors.ServerUnavailable, 'ca_certs'),
+    (http.ChunkedEncodingError('cut'), errors.ServerUnavailable, 'cut'),
+    (http.ContentDecodingError('bad gzip'), errors.ServerUnavailable, 'bad gzip'),
+    (http.ProxyError('proxy'), errors.ServerUnavailable, 'proxy'),
+    (http.InvalidURL(f'http://{SECRET}'), errors.ConfigurationError, 'host or port is not valid'),
+    (http.InvalidSchema(f'{SECRET}://'), errors.ConfigurationError, 'host or port is not valid'),
+    (http.MissingSchema(SECRET), errors.ConfigurationError, 'host or port is not valid'),
+    (OSError('Could not find the TLS certificate file, invalid path: me.pem'), errors.ConfigurationError, 'me.pem'),
+], ids=lambda value: type(value).__name__ if isinstance(value, Exception) else '')
+def test_each_failure_has_its_class(exc: OSError, kind: type[Exception], text: str) -> None:
+    error = errors.from_transport(exc, WHERE)
+    assert type(error) is kind
+    assert str(error).startswith(f'{WHERE}: ')
+    assert text in str(error)
+    assert SECRET not in str(error)
+
+
+def test_the_cause_is_one_short_line() -> None:
+    exc = http.ConnectionError(ValueError('first\nsecond' + 'x' * 5000))
+    assert str(errors.from_transport(exc, WHERE)) == f'{WHERE}: first'
+    assert len(str(errors.from_transport(http.ConnectionError('y' * 5000), WHERE))) < 300
+
+
+def test_a_cause_without_text_is_named_by_its_class() -> None:
+    assert str(errors.from_transport(http.ConnectionError(ConnectionResetError()), WHERE)) == f'{WHERE}: ConnectionResetError'

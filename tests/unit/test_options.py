@@ -1,0 +1,107 @@
+"""`broker_transport_options` (`kombu_couchdb.options`), and what README.rst says of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.options import Options
+
+NUMBERS = [f.name for f in fields(Options) if not isinstance(f.default, bool)]
+WHOLE = [f.name for f in fields(Options) if type(f.default) is int]
+SECONDS = [f.name for f in fields(Options) if isinstance(f.default, float)]
+SWITCHES = [f.name for f in fields(Options) if isinstance(f.default, bool)]
+
+
+def test_there_are_options_of_each_kind() -> None:
+    assert WHOLE
+    assert SECONDS
+    assert SWITCHES
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    assert Options.of({}) == Options()
+
+
+@pytest.mark.parametrize('name', SECONDS)
+@pytest.mark.parametrize('value', [1, 2.5, 0.001, 10**6])
+def test_seconds_may_be_whole_or_not(name: str, value: float) -> None:
+    found = getattr(Options.of({name: value}), name)
+    assert found == value
+    assert isinstance(found, float)
+
+
+@pytest.mark.parametrize('name', WHOLE)
+def test_numbers_are_taken(name: str) -> None:
+    assert getattr(Options.of({name: 7}), name) == 7
+
+
+@pytest.mark.parametrize('name', SWITCHES)
+@pytest.mark.parametrize('value', [True, False])
+def test_switches_are_taken(name: str, value: bool) -> None:
+    assert getattr(Options.of({name: value}), name) is value
+
+
+def test_one_option_leaves_the_others() -> None:
+    assert Options.of({'claim_batch': 5}) == Options(claim_batch=5)
+
+
+@pytest.mark.parametrize('name', NUMBERS)
+@pytest.mark.parametrize('value', [
+    '5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr)
+def test_what_is_no_number_above_0_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf'\b{name}\b.*number.*above 0, not {re.escape(repr(value))}'):
+        Options.of({name: value})
+
+
+@pytest.mark.parametrize('name', WHOLE)
+@pytest.mark.parametrize('value', [1.5, 2.0])
+def test_fractions_of_messages_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=f'{name} must be a whole number'):
+        Options.of({name: value})
+
+
+@pytest.mark.parametrize('name', SWITCHES)
+@pytest.mark.parametrize('value', ['true', 'no', 0, 1, None, 1.0], ids=repr)
+def test_switches_are_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f'{name} must be True or False, not {value!r}'):
+        Options.of({name: value})
+
+
+@pytest.mark.parametrize('name', ['visibility_time', 'VISIBILITY_TIMEOUT', 'global_keyprefix', 'of', ''])
+def test_an_unknown_name_is_told_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'unknown transport option {name!r}') as caught:
+        Options.of({'visibility_timeout': 5, name: 1})
+    for f in fields(Options):
+        assert f.name in str(caught.value)
+
+
+@pytest.mark.parametrize('name', [
+    'max_retries', 'interval_start', 'interval_step', 'interval_max', 'connect_retries_timeout', 'errback', 'callback',
+    'deadletter_queue'])
+def test_options_of_kombu_itself_are_left_to_it(name: str) -> None:
+    assert Options.of({name: object()}) == Options()
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Options().claim_batch = 5  # type: ignore[misc]
+
+
+def test_the_given_options_are_left_as_they_are() -> None:
+    given = {'claim_batch': 5, 'max_retries': 3}
+    Options.of(given)
+    assert given == {'claim_batch': 5, 'max_retries': 3}
+
+
+def test_the_readme_lists_every_option_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / 'README.rst').read_text('utf-8')
+    section = text.split('\nOptions\n=======\n')[1].split('\n=====', 2)
+    assert section[0].count('broker_transport_options') == 1
+    rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', '\n'.join(section), re.MULTILINE)
+    assert rows == [(f.name, str(f.default)) for f in fields(Options)]

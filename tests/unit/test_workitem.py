@@ -1,0 +1,279 @@
+"""The WorkItem and its policy (`kombu_couchdb.workitem`)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from copy import deepcopy
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from kombu_couchdb import workitem
+
+NOW = 1_763_709_000.25
+
+
+def message(body: str = 'text', headers: Any = None, **properties: Any) -> dict[str, Any]:
+    return {'body': body, 'headers': headers or {}, 'properties': properties,
+            'content-type': 'application/json', 'content-encoding': 'utf-8'}
+
+
+def item(**more: Any) -> dict[str, Any]:
+    """A waiting item, as it is read from the database."""
+    return {**workitem.new('id', 'q', message(), NOW), '_rev': '1-a', **more}
+
+
+# -- new
+
+
+def test_a_new_item_waits_and_is_due() -> None:
+    doc = workitem.new('id', 'q', message(), NOW)
+    assert {name: doc[name] for name in doc if name != 'message'} == {
+        '_id': 'id', 'type': 'WorkItem', 'queue': 'q', 'priority': 0, 'date': None, 'published': NOW, 'attempts': 0,
+        'claimed': None}
+    assert doc['message'] == message()
+    assert workitem.is_waiting(doc)
+    assert workitem.is_due(doc, 0.0)
+    assert workitem.flaw(doc) is None
+
+
+def test_ids_of_one_moment_sort_as_they_were_made() -> None:
+    ids = [workitem.new_id(NOW) for _ in range(100)]
+    assert len({len(doc_id) for doc_id in ids}) == 1
+    # The serial starts anew now and then; at one place in 65,536 the order may break.
+    assert sum(a > b for a, b in zip(ids, ids[1:], strict=False)) <= 1
+    assert len(set(ids)) == 100
+
+
+@pytest.mark.parametrize('step', [1e-5, 1.0, 1e6, 3e9])
+def test_ids_sort_by_time(step: float) -> None:
+    assert workitem.new_id(NOW) < workitem.new_id(NOW + step)
+    assert len(workitem.new_id(NOW)) == len(workitem.new_id(NOW + step))
+
+
+@pytest.mark.parametrize(('given', 'kept'), [
+    (0, 0), (5, 5), (9, 9), (10, 9), (255, 9), (-1, 0), ('7', 7), (None, 0), ('high', 0), ([], 0), (float('nan'), 0)])
+def test_priorities_stay_from_0_to_9(given: Any, kept: int) -> None:
+    assert workitem.new('id', 'q', message(priority=given), NOW)['priority'] == kept
+
+
+def test_a_message_without_priority_has_the_lowest() -> None:
+    assert workitem.new('id', 'q', message(), NOW)['priority'] == 0
+    assert workitem.new('id', 'q', {'body': ''}, NOW)['priority'] == 0
+
+
+def test_the_highest_priority_ranks_first() -> None:
+    assert sorted(range(10), key=workitem.rank) == list(range(9, -1, -1))
+
+
+# -- expiration
+
+
+@pytest.mark.parametrize(('expiration', 'expires'), [('1500', NOW + 1.5), (250, NOW + 0.25), ('0', NOW)])
+def test_an_expiration_is_milliseconds(expiration: Any, expires: float) -> None:
+    doc = workitem.new('id', 'q', message(expiration=expiration), NOW)
+    assert doc['expires'] == expires
+    assert workitem.has_expired(doc, expires)
+    assert not workitem.has_expired(doc, expires - 0.001)
+
+
+@pytest.mark.parametrize('expiration', [None, 'soon', '', []])
+def test_what_is_no_expiration_never_expires(expiration: Any) -> None:
+    doc = workitem.new('id', 'q', message(expiration=expiration), NOW)
+    assert 'expires' not in doc
+    assert not workitem.has_expired(doc, float('inf'))
+
+
+@pytest.mark.parametrize('expires', ['yesterday', None, {}])
+def test_a_spoilt_expiry_never_expires(expires: Any) -> None:
+    assert not workitem.has_expired(item(expires=expires), NOW)
+
+
+# -- due dates
+
+
+@pytest.mark.parametrize('eta', [
+    '2025-11-21T09:30:00Z', '2025-11-21T09:30:00+00:00', '2025-11-21T12:00:00+02:30', '2025-11-21T09:30:00',
+    '2025-11-21 01:30:00.000000-08:00',
+    datetime(2025, 11, 21, 9, 30), datetime(2025, 11, 21, 9, 30, tzinfo=timezone.utc),
+    datetime(2025, 11, 21, 11, 30, tzinfo=timezone(timedelta(hours=2)))])
+def test_an_eta_is_the_same_moment_however_it_is_written(eta: Any) -> None:
+    assert workitem.due_date(message(headers={'eta': eta})) == 1_763_717_400.0
+
+
+def test_an_eta_keeps_its_fraction() -> None:
+    assert workitem.due_date(message(headers={'eta': '1970-01-01T00:00:01.250000Z'})) == 1.25
+
+
+@pytest.mark.parametrize('eta', [None, '', 'Z', 'tomorrow', '2025-13-01T00:00:00Z', 5, 1.5, [], {}, True])
+def test_an_eta_that_is_no_date_is_left_to_celery(eta: Any) -> None:
+    assert workitem.due_date(message(headers={'eta': eta})) is None
+
+
+@pytest.mark.parametrize('given', [{}, {'headers': None}, {'headers': {}}])
+def test_without_an_eta_a_message_is_due_at_once(given: dict[str, Any]) -> None:
+    assert workitem.due_date(given) is None
+
+
+def test_the_eta_becomes_the_date_of_the_item() -> None:
+    doc = workitem.new('id', 'q', message(headers={'eta': '1970-01-01T00:00:10Z'}), 4.0)
+    assert (doc['date'], doc['published']) == (10.0, 4.0)
+    assert not workitem.is_due(doc, 9.999)
+    assert workitem.is_due(doc, 10.0)
+
+
+# -- what may happen to it
+
+
+def test_a_claim_names_its_consumer_and_counts() -> None:
+    claimed = workitem.claim(item(attempts=2), 'me', NOW + 1)
+    assert claimed['claimed'] == {'by': 'me', 'date': NOW + 1}
+    assert claimed['attempts'] == 3
+    assert workitem.claimant(claimed) == 'me'
+    assert not workitem.is_waiting(claimed)
+
+
+def test_no_two_claims_are_equal() -> None:
+    claims = [workitem.claim(item(), by, now) for by in ('me', 'you') for now in (NOW, NOW + 1e-6)]
+    assert len({json.dumps(claim) for claim in claims}) == 4
+
+
+@pytest.mark.parametrize(('delivered', 'attempts'), [(True, 1), (False, 0)])
+def test_a_release_counts_what_was_delivered_only(delivered: bool, attempts: int) -> None:
+    released = workitem.release(workitem.claim(item(), 'me', NOW), delivered=delivered)
+    assert released == item(attempts=attempts)
+    assert workitem.is_waiting(released)
+
+
+def test_a_buried_item_is_kept_with_its_reason() -> None:
+    dead = workitem.bury(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
+    assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2)
+    assert not workitem.is_waiting(dead)
+
+
+def test_an_ack_deletes_this_revision_and_says_nothing_else() -> None:
+    gone = workitem.acked(workitem.claim(item(), 'me', NOW))
+    assert gone == {'_id': 'id', '_rev': '1-a', '_deleted': True}
+    assert not workitem.is_waiting(gone)
+
+
+def test_nothing_changes_the_document_it_was_given() -> None:
+    for doc in (item(), item(room=' '), item(claimed={'by': 'me', 'date': NOW}, attempts=1)):
+        before = deepcopy(doc)
+        workitem.claim(doc, 'you', NOW)
+        workitem.release(doc)
+        workitem.release(doc, delivered=False)
+        workitem.bury(doc, 'because', NOW)
+        workitem.acked(doc)
+        workitem.flaw(doc)
+        assert doc == before
+
+
+def test_a_new_item_does_not_change_its_message() -> None:
+    given = message('x' * 200_000, {'eta': '2025-11-21T09:30:00Z'}, priority=99, expiration='5')
+    before = deepcopy(given)
+    workitem.new('id', 'q', given, NOW)
+    assert given == before
+
+
+@pytest.mark.parametrize('length', [1_000, 100_001, 1_000_000])
+def test_every_later_state_of_a_large_item_fits_where_the_new_one_did(length: int) -> None:
+    def size(doc: dict[str, Any]) -> int:
+        return len(json.dumps(doc))
+
+    doc = {**workitem.new('id', 'q', message('x' * length), NOW), '_rev': '1-' + 'a' * 32}
+    consumer = 'broker:consumer:' + 'f' * 32
+    claimed = {**workitem.claim(doc, consumer, NOW), '_rev': '2-' + 'b' * 32}
+    reason = 'spoilt: the body cannot be decoded (Only base64 data is allowed)'
+    states = [claimed, workitem.release(claimed), workitem.bury(claimed, reason, NOW), workitem.bury(doc, reason, NOW)]
+    if length > 100_000:
+        assert max(map(size, states)) <= size(doc)
+    else:
+        assert 'room' not in doc  # a small one is far from any limit
+
+
+# -- flaws
+
+
+def test_what_was_claimed_released_and_planned_can_be_delivered() -> None:
+    for doc in (item(), workitem.claim(item(), 'me', NOW), item(date=NOW), item(date=5), item(attempts=7),
+                item(message=message(delivery_info={}))):
+        assert workitem.flaw(doc) is None
+
+
+@pytest.mark.parametrize(('spoilt', 'named'), [
+    ({'message': None}, 'message'),
+    ({'message': 'text'}, 'message'),
+    ({'message': []}, 'message'),
+    ({'message': {**message(), 'properties': None}}, 'message.properties'),
+    ({'message': {**message(), 'properties': []}}, 'message.properties'),
+    ({'message': {**message(), 'headers': None}}, 'message.headers'),
+    ({'message': {**message(), 'headers': 'none'}}, 'message.headers'),
+    ({'message': {**message(), 'body': {}}}, 'message.body'),
+    ({'message': {**message(), 'body': 5}}, 'message.body'),
+    ({'message': message(delivery_info=None)}, 'delivery_info'),
+    ({'message': message(delivery_info='here')}, 'delivery_info'),
+    ({'claimed': {}}, 'claimed'),
+    ({'claimed': 'yes'}, 'claimed'),
+    ({'claimed': {'by': 7}}, 'claimed'),
+    ({'claimed': False}, 'claimed'),
+    ({'attempts': None}, 'attempts'),
+    ({'attempts': 'two'}, 'attempts'),
+    ({'attempts': 1.5}, 'attempts'),
+    ({'attempts': True}, 'attempts'),
+    ({'attempts': -1}, 'attempts'),
+    ({'date': 'tomorrow'}, 'date'),
+    ({'date': False}, 'date'),
+    ({'date': {}}, 'date'),
+])
+def test_each_flaw_is_told_by_the_name_of_the_member(spoilt: dict[str, Any], named: str) -> None:
+    sentence = workitem.flaw(item(**spoilt))
+    assert sentence is not None
+    assert named in sentence
+    assert sentence.startswith('spoilt: ')
+
+
+@pytest.mark.parametrize('name', ['message', 'attempts'])
+def test_what_is_missing_is_a_flaw(name: str) -> None:
+    doc = item()
+    del doc[name]
+    assert name in (workitem.flaw(doc) or '')
+
+
+@pytest.mark.parametrize('name', ['properties', 'headers'])
+def test_what_is_missing_in_the_message_is_a_flaw(name: str) -> None:
+    doc = item()
+    del doc['message'][name]
+    assert name in (workitem.flaw(doc) or '')
+
+
+@pytest.mark.parametrize('claimed', [None, 'yes', {}, {'by': None}, {'by': 5}, [], False])
+def test_only_a_name_is_a_claimant(claimed: Any) -> None:
+    assert workitem.claimant(item(claimed=claimed)) is None
+
+
+# -- turns
+
+
+@pytest.mark.parametrize('members', [2, 3, 8])
+def test_each_item_has_every_turn_once(members: int) -> None:
+    for _ in range(50):
+        doc_id = workitem.new_id(NOW)
+        assert sorted(workitem.turn(doc_id, place, members) for place in range(members)) == list(range(members))
+
+
+def test_alone_it_is_always_ones_turn() -> None:
+    assert {workitem.turn(f'item-{i}', 0, 1) for i in range(50)} == {0}
+    assert workitem.turn('item', 0, 0) == 0
+
+
+def test_first_turns_are_spread_evenly() -> None:
+    ids = [f'{i:032x}' for i in range(4000)]
+    first = Counter(place for doc_id in ids for place in range(4) if workitem.turn(doc_id, place, 4) == 0)
+    assert all(850 < first[place] < 1150 for place in range(4))
+
+
+def test_everyone_comes_to_the_same_turns() -> None:
+    assert workitem.turn('item', 0, 3) == workitem.turn('item', 0, 3) == (workitem.turn('item', 1, 3) - 1) % 3
