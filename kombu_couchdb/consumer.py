@@ -55,7 +55,7 @@ class Consumer:
         self._windows: dict[str, Window] = {}
         self._poll_at = time.monotonic() + options.polling_interval
         self._rotation = itertools.count()
-        self._orphans = False
+        self._orphans = self._lease_in_doubt = False
         self._failures = 0
         self._closing = threading.Event()
         self._pid = os.getpid()
@@ -132,6 +132,7 @@ class Consumer:
             logger.warning('%s; trying again until it answers', exc)
         self._failures += 1
         self._orphans = True  # a claim may have been stored, its answer lost
+        self._lease_in_doubt = True  # the database may be another
         self._news.lost()
         for window in self._windows.values():
             window.clear()
@@ -171,6 +172,8 @@ class Consumer:
         try:
             if queues or pulls or self._lease.written:
                 self._register(queues)
+                if not self._lease.written:
+                    self._register(queues)  # under a new id: the old one was swept
                 if self._orphans:
                     self._release_orphans()
                 self._listen(credit)
@@ -200,7 +203,8 @@ class Consumer:
 
     def _register(self, queues: set[str]) -> None:
         """Write the heartbeat document before anything is claimed: a claim without one counts as a dead consumer's."""
-        if not self._lease.written:
+        if not self._lease.written or self._lease_in_doubt:
+            self._lease_in_doubt = False
             self._beaten(self._client.bulk([self._lease.beat(self._client.clock.now(), queues)])[0])
 
     def _beaten(self, answer: Document) -> None:
@@ -225,12 +229,12 @@ class Consumer:
 
     def _listen(self, credit: dict[str, int]) -> None:
         """Take in what the feed told, and see to it that it listens for what is of interest now."""
-        if time.monotonic() >= self._poll_at:
+        poll = time.monotonic() >= self._poll_at
+        if poll:
             self._poll_at = time.monotonic() + self._options.polling_interval
-            for window in self._windows.values():
-                window.dirty = True
-        for window in self._windows.values():
-            window.check_due()
+        for queue, window in self._windows.items():
+            if credit.get(queue, 0) > 0 and not window.dirty and (poll or window.is_due):
+                window.refill()  # the feed goes on: it has told all but what became due
         eager = {queue for queue in self._windows if credit.get(queue, 0) > 0}
         items, broadcasts = self._news.take(self._windows, eager)
         for queue, window in self._windows.items():

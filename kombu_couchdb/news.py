@@ -147,6 +147,8 @@ class News:
 
     def _stop(self) -> None:
         if self._since is not None:
+            # Whoever reads the queues from now on has read them after this point.
+            self._mark = self._since if self._mark is None else self._mark
             self._since = None
             if self._feed is not None:
                 self._feed.rest()

@@ -29,7 +29,7 @@ class Options:
     #: How long the TCP and TLS handshakes may take.
     connect_timeout: float = 4.0
     #: The floor below the push of `_changes`: the queues are read this often even if nothing is announced.
-    polling_interval: float = 120.0
+    polling_interval: float = 300.0
     #: How many waiting messages are read ahead from the view in one request.
     read_ahead: int = 1024
     #: The most messages claimed in one request.

@@ -92,8 +92,8 @@ class Window:
         if self._last is None:
             self._looked = time.monotonic()
             self.dirty = len(rows) >= limit
-            if not self.dirty:
-                self.next_due = self._store.next_due(self._queue, self._store.client.clock.now() + HORIZON)
+            self.next_due = None if self.dirty else self._store.next_due(
+                self._queue, self._store.client.clock.now() + HORIZON)
         self._candidates, self._taken = {}, 0
         self._last = rows[-1] if len(rows) >= limit else None
         for row in rows:
@@ -117,6 +117,10 @@ class Window:
         if isinstance(date, (int, float)) and date > self._store.client.clock.now() + HORIZON:
             self.next_due = date if self.next_due is None else min(date, self.next_due)
             return
+        self._offer(doc)
+
+    def _offer(self, doc: Document) -> None:
+        date = doc.get('date')
         rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST
         key = date if date is not None else doc.get('published')
         self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, doc)
@@ -143,7 +147,7 @@ class Window:
                     continue
                 date = doc.get('date')
                 if isinstance(date, (int, float)) and date > self._store.client.clock.now():
-                    self._later(doc, date)
+                    self._offer(doc)
                 else:
                     taken.append(doc)
         self._taken += len(taken)
@@ -161,20 +165,14 @@ class Window:
             times.append(time.monotonic() + self.next_due - self._store.client.clock.now())
         return min(times, default=None)
 
-    def check_due(self) -> None:
-        """Mark the window dirty if what was planned for later is due by now."""
-        if self.next_due is not None and self.next_due <= self._store.client.clock.now():
-            self.next_due, self.dirty = None, True
-
-    def _later(self, doc: Document, date: float) -> None:
-        wait = date - self._store.client.clock.now()
-        order = (workitem.rank(doc['priority']), 0, date, doc['_id'])
-        self._candidates[doc['_id']] = _Candidate(order, time.monotonic() + max(wait, 0.0), doc)
+    @property
+    def is_due(self) -> bool:
+        """Whether something that was planned for later is due by now, and must be read."""
+        return self.next_due is not None and self.next_due <= self._store.client.clock.now()
 
     def _add(self, doc_id: str, rank: int, date: float, doc: Document | None) -> None:
         turn = workitem.turn(doc_id, *self._place)
-        at = time.monotonic() + turn * _STAGGER
         due: Any = doc.get('date') if doc else None
-        if isinstance(due, (int, float)):
-            at = max(at, time.monotonic() + due - self._store.client.clock.now())
+        wait = due - self._store.client.clock.now() if isinstance(due, (int, float)) else 0.0
+        at = time.monotonic() + max(wait, 0.0) + turn * _STAGGER
         self._candidates[doc_id] = _Candidate((rank, turn, date, doc_id), at, None if turn else doc)

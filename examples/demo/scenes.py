@@ -37,7 +37,7 @@ class Scene(ABC):
         self.due: float | None = None
         #: What came out, in a word or two, and what was wrong with it, in sentences.
         self.outcome = '-'
-        self.flaws: list[str] = []
+        self.flaws = ['what came true of it is not known']
 
     def send(self) -> None:
         """Send the tasks."""
@@ -60,28 +60,28 @@ class Scene(ABC):
 
     def judge(self, journal: Journal) -> None:
         """Find out what came true: `outcome` and `flaws`."""
+        self.flaws = self._flaws(journal)
+
+    def _flaws(self, journal: Journal) -> list[str]:
         if self.sent is None:
-            self.flaws.append('was not sent')
-            return
+            return ['was not sent']
+        if not self.ids:
+            return ['was not sent to the end']
         unfinished = sum(not journal.succeeded(task_id) for task_id in self.ids)
-        if unfinished or not self.ids:
+        if unfinished:
             never = sum(not journal.runs[task_id] for task_id in self.ids)
-            self.flaws.append(f'{unfinished} of {len(self.ids)} not finished, {never} of them never started')
-            return
+            return [f'{unfinished} of {len(self.ids)} not finished, {never} of them never started']
+        try:
+            flaw = self.check(self.pending.get(timeout=self._timeout))
+        except Exception as exc:
+            flaw = f'no result: {type(exc).__name__}: {exc}'
+        flaws = [flaw] if flaw else []
         for task_id in self.ids:
             runs = journal.runs[task_id]
             if len(runs) != self.starts:
                 where = ', '.join(f'{run.worker} at {run.started:.3f}' for run in runs)
-                self.flaws.append(f'{task_id} ran {len(runs)} times instead of {self.starts}: on {where}')
-        try:
-            result = self.pending.get(timeout=self._timeout)
-        except Exception as exc:
-            self.flaws.append(f'no result: {type(exc).__name__}: {exc}')
-            return
-        if flaw := self.check(result):
-            self.flaws.append(flaw)
-        if not self.flaws:
-            self.flaws += self.check_runs([journal.runs[task_id] for task_id in self.ids])
+                flaws.append(f'{task_id} ran {len(runs)} times instead of {self.starts}: on {where}')
+        return flaws or self.check_runs([journal.runs[task_id] for task_id in self.ids])
 
     @abstractmethod
     def _send(self) -> Any:
