@@ -30,6 +30,9 @@ Document = dict[str, Any]
 #: A row of a view or of `_all_docs`: `id`, `key`, `value`, and `doc` if documents were asked for.
 Row = dict[str, Any]
 
+#: The errors in an answer to `_bulk_docs` that are the server's decision; any other is its trouble.
+_DECIDED = frozenset({'conflict', 'forbidden', 'unauthorized', 'document_too_large'})
+
 #: Connections kept open. More may be open at once; those above this are closed after use.
 _POOL = 16
 
@@ -58,15 +61,19 @@ class Client:
         """Write a document under its `_id` and return the new revision; *raises* `Conflict`."""
         return cast(str, self.request('PUT', _path(doc['_id']), body=doc)['rev'])
 
-    def bulk(self, docs: Sequence[Document]) -> list[Document]:
+    def bulk(self, docs: Sequence[Document], *, repeat: bool = False) -> list[Document]:
         """Write many documents in one request and return CouchDB's answer for each, in the same order.
 
         An answer is `{'ok': true, 'id', 'rev'}`, with `accepted` where a cluster stored it on too few nodes to prove
-        anything, or `{'id', 'error', 'reason'}`. Some may be stored and others not.
+        anything, or `{'id', 'error', 'reason'}`. Some may be stored and others not. *Raises* `ServerUnavailable` also if
+        the server could not say so of each. With `repeat` a cut connection is tried once more, as for reads.
         """
-        answers = self.request('POST', '/_bulk_docs', body={'docs': docs})
+        answers = self.request('POST', '/_bulk_docs', body={'docs': docs}, repeat=repeat)
         if not isinstance(answers, list) or len(answers) != len(docs):
             raise errors.ServerUnavailable(f'{self.address.url}: a broken answer to _bulk_docs')
+        for answer in answers:
+            if answer.get('error', 'conflict') not in _DECIDED:
+                raise errors.ServerUnavailable(f'{self.address.url}: {answer["error"]}: {answer.get("reason")}')
         return answers
 
     def fetch(self, ids: Sequence[str]) -> list[Document | None]:
@@ -194,7 +201,7 @@ class Client:
         # _bulk_docs answers 500 with the usual list when some nodes of a cluster are down: the list tells more.
         if response.status_code >= 400 and not (response.status_code == 500 and response.content[:1] == b'['):
             raise errors.from_status(response, self.address.url, self.address.user, size)
-        if response.status_code >= 300:
+        if 300 <= response.status_code < 400:
             raise errors.NotCouchDB(f'{self.address.server} redirects to another address; use that one in the URL')
         return response
 

@@ -86,8 +86,7 @@ class Store:
                 pass  # a try before this one was stored, its answer was lost
             return
         for part in chunks(docs, 5000):
-            answers = self.client.request('POST', '/_bulk_docs', body={'docs': list(part)}, repeat=True)
-            for answer in answers:
+            for answer in self.client.bulk(part, repeat=True):
                 if answer.get('error') and answer['error'] != 'conflict':
                     raise self._refused(answer)
 
@@ -95,7 +94,7 @@ class Store:
         text = f'{self.client.address.url}: {answer.get("error")}: {answer.get("reason")}'
         if answer['error'] in ('forbidden', 'unauthorized'):
             return AccessDenied(text)
-        return DocumentTooLarge(text) if answer['error'] == 'document_too_large' else CouchDBError(text)
+        return DocumentTooLarge(text)
 
     # -- consume
 
