@@ -68,6 +68,11 @@ class Consumer:
         """The id of the heartbeat document."""
         return self._lease.id
 
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has given up; what made it do so was put into the mailbox."""
+        return not self._thread.is_alive()
+
     def pull(self, queue: str, no_ack: bool, credit: Credit) -> Delivery | None:
         """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
         pull = Pull(queue, no_ack, credit)
@@ -97,13 +102,16 @@ class Consumer:
         self._news.start(self.holdings.rouse)
         try:
             while not self._closing.is_set():
-                self.holdings.wait(self._sleep())
-                self._guard(self._turn)
+                self._guard(self._cycle)
             self._guard(self._finish)
         finally:
             self._news.close()
             for pull in self._pulls:
                 pull.answer(CouchDBError('the connection was closed'))
+
+    def _cycle(self) -> None:
+        self.holdings.wait(self._sleep())
+        self._turn()
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
@@ -197,8 +205,14 @@ class Consumer:
             self._news.members.keep(self._sweeper.sweep(self._lease.id, self.holdings.ids(), self._on_orphans))
 
     def _commit(self, changes: list[Change]) -> None:
-        if changes:
-            for (_, react), answer in zip(changes, self._client.bulk([doc for doc, _ in changes]), strict=True):
+        first: dict[str, Change] = {}
+        for doc, react in changes:
+            if doc['_id'] in first:
+                react({'error': 'conflict'})  # two for one document in one request: the first wins, as in CouchDB
+            else:
+                first[doc['_id']] = (doc, react)
+        if first:
+            for (_, react), answer in zip(first.values(), self._client.bulk([doc for doc, _ in first.values()]), strict=True):
                 react(answer)
 
     def _register(self, queues: set[str]) -> None:

@@ -125,6 +125,8 @@ class Transport(virtual.Transport):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._deliver_arrived():
+            if self._consumer is not None and self._consumer.ended and not len(self._mailbox):
+                raise CouchDBError(f'{self.address.url}: this connection has given up; connect again')
             if not self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise TimeoutError('no message arrived in time')  # socket.timeout is its older name
 

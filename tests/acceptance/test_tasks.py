@@ -7,7 +7,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, wait_for
+from tests.support import items
 
 from .conftest import Site
 
@@ -55,9 +56,10 @@ def test_task_sent_before_the_first_worker_came(site: Site) -> None:
     assert [result.get(timeout=PATIENCE) for result in results] == [2 * number for number in range(10)]
 
 
-def test_expired_task_is_revoked(site: Site) -> None:
-    expired = site.send('add', 1, 1, expires=0.1)
+def test_expired_task_is_not_run(site: Site) -> None:
+    site.send('nap', str(site.journal), 'expired', 0, expires=0.1)
     time.sleep(0.2)
     site.worker()
-    with pytest.raises(Exception, match='expired'):
-        expired.get(timeout=PATIENCE)
+    assert site.send('nap', str(site.journal), 'in time', 0, expires=3600).get(timeout=PATIENCE) == 'in time'
+    wait_for(lambda: not items(site.client), 'the expired one to be removed')
+    assert site.journalled() == ['start in time', 'end in time']
