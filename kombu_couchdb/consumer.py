@@ -11,7 +11,6 @@ acknowledged outlive the connection. Only what a person must mend (rights, optio
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import threading
 import time
@@ -20,8 +19,9 @@ from collections.abc import Callable
 from kombu.log import get_logger
 
 from . import workitem
+from .claims import Claims
 from .client import Client, Document
-from .delivery import Credit, Delivery, Subscription
+from .delivery import Credit, Delivery
 from .errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB
 from .holdings import Change, Holdings
 from .lease import Lease, Sweeper
@@ -51,10 +51,9 @@ class Consumer:
         self._lease = Lease(options.visibility_timeout)
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         self.holdings = Holdings(self._lease, mailbox, client.clock, options.unlimited_prefetch)
-        self._pulls: list[Pull] = []
+        self._claims = Claims(self._store, options, self.holdings, self._lease, self._sweeper.void)
         self._windows: dict[str, Window] = {}
         self._poll_at = time.monotonic() + options.polling_interval
-        self._rotation = itertools.count()
         self._orphans = self._lease_in_doubt = False
         self._failures = 0
         self._closing = threading.Event()
@@ -76,7 +75,7 @@ class Consumer:
     def pull(self, queue: str, no_ack: bool, credit: Credit) -> Delivery | None:
         """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
         pull = Pull(queue, no_ack, credit)
-        self._pulls.append(pull)
+        self._claims.pulls.append(pull)
         self.holdings.rouse()
         return pull.wait(self._thread)
 
@@ -106,7 +105,7 @@ class Consumer:
             self._guard(self._finish)
         finally:
             self._news.close()
-            for pull in self._pulls:
+            for pull in self._claims.pulls:
                 pull.answer(CouchDBError('the connection was closed'))
 
     def _cycle(self) -> None:
@@ -131,9 +130,9 @@ class Consumer:
     def _give_up(self, exc: Exception) -> None:
         self._closing.set()
         self._mailbox.put([exc])
-        for pull in self._pulls:
+        for pull in self._claims.pulls:
             pull.answer(exc)
-        self._pulls.clear()
+        self._claims.pulls.clear()
 
     def _retry_later(self, exc: CouchDBError) -> None:
         if not self._failures:
@@ -171,7 +170,7 @@ class Consumer:
     # -- a turn
 
     def _turn(self) -> None:
-        outbox, pulls, queues, credit = (self.holdings.take_outbox(), list(self._pulls),
+        outbox, pulls, queues, credit = (self.holdings.take_outbox(), list(self._claims.pulls),
                                          self.holdings.queues, self.holdings.credit())
         changes: list[Change] = []
         self._windows = {queue: self._windows[queue] if queue in self._windows
@@ -190,8 +189,8 @@ class Consumer:
                 self._commit(outbox)
                 outbox = []
                 self._offer(self.holdings.take_returned())
-            changes += [change for pull in pulls for change in self._pull(pull)]
-            changes += self._claims(credit)
+            self._claims.pulled(pulls, changes)
+            self._claims.wanted(credit, self._windows, changes)
             if self._lease.written and self._lease.needs_beat(queues):
                 changes.append((self._lease.beat(self._client.clock.now(), queues), self._beaten))
             self._commit(outbox + changes)
@@ -261,74 +260,6 @@ class Consumer:
         for doc in items:
             if doc['queue'] in self._windows:
                 self._windows[doc['queue']].offer(doc)
-
-    # -- claims
-
-    def _claims(self, credit: dict[str, int]) -> list[Change]:
-        wanted = [queue for queue, free in credit.items() if free > 0 and queue in self._windows]
-        # An equal share each, and each in turn the first, so that a full queue does not starve a small one.
-        share, first = max(1, self._options.claim_batch // max(1, len(wanted))), next(self._rotation) % max(1, len(wanted))
-        changes: list[Change] = []
-        for queue in wanted[first:] + wanted[:first]:
-            reserved: list[Subscription] = []
-            while len(reserved) < share and (subscription := self.holdings.reserve(queue)):
-                reserved.append(subscription)
-            docs = self._candidates(queue, len(reserved)) if reserved else []
-            for subscription in reserved[len(docs):]:
-                self.holdings.spend(subscription.credit, subscription.no_ack, -1)
-            changes += [self._claim(doc, s.credit, s.no_ack, s) for doc, s in zip(docs, reserved, strict=False)]
-        return changes
-
-    def _candidates(self, queue: str, count: int) -> list[Document]:
-        window = self._windows[queue]
-        if window.outdated:
-            window.refill()
-        docs = window.take(count)
-        if len(docs) < count and window.dirty:
-            window.refill()
-            docs += window.take(count - len(docs))
-        return docs
-
-    def _claim(self, doc: Document, credit: Credit, no_ack: bool, subscription: Subscription | None,
-               pull: Pull | None = None) -> Change:
-        """Return the claim of an item, for which credit was taken; without acknowledgement it is deleted at once."""
-        def failed() -> None:
-            self.holdings.spend(credit, no_ack, -1)
-
-        if reason := workitem.flaw(doc):
-            logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)
-            return workitem.bury(doc, reason, self._client.clock.now()), lambda answer: failed()
-        if workitem.has_expired(doc, self._client.clock.now()):
-            return workitem.acked(doc), lambda answer: failed()
-        claimed = workitem.acked(doc) if no_ack else workitem.claim(doc, self._lease.id, self._client.clock.now())
-
-        def answered(answer: Document) -> None:
-            # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes.
-            if not answer.get('ok') or answer.get('accepted'):
-                if answer.get('accepted'):
-                    self._sweeper.void[doc['_id']] = (answer['rev'], time.monotonic())
-                failed()
-                return
-            kept = doc if no_ack else {**claimed, '_rev': answer['rev']}
-            delivery = Delivery(kept, credit, subscription, no_ack=no_ack)
-            if pull is None:
-                self.holdings.arrive(delivery)
-            else:
-                self.holdings.keep(delivery)
-                self._pulls.remove(pull)
-                pull.answer(delivery)
-        return claimed, answered
-
-    def _pull(self, pull: Pull) -> list[Change]:
-        now = self._client.clock.now()
-        for doc in (row['doc'] for row in self._store.ready(pull.queue, 8, docs=True) if row.get('doc')):
-            if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
-                self.holdings.rouse()  # should the claim fail, the next turn looks again
-                self.holdings.spend(pull.credit, pull.no_ack)
-                return [self._claim(doc, pull.credit, pull.no_ack, None, pull)]
-        self._pulls.remove(pull)
-        pull.answer(None)
-        return []
 
     def _finish(self) -> None:
         """Give back all that is held, at once, and end the lease."""
