@@ -22,6 +22,9 @@ __all__ = ['BINDING', 'Routes', 'Topology', 'routes_of', 'topic_pattern']
 #: The ids of all documents that are no WorkItems start with this: one range read finds what changed.
 BINDING, QUEUE = 'broker:binding:', 'broker:queue:'
 
+#: How long a queue that is in use is kept beyond its lifetime, in seconds.
+_IN_USE = 600.0
+
 #: How long a queue that goes with its last consumer is kept if that one could not remove it, in seconds.
 _TEMPORARY = 3600.0
 
@@ -123,8 +126,8 @@ class Topology:
                 doc.pop('_rev', None)
 
     def prolong(self, doc: Document, now: float) -> None:
-        """Move the end of a queue that is in use, as read, by its lifetime."""
-        self.client.bulk([{**doc, 'expires': now + (doc.get('lifetime') or 60.0)}])
+        """Move the end of a queue that is in use, as read: far enough that this is seldom to be done."""
+        self.client.bulk([{**doc, 'expires': now + (doc.get('lifetime') or 0.0) + _IN_USE}])
 
     def has_queue(self, name: str) -> bool:
         """Tell whether a queue is declared."""
