@@ -1,0 +1,107 @@
+"""Which messages a consumer claims, and what it makes of CouchDB's answer to a claim."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+
+from kombu.log import get_logger
+
+from . import workitem
+from .client import Document
+from .delivery import Credit, Delivery, Subscription
+from .holdings import Change, Holdings
+from .lease import Lease
+from .options import Options
+from .pull import Pull
+from .store import Store
+from .window import Window
+
+__all__ = ['Claims']
+
+logger = get_logger(__name__)
+
+
+class Claims:
+    """Makes claims of candidates, as changes to be written by the I/O thread, and delivers what was won."""
+
+    def __init__(self, store: Store, options: Options, holdings: Holdings, lease: Lease,
+                 void: dict[str, tuple[str, float]]) -> None:
+        self._store, self._options, self._holdings, self._lease, self._void = store, options, holdings, lease, void
+        self._rotation = itertools.count()
+        #: Those who wait for one message.
+        self.pulls: list[Pull] = []
+
+    def wanted(self, credit: Mapping[str, int], windows: Mapping[str, Window], changes: list[Change]) -> None:
+        """Add to `changes` claims for as many messages as there is credit for."""
+        wanted = [queue for queue, free in credit.items() if free > 0 and queue in windows]
+        # An equal share each, and each in turn the first, so that a full queue does not starve a small one.
+        share, first = max(1, self._options.claim_batch // max(1, len(wanted))), next(self._rotation) % max(1, len(wanted))
+        for queue in wanted[first:] + wanted[:first]:
+            reserved: list[Subscription] = []
+            while len(reserved) < share and (subscription := self._holdings.reserve(queue)):
+                reserved.append(subscription)
+            docs: list[Document] = []
+            try:
+                docs = _candidates(windows[queue], len(reserved)) if reserved else []
+            finally:
+                for subscription in reserved[len(docs):]:
+                    self._holdings.spend(subscription.credit, subscription.no_ack, -1)
+            changes += [self._claim(doc, s.credit, s.no_ack, s) for doc, s in zip(docs, reserved, strict=False)]
+
+    def _claim(self, doc: Document, credit: Credit, no_ack: bool, subscription: Subscription | None,
+               pull: Pull | None = None) -> Change:
+        """Return the claim of an item, for which credit was taken; without acknowledgement it is deleted at once."""
+        def failed() -> None:
+            self._holdings.spend(credit, no_ack, -1)
+
+        if reason := workitem.flaw(doc):
+            logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)
+            return workitem.bury(doc, reason, self._store.client.clock.now()), lambda answer: failed()
+        if workitem.has_expired(doc, self._store.client.clock.now()):
+            return workitem.acked(doc), lambda answer: failed()
+        claimed = workitem.acked(doc) if no_ack else workitem.claim(doc, self._lease.id, self._store.client.clock.now())
+
+        def answered(answer: Document) -> None:
+            # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes.
+            if not answer.get('ok') or answer.get('accepted'):
+                if answer.get('accepted'):
+                    self._void[doc['_id']] = (answer['rev'], time.monotonic())
+                failed()
+                return
+            kept = doc if no_ack else {**claimed, '_rev': answer['rev']}
+            delivery = Delivery(kept, credit, subscription, no_ack=no_ack)
+            if pull is None:
+                self._holdings.arrive(delivery)
+            else:
+                self._holdings.keep(delivery)
+                self.pulls.remove(pull)
+                pull.answer(delivery)
+        return claimed, answered
+
+    def pulled(self, pulls: list[Pull], changes: list[Change]) -> None:
+        """Add to `changes` claims for those who asked for one message; who cannot have one is told so."""
+        for pull in pulls:
+            changes += self._pulled(pull)
+
+    def _pulled(self, pull: Pull) -> list[Change]:
+        now = self._store.client.clock.now()
+        for doc in (row['doc'] for row in self._store.ready(pull.queue, 8, docs=True) if row.get('doc')):
+            if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+                self._holdings.rouse()  # should the claim fail, the next turn looks again
+                self._holdings.spend(pull.credit, pull.no_ack)
+                return [self._claim(doc, pull.credit, pull.no_ack, None, pull)]
+        self.pulls.remove(pull)
+        pull.answer(None)
+        return []
+
+
+def _candidates(window: Window, count: int) -> list[Document]:
+    if window.outdated:
+        window.refill()
+    docs = window.take(count)
+    if len(docs) < count and window.dirty:
+        window.refill()
+        docs += window.take(count - len(docs))
+    return docs

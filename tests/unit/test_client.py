@@ -1,0 +1,424 @@
+"""HTTP to one database (`kombu_couchdb.client`), against a server that answers what it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import requests
+from requests.adapters import HTTPAdapter
+
+from kombu_couchdb import errors
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client, chunks
+
+#: Instead of an answer: the connection is cut.
+CUT = None
+
+
+@dataclass
+class Request:
+    method: str
+    url: str
+    headers: Any
+    text: bytes
+    connection: int
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.url).path
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.url).query).items()}
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.text)
+
+
+def answer(body: Any = None, status: int = 200, *, length: int | None = None, **headers: str) -> bytes:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f'HTTP/1.1 {status} Reason', f'Content-Length: {len(text) if length is None else length}',
+             *(f'{name}: {value}' for name, value in headers.items())]
+    return '\r\n'.join([*lines, '', '']).encode() + text
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    server: Peer
+
+    def handle_one_request(self) -> None:
+        self.raw_requestline = self.rfile.readline()
+        if not self.raw_requestline or not self.parse_request():
+            self.close_connection = True
+            return
+        text = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+        self.server.seen.append(Request(self.command, self.path, self.headers, text, self.client_address[1]))
+        told = self.server.answers.pop(0) if self.server.answers else answer({})
+        if told is not CUT:
+            self.wfile.write(told)
+            self.wfile.flush()
+        self.close_connection = told is CUT or b'Connection: close' in told
+
+
+class Peer(ThreadingHTTPServer):
+    """A server that gives the `answers` in turn and notes what it is asked."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.answers: list[bytes | None] = []
+        self.seen: list[Request] = []
+
+
+@pytest.fixture(scope='module')
+def running() -> Iterator[Peer]:
+    with Peer() as peer:
+        threading.Thread(target=peer.serve_forever, args=(0.005,), daemon=True).start()
+        yield peer
+        peer.shutdown()
+
+
+@pytest.fixture
+def peer(running: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    for name in ('no_proxy', 'NO_PROXY'):
+        monkeypatch.setenv(name, '*')
+    running.answers, running.seen = [], []
+    return running
+
+
+@pytest.fixture
+def client(peer: Peer) -> Iterator[Client]:
+    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='a/b', user='jürgen', password='p:ß@ /'), 5.0, 5.0)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The settings of each try, when no try succeeds: it raises what the key `raises` of the first says."""
+    tries: list[dict[str, Any]] = [{}]
+
+    def send(self: HTTPAdapter, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
+        tries.append(settings)
+        raise tries[0]['raises']
+
+    monkeypatch.setattr(HTTPAdapter, 'send', send)
+    return tries
+
+
+# -- what is sent
+
+
+def test_a_read_has_no_body_and_says_who_asks(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'_id': 'x'})]
+    assert client.get('x', revs=True, open_revs='all') == {'_id': 'x'}
+    [request] = peer.seen
+    assert (request.method, request.path, request.text) == ('GET', '/a%2Fb/x', b'')
+    assert request.query == {'revs': 'true', 'open_revs': 'all'}
+    assert request.headers['Accept'] == request.headers['Content-Type'] == 'application/json'
+    assert request.headers['User-Agent'] == 'celery-couchdb'
+    assert b64decode(request.headers['Authorization'].removeprefix('Basic ')).decode() == 'jürgen:p:ß@ /'
+    assert 'Cookie' not in request.headers
+
+
+def test_without_a_user_nothing_is_said_of_one(peer: Peer) -> None:
+    Client(Address(host='127.0.0.1', port=peer.server_port)).get('x')
+    assert 'Authorization' not in peer.seen[0].headers
+
+
+def test_a_document_is_compact_utf8_json(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'ok': True, 'rev': '1-a'}, 201)]
+    assert client.put({'_id': 'x', 'text': 'ß€', 'list': [1, None]}) == '1-a'
+    [request] = peer.seen
+    assert (request.method, request.path) == ('PUT', '/a%2Fb/x')
+    assert request.body == {'_id': 'x', 'text': 'ß€', 'list': [1, None]}
+    assert b' ' not in request.text
+    assert request.headers['Content-Length'] == str(len(request.text))
+
+
+def test_what_kombu_makes_json_of_can_be_sent(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'ok': True, 'rev': '1-a'}, 201)]
+    client.put({'_id': 'x', 'eta': datetime(2025, 11, 21, tzinfo=timezone.utc)})
+    assert peer.seen[0].body['eta'] == {'__type__': 'datetime', '__value__': '2025-11-21T00:00:00+00:00'}
+
+
+@pytest.mark.parametrize(('doc_id', 'path'), [
+    ('a/b?c#d%', '/a%2Fb%3Fc%23d%25'), ('ü', '/%C3%BC'), ('_design/x', '/_design/x'), ('_local/x y', '/_local/x%20y'),
+    ('broker:binding:["a","b"]', '/broker%3Abinding%3A%5B%22a%22%2C%22b%22%5D')])
+def test_ids_are_quoted(peer: Peer, client: Client, doc_id: str, path: str) -> None:
+    client.get(doc_id)
+    assert peer.seen[0].path == '/a%2Fb' + path
+
+
+def test_documents_are_fetched_in_the_order_asked_for(peer: Peer, client: Client) -> None:
+    doc = {'_id': 'b'}
+    peer.answers = [answer({'rows': [{'key': 'a', 'error': 'not_found'}, {'id': 'b', 'doc': doc}, {'id': 'c', 'doc': None}]})]
+    assert client.fetch(('a', 'b', 'c')) == [None, doc, None]
+    [request] = peer.seen
+    assert (request.method, request.path, request.body) == ('POST', '/a%2Fb/_all_docs', {'keys': ['a', 'b', 'c']})
+    assert request.query == {'include_docs': 'true'}
+
+
+def test_nothing_to_fetch_is_no_request(peer: Peer, client: Client) -> None:
+    assert client.fetch([]) == []
+    assert peer.seen == []
+
+
+def test_a_range_of_ids_ends_after_the_prefix(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'rows': [{'id': 'pre-1'}]})]
+    assert client.id_range('pre-') == [{'id': 'pre-1'}]
+    assert peer.seen[0].query == {'startkey': '"pre-"', 'endkey': r'"pre-\uffff"', 'include_docs': 'false'}
+
+
+def test_keys_of_a_view_are_json(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'rows': [{'id': 'x'}]})]
+    assert client.view('d', 'v', startkey=['q', 0], endkey=['q', {}], limit=5, reduce=False) == [{'id': 'x'}]
+    assert peer.seen[0].path == '/a%2Fb/_design/d/_view/v'
+    assert peer.seen[0].query == {'startkey': '["q", 0]', 'endkey': '["q", {}]', 'limit': '5', 'reduce': 'false'}
+
+
+def test_the_feed_is_opened_with_its_filter_and_read_later(peer: Peer, client: Client) -> None:
+    peer.answers = [answer(b'\n{"results":[],"last_seq":"5-x"}')]
+    with client.open_changes('4-x', {'type': 'WorkItem'}, 200, 4.0) as response:
+        assert response.raw.tell() == 0
+        assert client.decode(response.content) == {'results': [], 'last_seq': '5-x'}
+    [request] = peer.seen
+    assert (request.method, request.path, request.body) == ('POST', '/a%2Fb/_changes', {'selector': {'type': 'WorkItem'}})
+    assert request.query == {'feed': 'longpoll', 'since': '4-x', 'include_docs': 'true', 'limit': '200', 'heartbeat': '4000',
+                             'filter': '_selector'}
+
+
+def test_timeouts_and_certificates_reach_requests(sends: list[dict[str, Any]]) -> None:
+    sends[0]['raises'] = requests.ReadTimeout()
+    address = Address(host='127.0.0.1', tls=True, verify='ca.pem', cert=('me.pem', 'me.key'))
+    client = Client(address, request_timeout=7.0, connect_timeout=3.0)
+    with pytest.raises(errors.ServerUnavailable):
+        client.request('GET', '')
+    with pytest.raises(errors.ServerUnavailable):
+        client.open_changes(0, {}, 10, 4.0)
+    assert [(s['timeout'], s['stream'], s['verify'], s['cert']) for s in sends[1:]] == [
+        ((3.0, 7.0), False, 'ca.pem', ('me.pem', 'me.key')), ((3.0, 10.0), True, 'ca.pem', ('me.pem', 'me.key'))]
+
+
+@pytest.mark.parametrize('verify', [True, False])
+def test_verification_is_what_the_address_says(
+        sends: list[dict[str, Any]], verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE'):
+        monkeypatch.delenv(name, raising=False)
+    sends[0]['raises'] = requests.ReadTimeout()
+    with pytest.raises(errors.ServerUnavailable):
+        Client(Address(host='127.0.0.1', tls=True, verify=verify)).request('GET', '')
+    assert sends[1]['verify'] is verify
+
+
+# -- connections
+
+
+def test_one_connection_is_used_again(peer: Peer, client: Client) -> None:
+    for _ in range(3):
+        client.get('x')
+    assert len({request.connection for request in peer.seen}) == 1
+
+
+def test_a_closed_client_connects_anew(peer: Peer, client: Client) -> None:
+    client.get('x')
+    client.close()
+    client.close()
+    client.get('x')
+    assert len({request.connection for request in peer.seen}) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
+def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: Client) -> None:
+    peer.answers = [answer('parent'), answer('child'), answer('parent again')]
+    assert client.get('x') == 'parent'
+    child = os.fork()
+    if not child:
+        try:
+            client.close()  # must not close the parent's
+            os._exit(0 if client.get('x') == 'child' else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client.get('x') == 'parent again'
+    parent, other, again = (request.connection for request in peer.seen)
+    assert parent == again != other
+
+
+# -- connections that are cut
+
+
+@pytest.mark.parametrize('read', [
+    lambda client: client.get('x'), lambda client: client.fetch(['x']), lambda client: client.view('d', 'v'),
+    lambda client: client.id_range('x'), lambda client: client.sequence(), lambda client: client.welcome()],
+    ids=['get', 'fetch', 'view', 'id_range', 'sequence', 'welcome'])
+def test_a_read_is_repeated_once(peer: Peer, client: Client, read: Callable[[Client], Any]) -> None:
+    peer.answers = [CUT, answer({'rows': [{'doc': None}], 'update_seq': 1, 'couchdb': 'Welcome'})]
+    read(client)
+    first, second = peer.seen
+    assert (first.method, first.url, first.text) == (second.method, second.url, second.text)
+
+
+def test_a_read_is_not_repeated_for_ever(peer: Peer, client: Client) -> None:
+    peer.answers = [CUT, CUT, answer({})]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+    assert len(peer.seen) == 2
+
+
+@pytest.mark.parametrize('write', [
+    lambda client: client.put({'_id': 'x'}), lambda client: client.bulk([{'_id': 'x'}]), lambda client: client.create(),
+    lambda client: client.delete(), lambda client: client.open_changes(0, {}, 10, 4.0)],
+    ids=['put', 'bulk', 'create', 'delete', 'open_changes'])
+def test_a_write_is_never_repeated(peer: Peer, client: Client, write: Callable[[Client], Any]) -> None:
+    peer.answers = [CUT, answer({'rev': '1-a'})]
+    with pytest.raises(errors.ServerUnavailable):
+        write(client)
+    assert len(peer.seen) == 1
+
+
+@pytest.mark.parametrize(('exc', 'kind'), [
+    (requests.ReadTimeout(), errors.ServerUnavailable), (requests.ConnectTimeout(), errors.ServerUnavailable),
+    (requests.exceptions.InvalidURL(), errors.ConfigurationError)], ids=lambda value: type(value).__name__)
+def test_what_would_fail_again_is_not_repeated(sends: list[dict[str, Any]], exc: Exception, kind: type[Exception]) -> None:
+    sends[0]['raises'] = exc
+    with pytest.raises(kind):
+        Client(Address(host='127.0.0.1')).get('x')
+    assert len(sends[1:]) == 1
+
+
+def test_a_host_that_can_be_none_is_a_wrong_address() -> None:
+    with pytest.raises(errors.CouchDBError):
+        Client(Address(host='no..host')).get('x')
+
+
+# -- answers
+
+
+def test_an_error_says_where_and_never_the_password(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, 401)]
+    with pytest.raises(errors.AccessDenied, match='jürgen') as caught:
+        client.get('x')
+    assert client.address.url in str(caught.value)
+    assert 'p:ß@' not in str(caught.value)
+
+
+def test_the_size_of_what_was_too_large_is_told(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'error': 'document_too_large', 'reason': 'x'}, 413)]
+    with pytest.raises(errors.DocumentTooLarge, match='2,000 bytes'):
+        client.put({'_id': 'x', 'b': 'y' * (2000 - len('{"_id":"x","b":""}'))})
+
+
+@pytest.mark.parametrize('text', [b'{"_id": "x"', b'  {"rows": [', b'[1, 2', b'{"a": "\xff"}'])
+def test_json_that_was_cut_off_may_be_asked_for_again(peer: Peer, client: Client, text: bytes) -> None:
+    peer.answers = [answer(text)]
+    with pytest.raises(errors.ServerUnavailable, match='cut off'):
+        client.get('x')
+
+
+@pytest.mark.parametrize('text', [b'<html>It works!</html>', b'', b'OK', b'\x89PNG'])
+def test_an_answer_without_json_is_not_couchdb(peer: Peer, client: Client, text: bytes) -> None:
+    peer.answers = [answer(text)]
+    with pytest.raises(errors.NotCouchDB, match=f'127.0.0.1:{peer.server_port} answers 200 without JSON'):
+        client.get('x')
+
+
+def test_an_answer_shorter_than_announced_is_no_answer(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'_id': 'x'}, length=100, Connection='close')]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+
+
+def test_an_error_of_the_feed_that_is_cut_off_is_one_of_ours(peer: Peer, client: Client) -> None:
+    peer.answers = [answer(b'{"error":', 503, length=100, Connection='close')]
+    with pytest.raises(errors.ServerUnavailable):
+        client.open_changes(0, {}, 10, 4.0)
+
+
+@pytest.mark.parametrize('status', [301, 302, 307, 308])
+def test_a_redirect_is_told_and_not_followed(peer: Peer, client: Client, status: int) -> None:
+    peer.answers = [answer({}, status, Location='http://elsewhere.example/')]
+    with pytest.raises(errors.NotCouchDB, match='redirects to another address'):
+        client.get('x')
+    assert len(peer.seen) == 1
+
+
+@pytest.mark.parametrize('status', [201, 202, 500])
+def test_each_document_of_many_has_its_answer(peer: Peer, client: Client, status: int) -> None:
+    answers = [{'ok': True, 'id': 'a', 'rev': '1-a', 'accepted': True}, {'id': 'b', 'error': 'conflict', 'reason': 'x'}]
+    peer.answers = [answer(answers, status)]  # CouchDB answers 500 if some of its nodes are down
+    assert client.bulk([{'_id': 'a'}, {'_id': 'b'}]) == answers
+    assert peer.seen[0].path == '/a%2Fb/_bulk_docs'
+    assert peer.seen[0].body == {'docs': [{'_id': 'a'}, {'_id': 'b'}]}
+
+
+@pytest.mark.parametrize(('body', 'status'), [
+    ([], 201), ([{'ok': True}], 201), ({'ok': True}, 201), (None, 201), ({'error': 'x', 'reason': 'y'}, 500), ([1, 2], 503)])
+def test_many_documents_without_an_answer_each_are_no_answer(peer: Peer, client: Client, body: Any, status: int) -> None:
+    peer.answers = [answer(body, status)]
+    with pytest.raises(errors.ServerUnavailable):
+        client.bulk([{'_id': 'a'}, {'_id': 'b'}])
+
+
+def test_the_server_s_date_is_observed(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({}, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
+    client.get('x')
+    assert datetime.fromtimestamp(client.clock.now(), timezone.utc).year == 2099
+
+
+# -- the server and its database
+
+
+@pytest.mark.parametrize('greeting', [{'couchdb': 'Welcome', 'version': '3.5'}, {'express-pouchdb': 'Welcome!'}])
+def test_a_couchdb_is_welcome(peer: Peer, client: Client, greeting: dict[str, str]) -> None:
+    peer.answers = [answer(greeting)]
+    assert client.welcome() == greeting
+    assert peer.seen[0].url == '/'
+
+
+@pytest.mark.parametrize(('body', 'status'), [
+    ({'message': 'hello'}, 200), ([], 200), (None, 200), ('couchdb', 200), ({'error': 'not_found'}, 404), (b'<html>', 200),
+    (b'gone', 410)])
+def test_another_server_is_not(peer: Peer, client: Client, body: Any, status: int) -> None:
+    peer.answers = [answer(body, status)]
+    with pytest.raises(errors.NotCouchDB):
+        client.welcome()
+
+
+def test_a_database_that_exists_need_not_be_created(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'ok': True}, 201), answer({'error': 'file_exists'}, 412), answer({'error': 'forbidden'}, 403)]
+    client.create()
+    client.create()
+    with pytest.raises(errors.AccessDenied):
+        client.create()
+    assert [(r.method, r.url, r.headers['Content-Length']) for r in peer.seen] == [('PUT', '/a%2Fb', '0')] * 3
+
+
+def test_a_missing_database_is_not_a_missing_document(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'error': 'not_found', 'reason': 'Database does not exist.'}, 404),
+                    answer({'error': 'not_found', 'reason': 'missing'}, 404)]
+    with pytest.raises(errors.DatabaseMissing):
+        client.get('x')
+    with pytest.raises(errors.NotFound):
+        client.get('x')
+
+
+@pytest.mark.parametrize(('count', 'sizes'), [(0, []), (1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 3, 1])])
+def test_chunks_hold_everything_once(count: int, sizes: list[int]) -> None:
+    parts = list(chunks(range(count), 3))
+    assert [len(part) for part in parts] == sizes
+    assert [number for part in parts for number in part] == list(range(count))

@@ -1,0 +1,435 @@
+"""The ledger between kombu's thread and the I/O thread (`kombu_couchdb.holdings`): credit above all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kombu_couchdb import workitem
+from kombu_couchdb.clock import ServerClock
+from kombu_couchdb.delivery import Credit, Delivery, Subscription
+from kombu_couchdb.holdings import Holdings
+from kombu_couchdb.lease import Lease
+from kombu_couchdb.mailbox import Mailbox
+
+NOW = 1_763_709_000.0
+UNLIMITED = 10
+
+
+class Desk:
+    """Holdings, with the lease and the mailbox they stand between, and both threads' usual steps."""
+
+    def __init__(self) -> None:
+        self.lease = SimpleNamespace(valid=True)
+        self.mailbox = Mailbox[Any]()
+        clock = cast(ServerClock, SimpleNamespace(now=lambda: NOW))
+        self.holdings = Holdings(cast(Lease, self.lease), self.mailbox, clock, UNLIMITED)
+
+    def subscribe(self, tag: str = 't', queue: str = 'q', limit: int = 4, no_ack: bool = False,
+                  credit: Credit | None = None) -> Subscription:
+        subscription = Subscription(tag, queue, no_ack, credit or Credit(limit), lambda delivery: None)
+        self.holdings.subscribe(subscription)
+        return subscription
+
+    def claim(self, name: str = 'a', queue: str = 'q') -> Delivery:
+        """Claim an item for a queue, as the I/O thread does."""
+        subscription = self.holdings.reserve(queue)
+        assert subscription is not None
+        doc = {**workitem.new(name, queue, {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '1-a'}
+        if not subscription.no_ack:
+            doc = {**workitem.claim(doc, 'me', NOW), '_rev': '2-b'}
+        delivery = Delivery(doc, subscription.credit, subscription, no_ack=subscription.no_ack)
+        self.holdings.arrive(delivery)
+        return delivery
+
+    def take(self) -> Delivery | None:
+        """Take the next delivery, as kombu's thread does."""
+        delivery = self.mailbox.pop()
+        return delivery if delivery is not None and self.holdings.hand_over(delivery) else None
+
+    def written(self, **answer: Any) -> list[dict[str, Any]]:
+        """Write the outbox, as the I/O thread does, and return the documents."""
+        outbox = self.holdings.take_outbox()
+        for doc, react in outbox:
+            react(answer or {'ok': True, 'id': doc['_id'], 'rev': '3-c'})
+        return [doc for doc, _ in outbox]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.mailbox.close()
+
+
+def counts(subscription: Subscription) -> tuple[int, int]:
+    return subscription.credit.held, subscription.credit.waiting
+
+
+# -- credit
+
+
+def test_each_claim_takes_from_the_prefetch_count(desk: Desk) -> None:
+    desk.subscribe(limit=2)
+    assert desk.holdings.credit() == {'q': 2}
+    desk.claim('a')
+    assert desk.holdings.credit() == {'q': 1}
+    desk.claim('b')
+    assert desk.holdings.credit() == {'q': 0}
+    assert desk.holdings.reserve('q') is None
+
+
+def test_what_was_handed_over_stays_on_the_account(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=2)
+    desk.claim()
+    assert counts(subscription) == (1, 1)
+    assert desk.take()
+    assert counts(subscription) == (1, 0)
+    assert desk.holdings.credit() == {'q': 1}
+
+
+@pytest.mark.parametrize('settle', [Holdings.ack, Holdings.release, lambda holdings, tag: holdings.bury(tag, 'because')],
+                         ids=['ack', 'release', 'bury'])
+def test_what_is_settled_is_free_credit_before_it_is_written(desk: Desk, settle: Callable[[Holdings, str], None]) -> None:
+    subscription = desk.subscribe(limit=1)
+    delivery = desk.claim()
+    desk.take()
+    settle(desk.holdings, delivery.tag)
+    assert desk.holdings.credit() == {'q': 1}
+    assert counts(subscription) == (0, 0)
+    desk.written()
+    assert counts(subscription) == (0, 0)
+
+
+def test_without_a_limit_only_what_waits_counts(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=0)
+    for name in range(UNLIMITED):
+        desk.claim(str(name))
+    assert desk.holdings.credit() == {'q': 0}
+    for _ in range(3):
+        assert desk.take()
+    assert desk.holdings.credit() == {'q': 3}
+    assert counts(subscription) == (UNLIMITED, UNLIMITED - 3)
+
+
+def test_without_acknowledgements_nothing_is_held(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=2, no_ack=True)
+    desk.claim()
+    assert counts(subscription) == (0, 1)
+    assert desk.holdings.ids() == set()
+    assert desk.take()
+    assert counts(subscription) == (0, 0)
+
+
+def test_a_lower_limit_may_be_overdrawn(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=3)
+    deliveries = [desk.claim(name) for name in 'abc']
+    desk.holdings.set_credit(subscription.credit, 1)
+    assert desk.holdings.credit() == {'q': 0}
+    for delivery in deliveries:
+        assert desk.holdings.reserve('q') is None
+        desk.holdings.ack(delivery.tag)
+    assert desk.holdings.credit() == {'q': 1}
+
+
+def test_a_claim_that_failed_costs_nothing(desk: Desk) -> None:
+    for no_ack in (False, True):
+        subscription = desk.subscribe(limit=2, no_ack=no_ack)
+        assert desk.holdings.reserve('q') is subscription
+        assert counts(subscription) == (0 if no_ack else 1, 1)
+        desk.holdings.spend(subscription.credit, no_ack, -1)
+        assert counts(subscription) == (0, 0)
+
+
+def test_one_channel_s_credit_is_not_given_twice(desk: Desk) -> None:
+    credit = Credit(2)
+    for tag, queue in [('t', 'q'), ('u', 'r')]:
+        desk.subscribe(tag, queue, credit=credit)
+    assert desk.holdings.credit() == {'q': 2, 'r': 2}
+    assert desk.holdings.reserve('q')
+    assert desk.holdings.reserve('r')
+    assert desk.holdings.reserve('q') is None
+    assert desk.holdings.reserve('r') is None
+
+
+def test_who_has_most_credit_left_is_served_next(desk: Desk) -> None:
+    desk.subscribe('t', limit=1)
+    desk.subscribe('u', limit=3)
+    desk.subscribe('elsewhere', 'r', limit=9)
+    served = [desk.claim(str(n)).subscription for n in range(4)]
+    assert sorted(s.tag for s in served if s) == ['t', 'u', 'u', 'u']
+    assert served[0] is served[1]
+    assert desk.holdings.reserve('q') is None
+
+
+def test_queues_are_those_subscribed_to(desk: Desk) -> None:
+    desk.subscribe('t', 'q')
+    desk.subscribe('u', 'q')
+    desk.subscribe('v', 'r')
+    assert desk.holdings.queues == {'q', 'r'}
+    desk.holdings.cancel('u')
+    desk.holdings.cancel('v')
+    assert desk.holdings.queues == {'q'}
+    assert desk.holdings.reserve('r') is None
+
+
+# -- what is written
+
+
+def test_an_ack_deletes_the_claimed_revision(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.holdings.ack(delivery.tag)
+    assert desk.written() == [{'_id': 'a', '_rev': '2-b', '_deleted': True}]
+    assert desk.written() == []
+
+
+def test_a_message_given_back_has_been_delivered_once(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.holdings.release(delivery.tag)
+    [doc] = desk.written()
+    assert (doc['_rev'], doc['claimed'], doc['attempts']) == ('2-b', None, 1)
+    assert desk.holdings.take_returned() == [{**doc, '_rev': '3-c'}]
+    assert desk.holdings.take_returned() == []
+
+
+def test_a_refused_message_is_dead(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.holdings.bury(delivery.tag, 'because')
+    [doc] = desk.written()
+    assert (doc['status'], doc['reason'], doc['failed'], doc['claimed']) == ('fail', 'because', NOW, None)
+    assert desk.holdings.take_returned() == []
+
+
+def test_nothing_is_settled_twice(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    subscription = desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.holdings.ack(delivery.tag)
+    with caplog.at_level(logging.WARNING):
+        desk.holdings.release(delivery.tag)
+    assert 'a is not held any more' in caplog.text
+    assert len(desk.written()) == 1
+    assert counts(subscription) == (0, 0)
+
+
+def test_an_item_is_ours_until_its_ack_is_stored(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    assert desk.holdings.ids() == {'a'}
+    desk.take()
+    desk.holdings.ack(delivery.tag)
+    assert desk.holdings.ids() == {'a'}
+    outbox = desk.holdings.take_outbox()
+    assert desk.holdings.ids() == {'a'}
+    outbox[0][1]({'ok': True, 'id': 'a', 'rev': '3-c'})
+    assert desk.holdings.ids() == set()
+
+
+def test_that_an_item_was_taken_from_us_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.holdings.release(delivery.tag)
+    with caplog.at_level(logging.WARNING):
+        desk.written(id='a', error='conflict')
+    assert 'a had been taken from this consumer' in caplog.text
+    assert desk.holdings.ids() == set()
+    assert desk.holdings.take_returned() == []
+
+
+def test_what_could_not_be_written_is_written_later_without_complaint(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.subscribe()
+    first, second = desk.claim('a'), desk.claim('b')
+    desk.holdings.ack(first.tag)
+    outbox = desk.holdings.take_outbox()
+    desk.holdings.ack(second.tag)
+    desk.holdings.return_outbox(outbox)
+    assert desk.holdings.ids() == {'a', 'b'}
+    with caplog.at_level(logging.WARNING):
+        (one, react), (two, _) = desk.holdings.take_outbox()
+        react({'id': 'a', 'error': 'conflict'})  # it had been stored, its answer was lost
+    assert (one['_id'], two['_id']) == ('a', 'b')
+    assert caplog.records == []
+    assert desk.holdings.ids() == {'b'}
+
+
+# -- cancel and close
+
+
+def test_cancelled_what_kombu_has_not_seen_goes_back_uncounted(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    for name in 'abc':
+        desk.claim(name)
+    seen = desk.take()
+    desk.holdings.cancel('t')
+    docs = desk.written()
+    assert [(doc['_id'], doc['attempts'], doc['claimed']) for doc in docs] == [('b', 0, None), ('c', 0, None)]
+    assert desk.take() is None
+    assert counts(subscription) == (1, 0)
+    assert seen is not None
+    desk.holdings.ack(seen.tag)
+    assert counts(subscription) == (0, 0)
+
+
+def test_others_keep_theirs(desk: Desk) -> None:
+    desk.subscribe('t', 'q')
+    desk.subscribe('u', 'r')
+    desk.claim('a', 'q')
+    kept = desk.claim('b', 'r')
+    desk.holdings.cancel('t')
+    desk.holdings.cancel('unknown')
+    assert desk.take() is kept
+
+
+def test_what_is_claimed_too_late_goes_back(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    assert desk.holdings.reserve('q') is subscription
+    desk.holdings.cancel('t')
+    doc = {'_id': 'a', '_rev': '2-b', 'queue': 'q', 'attempts': 1, 'claimed': {'by': 'me', 'date': NOW}}
+    desk.holdings.arrive(Delivery(doc, subscription.credit, subscription))
+    assert len(desk.mailbox) == 0
+    assert [(doc['attempts'], doc['claimed']) for doc in desk.written()] == [(0, None)]
+    assert counts(subscription) == (0, 0)
+
+
+def test_what_was_deleted_by_its_claim_is_stored_again(desk: Desk) -> None:
+    subscription = desk.subscribe(no_ack=True)
+    desk.claim()
+    desk.holdings.cancel('t')
+    [doc] = desk.written()
+    assert (doc['_id'], doc['attempts'], doc['claimed'], doc['published']) == ('a', 0, None, NOW)
+    assert '_rev' not in doc
+    assert counts(subscription) == (0, 0)
+
+
+def test_at_the_end_all_goes_back(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    for name in 'abc':
+        desk.claim(name)
+    desk.take()
+    desk.holdings.give_back_all()
+    assert sorted((doc['_id'], doc['attempts']) for doc in desk.written()) == [('a', 1), ('b', 0), ('c', 0)]
+    assert desk.holdings.ids() == set()
+    assert counts(subscription) == (0, 0)
+
+
+# -- a lost lease
+
+
+def test_without_a_valid_lease_nothing_is_handed_over(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    delivery = desk.claim()
+    desk.lease.valid = False
+    assert desk.mailbox.pop() is delivery
+    assert not desk.holdings.hand_over(delivery)
+    assert not delivery.handed
+    assert [(doc['_id'], doc['attempts'], doc['claimed']) for doc in desk.written()] == [('a', 0, None)]
+    assert counts(subscription) == (0, 0)
+
+
+def test_what_was_deleted_by_its_claim_needs_no_lease(desk: Desk) -> None:
+    desk.subscribe(no_ack=True)
+    desk.claim()
+    desk.lease.valid = False
+    assert desk.take()
+
+
+def test_what_was_held_under_a_lost_lease_is_forgotten(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    subscription = desk.subscribe()
+    for name in 'abc':
+        desk.claim(name)
+    seen = desk.take()
+    assert desk.holdings.drop_all() == 3
+    assert desk.holdings.ids() == set()
+    assert desk.take() is None
+    assert counts(subscription) == (0, 0)
+    assert desk.holdings.credit() == {'q': 4}
+    assert seen is not None
+    with caplog.at_level(logging.WARNING):
+        desk.holdings.ack(seen.tag)
+    assert 'lease was lost' in caplog.text
+    assert desk.written() == []
+    assert counts(subscription) == (0, 0)
+
+
+def test_what_needs_no_lease_survives_it(desk: Desk) -> None:
+    subscription = desk.subscribe(no_ack=True)
+    desk.claim()
+    desk.holdings.broadcast('q', {'body': '', 'headers': {}, 'properties': {}})
+    assert desk.holdings.drop_all() == 0
+    assert desk.take()
+    assert desk.take()
+    assert counts(subscription) == (0, 0)
+
+
+def test_a_lease_lost_while_kombu_takes_a_message_costs_its_credit_once(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    delivery = desk.claim()
+    assert desk.mailbox.pop() is delivery
+    desk.holdings.drop_all()
+    assert not desk.holdings.hand_over(delivery)
+    assert desk.written() == []
+    assert counts(subscription) == (0, 0)
+
+
+# -- broadcasts
+
+
+def test_a_broadcast_is_had_by_a_consumer_of_the_queue(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    desk.holdings.broadcast('q', {'body': 'x', 'headers': {}, 'properties': {}})
+    assert counts(subscription) == (0, 1)
+    delivery = desk.take()
+    assert delivery is not None
+    assert delivery.payload()['body'] == 'x'
+    assert counts(subscription) == (0, 0)
+    desk.holdings.ack(delivery.tag)
+    desk.holdings.release(delivery.tag)
+    assert desk.written() == []
+
+
+def test_a_broadcast_waits_for_its_consumer(desk: Desk) -> None:
+    for body in 'xyz':
+        desk.holdings.broadcast('q', {'body': body, 'headers': {}, 'properties': {}})
+    desk.holdings.broadcast('r', {'body': 'other', 'headers': {}, 'properties': {}})
+    subscription = desk.subscribe()
+    assert [delivery.payload()['body'] for delivery in (desk.take(), desk.take(), desk.take()) if delivery] == ['x', 'y', 'z']
+    assert desk.take() is None
+    assert counts(subscription) == (0, 0)
+    desk.subscribe('u')
+    assert desk.take() is None
+
+
+# -- waking the I/O thread
+
+
+@pytest.mark.parametrize('news', [
+    lambda desk, delivery: desk.subscribe('u'),
+    lambda desk, delivery: desk.holdings.cancel('t'),
+    lambda desk, delivery: desk.holdings.set_credit(delivery.credit, 5),
+    lambda desk, delivery: desk.holdings.ack(delivery.tag),
+    lambda desk, delivery: desk.holdings.release(delivery.tag),
+    lambda desk, delivery: desk.holdings.bury(delivery.tag, 'because'),
+    lambda desk, delivery: desk.holdings.drop_all(),
+    lambda desk, delivery: desk.holdings.rouse(),
+], ids=['subscribe', 'cancel', 'set_credit', 'ack', 'release', 'bury', 'drop_all', 'rouse'])
+def test_it_wakes_for_what_concerns_it_and_sleeps_again(desk: Desk, news: Callable[[Desk, Delivery], Any]) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.holdings.wait(0.0)
+    assert not desk.holdings._roused
+    news(desk, delivery)
+    assert desk.holdings._roused
+    desk.holdings.wait(100.0)  # at once
+    assert not desk.holdings._roused

@@ -1,0 +1,503 @@
+"""What one queue is known to hold (`kombu_couchdb.window`), over a store in memory and clocks that stand still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kombu_couchdb import window as module
+from kombu_couchdb import workitem
+from kombu_couchdb.store import HORIZON, Store
+from kombu_couchdb.window import Window
+
+Document = dict[str, Any]
+
+#: The server's time when a test begins.
+NOW = 1_763_709_000.0
+
+
+class FakeStore:
+    """Documents, and the two views as CouchDB has them. It counts what is asked; nothing passes but `passed`."""
+
+    def __init__(self) -> None:
+        self.docs: dict[str, Document] = {}
+        self.passed = 0.0
+        self.asked: list[tuple[str, Any]] = []
+        self.client = SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW + self.passed), fetch=self.fetch)
+        self.begun = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.begun + self.passed
+
+    def add(self, name: str, priority: Any = 0, date: Any = None, published: float = NOW, **more: Any) -> Document:
+        doc = {**workitem.new(name, 'q', {'headers': {}, 'properties': {}, 'body': ''}, published),
+               '_rev': '1-a', 'priority': priority, 'date': date, **more}
+        self.docs[name] = doc
+        return doc
+
+    def fetch(self, ids: Sequence[str]) -> list[Document | None]:
+        if ids:
+            self.asked.append(('fetch', list(ids)))
+        return [self.docs.get(name) for name in ids]
+
+    def ready(self, queue: str, limit: int, *, docs: bool, after: Any = None) -> list[Document]:
+        self.asked.append(('ready', (limit, docs, after and after['id'])))
+        rows = []
+        for doc in self.docs.values():
+            rank = 9 - doc['priority'] if isinstance(doc.get('priority'), (int, float)) else 0
+            date = doc['published'] if doc.get('date') is None else doc['date']
+            if doc['queue'] == queue and workitem.is_waiting(doc) and date <= self.client.clock.now() + HORIZON:
+                rows.append({'id': doc['_id'], 'key': [queue, rank, date], **({'doc': doc} if docs else {})})
+        rows.sort(key=lambda row: (row['key'], row['id']))
+        place = (after['key'], after['id']) if after else ([], '')
+        return [row for row in rows if (row['key'], row['id']) > place][:limit]
+
+    def next_due(self, queue: str, after: float) -> float | None:
+        self.asked.append(('next_due', after))
+        return min((doc['date'] for doc in self.docs.values() if doc['date'] is not None and doc['date'] >= after), default=None)
+
+    def reads(self, kind: str) -> list[Any]:
+        return [what for asked, what in self.asked if asked == kind]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    store = FakeStore()
+    monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
+    return store
+
+
+def window_of(store: FakeStore, read_ahead: int = 1024) -> Window:
+    return Window(cast(Store, store), 'q', read_ahead)
+
+
+def names(docs: Sequence[Document]) -> list[str]:
+    return [doc['_id'] for doc in docs]
+
+
+def names_for(turn: int, members: int = 2, position: int = 0, prefix: str = 'item') -> Any:
+    """Names of items for which a consumer at `position` comes after `turn` others."""
+    return (name for name in (f'{prefix}{n:04}' for n in count()) if workitem.turn(name, position, members) == turn)
+
+
+def placed(store: FakeStore, members: int = 2) -> Window:
+    """A window of the first of several consumers, all of which know it."""
+    window = window_of(store)
+    window.settle((0, members))
+    store.passed += 1.0
+    return window
+
+
+# -- alone
+
+
+def test_priority_then_due_date_then_id(store: FakeStore) -> None:
+    for name, priority, published in [('c', 0, NOW - 5), ('d', 0, NOW - 4), ('b', 0, NOW - 5), ('z', 9, NOW), ('y', 5, NOW - 9)]:
+        store.add(name, priority, published=published)
+    window = window_of(store)
+    window.refill()
+    assert len(window) == 5
+    assert names(window.take(10)) == ['z', 'y', 'b', 'c', 'd']
+    assert len(window) == 0
+
+
+def test_what_was_planned_goes_by_its_date(store: FakeStore) -> None:
+    store.add('planned', date=NOW - 3, published=NOW - 50)
+    store.add('older', published=NOW - 4)
+    store.add('newer', published=NOW - 2)
+    window = window_of(store)
+    window.refill()
+    assert names(window.take(10)) == ['older', 'planned', 'newer']
+
+
+def test_what_the_feed_tells_takes_its_place(store: FakeStore) -> None:
+    store.add('old', published=NOW - 5)
+    window = window_of(store)
+    window.refill()
+    window.offer(store.add('new', published=NOW))
+    window.offer(store.add('high', 9))
+    window.offer(store.add('oldest', published=NOW - 6))
+    assert names(window.take(10)) == ['high', 'oldest', 'old', 'new']
+
+
+def test_no_more_is_taken_than_wanted_and_each_once(store: FakeStore) -> None:
+    for name in 'abcde':
+        store.add(name)
+    window = window_of(store)
+    window.refill()
+    assert window.take(0) == []
+    assert names(window.take(2)) == ['a', 'b']
+    assert names(window.take(2)) == ['c', 'd']
+    assert names(window.take(2)) == ['e']
+    assert window.take(2) == []
+
+
+def test_alone_one_read_brings_documents_and_nothing_is_read_twice(store: FakeStore) -> None:
+    for name in 'abc':
+        store.add(name)
+    window = window_of(store)
+    window.refill()
+    window.take(10)
+    assert store.reads('ready') == [(128, True, None)]
+    assert store.reads('fetch') == []
+
+
+def test_offered_twice_is_there_once(store: FakeStore) -> None:
+    window = window_of(store)
+    doc = store.add('a')
+    window.offer(doc)
+    window.offer({**doc, '_rev': '2-b'})
+    assert [found['_rev'] for found in window.take(10)] == ['2-b']
+    assert window.take(10) == []
+
+
+@pytest.mark.parametrize('spoilt', [{'priority': 'high'}, {'priority': None}, {'published': 'now'}, {'date': 'soon'},
+                                    {'attempts': None}, {'message': None}], ids=repr)
+def test_a_spoilt_item_is_handed_on_to_be_set_aside(store: FakeStore, spoilt: Document) -> None:
+    window = window_of(store)
+    window.offer(store.add('spoilt', **spoilt))
+    assert names(window.take(10)) == ['spoilt']
+
+
+def test_an_item_without_a_priority_is_handed_on(store: FakeStore) -> None:
+    doc = store.add('spoilt')
+    del doc['priority']
+    window = window_of(store)
+    window.offer(doc)
+    assert names(window.take(10)) == ['spoilt']
+
+
+# -- planned for later
+
+
+def test_a_scheduled_item_is_not_kept_but_its_date_is(store: FakeStore) -> None:
+    store.add('later', date=NOW + HORIZON + 20)
+    store.add('sooner', date=NOW + HORIZON + 10)
+    window = window_of(store)
+    window.refill()
+    assert len(window) == 0
+    assert window.next_due == NOW + HORIZON + 10
+
+
+def test_an_offered_one_is_not_kept_either(store: FakeStore) -> None:
+    window = window_of(store)
+    window.refill()
+    for wait in (30, 10, 20):
+        window.offer(store.add(f'in {wait}', date=NOW + wait))
+    assert len(window) == 0
+    assert window.next_due == NOW + 10
+
+
+def test_what_is_due_soon_is_kept_until_then(store: FakeStore) -> None:
+    store.add('soon', date=NOW + 3)
+    window = window_of(store)
+    window.refill()
+    assert len(window) == 1
+    assert window.take(10) == []
+    assert window.wake_at() == pytest.approx(store.monotonic() + 3)
+    store.passed = 3.01
+    assert names(window.take(10)) == ['soon']
+
+
+def test_an_item_is_planned_anew_if_it_was_when_it_is_looked_at(store: FakeStore) -> None:
+    window = placed(store)
+    name = next(names_for(0))
+    store.add(name)
+    window.refill()
+    store.add(name, date=NOW + store.passed + 2)
+    assert window.take(10) == []
+    assert window.wake_at() == pytest.approx(store.monotonic() + 2)
+    store.passed += 2.01
+    assert names(window.take(10)) == [name]
+
+
+@pytest.mark.parametrize('priority', ['high', None, 4.5], ids=repr)
+def test_a_spoilt_item_that_is_planned_ends_nothing(store: FakeStore, priority: Any) -> None:
+    window = placed(store)
+    name = next(names_for(0))
+    store.add(name, priority=priority, date=NOW + store.passed + 2)
+    window.refill()
+    assert window.take(10) == []
+    store.passed += 2.01
+    assert names(window.take(10)) == [name]
+
+
+def test_what_was_planned_is_due_when_its_date_comes(store: FakeStore) -> None:
+    store.add('later', date=NOW + 60)
+    window = window_of(store)
+    window.refill()
+    assert window.wake_at() == pytest.approx(store.monotonic() + 60)
+    store.passed = 59.9
+    assert not window.is_due
+    store.passed = 60.0
+    assert window.is_due
+    window.refill()
+    assert not window.is_due
+    assert names(window.take(10)) == ['later']
+
+
+def test_nothing_to_wait_for(store: FakeStore) -> None:
+    window = window_of(store)
+    window.refill()
+    assert window.wake_at() is None
+    assert not window.dirty
+    assert not window.is_due
+
+
+# -- several consumers
+
+
+def test_ones_own_go_at_once_and_those_of_others_later(store: FakeStore) -> None:
+    window = placed(store, 3)
+    own, second, third = (next(names_for(turn, 3)) for turn in range(3))
+    for name in (third, second, own):
+        store.add(name)
+    window.refill()
+    assert names(window.take(10)) == [own]
+    assert window.take(10) == []
+    store.passed += 0.1
+    assert names(window.take(10)) == [second]
+    assert window.take(10) == []
+    store.passed += 0.1
+    assert names(window.take(10)) == [third]
+
+
+def test_ones_own_go_before_older_ones_of_others(store: FakeStore) -> None:
+    window = placed(store)
+    own, foreign = next(names_for(0)), next(names_for(1))
+    store.add(foreign, published=NOW - 100)
+    store.add(own)
+    window.refill()
+    store.passed += 1.0
+    assert names(window.take(10)) == [own]
+    assert names(window.take(10)) == [foreign]
+
+
+def test_priority_goes_before_ones_share(store: FakeStore) -> None:
+    window = placed(store)
+    own, foreign = next(names_for(0)), next(names_for(1))
+    store.add(own, 0)
+    store.add(foreign, 9)
+    window.refill()
+    store.passed += 1.0
+    assert names(window.take(10))[0] == foreign
+
+
+def test_of_what_others_left_only_a_share_is_taken(store: FakeStore) -> None:
+    window = placed(store)
+    foreign = names_for(1)
+    left = [next(foreign) for _ in range(10)]
+    for name in left:
+        store.add(name)
+    window.refill()
+    store.passed += 1.0
+    assert names(window.take(8)) == left[:4]
+    assert names(window.take(1)) == left[4:5]
+
+
+def test_what_others_go_first_for_is_read_again(store: FakeStore) -> None:
+    window = placed(store)
+    foreign = names_for(1)
+    taken, left = next(foreign), next(foreign)
+    for name in (taken, left):
+        window.offer(store.add(name))
+    store.docs[taken] = workitem.claim(store.docs[taken], 'another', NOW)
+    store.docs[left] = {**store.docs[left], '_rev': '3-c'}
+    store.passed += 1.0
+    docs = window.take(10)
+    assert [(doc['_id'], doc['_rev']) for doc in docs] == [(left, '3-c')]
+    assert store.reads('fetch') == [[taken, left]]
+
+
+def test_what_is_gone_or_dead_when_it_is_read_again_is_forgotten(store: FakeStore) -> None:
+    window = placed(store)
+    foreign = names_for(1)
+    gone, dead = next(foreign), next(foreign)
+    for name in (gone, dead):
+        window.offer(store.add(name))
+    del store.docs[gone]
+    store.docs[dead] = workitem.bury(store.docs[dead], 'because', NOW)
+    store.passed += 1.0
+    assert window.take(10) == []
+    assert len(window) == 0
+
+
+def test_ones_own_that_stood_for_a_while_is_read_again(store: FakeStore) -> None:
+    window = placed(store)
+    name = next(names_for(0))
+    doc = store.add(name)
+    store.passed = 0.0  # seen now
+    window._quiet_until = 0.0
+    window.offer(doc)
+    store.docs[name] = workitem.claim(doc, 'another', NOW)
+    store.passed += 0.5
+    assert window.take(10) == []
+
+
+def test_ones_own_that_is_new_is_not_read_again(store: FakeStore) -> None:
+    window = window_of(store)
+    window.settle((0, 2))
+    window._quiet_until = 0.0
+    window.offer(store.add(next(names_for(0))))
+    assert len(window.take(10)) == 1
+    assert store.reads('fetch') == []
+
+
+# -- places
+
+
+def test_after_a_change_of_places_all_wait_and_look_again(store: FakeStore) -> None:
+    window = window_of(store)
+    own, foreign = next(names_for(0)), next(names_for(1))
+    for name in (own, foreign):
+        store.add(name)
+    window.refill()
+    window.settle((0, 2))
+    assert window.take(10) == []
+    assert window.wake_at() == pytest.approx(store.monotonic() + 0.1)
+    store.docs[own] = {**store.docs[own], '_rev': '2-b'}
+    store.passed += 0.11
+    assert [(doc['_id'], doc['_rev']) for doc in window.take(10)] == [(own, '2-b')]
+    assert names(window.take(10)) == [foreign]
+    assert store.reads('fetch') == [[own], [foreign]]
+
+
+def test_an_unchanged_place_changes_nothing(store: FakeStore) -> None:
+    window = window_of(store)
+    store.add('a')
+    window.refill()
+    window.settle((0, 1))
+    assert names(window.take(10)) == ['a']
+    assert store.reads('fetch') == []
+
+
+def test_the_last_one_left_goes_first_for_all(store: FakeStore) -> None:
+    window = placed(store)
+    foreign = names_for(1)
+    left = [next(foreign) for _ in range(4)]
+    for name in left:
+        store.add(name)
+    window.refill()
+    window.settle((0, 1))
+    store.passed += 0.2
+    assert names(window.take(10)) == left
+
+
+# -- long queues
+
+
+def fill(store: FakeStore, number: int, priority: int = 0, prefix: str = 'item') -> list[str]:
+    names = [f'{prefix}{n:05}' for n in range(number)]
+    for n, name in enumerate(names):
+        store.add(name, priority, published=NOW - 1000 + n / 1000)
+    return names
+
+
+def claimed(store: FakeStore, docs: Sequence[Document]) -> None:
+    for doc in docs:
+        store.docs[doc['_id']] = workitem.claim(doc, 'me', NOW)
+
+
+def test_a_long_queue_is_read_on_from_the_last_row(store: FakeStore) -> None:
+    items = fill(store, 300)
+    window = window_of(store)
+    taken = []
+    while window.dirty:
+        window.refill()
+        docs = window.take(1000)
+        claimed(store, docs)
+        taken += names(docs)
+    assert taken == items
+    assert [after for _, _, after in store.reads('ready')][:2] == [None, items[127]]
+
+
+def test_who_takes_fast_reads_more_but_never_more_than_allowed(store: FakeStore) -> None:
+    fill(store, 5000)
+    window = window_of(store, read_ahead=600)
+    for _ in range(4):
+        window.refill()
+        claimed(store, window.take(1000))
+    assert [limit for limit, _, _ in store.reads('ready')] == [128, 512, 600, 600]
+
+
+def test_several_consumers_read_more_without_documents(store: FakeStore) -> None:
+    window = placed(store, 3)
+    fill(store, 10)
+    window.refill()
+    assert store.reads('ready') == [(384, False, None)]
+
+
+def test_a_long_queue_stays_dirty_until_its_end_was_read(store: FakeStore) -> None:
+    fill(store, 128)
+    window = window_of(store)
+    window.refill()
+    assert window.dirty  # there may be more
+    claimed(store, window.take(1000))
+    window.refill()  # reads on, finds nothing
+    assert window.dirty  # the head may have changed meanwhile
+    window.refill()
+    assert not window.dirty
+    assert [after is None for _, _, after in store.reads('ready')] == [True, False, True]
+
+
+def test_while_it_is_long_what_others_go_first_for_is_left_to_them(store: FakeStore) -> None:
+    window = placed(store)
+    items = fill(store, 400)
+    window.refill()
+    store.passed += 0.5
+    share = [name for name in items[:256] if workitem.turn(name, 0, 2) == 0]
+    assert names(window.take(1000)) == share
+    assert window.take(1000) == []
+    assert window.wake_at() is None
+
+
+def test_the_head_is_looked_at_again_for_what_is_more_urgent(store: FakeStore) -> None:
+    fill(store, 1000)
+    window = window_of(store)
+    window.refill()
+    claimed(store, window.take(100))
+    store.add('urgent', 9)
+    assert not window.outdated
+    store.passed += 1.01
+    assert window.outdated
+    window.refill()
+    assert store.reads('ready')[-1] == (16, False, None)
+    assert names(window.take(2)) == ['urgent', 'item00100']
+    assert not window.outdated
+
+
+def test_a_head_full_of_news_is_read_from_the_start(store: FakeStore) -> None:
+    fill(store, 1000)
+    window = window_of(store)
+    window.refill()
+    claimed(store, window.take(100))
+    urgent = fill(store, 40, 9, 'urgent')
+    store.passed += 1.01
+    window.refill()
+    assert [after for _, _, after in store.reads('ready')] == [None, None, None]
+    assert names(window.take(50))[:41] == [*urgent, 'item00100']
+
+
+def test_with_nothing_left_it_is_outdated_at_once(store: FakeStore) -> None:
+    fill(store, 200)
+    window = window_of(store)
+    window.refill()
+    assert not window.outdated
+    window.take(1000)
+    assert window.outdated
+
+
+def test_cleared_it_knows_nothing(store: FakeStore) -> None:
+    fill(store, 200)
+    store.add('later', date=NOW + 100)
+    window = window_of(store)
+    window.refill()
+    window.clear()
+    assert (len(window), window.dirty, window.next_due, window.outdated) == (0, True, None, True)
+    window.refill()
+    assert store.reads('ready')[-1] == (128, True, None)
