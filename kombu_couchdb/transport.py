@@ -119,12 +119,12 @@ class Transport(virtual.Transport):
     # -- events
 
     def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Deliver what has arrived, or wait for it; *raises* `TimeoutError` if nothing came within `timeout` seconds.
+        """Deliver one message; *raises* `TimeoutError` if none came within `timeout` seconds, or what ended the I/O thread.
 
-        *Raises*, too, what ended the I/O thread.
+        One and not more: who expects two answers (kombu's pidbox) calls twice.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._deliver_arrived():
+        while not self._hand_over(1):
             if self._consumer is not None and self._consumer.ended and not len(self._mailbox):
                 raise CouchDBError(f'{self.address.url}: this connection has given up; connect again')
             if not self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -132,16 +132,16 @@ class Transport(virtual.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the event loop deliver what arrives."""
-        loop.add_reader(self._mailbox.fileno(), lambda *args: self._deliver_arrived())
+        loop.add_reader(self._mailbox.fileno(), lambda *args: self._hand_over(_BURST))
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
         """Take the mailbox out of the event loop."""
         loop.remove_reader(self._mailbox.fileno())
 
-    def _deliver_arrived(self) -> int:
-        """Deliver what is in the mailbox, up to a burst, and return how many messages that were."""
+    def _hand_over(self, limit: int) -> int:
+        """Deliver up to `limit` messages that are in the mailbox, and return how many there were."""
         delivered = 0
-        while delivered < _BURST and (item := self._mailbox.pop()) is not None:
+        while delivered < limit and (item := self._mailbox.pop()) is not None:
             if isinstance(item, Exception):
                 raise item
             if item.subscription is not None and self.consumer.holdings.hand_over(item):

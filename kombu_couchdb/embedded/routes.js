@@ -46,7 +46,8 @@ async function changes(req, res) {
   res.type('application/json').write(feed === 'longpoll' ? '{"results":[\n' : '\n');
   while (!res.writableEnded && !res.destroyed) {
     if (found.results.length) {
-      found.results.forEach(change => res.write(`${JSON.stringify(change)}\n`));
+      const changes = found.results.map(change => JSON.stringify(change));
+      res.write(`${changes.join(feed === 'longpoll' ? ',\n' : '\n')}\n`);
       if (feed === 'longpoll') {
         return end();
       }

@@ -12,9 +12,6 @@ from kombu_couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, items, publish
 
-#: More messages than are delivered in one call of drain_events.
-MORE_THAN_A_BURST = 150
-
 
 def fill(connection: Connection, count: int) -> None:
     for number in range(count):

@@ -243,13 +243,15 @@ def test_a_closed_client_connects_anew(peer: Peer, client: Client) -> None:
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
-def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: Client) -> None:
+@pytest.mark.parametrize('closes', [False, True])
+def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: Client, closes: bool) -> None:
     peer.answers = [answer('parent'), answer('child'), answer('parent again')]
     assert client.get('x') == 'parent'
     child = os.fork()
     if not child:
         try:
-            client.close()  # must not close the parent's
+            if closes:
+                client.close()  # not the parent's
             os._exit(0 if client.get('x') == 'child' else 1)
         finally:
             os._exit(2)

@@ -60,11 +60,13 @@ def test_a_slow_answer_keeps_what_was_proven(clock: ServerClock) -> None:
     assert clock.now() == corrected
 
 
-def test_a_clock_that_was_put_right_is_trusted_again(clock: ServerClock) -> None:
+def test_a_clock_that_was_put_right_is_trusted_again(clock: ServerClock, caplog: pytest.LogCaptureFixture) -> None:
     observe(clock, LOCAL + 300)
     assert clock.now() != LOCAL
+    caplog.clear()
     observe(clock, LOCAL)
     assert clock.now() == LOCAL
+    assert caplog.records == []
 
 
 def test_the_same_second_is_looked_at_once(clock: ServerClock) -> None:

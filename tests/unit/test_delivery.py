@@ -80,7 +80,7 @@ def test_a_broadcast_needs_no_item() -> None:
 
 
 def test_what_is_due_by_the_server_s_clock_need_not_wait_for_ours() -> None:
-    eta = datetime.fromtimestamp(NOW + 300, timezone.utc).isoformat()
+    eta = datetime.fromtimestamp(NOW + 3e9, timezone.utc).isoformat()
     found = delivered({'eta': eta}, date=NOW + 300).payload()['headers']['eta']
     assert datetime.fromisoformat(found) <= datetime.now(timezone.utc)
     assert datetime.fromisoformat(found).utcoffset() == timedelta(0)

@@ -439,3 +439,12 @@ def test_the_command_prints_the_url_and_ends_cleanly(
     assert (process.returncode, rest) == (0, ('', ''))
     assert not listens(int(url.rpartition(':')[2]))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_longpoll_tells_of_several_changes_at_once(shared: EmbeddedServer) -> None:
+    assert request(shared, 'PUT', '/several')[0] == 201
+    docs = [{'_id': str(number)} for number in range(3)]
+    assert request(shared, 'POST', '/several/_bulk_docs', {'docs': docs})[0] == 201
+    status, answer = request(shared, 'GET', '/several/_changes?feed=longpoll&since=0')
+    assert status == 200
+    assert {row['id'] for row in answer['results']} == {'0', '1', '2'}

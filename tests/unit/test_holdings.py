@@ -385,7 +385,7 @@ def test_a_lease_lost_while_kombu_takes_a_message_costs_its_credit_once(desk: De
 # -- broadcasts
 
 
-def test_a_broadcast_is_had_by_a_consumer_of_the_queue(desk: Desk) -> None:
+def test_a_broadcast_is_had_by_a_consumer_of_the_queue(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     subscription = desk.subscribe()
     desk.holdings.broadcast('q', {'body': 'x', 'headers': {}, 'properties': {}})
     assert counts(subscription) == (0, 1)
@@ -396,6 +396,7 @@ def test_a_broadcast_is_had_by_a_consumer_of_the_queue(desk: Desk) -> None:
     desk.holdings.ack(delivery.tag)
     desk.holdings.release(delivery.tag)
     assert desk.written() == []
+    assert caplog.records == []
 
 
 def test_a_broadcast_waits_for_its_consumer(desk: Desk) -> None:

@@ -82,6 +82,15 @@ def test_waiting_ends_when_something_comes(mailbox: Mailbox[str]) -> None:
     thread.join()
 
 
+def test_a_wait_that_ends_leaves_the_descriptor_readable(mailbox: Mailbox[str]) -> None:
+    mailbox.put(['a'])
+    mailbox.discard(lambda item: True)
+    assert mailbox.wait(1.0)  # for the signal alone
+    assert readable(mailbox)
+    assert mailbox.pop() is None
+    assert not readable(mailbox)
+
+
 def test_a_short_wait_does_not_shorten_the_next_read(mailbox: Mailbox[str]) -> None:
     assert not mailbox.wait(0.0)
     mailbox.put(['a'])

@@ -388,6 +388,16 @@ def test_the_last_one_left_goes_first_for_all(store: FakeStore) -> None:
     assert names(window.take(10)) == left
 
 
+def test_left_alone_it_reads_again_what_the_others_were_after(store: FakeStore) -> None:
+    window = placed(store)
+    name = next(names_for(0))
+    window.offer(store.add(name))
+    window.settle((0, 1))
+    store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
+    store.passed += 0.2
+    assert window.take(10) == []
+
+
 # -- long queues
 
 
