@@ -178,7 +178,7 @@ def unpack(doc: Document | None) -> str | bytes | None:
 
 def _portable(payload: str) -> Any:
     """Return the value of a JSON text, None if a server written in Erlang or JavaScript might change or refuse it."""
-    if '"__proto__"' in payload:
+    if '"__type__"' in payload or '"__proto__"' in payload:  # kombu's own types stay as it wrote them
         return None
     try:
         value = json.loads(payload, parse_int=_number, parse_float=_number, parse_constant=_number)

@@ -68,6 +68,8 @@ class Address:
             raise ConfigurationError(f'unknown TLS option {unknown[0]!r}; known are ca_certs, certfile, keyfile, cert_reqs')
         verify = given.get('ca_certs') or given.get('cert_reqs', ssl.CERT_REQUIRED) != ssl.CERT_NONE
         certfile, keyfile = given.get('certfile'), given.get('keyfile')
+        if keyfile and not certfile:
+            raise ConfigurationError('keyfile is given without certfile')
         return cls(
             host=host or 'localhost',
             port=port or (6984 if secure else 5984),

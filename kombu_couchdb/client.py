@@ -193,9 +193,9 @@ class Client:
         sent = time.time()
         try:
             response = adapter.send(prepared, stream=stream, timeout=timeout, **settings)
-            if not stream:
+            if not stream or response.status_code >= 400:
                 response.content  # noqa: B018 - read the body, so that the connection returns to the pool
-        except OSError as exc:  # every error of requests is one
+        except (OSError, ValueError) as exc:  # requests' errors are OSErrors; urllib3 has a ValueError for impossible hosts
             raise errors.from_transport(exc, self.address.url) from exc
         self.clock.observe(response.headers.get('Date'), sent, time.time())
         # _bulk_docs answers 500 with the usual list when some nodes of a cluster are down: the list tells more.

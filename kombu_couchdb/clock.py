@@ -39,7 +39,7 @@ class ServerClock:
         self._seen = date
         try:
             stamp = parsedate_to_datetime(date).timestamp()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return
         # The header was written between `sent` and `received`: a slow answer proves nothing.
         earliest, latest = stamp - received, stamp + _LAG - sent

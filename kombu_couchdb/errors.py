@@ -73,8 +73,10 @@ class RequestRefused(CouchDBError):
 RETRIED: tuple[type[Exception], ...] = (ServerUnavailable, DatabaseMissing)
 
 
-def from_transport(exc: OSError, where: str) -> CouchDBError:
+def from_transport(exc: Exception, where: str) -> CouchDBError:
     """Return our error for one that `requests` raised while talking to `where`."""
+    if isinstance(exc, ValueError) and not isinstance(exc, OSError):
+        return ConfigurationError(f'{where}: host or port is not valid in the URL')
     if not isinstance(exc, http.RequestException):  # requests says so of a certificate file that is not there
         return ConfigurationError(f'{where}: {exc}')
     if isinstance(exc, http.SSLError):

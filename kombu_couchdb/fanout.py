@@ -49,19 +49,19 @@ class Broadcaster:
         if self._sent + self._retention < now:
             # What was sent before is gone, and a listener that came later never saw a number of it: count anew.
             self._publisher, self._number = uuid.uuid4().hex, 0
-        self._number += 1
-        self._sent = now
         doc = {'type': 'Broadcast', 'exchange': exchange, 'routing_key': routing_key, 'publisher': self._publisher,
-               'number': self._number, 'date': now, 'expires': now + self._retention, 'message': message}
+               'number': self._number + 1, 'date': now, 'expires': now + self._retention, 'message': message}
         while self._own and self._own[0][0] <= now:
             _, doc_id, rev = self._own.pop(0)
             try:
                 self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id, '_rev': rev})))
-                return
+                break
             except Conflict:
                 continue  # another publisher took it over
-        doc_id = BROADCAST + new_id(now)
-        self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id})))
+        else:
+            doc_id = BROADCAST + new_id(now)
+            self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id})))
+        self._number, self._sent = self._number + 1, now
 
     def _adoptable(self, now: float) -> list[tuple[float, str, str]]:
         rows = self._client.request('GET', '/_all_docs', {
@@ -110,9 +110,14 @@ class Listener:
 
     def take(self, docs: Iterable[Document]) -> list[tuple[str, dict[str, Any]]]:
         """Return `(queue, message)` for each broadcast in `docs` that is new, in the order of sending."""
-        new = sorted((doc for doc in docs if doc.get('type') == 'Broadcast'), key=lambda doc: doc.get('date') or 0)
+        new = [doc for doc in docs if doc.get('type') == 'Broadcast']
+        numbered: defaultdict[str, list[Document]] = defaultdict(list)
+        for doc in sorted(new, key=lambda doc: _source(doc)[1]):
+            numbered[_source(doc)[0]].append(doc)
+        # By time among publishers, by number for each: a publisher's clock may step back.
+        ordered = [numbered[_source(doc)[0]].pop(0) for doc in sorted(new, key=_date)]
         with self._lock:
-            return [pair for doc in new for pair in self._take(doc)]
+            return [pair for doc in ordered for pair in self._take(doc)]
 
     def _take(self, doc: Document) -> list[tuple[str, dict[str, Any]]]:
         publisher, number = _source(doc)
@@ -128,6 +133,11 @@ class Listener:
             logger.warning('this listener fell behind: %d broadcasts of a publisher were gone before it could read them '
                            '(see the transport option fanout_retention)', number - last - 1)
         return [(queue, doc['message']) for queue in queues]
+
+
+def _date(doc: Document) -> float:
+    date = doc.get('date')
+    return float(date) if isinstance(date, (int, float)) else 0.0
 
 
 def _source(doc: Document) -> tuple[str, int]:

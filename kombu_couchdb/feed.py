@@ -92,6 +92,9 @@ class Feed:
             except CouchDBError as exc:
                 if turn == self._turn:
                     self._on_error(exc)
+            except Exception as exc:  # whatever it is, the owner must not wait for news that cannot come
+                logger.exception('the feed of changes failed')
+                self._on_error(ServerUnavailable(f'{self._client.address.url}: the feed of changes failed: {exc!r}'))
             else:
                 if answer is not None and turn == self._turn:
                     self._on_rows(answer['results'], answer['last_seq'])

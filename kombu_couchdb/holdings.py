@@ -211,10 +211,11 @@ class Holdings:
         """Forget all that is held: the lease was lost. Return how many messages that were."""
         with self._changed:
             lost, self._held = list(self._held.values()), {}
-            self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.no_ack)
+            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.no_ack):
+                assert isinstance(item, Delivery)
+                item.credit.waiting -= 1  # one that is just being handed over is counted there
             for delivery in lost:
                 delivery.credit.held -= 1
-                delivery.credit.waiting -= 0 if delivery.handed else 1
             self.rouse()
             return len(lost)
 

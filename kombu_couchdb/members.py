@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-
-from .client import Document
+from typing import Any
 
 __all__ = ['Members']
+
+Document = dict[str, Any]
 
 
 class Members:

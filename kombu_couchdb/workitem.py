@@ -165,7 +165,7 @@ def turn(doc_id: str, position: int, members: int) -> int:
 def _lifetime(message: Mapping[str, Any]) -> float | None:
     try:
         return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -176,5 +176,5 @@ def _without_room(doc: Document) -> Document:
 def _priority(message: Mapping[str, Any]) -> int:
     try:
         return max(0, min(HIGHEST, int(message['properties']['priority'])))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return 0

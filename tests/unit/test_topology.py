@@ -293,9 +293,9 @@ def test_what_was_declared_is_stored_again_in_a_new_database(client: FakeClient)
 
 def test_the_end_of_a_queue_in_use_is_moved(client: FakeClient) -> None:
     topology = topology_of(client)
-    topology.declare_queue('q', {'x-expires': 5000}, False)
+    topology.declare_queue('q', {'x-expires': 5_000_000}, False)
     [before] = topology.queues(['q', 'unknown'])
     topology.prolong(before, NOW + 100)
     after = client.docs[QUEUE + 'q']
-    assert after['expires'] >= NOW + 105  # unused from now on, it would live that long
+    assert after['expires'] >= NOW + 5100  # unused from now on, it would live that long
     assert {**after, 'expires': None, '_rev': None} == {**before, 'expires': None, '_rev': None}
