@@ -18,6 +18,7 @@ kombu and Celery retry on `RETRIED`; everything else reaches the caller at once.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import requests
@@ -136,4 +137,4 @@ def _short(exc: BaseException) -> str:
             break
         seen = inner
     text = str(seen).split('\n')[0]
-    return text.rpartition('>: ')[2][:200] or type(seen).__name__
+    return re.sub(r'^.*?(>|\)): ', '', text)[:200] or type(seen).__name__  # without urllib3's name of the connection
