@@ -23,6 +23,8 @@ app.conf.update(
     broker_transport_options={'visibility_timeout': 6},
     # How many seconds a worker waits for the result of a process of its own that died; the default is 10.
     worker_lost_wait=1.0,
+    # While the server is away, a result is stored again and again, and not given up.
+    result_backend_always_retry=True,
     broker_connection_retry_on_startup=True,
 )
 
