@@ -27,7 +27,7 @@ __all__ = ['News']
 #: How often a busy consumer looks for broadcasts, bindings and other consumers, in seconds.
 _LOOK = 0.25
 
-#: How long a consumer that was busy goes on looking before it listens, and how often a busy one reads all its queues.
+#: How long a consumer that was busy goes on looking before it listens, in seconds.
 _LINGER = 1.0
 
 #: The ids of everything that is no WorkItem start with this.
@@ -46,7 +46,7 @@ class News:
         self._since: Any = None  # where the feed listens from; None: it does not listen
         self._watched: frozenset[str] = frozenset()
         self._mark: Any = None  # a point before the queues were last read
-        self._looked = self._busy = self._swept_queues = float('-inf')
+        self._looked = self._busy = float('-inf')
 
     def start(self, on_news: Callable[[], None]) -> None:
         """Start the feed's thread; `on_news()` is called in it when `take` has something."""
@@ -85,12 +85,11 @@ class News:
         if any(windows[queue].dirty for queue in eager):
             self._stop()
             self._busy = now
-            if now - self._swept_queues >= _LINGER:
-                self._swept_queues = now
+            if any(windows[queue].outdated for queue in eager):
+                # Whatever was read before this point has to be read again before the feed may go on from here.
+                self._mark = self._client.sequence()
                 for window in windows.values():
                     window.dirty = True
-            if any(windows[queue].outdated for queue in eager):
-                self._mark = self._client.sequence()
         elif now - self._busy >= _LINGER or not any(window.dirty for window in windows.values()):
             docs += self._listen(windows)
         if self._since is None and now - self._looked >= _LOOK:
