@@ -1,49 +1,76 @@
-"""The Celery result backend: each result is one document, which a person can read in CouchDB's web interface.
+"""The Celery result backend for Apache CouchDB: each result is one document, which a person can read there.
 
-::
-
-    {"_id": "celery-task-meta-<task id>", "type": "Result", "status": "SUCCESS",
-     "value": {"task_id", "status", "result", "traceback", "children", "date_done", …}}
-
-A saved group is a `Group`, anything else a `Value`, both with a `status` of null. `value` holds Celery's own encoding
-of a result, taken apart only if it comes back the same; see `pack`.
+What Celery asks of a backend is here; how a document looks is in `documents`, what is asked of the server in `store`, how
+waiting is done in `waiting`, what ends a chord in `unlock`, and how results go away in `expiry`.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from celery import states
-from celery.backends.base import KeyValueStoreBackend
+from celery import signals, states
+from celery._state import task_join_will_block
+from celery.backends.base import BaseKeyValueStoreBackend
+from kombu.exceptions import EncodeError
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.url import parse_url
 
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client, Document
-from kombu_couchdb.errors import RETRIED, AccessDenied, ConfigurationError, Conflict, DatabaseMissing, NotFound
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import RETRIED, DocumentTooLarge
 
-__all__ = ['CouchDBBackend']
+from . import expiry
+from .address import address_of
+from .callbacks import Callbacks
+from .chords import Chords
+from .documents import Document, is_final, pack, stamp, unpack
+from .options import Options
+from .reader import Reader
+from .store import Store
+from .unlock import ChordMixin
+from .waiting import PushMixin
 
-T = TypeVar('T')
+__all__ = ['CouchDBBackend', 'ResultTooLarge']
 
-#: How often a write is tried while others keep changing the same document.
-_ATTEMPTS = 10
+#: How long a chord is left alone, in seconds, before it is taken for one whose worker is gone.
+_PATIENCE = 30.0
 
 
-class CouchDBBackend(KeyValueStoreBackend):
+class ResultTooLarge(DocumentTooLarge, EncodeError):
+    """A result is larger than the server takes. For Celery it is one that cannot be stored: its task has failed."""
+
+
+class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     """Results and saved groups in one CouchDB database. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
     key_t = bytes_to_str
+    supports_autoexpire = True
+    supports_failure_expires = True
     supports_native_join = True
     supports_result_compression = True
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
+        # A prefix that CouchDB would refuse is refused before the base class uses it.
+        self.options = Options.of(app.conf.get('result_backend_transport_options') or {})
         super().__init__(app, url=url, **kwargs)
-        self.client = Client(address_of(url or 'couchdb://'))
+        # One backend for all threads, whatever result_backend_thread_safe says: one pool of connections, one reader.
+        self.thread_safe = True
+        conf = self.app.conf
+        failures = conf.get('result_failure_expires')
+        self.failure_expires = self.expires if failures is None else self.prepare_expires(failures)
+        address = address_of(url or 'couchdb://')
+        self.client = Client(address, self.options.request_timeout, self.options.connect_timeout)
+        self.store = Store(self.client, self.options)
+        self.reader = Reader(self.store)
+        self.callbacks = Callbacks(self.reader, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
+        self.chords = Chords(self.store, self.chord_keyprefix, self._chord_lifetime(),
+                             max(_PATIENCE, 2 * (conf.result_chord_join_timeout or 0.0)))
+        self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
+        self.forked = False
+        signals.worker_ready.connect(self._on_worker_ready)
+        signals.worker_shutdown.connect(self._on_worker_shutdown)
+        _living.add(self)
 
     def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), 'expires': self.expires, 'url': self.url})
@@ -56,143 +83,103 @@ class CouchDBBackend(KeyValueStoreBackend):
 
     def get(self, key: str | bytes) -> str | bytes | None:
         """Return the encoded value of a key, None if there is none; one request."""
-        return unpack(self._read(bytes_to_str(key)))
+        return unpack(self.store.read(bytes_to_str(key)))
 
     def mget(self, keys: Iterable[str | bytes]) -> list[str | bytes | None]:
-        """Return the encoded values of keys, in their order; one request."""
-        return [unpack(doc) for doc in self._call(self.client.fetch, [bytes_to_str(key) for key in keys])]
+        """Return the encoded values of keys, in their order; a request for each 250."""
+        return [unpack(doc) for doc in self.store.read_many(bytes_to_str(key) for key in keys)]
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Store an encoded value, over any other."""
-        self._write(bytes_to_str(key), value)
+        doc_id = bytes_to_str(key)
+        kind = 'Group' if doc_id.startswith(self.group_keyprefix) else 'Value'
+        # A saved group may be what a chord's results are joined by.
+        lifetime = self._chord_lifetime() if kind == 'Group' else self.expires
+        self._write({'_id': doc_id, 'type': kind, 'status': None, **pack(value, self.content_type)}, lifetime)
 
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists; two requests."""
-        doc_id = bytes_to_str(key)
-        for left in reversed(range(_ATTEMPTS)):
-            current = self._read(doc_id)
-            if current is None:
-                return
-            try:
-                self._call(self.client.put, {'_id': doc_id, '_rev': current['_rev'], '_deleted': True})
-                return
-            except Conflict:
-                if not left:
-                    raise
+        self.store.delete(bytes_to_str(key))
 
-    def _store_result(self, task_id: str | bytes, result: Any, state: str, traceback: Any = None, request: Any = None,
+    def get_many(self, task_ids: Iterable[str], timeout: float | None = None, interval: float | None = 0.5,
+                 no_ack: bool = True, on_message: Callable[..., Any] | None = None,
+                 on_interval: Callable[[], Any] | None = None, max_iterations: int | None = None,
+                 READY_STATES: frozenset[str] = states.READY_STATES) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield `(task id, meta)` of results as they become ready; with `max_iterations`, of those that are."""
+        if max_iterations or READY_STATES != states.READY_STATES:
+            yield from super().get_many(task_ids, timeout, interval, no_ack, on_message, on_interval, max_iterations,
+                                        READY_STATES)
+            return
+        for task_id, meta in self.await_results(set(map(bytes_to_str, task_ids)), timeout, interval, on_message, on_interval):
+            self._cache[task_id] = meta
+            yield task_id, meta
+
+    def _store_result(self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None,
                       **kwargs: Any) -> Any:
         # The base class reads the state, decides and writes: two requests, and a gap for another writer in between.
+        if task_join_will_block() and not self.forked:
+            self.sweeper.start()  # a worker that made its backend only now; those of a pool's children have a parent
+        task_id = bytes_to_str(task_id)
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
-        meta['task_id'] = bytes_to_str(task_id)
-        self._write(self.get_key_for_task(task_id), self.encode(meta), state)
+        meta['task_id'] = task_id
+        doc = {'_id': self.get_key_for_task(task_id), 'type': 'Result', 'status': state,
+               'task': getattr(request, 'task', None), **pack(self.encode(meta), self.content_type)}
+        lifetime = self.failure_expires if state == states.FAILURE else self.expires
+        in_chord = is_final(doc) and request is not None and getattr(request, 'chord', None)
+        if in_chord:
+            lifetime = max(lifetime, self._chord_lifetime() or 0.0) if lifetime and self._chord_lifetime() else None
+        self._write(doc, lifetime, final_stays=True, also=self.chord_part(request, task_id, state) if in_chord else None)
         return result
 
-    # -- requests
+    # -- expiry
 
-    def _write(self, doc_id: str, payload: str | bytes, status: str | None = None) -> None:
-        """Store a document; with a `status`, not over a result whose status is SUCCESS.
+    def cleanup(self) -> None:
+        """Delete what has expired, now; it is what the task `celery.backend_cleanup` does."""
+        self._sweep()
 
-        One request for a new document, three over an older one. *Raises* `Conflict` if others were always faster.
-        """
-        kind = 'Result' if status else 'Group' if doc_id.startswith(self.group_keyprefix) else 'Value'
-        doc = {'_id': doc_id, 'type': kind, 'status': status, **pack(payload, self.content_type)}
-        for left in reversed(range(_ATTEMPTS)):
-            try:
-                self._call(self.client.put, doc)
-                return
-            except Conflict:
-                if not left:
-                    raise
-            current = self._read(doc_id) or {}
-            if status and current.get('status') == states.SUCCESS:
-                return
-            doc.pop('_rev', None)
-            doc.update({'_rev': current['_rev']} if current else {})
+    def _sweep(self) -> None:
+        self.store.set_up()
+        self.end_unfinished_chords(expiry.sweep(self.store))
 
-    def _read(self, doc_id: str) -> Document | None:
+    def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
+        if sender is not None and sender.app is self.app:
+            self.sweeper.start()
+
+    def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
+        if sender is not None and sender.app is self.app:
+            self.sweeper.stop()
+
+    # -- ours
+
+    def decode_document(self, doc: Document) -> dict[str, Any]:
+        """Return the meta-data in the document of a result."""
+        meta: dict[str, Any] = self.decode_result(unpack(doc))
+        return meta
+
+    def _chord_lifetime(self) -> float | None:
+        """Return how long a chord's results are kept at least: Celery's 5.7 has a setting for that."""
+        chord = self.app.conf.get('result_chord_expires')
+        chord = self.expires if chord is None else self.prepare_expires(chord)
+        return max(chord, self.expires) if chord and self.expires else None
+
+    def _write(self, doc: Document, lifetime: float | None, *, final_stays: bool = False,
+               also: Document | None = None) -> None:
         try:
-            return self._call(self.client.get, doc_id)
-        except NotFound:
-            return None
-
-    def _call(self, request: Callable[..., T], argument: Any) -> T:
-        """Make a request; if the database is missing, create it and try once more."""
-        try:
-            return request(argument)
-        except DatabaseMissing:
-            try:
-                self.client.create()
-            except AccessDenied as exc:
-                address = self.client.address
-                raise AccessDenied(
-                    f'{address.url}: the database does not exist and user {address.user!r} may not create it; have an '
-                    f'administrator create it and make this user a member, or name an existing one in result_backend'
-                ) from exc
-        return request(argument)
+            self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)
+        except DocumentTooLarge as exc:
+            raise ResultTooLarge(f'the result of {doc.get("task") or doc["_id"]} cannot be stored: {exc}') from exc
 
 
-def address_of(url: str) -> Address:
-    """Return what a `couchdb://` or `couchdbs://` URL says; *raises* `ConfigurationError`, without the URL's text."""
-    try:
-        parts = parse_url(url)
-    except (ValueError, KeyError, TypeError):
-        parts = {}
-    # A '/' or '#' in a password ends the host too early: a piece of the password would be taken for the port.
-    if not parts or ('@' in url and not parts['userid']):
-        raise ConfigurationError('result_backend: the URL cannot be read; write couchdb://user:password@host:port/db, '
-                                 'with user and password percent-encoded, or couchdbs://… for TLS')
-    scheme, host, port, user, password, database = (
-        parts.pop(name) for name in ('transport', 'hostname', 'port', 'userid', 'password', 'virtual_host'))
-    tls = parts.pop('ssl', None)
-    if scheme not in ('couchdb', 'couchdbs'):
-        raise ConfigurationError(f'result_backend: unknown scheme {scheme!r}; write couchdb://, or couchdbs:// for TLS')
-    if parts:
-        raise ConfigurationError(f'result_backend: unknown option {min(parts)!r} in the URL')
-    return Address.of(scheme=scheme, host=host, port=port, database=database, default_database='celery_results',
-                      user=user, password=password, tls=tls)
+#: All backends of this process, for `_after_fork`.
+_living: weakref.WeakSet[CouchDBBackend] = weakref.WeakSet()
 
 
-def pack(payload: str | bytes, content_type: str) -> Document:
-    """Return the members of a document that hold an encoded value.
-
-    JSON becomes an object if every server returns it as it was; else the encoded text is kept as it is, and bytes as
-    base64, both with their content type.
-    """
-    if isinstance(payload, bytes):
-        return {'content_type': content_type, 'base64': b64encode(payload).decode('ascii')}
-    value = _portable(payload) if content_type == 'application/json' else None
-    return {'value': value} if isinstance(value, dict) else {'content_type': content_type, 'value': payload}
+def _after_fork() -> None:
+    for backend in list(_living):
+        backend.forked = True
+        for part in (backend.reader, backend.callbacks, backend.sweeper):
+            part.reset()
 
 
-def unpack(doc: Document | None) -> str | bytes | None:
-    """Return the encoded value that a document holds, None if there is none."""
-    if doc is None:
-        return None
-    if 'base64' in doc:
-        return b64decode(doc['base64'])
-    value = doc.get('value')
-    # Text is also what Celery's own CouchDB backend stored, under the same ids.
-    return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def _portable(payload: str) -> Any:
-    """Return the value of a JSON text, None if a server written in Erlang or JavaScript might change or refuse it."""
-    if '"__type__"' in payload or '"__proto__"' in payload:  # kombu's own types stay as it wrote them
-        return None
-    try:
-        value = json.loads(payload, parse_int=_number, parse_float=_number, parse_constant=_number)
-        if '\\ud' in payload:
-            json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
-        return value
-    except ValueError:
-        return None
-
-
-def _number(text: str) -> int | float:
-    if len(text) < 16 and text.lstrip('-').isdigit():  # JavaScript's integers have 53 bits
-        return int(text)
-    number = float(text)  # JavaScript makes 2.0 an integer, Erlang makes the smallest fractions 0.0, both know no NaN
-    if number.is_integer() or not sys.float_info.min <= abs(number) <= sys.float_info.max:
-        raise ValueError(text)
-    return number
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_after_fork)

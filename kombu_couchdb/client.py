@@ -101,15 +101,17 @@ class Client:
         """Return the point in `_changes` at which the database stands now."""
         return self.request('GET', '', repeat=True)['update_seq']
 
-    def open_changes(self, since: Any, selector: Document, limit: int, beat: float) -> requests.Response:
+    def open_changes(self, since: Any, body: Document, limit: int, beat: float, *, docs: bool = True) -> requests.Response:
         """Open a longpoll on `_changes` that sends an empty line every `beat` seconds, and return it unread.
 
-        The answer ends with the first change that `selector` admits (a filter in the server, native and cheap), its
-        document included.
+        The answer ends with the first change that the filter in `body` admits: `{'selector': …}` or `{'doc_ids': […]}`, both
+        native in the server and cheap; any change, if it is empty. Its documents are included if `docs` is true.
         """
-        params = {'feed': 'longpoll', 'since': since, 'include_docs': True, 'limit': limit, 'heartbeat': int(beat * 1000),
-                  'filter': '_selector'}
-        return self._send('POST', '/_changes', params, {'selector': selector}, beat * 2 + 2, stream=True)
+        params: dict[str, Any] = {'feed': 'longpoll', 'since': since, 'include_docs': docs, 'limit': limit,
+                                  'heartbeat': int(beat * 1000)}
+        if body:
+            params['filter'] = f'_{next(iter(body))}'
+        return self._send('POST', '/_changes', params, body, beat * 2 + 2, stream=True)
 
     # -- the database
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ['Options']
+__all__ = ['Options', 'checked']
 
 #: Options that kombu itself reads from the same dictionary (`Connection._extract_failover_opts` and the virtual channel).
 _KOMBU = frozenset({
@@ -44,12 +44,19 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
         """Return the options in `given`; *raises* `ConfigurationError` that names an unknown or ill-typed one."""
-        known = {f.name: f.default for f in fields(cls)}
-        unknown = sorted(set(given) - set(known) - _KOMBU)
-        if unknown:
-            raise ConfigurationError(
-                f'unknown transport option {unknown[0]!r} for couchdb://; known are: {", ".join(sorted(known))}')
-        return cls(**{name: _checked(name, given[name], default) for name, default in known.items() if name in given})
+        return cls(**checked({f.name: f.default for f in fields(cls)}, given, ignored=_KOMBU))
+
+
+def checked(known: Mapping[str, Any], given: Mapping[str, Any], ignored: Container[str] = ()) -> dict[str, Any]:
+    """Return what is `given` of the `known` options, each of the type of its default.
+
+    *Raises* `ConfigurationError` that names an ill-typed one, or one that is neither known nor `ignored`.
+    """
+    unknown = sorted(name for name in given if name not in known and name not in ignored)
+    if unknown:
+        raise ConfigurationError(
+            f'unknown transport option {unknown[0]!r} for couchdb://; known are: {", ".join(sorted(known))}')
+    return {name: _checked(name, given[name], default) for name, default in known.items() if name in given}
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The design document: the `.js` files beside this one, one view each.
+"""The broker's design document: the `.js` files beside this one, one view each.
 
 Its name carries the version of its views. A change to a view makes a new name, and so workers of both versions run
 side by side, each with its own index.
@@ -6,10 +6,11 @@ side by side, each with its own index.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-__all__ = ['NAME', 'document']
+__all__ = ['NAME', 'document', 'load']
 
 NAME = 'celery-v1'
 
@@ -18,13 +19,18 @@ _REDUCE = {'waiting': '_count', 'scheduled': '_count', 'leases': '_stats', 'dead
 
 def document() -> dict[str, Any]:
     """Return the design document, without a revision."""
+    return load(__name__, NAME, _REDUCE)
+
+
+def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:
+    """Return the design document `name`, made of a package's `.js` files; `views` names them and their reductions, if any."""
     def source(view: str) -> str:
-        lines = files(__package__).joinpath(f'{view}.js').read_text('utf-8').splitlines()
+        lines = files(package).joinpath(f'{view}.js').read_text('utf-8').splitlines()
         # CouchDB takes one function expression: no comment may stand before it.
         return '\n'.join(line for line in lines if not line.startswith('//'))
 
     return {
-        '_id': f'_design/{NAME}',
+        '_id': f'_design/{name}',
         'language': 'javascript',
-        'views': {view: {'map': source(view), 'reduce': reduce} for view, reduce in _REDUCE.items()},
+        'views': {view: {'map': source(view), **({'reduce': reduce} if reduce else {})} for view, reduce in views.items()},
     }

@@ -12,7 +12,9 @@ import pytest
 from celery import Celery
 from kombu.serialization import dumps, loads
 
-from celery_couchdb.backend import CouchDBBackend, address_of, pack, unpack
+from celery_couchdb.address import address_of
+from celery_couchdb.backend import CouchDBBackend
+from celery_couchdb.documents import pack, unpack
 from kombu_couchdb.address import Address
 from kombu_couchdb.errors import (
     AccessDenied,
@@ -128,13 +130,14 @@ def test_always_retry_tries_again() -> None:
     assert next(answers, None) is None
 
 
-def test_write_gives_up_when_others_are_always_faster() -> None:
+def test_write_gives_up_when_others_are_always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, tries = app_of('couchdb://host').backend, []
 
     def put(doc: dict[str, Any]) -> str:
         tries.append(doc)
         raise Conflict('never')
 
+    monkeypatch.setattr('celery_couchdb.store._ATTEMPTS', 10)
     backend.client.put = put
     backend.client.get = lambda doc_id: {'_id': doc_id, '_rev': '1-a', 'status': 'STARTED'}
     with pytest.raises(Conflict):

@@ -192,7 +192,7 @@ def test_keys_of_a_view_are_json(peer: Peer, client: Client) -> None:
 
 def test_the_feed_is_opened_with_its_filter_and_read_later(peer: Peer, client: Client) -> None:
     peer.answers = [answer(b'\n{"results":[],"last_seq":"5-x"}')]
-    with client.open_changes('4-x', {'type': 'WorkItem'}, 200, 4.0) as response:
+    with client.open_changes('4-x', {'selector': {'type': 'WorkItem'}}, 200, 4.0) as response:
         assert response.raw.tell() == 0
         assert client.decode(response.content) == {'results': [], 'last_seq': '5-x'}
     [request] = peer.seen

@@ -1,0 +1,171 @@
+"""Callbacks of results, `result.then(…)`: a thread that waits on behalf of those who do not.
+
+Only a process that is no worker has it: within a task, whoever wants a result waits for it. A result that only the barrier
+of its group listens to is held weakly, and is watched only once the group has a callback of somebody's own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery._state import task_join_will_block
+from kombu.log import get_logger
+from vine import barrier, promise
+
+from kombu_couchdb.errors import CouchDBError
+
+from .documents import Document, is_final
+from .reader import Reader, Waiter
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+__all__ = ['Callbacks']
+
+logger = get_logger(__name__)
+
+#: Results are taken up when none has come for this long, or since the first came for at most the second, in seconds: a
+#: group registers its tasks one by one, and much is forgotten as soon as it was sent.
+_QUIET, _GATHER = 0.05, 0.5
+
+#: How often the thread looks whether results were forgotten, or groups got callbacks, in seconds.
+_TICK = 1.0
+
+#: How long the thread stays without any result, in seconds.
+_IDLE = 10.0
+
+
+class Callbacks:
+    """The results of one backend whose callbacks are still to be called. Thread-safe."""
+
+    def __init__(self, reader: Reader, key_of: Callable[[str], str], decode: Callable[[Document], dict[str, Any]],
+                 complete: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._reader, self._key_of, self._decode, self._complete = reader, key_of, decode, complete
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over, after a fork: the thread and its promises are the parent's."""
+        self._lock, self._fulfilling = threading.Lock(), threading.RLock()
+        self._queue: deque[tuple[int, str, Any]] = deque()  # (id, task id, result), without result if it is to go
+        self._waiter = Waiter()
+        self._held: dict[str, dict[int, Callable[[], Any]]] = {}  # by document, by id: what returns the result, if it lives
+        self._watched: set[str] = set()
+        self._running = False
+
+    def add(self, result: AsyncResult) -> None:
+        """Fulfil a result when it is ready, unless this is a worker."""
+        if task_join_will_block():
+            return
+        with self._lock:
+            self._queue.append((id(result), result.id, result))
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name='celery-couchdb-callbacks', daemon=True).start()
+        self._waiter.wake()
+
+    def remove(self, result: Any) -> None:
+        """Let go of a result; it takes no lock."""
+        if self._running and result.id is not None:
+            self._queue.append((id(result), str(result.id), None))
+
+    def fulfil(self, result: AsyncResult, meta: dict[str, Any]) -> None:
+        """Give a result its outcome and call its callbacks, once, whoever of several threads comes first."""
+        with self._fulfilling:
+            if result._cache is not None:
+                return
+            result._set_cache(self._complete(dict(meta)))
+        result.on_ready(result)
+
+    # -- in the thread of its own
+
+    def _run(self) -> None:
+        used = gathered = time.monotonic()
+        waiting = 0
+        while True:
+            docs: list[Document] = []
+            try:
+                docs = self._waiter.take(_QUIET if self._queue else _TICK)
+            except CouchDBError as exc:
+                logger.error('callbacks of %d results will not be called: %s', len(self._watched), exc)
+                self._watched.clear()
+                self._held.clear()
+            for doc in docs:
+                if is_final(doc):
+                    self._call(doc)
+            now = time.monotonic()
+            if waiting == (waiting := len(self._queue)) or now - gathered > _GATHER:
+                self._take_up()
+                gathered, waiting = now, len(self._queue)
+            if self._held:
+                used = now
+            with self._lock:
+                if not self._held and not self._queue and now - used > _IDLE:
+                    self._running = False
+                    return
+
+    def _take_up(self) -> None:
+        """Hold what was added, let go of what was removed or is no more, and watch what has callbacks."""
+        while self._queue:
+            number, task_id, result = self._queue.popleft()
+            doc_id = self._key_of(task_id)
+            if result is None:
+                self._held.get(doc_id, {}).pop(number, None)
+            elif result._cache is None:
+                self._held.setdefault(doc_id, {})[number] = _hold(result)
+            result = None
+        heard: set[str] = set()
+        for doc_id, held in list(self._held.items()):
+            for number, get in list(held.items()):
+                if (result := get()) is None:
+                    del held[number]
+                elif _is_heard(result.on_ready):
+                    heard.add(doc_id)
+                result = None
+            if not held:
+                del self._held[doc_id]
+        self._reader.drop(self._waiter, self._watched - heard)
+        if new := heard - self._watched:
+            self._reader.watch(self._waiter, new)
+        self._watched = heard
+
+    def _call(self, doc: Document) -> None:
+        held = self._held.pop(doc['_id'], {})
+        self._watched.discard(doc['_id'])
+        self._reader.drop(self._waiter, [doc['_id']])
+        for get in held.values():
+            if (result := get()) is None:
+                continue
+            try:
+                self.fulfil(result, self._decode(doc))
+            except Exception:  # a user's callback, or a result that cannot be read: the others go on
+                logger.exception('a callback of task %s failed', result.id)
+
+
+def _hold(result: AsyncResult) -> Callable[[], Any]:
+    """Return what returns `result`: as long as it lives, if only barriers listen to it, else for ever."""
+    if all(listener is None or isinstance(listener, barrier) for listener in result.on_ready.listeners):
+        return weakref.ref(result)
+    return lambda: result
+
+
+def _is_heard(on_ready: promise) -> bool:
+    """Tell whether a promise has a callback of somebody's own, be it that of a group that waits for it."""
+    for listener in on_ready.listeners:
+        if listener is None:
+            continue
+        if isinstance(listener, barrier):
+            if _is_heard(listener.p):
+                return True
+        elif isinstance(listener, promise) and listener.weak:
+            # So a set of results learns that its barrier was passed: is there anybody whom it tells?
+            group = getattr(listener.fun(), '__self__', None)
+            if group is not None and _is_heard(group.on_ready):
+                return True
+        else:
+            return True
+    return False

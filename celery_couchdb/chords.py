@@ -1,0 +1,185 @@
+"""Chords that count themselves: one small document for each part, and one that decides who dispatches the body.
+
+::
+
+    chord-unlock-<group id>                            {type: "Chord", size, added, body, nested, …}
+    chord-unlock-<group id>:part:<index>:<task id>     {type: "Part", task_id, index, state, date, expires[, value]}
+
+The id of a part is fixed: a part that is delivered twice counts once. Whoever writes a part counts them, and who finds
+the last one there claims the `Chord` by its revision. Only who has the claim dispatches the body; then both kinds of
+documents are deleted. If its worker is killed in between, `unfinished` finds the chord for whoever sweeps next.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+from kombu.utils.functional import LRUCache
+
+from kombu_couchdb.errors import Conflict
+
+from .documents import Document, stamp
+from .store import Store
+
+__all__ = ['Chords']
+
+#: Chords whose document this process remembers.
+_REMEMBERED = 1000
+
+#: Parts that are counted each time. Counting costs the server 12 µs a row (measured); for more parts than this it is
+#: first asked, for 1 ms, whether enough has been written at all since they were last counted.
+_FEW = 100
+
+#: Where a part goes that has no place in the header: to the end.
+_UNORDERED = 99_999_999
+
+#: What a chord's document has from the start.
+_NEW: Document = {'type': 'Chord', 'size': None, 'added': 0, 'body': None, 'nested': False, 'claimed': None}
+
+#: How often a chord's document is tried to be changed while others change it.
+_ATTEMPTS = 100
+
+
+class Chords:
+    """The chords of one result database. Durations are seconds.
+
+    `lifetime` is how long their documents are kept at the most; a chord that has not changed for `patience` may be taken
+    for unfinished business, for it was left by a worker that is gone.
+    """
+
+    def __init__(self, store: Store, prefix: str, lifetime: float | None, patience: float) -> None:
+        self._store, self._prefix, self._lifetime, self._patience = store, prefix, lifetime, patience
+        self._known: LRUCache = LRUCache(limit=_REMEMBERED)
+        #: By group id, how many parts there were, and at which point in the database's history that was true.
+        self._counted: LRUCache = LRUCache(limit=_REMEMBERED)
+
+    # -- how many parts are to come
+
+    def prepare(self, group_id: str, body: Document | None, *, nested: bool) -> None:
+        """Store a chord before its header is sent. What an earlier run left is deleted.
+
+        `body` is its encoded callback; `nested` says that there are groups in the header.
+        """
+        doc: Document = {'_id': self._prefix + group_id, **_NEW, 'body': body, 'nested': nested, 'run': uuid.uuid4().hex}
+        for _ in range(_ATTEMPTS):
+            if rev := self._put(doc):
+                self._known[group_id] = {**doc, '_rev': rev}
+                return
+            found = self._store.read(doc['_id']) or {}
+            if found.get('run') == doc['run']:
+                return  # it was stored, and only the answer was lost
+            # The same frozen chord is sent again: its parts have the ids of those that came before.
+            self._store.delete_all(list(self._parts(group_id)))
+            doc.pop('_rev', None)
+            doc.update({'_rev': found['_rev']} if found else {})
+
+    def begin(self, group_id: str, size: int) -> None:
+        """Store how many parts a chord has; the last of them is about to be sent."""
+        self._change(group_id, lambda doc: {**doc, 'size': size})
+
+    def add(self, group_id: str) -> None:
+        """Let a chord wait for one part more."""
+        self._change(group_id, lambda doc: {**doc, 'added': doc['added'] + 1})
+
+    def _change(self, group_id: str, change: Callable[[Document], Document]) -> None:
+        doc_id = self._prefix + group_id
+        for _ in range(_ATTEMPTS):
+            doc = self._known.pop(group_id, None) or self._store.read(doc_id) or {'_id': doc_id, **_NEW}
+            if self._put(change(doc)):
+                return
+        raise Conflict(f'{self._store.client.address.url}: others kept changing {doc_id}')
+
+    # -- parts
+
+    def part(self, group_id: str, index: int | None, task_id: str, state: str, value: Document | None = None) -> Document:
+        """Return the document of a part. `value` is its encoded result, if that is not stored under the task's id."""
+        place = f'{_UNORDERED if index is None else index:08d}'
+        doc = {'_id': f'{self._prefix}{group_id}:part:{place}:{task_id}', 'type': 'Part', 'task_id': task_id, 'index': index,
+               'state': state, **({'value': value} if value else {})}
+        return stamp(doc, self._now(), self._lifetime)
+
+    def store_part(self, part: Document) -> None:
+        """Store a part, unless it is there already."""
+        self._store.put(part)
+
+    def parts(self, group_id: str, *, ordered: bool) -> list[Document]:
+        """Return the parts of a chord in the order of its header, or else in the order of their arrival."""
+        rows = self._store.client.id_range(f'{self._prefix}{group_id}:part:', docs=True)
+        docs = [row['doc'] for row in rows if row.get('doc')]
+        return docs if ordered else sorted(docs, key=lambda doc: doc['date'])
+
+    # -- the end
+
+    def claim(self, group_id: str) -> Document | None:
+        """Return the chord's document if its last part is there and its end is this caller's alone to bring about."""
+        for _ in range(_ATTEMPTS):
+            chord = self._known.get(group_id) or self._store.read(self._prefix + group_id)
+            if chord is None or not chord.get('size'):
+                return None  # the header is still being sent, or the chord is done
+            self._known[group_id] = chord
+            if chord['claimed'] or not self._complete(group_id, chord['size'] + chord['added']):
+                return None
+            if (claimed := self._claim(chord)) is not None:
+                return claimed
+            self._forget(group_id)  # somebody else has it, or a part was added
+        return None
+
+    def done(self, group_id: str) -> None:
+        """Delete what was stored of a chord that has ended."""
+        self._forget(group_id)
+        self._store.delete(self._prefix + group_id)  # first, so that nobody counts parts while they become fewer
+        self._store.delete_all(list(self._parts(group_id)))
+
+    def unfinished(self, ids: list[str]) -> Iterator[tuple[str, Document]]:
+        """Claim those of the chords with these document ids that are complete, and yield group id and document of each.
+
+        It is for sweepers: what changed or was claimed just now is left alone. `claimed` then says who had it before.
+        """
+        before = self._now() - self._patience
+        for chord in self._store.read_many(doc_id for doc_id in ids if doc_id.startswith(self._prefix)):
+            if chord is None or not chord.get('size') or not chord.get('body') or chord['date'] > before:
+                continue
+            group_id = chord['_id'].removeprefix(self._prefix)
+            if self._complete(group_id, chord['size'] + chord['added']) and self._claim(chord):
+                yield group_id, chord
+
+    # -- requests
+
+    def _now(self) -> float:
+        return self._store.client.clock.now()
+
+    def _forget(self, group_id: str) -> None:
+        self._known.pop(group_id, None)
+        self._counted.pop(group_id, None)
+
+    def _put(self, doc: Document) -> str | None:
+        return self._store.put(stamp(doc, self._now(), self._lifetime))
+
+    def _claim(self, chord: Document) -> Document | None:
+        claimed = stamp({**chord, 'claimed': uuid.uuid4().hex}, self._now(), self._lifetime)
+        return claimed if self._store.claim(claimed) else None
+
+    def _parts(self, group_id: str) -> Iterator[Document]:
+        for row in self._store.client.id_range(f'{self._prefix}{group_id}:part:'):
+            yield {'_id': row['id'], '_rev': row['value']['rev']}
+
+    def _count(self, group_id: str) -> int:
+        return sum(1 for _ in self._parts(group_id))
+
+    def _complete(self, group_id: str, size: int) -> bool:
+        """Tell whether all parts are there.
+
+        Each part is one write, and CouchDB numbers its writes: as long as that number has grown by less than there were
+        parts to come, they cannot all have come.
+        """
+        if size <= _FEW:
+            return self._count(group_id) >= size
+        written = int(str(self._store.client.sequence()).partition('-')[0])
+        count, then = self._counted.get(group_id, (0, written - size))
+        if written - then < size - count:
+            return False
+        count = self._count(group_id)
+        self._counted[group_id] = (count, written)
+        return count >= size
+

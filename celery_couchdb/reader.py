@@ -1,0 +1,199 @@
+"""One reader of `_changes` for all who wait for results in this process, whichever thread they wait in.
+
+It watches only the documents that somebody waits for, and rests when nobody does. For few of them the server looks each
+up by its id, however long its history is, and answers at once if it is there: one request is both the first look and the
+wait. For many it is cheaper to hear of every change, without the documents, and to fetch those that are awaited.
+
+Nothing is missed while the connection is down: afterwards all is looked up anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from kombu.log import get_logger
+
+from kombu_couchdb.errors import RETRIED, CouchDBError
+from kombu_couchdb.feed import Longpoll
+
+from .documents import Document
+from .store import Store
+
+__all__ = ['Reader', 'Waiter']
+
+logger = get_logger(__name__)
+
+#: Up to so many ids the server looks up each. It is its default limit up to CouchDB 3.4; 3.5 has 1,000.
+_FEW = 100
+
+#: The most changes of one answer while many are awaited.
+_MANY = 2000
+
+#: After an answer the reader pauses, in seconds for each awaited document, at the most and after a wait that new ids broke
+#: off: it gathers what comes in quick succession, and new waits do not open one connection each.
+_PAUSE, _MOST, _LEAST = 1 / 20_000, 0.05, 0.01
+
+#: How long the thread stays when nobody waits, in seconds.
+_IDLE = 10.0
+
+#: The first and the longest pause after an error, in seconds.
+_RETRY, _RETRY_MOST = 0.1, 2.0
+
+
+class Waiter:
+    """A mailbox for documents, from the reader's thread to the one that waits."""
+
+    def __init__(self) -> None:
+        self._inbox: deque[Document | CouchDBError] = deque()
+        self._news = threading.Condition()
+        self._revs: dict[str, str] = {}
+
+    def deliver(self, item: Document | CouchDBError) -> None:
+        """Put in a document, or the error because of which none will come; one that came before is left out."""
+        if isinstance(item, dict):
+            if self._revs.get(item['_id']) == item['_rev']:
+                return
+            self._revs[item['_id']] = item['_rev']
+        with self._news:
+            self._inbox.append(item)
+            self._news.notify()
+
+    def wake(self) -> None:
+        """Let `take` return."""
+        with self._news:
+            self._news.notify()
+
+    def take(self, timeout: float | None) -> list[Document]:
+        """Return what has come, waiting up to `timeout` seconds for the first; *raises* the error, if one came."""
+        with self._news:
+            if not self._inbox:
+                self._news.wait(timeout)
+            items = list(self._inbox)
+            self._inbox.clear()
+        docs = []
+        for item in items:
+            if isinstance(item, CouchDBError):
+                raise item
+            docs.append(item)
+        return docs
+
+    def forget(self, doc_id: str) -> None:
+        """Let go of what is remembered of a document."""
+        self._revs.pop(doc_id, None)
+
+
+class Reader:
+    """Delivers awaited documents to their waiters: those that are there, and every change of them. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over, after a fork: the thread and whoever waited are the parent's."""
+        self._wake = threading.Condition()
+        self._longpoll = Longpoll(self._store.client)
+        self._waiters: dict[str, set[Waiter]] = {}
+        self._new: set[str] = set()
+        self._running = False
+        self._since: Any = None  # where the wait goes on for what is awaited, except for the new
+        self._all = False  # whether it is a wait for every change
+
+    def watch(self, waiter: Waiter, ids: Iterable[str]) -> None:
+        """Deliver the documents with these ids to `waiter`, until `drop`."""
+        with self._wake:
+            for doc_id in ids:
+                self._waiters.setdefault(doc_id, set()).add(waiter)
+                self._new.add(doc_id)
+            self._longpoll.interrupt()
+            self._wake.notify_all()
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name='celery-couchdb-results', daemon=True).start()
+
+    def drop(self, waiter: Waiter, ids: Iterable[str]) -> None:
+        """Deliver them no more."""
+        with self._wake:
+            for doc_id in ids:
+                waiters = self._waiters.get(doc_id, set())
+                waiters.discard(waiter)
+                waiter.forget(doc_id)
+                if not waiters:
+                    self._waiters.pop(doc_id, None)
+                    self._new.discard(doc_id)
+            if not self._waiters:
+                self._longpoll.interrupt()
+
+    # -- in the reader's thread
+
+    def _run(self) -> None:
+        pause, retry = 0.0, _RETRY
+        while self._awaited():
+            time.sleep(pause)  # not for an event: it keeps down how much is asked of the server
+            with self._wake:
+                wanted, new, self._new = set(self._waiters), self._new, set()
+                turn = self._longpoll.turn
+            if not wanted:
+                continue
+            try:
+                answered = self._look(wanted, new, turn)
+            except RETRIED as exc:
+                logger.warning('results are not heard of: %s; trying again in %.1f s', exc, retry)
+                self._since, pause, retry = None, retry, min(retry * 2, _RETRY_MOST)
+            except CouchDBError as exc:
+                self._fail(exc)
+            except Exception as exc:  # whatever it is, nobody must wait for what cannot come
+                logger.exception('the reader of results failed')
+                self._fail(CouchDBError(f'{self._store.client.address.url}: the reader of results failed: {exc!r}'))
+            else:
+                retry = _RETRY
+                pause = min(len(wanted) * _PAUSE, _MOST) if answered else _LEAST
+
+    def _awaited(self) -> bool:
+        """Wait until somebody waits; False if that was in vain for long, and the thread should end."""
+        with self._wake:
+            if not self._waiters:
+                self._since = None
+                self._wake.wait_for(lambda: self._waiters, _IDLE)
+            if not self._waiters:
+                self._running = False
+            return self._running
+
+    def _look(self, wanted: set[str], new: set[str], turn: int) -> bool:
+        """Deliver what is there and wait for a change; False if the wait was broken off."""
+        many = len(wanted) > _FEW
+        if self._since is None or many != self._all:
+            self._since, self._all, new = self._store.sequence() if many else 0, many, wanted
+        if many:
+            self._deliver(self._store.read_many(new))
+            answer = self._longpoll.wait(turn, self._since, {}, docs=False, limit=_MANY)
+        else:
+            answer = self._longpoll.wait(turn, 0 if new else self._since, {'doc_ids': sorted(wanted)})
+        if answer is None:
+            if new and not many:
+                self._since = None  # nobody has looked for them yet
+            return False
+        rows = answer['results']
+        self._deliver(self._store.read_many(row['id'] for row in rows if row['id'] in wanted) if many
+                      else (row.get('doc') for row in rows))
+        self._since = answer['last_seq']
+        return True
+
+    def _deliver(self, docs: Iterable[Document | None]) -> None:
+        with self._wake:
+            for doc in docs:
+                if doc is not None and not doc.get('_deleted'):
+                    for waiter in self._waiters.get(doc['_id'], ()):
+                        waiter.deliver(doc)
+
+    def _fail(self, exc: CouchDBError) -> None:
+        with self._wake:
+            waiters = {waiter for group in self._waiters.values() for waiter in group}
+            self._waiters.clear()
+            self._new.clear()
+        for waiter in waiters:
+            waiter.deliver(exc)

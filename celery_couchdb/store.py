@@ -1,0 +1,191 @@
+"""Every request that is made for results: read, write what is not final yet, delete, and the set-up of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from kombu.log import get_logger
+from kombu.utils.functional import LRUCache, retry_over_time
+
+from kombu_couchdb.client import Client, Row, chunks
+from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, NotFound
+
+from . import design
+from .documents import Document, is_expired, is_final
+from .options import Options
+
+__all__ = ['Store']
+
+logger = get_logger(__name__)
+
+T = TypeVar('T')
+
+#: How often a write is tried while others keep changing the same document. A final state ends it at once.
+_ATTEMPTS = 100
+
+#: Documents read in one request: few requests for a group of a thousand, and no answer of gigabytes.
+_READ = 250
+
+#: Documents deleted in one request.
+_DELETE = 500
+
+#: Tasks that have begun and whose revision is remembered, so that their end is one request, too.
+_BEGUN = 1000
+
+
+class Store:
+    """The documents of one database. *Every* method raises the errors of `kombu_couchdb.errors`."""
+
+    def __init__(self, client: Client, options: Options) -> None:
+        self.client, self._options = client, options
+        self._revs: LRUCache = LRUCache(limit=_BEGUN)
+
+    # -- reading
+
+    def read(self, doc_id: str) -> Document | None:
+        """Return a document, None if there is none or it has expired; one request."""
+        try:
+            doc = self._call(self.client.get, doc_id)
+        except NotFound:
+            return None
+        return None if is_expired(doc, self.client.clock.now()) else doc
+
+    def read_many(self, ids: Iterable[str]) -> list[Document | None]:
+        """Return documents in the order of `ids`, None for those that do not exist or have expired; few requests."""
+        docs = [doc for part in chunks(list(ids), _READ) for doc in self._call(self.client.fetch, part)]
+        now = self.client.clock.now()
+        return [None if doc is None or is_expired(doc, now) else doc for doc in docs]
+
+    def sequence(self) -> Any:
+        """Return the point in the history of the database at which it stands now."""
+        return self._call(lambda _: self.client.sequence(), None)
+
+    def view(self, view: str, **params: Any) -> list[Row]:
+        """Return the rows of a view of the design document; *raises* `NotFound` if that is missing."""
+        return self.client.view(design.NAME, view, **params)
+
+    # -- writing: tried again while the server is away, see `retry_policy`
+
+    def write(self, doc: Document, *, final_stays: bool = False, also: Document | None = None) -> None:
+        """Store a document over any other; with `final_stays`, not over a result that is final.
+
+        One request for a new document and for one that this process wrote last, three over another one. `also` is a
+        second document, stored with the first if there is none under its id. *Raises* `Conflict` if others were always
+        faster.
+        """
+        doc_id = doc['_id']
+        # Whatever process wrote the document we remember: if it was written since, the server says so.
+        rev = self._revs.pop(doc_id, None)
+        for _ in range(_ATTEMPTS):
+            stored = self._retried(self._put, {**doc, '_rev': rev} if rev else doc, also)
+            if stored is not None:
+                if final_stays and not is_final(doc):
+                    self._revs[doc_id] = stored
+                return
+            also = None
+            current = self._retried(self._current, doc_id)
+            if current and final_stays and is_final(current) and not is_expired(current, self.client.clock.now()):
+                logger.debug('%s stays %s: it is final', doc_id, current['status'])
+                return
+            rev = current['_rev'] if current else None
+        raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
+
+    def put(self, doc: Document) -> str | None:
+        """Store a document as it is and return its revision; None if it is in conflict with what is there."""
+        return self._retried(self._put, doc, None)
+
+    def delete(self, doc_id: str) -> None:
+        """Delete a document, if it exists; two requests."""
+        self._revs.pop(doc_id, None)
+        for _ in range(_ATTEMPTS):
+            current = self._retried(self._current, doc_id)
+            if current is None or self._retried(self._put, _deleted(current), None) is not None:
+                return
+        raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
+
+    def delete_all(self, docs: Sequence[Document]) -> int:
+        """Delete documents by their revisions and return how many; one that was changed meanwhile stays.
+
+        Nothing of a body stays in what CouchDB keeps of them.
+        """
+        count = 0
+        for part in chunks([_deleted(doc) for doc in docs], _DELETE):
+            count += sum(1 for answer in self._retried(self.client.bulk, part) if answer.get('ok'))
+        return count
+
+    def claim(self, doc: Document) -> bool:
+        """Write a document by its revision; tell whether nobody else can believe that he did.
+
+        An `accepted` of a cluster is no proof, nor is an answer that was lost: then nobody has it, and a later try decides.
+        """
+        [answer] = self._retried(self.client.bulk, [doc])
+        return bool(answer.get('ok')) and not answer.get('accepted')
+
+    def set_up(self) -> None:
+        """Make sure that the design document is there; one request where it is. *Raises* `AccessDenied`."""
+        wanted = design.document()
+        try:
+            self._call(self.client.get, wanted['_id'])
+        except NotFound:
+            if not self._options.create_database:
+                raise
+            try:
+                self._call(self.client.put, wanted)
+            except Conflict:
+                pass  # another process was first, with the same
+            except AccessDenied as exc:
+                raise AccessDenied(
+                    f'{self.client.address.url}: user {self.client.address.user!r} may not write the design document; start '
+                    f'one worker as an administrator of the database, or have an administrator store it') from exc
+
+    # -- requests
+
+    def _put(self, doc: Document, also: Document | None) -> str | None:
+        """Return the new revision, None in case of a conflict."""
+        if also is None:
+            try:
+                return self._call(self.client.put, doc)
+            except Conflict:
+                return None
+        [answer, _] = self._call(self.client.bulk, [doc, also])
+        if answer.get('error', 'conflict') != 'conflict':
+            raise AccessDenied(f'{self.client.address.url}: {answer["error"]}: {answer.get("reason")}')
+        return answer.get('rev')
+
+    def _current(self, doc_id: str) -> Document | None:
+        try:
+            return self._call(self.client.get, doc_id)
+        except NotFound:
+            return None
+
+    def _retried(self, request: Callable[..., T], *args: Any) -> T:
+        def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:
+            pause = float(next(iter(intervals)))
+            logger.warning('results are not stored: %s; trying again in %.1f s', exc, pause)
+            return pause
+
+        result: T = retry_over_time(request, RETRIED, args, {}, failed, **self._options.retry_policy)
+        return result
+
+    def _call(self, request: Callable[..., T], argument: Any) -> T:
+        """Make a request; if the database is missing, create it and try once more."""
+        try:
+            return request(argument)
+        except DatabaseMissing as missing:
+            address = self.client.address
+            if not self._options.create_database:
+                raise DatabaseMissing(f'{address.url}: the database does not exist, and the transport option '
+                                      f'create_database is off') from missing
+            try:
+                self.client.create()
+            except AccessDenied as exc:
+                raise AccessDenied(
+                    f'{address.url}: the database does not exist and user {address.user!r} may not create it; have an '
+                    f'administrator create it and make this user a member, or name an existing one in result_backend'
+                ) from exc
+        return request(argument)
+
+
+def _deleted(doc: Document) -> Document:
+    return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}

@@ -1,0 +1,164 @@
+"""The end of a chord: its parts are joined, and its body is sent, or told of the failure.
+
+`chords` says when that is, and who does it. What a body is told of a failed part is what Celery's own backends tell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError
+from celery.result import GroupResult, allow_join_result
+from celery.utils.functional import _regen
+from kombu.exceptions import EncodeError, OperationalError
+from kombu.log import get_logger
+
+from kombu_couchdb.errors import RETRIED
+
+from .chords import Chords
+from .documents import Document, is_final, pack, unpack
+from .options import Options
+from .store import Store
+
+__all__ = ['ChordMixin']
+
+logger = get_logger(__name__)
+
+
+class ChordMixin:
+    """The chord half of a backend. `store`, `options` and `chords` are the other half's to make."""
+
+    store: Store
+    options: Options
+    chords: Chords
+
+    if TYPE_CHECKING:  # Celery's base class has these
+        app: Any
+        content_type: str
+        encode: Callable[[Any], str | bytes]
+        encode_result: Callable[[Any, str], Any]
+        decode: Callable[[Any], Any]
+        exception_to_python: Callable[[Any], Any]
+        get_key_for_task: Callable[[str], str]
+        save_group: Callable[[str, Any], Any]
+        delete_group: Callable[[str], Any]
+        ensure_chords_allowed: Callable[[], None]
+        chord_error_from_stack: Callable[..., Any]
+        get_task_meta: Callable[[str], dict[str, Any]]
+
+    # -- called when a chord is sent
+
+    def apply_chord(self, header_result_args: Any, body: Any, **_: Any) -> None:
+        """Note the body of a chord whose header is about to be sent."""
+        self.ensure_chords_allowed()
+        group_id, results = header_result_args[0], header_result_args[1]
+        # Groups within the header: the body wants its results in the same form, which only the group knows. A header
+        # that is made while it is sent has none, and must not be used up here.
+        nested = not isinstance(results, _regen) and any(isinstance(result, GroupResult) for result in results)
+        if nested:
+            self.save_group(group_id, self.app.GroupResult(*header_result_args))
+        try:
+            encoded = pack(self.encode({'body': body}), self.content_type)
+        except EncodeError as exc:
+            logger.warning('chord %s is not brought to an end by others if its last worker is killed: %s', group_id, exc)
+            encoded = None
+        self.chords.prepare(group_id, encoded, nested=nested)
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Note how many parts a chord has; the last of them is about to be sent."""
+        self.chords.begin(group_id, chord_size)
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """Let a chord wait for one part more; `Task.add_to_chord` has sent it."""
+        self.chords.add(chord_id)
+
+    # -- called when a part has ended
+
+    def chord_part(self, request: Any, task_id: str, state: str) -> Document | None:
+        """Return the document that a part leaves, to be stored with its result; None if it is no part."""
+        if not request.group or request.id != task_id:
+            return None
+        request.couchdb_part = True  # on_chord_part_return, which is next, need not store it again
+        return self.chords.part(request.group, request.group_index, task_id, state)
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **_: Any) -> None:
+        """Count a part that has ended, and bring the chord to its end if it was the last."""
+        group_id, task_id = request.group, request.id
+        if not group_id or not task_id:
+            return
+        if not getattr(request, 'couchdb_part', False):
+            value = pack(self.encode({'result': self.encode_result(result, state)}), self.content_type)
+            self.chords.store_part(self.chords.part(group_id, request.group_index, task_id, state, value))
+        chord = self.chords.claim(group_id)
+        if chord is not None:
+            self._end(group_id, chord, maybe_signature(request.chord, app=self.app))
+
+    def end_unfinished_chords(self, ids: list[str]) -> None:
+        """Bring to an end those of these chords that were left by workers that were killed."""
+        for group_id, chord in self.chords.unfinished(ids):
+            logger.warning('chord %s was left unfinished by a worker that is gone; it is brought to its end', group_id)
+            body = maybe_signature(self.decode(unpack(chord['body']))['body'], app=self.app)
+            if chord['claimed'] and self.store.read(self.get_key_for_task(str(body.id))) is not None:
+                self.chords.done(group_id)  # its body was sent: it has a result
+            else:
+                self._end(group_id, chord, body)
+
+    def _end(self, group_id: str, chord: Document, body: Any) -> None:
+        error: ChordError
+        try:
+            body.delay(self._join(group_id, chord))
+        except ChordError as exc:
+            error = exc
+        except (OperationalError, *RETRIED) as exc:
+            if chord['body']:
+                logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
+                return
+            error = _caused(f'Callback error: {exc!r}', exc)
+        except Exception as exc:  # whatever it is, the body will never run: it must be told
+            logger.exception('the parts of chord %s cannot be given to its body', group_id)
+            error = _caused(f'Callback error: {exc!r}', exc)
+        else:
+            self.chords.done(group_id)
+            return
+        logger.error('chord %s fails: %s', group_id, error)
+        self.chord_error_from_stack(body, error)
+        self.chords.done(group_id)
+
+    def _join(self, group_id: str, chord: Document) -> list[Any]:
+        """Return the results of a chord's parts; *raises* `ChordError` if one has failed."""
+        parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
+        stored = [part['task_id'] for part in parts if 'value' not in part]
+        docs = dict(zip(stored, self.store.read_many(map(self.get_key_for_task, stored)), strict=True))
+        results = [self._result(part, docs) for part in parts]
+        group = GroupResult.restore(group_id, backend=self, app=self.app) if chord['nested'] else None
+        if group is None:
+            return results
+        # Groups within the header: all is there, only its form is wanted.
+        with allow_join_result():
+            joined: list[Any] = group.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
+        self.delete_group(group_id)
+        return joined
+
+    def _result(self, part: Document, found: dict[str, Document | None]) -> Any:
+        task_id, state = part['task_id'], part['state']
+        if 'value' in part:
+            result = self.decode(unpack(part['value']))['result']
+        else:
+            doc = found[task_id]
+            if doc is None or not is_final(doc):
+                raise ChordError(f'The result of dependency {task_id} is gone')
+            state, result = doc['status'], self.decode(unpack(doc))['result']
+        if state in states.EXCEPTION_STATES:
+            result = self.exception_to_python(result)
+        if state in states.PROPAGATE_STATES:
+            raise _caused(f'Dependency {task_id} raised {result!r}', result)
+        return result
+
+
+def _caused(message: str, cause: Any) -> ChordError:
+    error = ChordError(message)
+    error.__cause__ = cause if isinstance(cause, BaseException) else None
+    return error

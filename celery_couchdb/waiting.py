@@ -1,0 +1,136 @@
+"""What Celery asks of a backend that pushes: `AsyncResult.get`, `ResultSet.join`, `iter_native` and `then`.
+
+Celery has a mixin for this, whose waiting threads take turns in reading a connection. Here a thread of its own reads, see
+`reader`, and a waiting thread waits for nothing but its mailbox.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import TimeoutError
+
+from .callbacks import Callbacks
+from .documents import Document, is_final
+from .reader import Reader, Waiter
+from .store import Store
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult, ResultSet
+
+__all__ = ['PushMixin']
+
+Meta = dict[str, Any]
+
+
+class PushMixin:
+    """The waiting half of a backend. `store`, `reader` and `callbacks` are the other half's to make."""
+
+    store: Store
+    reader: Reader
+    callbacks: Callbacks
+    is_async = True
+
+    if TYPE_CHECKING:  # Celery's base class has these
+        _ensure_not_eager: Callable[[], None]
+        _ensure_retryable: Callable[..., Any]
+        get_key_for_task: Callable[[str], str]
+        decode_document: Callable[[Document], Meta]
+
+    # -- called by celery.result
+
+    def wait_for_pending(self, result: AsyncResult, callback: Callable[..., Any] | None = None, propagate: bool = True,
+                         timeout: float | None = None, interval: float = 0.5, on_message: Callable[[Meta], Any] | None = None,
+                         on_interval: Callable[[], Any] | None = None, **_: Any) -> Any:
+        """Wait until a result is ready and return its value; *raises* its exception if `propagate`, or `TimeoutError`."""
+        self._ensure_not_eager()
+        for _id, meta in self.await_results([result.id], timeout, interval, on_message, on_interval):
+            self.callbacks.fulfil(result, meta)
+        return result.maybe_throw(callback=callback, propagate=propagate)
+
+    def iter_native(self, result: ResultSet, no_ack: bool = True, timeout: float | None = None, interval: float = 0.5,
+                    on_message: Callable[[Meta], Any] | None = None,
+                    on_interval: Callable[[], Any] | None = None) -> Iterator[tuple[str, Any]]:
+        """Yield `(id, meta)` of the results in a set as they become ready, `(id, children)` of a set within the set."""
+        self._ensure_not_eager()
+        waiting: dict[str, list[AsyncResult]] = {}
+        for node in _leaves(result):
+            if not node._cache:
+                waiting.setdefault(node.id, []).append(node)
+        own = {id(node) for node in result.results or ()}
+        for node in result.results or ():
+            if getattr(node, '_cache', None):
+                yield node.id, node._cache
+        for task_id, meta in self.await_results(waiting, timeout, interval, on_message, on_interval):
+            for node in waiting[task_id]:
+                self.callbacks.fulfil(node, meta)
+                if id(node) in own:
+                    yield task_id, node._cache
+        # Whoever asks these for their values need not wait any more.
+        for node in result.results or ():
+            if not hasattr(node, '_cache'):
+                yield node.id, node.children
+
+    def add_pending_result(self, result: AsyncResult, weak: bool | None = None) -> AsyncResult:
+        """Have the callbacks of a result called when it is ready."""
+        # AsyncResult.then says whether the reference may be weak. AsyncResult.get does not, and waits by itself next.
+        if weak is not None:
+            self.callbacks.add(result)
+        return result
+
+    def remove_pending_result(self, result: Any) -> Any:
+        """Let go of a result. It is called by destructors, too, and so in the midst of anything: it takes no lock."""
+        self.callbacks.remove(result)
+        return result
+
+    # -- waiting
+
+    def await_results(self, task_ids: Collection[str], timeout: float | None = None, interval: float | None = 0.5,
+                      on_message: Callable[[Meta], Any] | None = None,
+                      on_interval: Callable[[], Any] | None = None) -> Iterator[tuple[str, Meta]]:
+        """Yield `(task id, meta)` of results as they become ready.
+
+        `on_message(meta)` is called with every state that is seen, `on_interval()` every `interval` seconds. *Raises*
+        `TimeoutError` after `timeout` seconds, but not before all that is ready was yielded.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ids = {self.get_key_for_task(task_id): task_id for task_id in task_ids}
+        found: Collection[Document | None] = self._ensure_retryable(self.store.read_many, list(ids)) if ids else ()
+        waiter: Waiter | None = None
+        try:
+            while True:
+                for doc in found:
+                    if doc is None or doc['_id'] not in ids:
+                        continue
+                    meta = self.decode_document(doc)
+                    if on_message is not None:
+                        on_message(meta)
+                    if is_final(doc):
+                        if waiter is not None:
+                            self.reader.drop(waiter, [doc['_id']])
+                        yield ids.pop(doc['_id']), meta
+                if not ids:
+                    return
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError('The operation timed out.')
+                if waiter is None:
+                    waiter = Waiter()
+                    self.reader.watch(waiter, ids)
+                elif on_interval is not None:
+                    on_interval()
+                found = waiter.take(min(left if left is not None else interval or 0.5, interval or 0.5))
+        finally:
+            if waiter is not None:
+                self.reader.drop(waiter, ids)
+
+
+def _leaves(result: ResultSet) -> Iterator[AsyncResult]:
+    """Yield the results of tasks in a set and in the sets within."""
+    for node in result.results or ():
+        if hasattr(node, '_cache'):
+            yield node
+        else:
+            yield from _leaves(node)
