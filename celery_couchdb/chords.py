@@ -112,7 +112,7 @@ class Chords:
     # -- the end
 
     def claim(self, group_id: str) -> Document | None:
-        """Return the chord's document if its last part is there and its end is this caller's alone to bring about."""
+        """Return the chord's document if its last part is there and its end is now this caller's alone to bring about."""
         for _ in range(_ATTEMPTS):
             chord = self._known.get(group_id) or self._store.read(self._prefix + group_id)
             if chord is None or not chord.get('size'):
@@ -120,8 +120,8 @@ class Chords:
             self._known[group_id] = chord
             if chord['claimed'] or not self._complete(group_id, chord['size'] + chord['added']):
                 return None
-            if (claimed := self._claim(chord)) is not None:
-                return claimed
+            if self._claim(chord):
+                return chord
             self._forget(group_id)  # somebody else has it, or a part was added
         return None
 
@@ -134,7 +134,8 @@ class Chords:
     def unfinished(self, ids: list[str]) -> Iterator[tuple[str, Document]]:
         """Claim those of the chords with these document ids that are complete, and yield group id and document of each.
 
-        It is for sweepers: what changed or was claimed just now is left alone. `claimed` then says who had it before.
+        It is for sweepers: what changed or was claimed just now is left alone. `claimed` says whether somebody who is gone
+        had begun to end it.
         """
         before = self._now() - self._patience
         for chord in self._store.read_many(doc_id for doc_id in ids if doc_id.startswith(self._prefix)):
@@ -156,9 +157,8 @@ class Chords:
     def _put(self, doc: Document) -> str | None:
         return self._store.put(stamp(doc, self._now(), self._lifetime))
 
-    def _claim(self, chord: Document) -> Document | None:
-        claimed = stamp({**chord, 'claimed': uuid.uuid4().hex}, self._now(), self._lifetime)
-        return claimed if self._store.claim(claimed) else None
+    def _claim(self, chord: Document) -> bool:
+        return self._store.claim(stamp({**chord, 'claimed': uuid.uuid4().hex}, self._now(), self._lifetime))
 
     def _parts(self, group_id: str) -> Iterator[Document]:
         for row in self._store.client.id_range(f'{self._prefix}{group_id}:part:'):

@@ -17,6 +17,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from kombu.log import get_logger
 
 from kombu_couchdb.errors import RETRIED
+from kombu_couchdb.once import once
 
 from .chords import Chords
 from .documents import Document, is_final, pack, unpack
@@ -109,7 +110,10 @@ class ChordMixin:
     def _end(self, group_id: str, chord: Document, body: Any) -> None:
         error: ChordError
         try:
-            body.delay(self._join(group_id, chord))
+            results = self._join(group_id, chord)
+            # Who is killed before the chord is done has a successor: over our own transport that sends nothing twice.
+            with once(f'{group_id}:{chord.get("run")}', again=bool(chord['claimed'])):
+                body.delay(results)
         except ChordError as exc:
             error = exc
         except (OperationalError, *RETRIED) as exc:

@@ -17,6 +17,7 @@ from . import workitem
 from .batch import PublishBatch
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
+from .once import fixed_id, is_repeated
 from .topology import topic_pattern
 
 __all__ = ['Channel']
@@ -108,6 +109,8 @@ class Channel(virtual.Channel):
         tag = message['properties']['delivery_tag']
         queues = sorted(queue for queue in self._lookup(exchange, routing_key) if queue)
         docs = [workitem.new(tag if not i else f'{tag}-{i}', queue, message, now) for i, queue in enumerate(queues)]
+        if is_repeated():
+            docs = self.connection.store.unpublished(docs)
         if _publish_batch is not None:
             _publish_batch.add(docs)
         elif docs:
@@ -121,7 +124,8 @@ class Channel(virtual.Channel):
         message['body'], encoding = self.encode_body(message['body'], message.get('content-encoding'))
         properties = message['properties']
         if not isinstance(properties.get('delivery_tag'), _PublishTag):
-            properties['delivery_tag'] = _PublishTag(workitem.new_id(self.connection.couchdb.clock.now()))
+            now = self.connection.couchdb.clock.now()
+            properties['delivery_tag'] = _PublishTag(fixed_id(message) or workitem.new_id(now))
         properties['body_encoding'] = encoding
         properties['delivery_info'].update(exchange=exchange, routing_key=routing_key)
 

@@ -83,6 +83,13 @@ class Client:
         rows = self.request('POST', '/_all_docs', {'include_docs': True}, {'keys': list(ids)}, repeat=True)['rows']
         return [row.get('doc') for row in rows]
 
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Return those of these ids under which there is a document, or was one that has been deleted."""
+        if not ids:
+            return set()
+        rows = self.request('POST', '/_all_docs', body={'keys': list(ids)}, repeat=True)['rows']
+        return {row['id'] for row in rows if 'id' in row}
+
     def id_range(self, prefix: str, *, docs: bool = False) -> list[Row]:
         """Return the rows of all documents whose id starts with `prefix`, read from the primary index."""
         params = {'startkey': json.dumps(prefix), 'endkey': json.dumps(prefix + '\uffff'), 'include_docs': docs}

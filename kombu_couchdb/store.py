@@ -90,6 +90,11 @@ class Store:
                 if answer.get('error') and answer['error'] != 'conflict':
                     raise self._refused(answer)
 
+    def unpublished(self, docs: Sequence[Document]) -> list[Document]:
+        """Return those of new items under whose ids there never was one; one request."""
+        known = self.client.known([doc['_id'] for doc in docs])
+        return [doc for doc in docs if doc['_id'] not in known]
+
     def _refused(self, answer: Document) -> CouchDBError:
         text = f'{self.client.address.url}: {answer.get("error")}: {answer.get("reason")}'
         if answer['error'] in ('forbidden', 'unauthorized'):

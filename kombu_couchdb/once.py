@@ -1,0 +1,42 @@
+"""Publishing once: for a caller who may be killed before he has noted that he published, and whose successor will not know.
+
+Within `once(key)` the id of a message is made of the key and of the task in it, instead of the time. CouchDB remembers the
+id of a message after it was done and deleted, and so a successor can tell that it was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
+from typing import Any
+
+__all__ = ['fixed_id', 'is_repeated', 'once']
+
+_context: ContextVar[tuple[str, bool] | None] = ContextVar('kombu_couchdb_once', default=None)
+
+
+@contextmanager
+def once(key: str, *, again: bool = False) -> Iterator[None]:
+    """Publish what is published in this context under fixed ids; with `again`, only what was never published under them."""
+    token = _context.set((key, again))
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def fixed_id(message: Mapping[str, Any]) -> str | None:
+    """Return the id that a message has in this context; None outside of `once`, and for a message that names no task."""
+    context = _context.get()
+    task_id = (message.get('headers') or {}).get('id')
+    if context is None or not isinstance(task_id, str):
+        return None
+    return sha256(f'{context[0]}\0{task_id}'.encode()).hexdigest()[:32]
+
+
+def is_repeated() -> bool:
+    """Tell whether messages of this context may have been published before."""
+    context = _context.get()
+    return context is not None and context[1]
