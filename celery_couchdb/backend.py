@@ -17,7 +17,6 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from kombu.exceptions import EncodeError
 from kombu.utils.encoding import bytes_to_str
 
-from kombu_couchdb.client import Client
 from kombu_couchdb.errors import RETRIED, DocumentTooLarge
 
 from . import expiry
@@ -27,7 +26,6 @@ from .chords import Chords
 from .documents import Document, is_final, pack, stamp, unpack
 from .options import Options
 from .reader import Reader
-from .store import Store
 from .unlock import ChordMixin
 from .waiting import PushMixin
 
@@ -54,15 +52,13 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         # A prefix that CouchDB would refuse is refused before the base class uses it.
         self.options = Options.of(app.conf.get('result_backend_transport_options') or {})
         super().__init__(app, url=url, **kwargs)
-        # One backend for all threads, whatever result_backend_thread_safe says: one pool of connections, one reader.
+        # One backend for all threads, whatever result_backend_thread_safe says.
         self.thread_safe = True
         conf = self.app.conf
         failures = conf.get('result_failure_expires')
         self.failure_expires = self.expires if failures is None else self.prepare_expires(failures)
-        address = address_of(url or 'couchdb://')
-        self.client = Client(address, self.options.request_timeout, self.options.connect_timeout)
-        self.store = Store(self.client, self.options)
-        self.reader = Reader(self.store)
+        self.reader = Reader.of(address_of(url or 'couchdb://'), self.options)
+        self.store, self.client = self.reader.store, self.reader.store.client
         self.callbacks = Callbacks(self.reader, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
         self.chords = Chords(self.store, self.chord_keyprefix, self._chord_lifetime(),
                              max(_PATIENCE, 2 * (conf.result_chord_join_timeout or 0.0)))
@@ -177,8 +173,8 @@ _living: weakref.WeakSet[CouchDBBackend] = weakref.WeakSet()
 def _after_fork() -> None:
     for backend in list(_living):
         backend.forked = True
-        for part in (backend.reader, backend.callbacks, backend.sweeper):
-            part.reset()
+        backend.callbacks.reset()
+        backend.sweeper.reset()
 
 
 if hasattr(os, 'register_at_fork'):

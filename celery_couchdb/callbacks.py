@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from celery import states
 from celery._state import task_join_will_block
 from kombu.log import get_logger
 from vine import barrier, promise
 
 from kombu_couchdb.errors import CouchDBError
 
-from .documents import Document, is_final
+from .documents import Document
 from .reader import Reader, Waiter
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ class Callbacks:
                 self._watched.clear()
                 self._held.clear()
             for doc in docs:
-                if is_final(doc):
-                    self._call(doc)
+                self._call(doc)
             now = time.monotonic()
             if waiting == (waiting := len(self._queue)) or now - gathered > _GATHER:
                 self._take_up()
@@ -134,15 +134,22 @@ class Callbacks:
         self._watched = heard
 
     def _call(self, doc: Document) -> None:
+        try:
+            meta = self._decode(doc)
+            if meta['status'] not in states.READY_STATES:
+                return
+        except Exception:  # the others go on
+            logger.exception('callbacks of %s will not be called: its result cannot be read', doc['_id'])
+            meta = None
         held = self._held.pop(doc['_id'], {})
         self._watched.discard(doc['_id'])
         self._reader.drop(self._waiter, [doc['_id']])
         for get in held.values():
-            if (result := get()) is None:
+            if meta is None or (result := get()) is None:
                 continue
             try:
-                self.fulfil(result, self._decode(doc))
-            except Exception:  # a user's callback, or a result that cannot be read: the others go on
+                self.fulfil(result, meta)
+            except Exception:  # a user's code
                 logger.exception('a callback of task %s failed', result.id)
 
 

@@ -9,18 +9,23 @@ Nothing is missed while the connection is down: afterwards all is looked up anew
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from kombu.log import get_logger
 
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
 from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.feed import Longpoll
 
 from .documents import Document
+from .options import Options
 from .store import Store
 
 __all__ = ['Reader', 'Waiter']
@@ -90,13 +95,23 @@ class Reader:
     """Delivers awaited documents to their waiters: those that are there, and every change of them. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self.reset()
+
+    @classmethod
+    def of(cls, address: Address, options: Options) -> Reader:
+        """Return the one reader of this process for a database: Celery may make a backend for each thread."""
+        with _lock:
+            reader = _readers.get((address, repr(options)))
+            if reader is None:
+                client = Client(address, options.request_timeout, options.connect_timeout)
+                reader = _readers[address, repr(options)] = cls(Store(client, options))
+            return reader
 
     def reset(self) -> None:
         """Start over, after a fork: the thread and whoever waited are the parent's."""
         self._wake = threading.Condition()
-        self._longpoll = Longpoll(self._store.client)
+        self._longpoll = Longpoll(self.store.client)
         self._waiters: dict[str, set[Waiter]] = {}
         self._new: set[str] = set()
         self._running = False
@@ -148,7 +163,7 @@ class Reader:
                 self._fail(exc)
             except Exception as exc:  # whatever it is, nobody must wait for what cannot come
                 logger.exception('the reader of results failed')
-                self._fail(CouchDBError(f'{self._store.client.address.url}: the reader of results failed: {exc!r}'))
+                self._fail(CouchDBError(f'{self.store.client.address.url}: the reader of results failed: {exc!r}'))
             else:
                 retry = _RETRY
                 pause = min(len(wanted) * _PAUSE, _MOST) if answered else _LEAST
@@ -167,9 +182,9 @@ class Reader:
         """Deliver what is there and wait for a change; False if the wait was broken off."""
         many = len(wanted) > _FEW
         if self._since is None or many != self._all:
-            self._since, self._all, new = self._store.sequence() if many else 0, many, wanted
+            self._since, self._all, new = self.store.sequence() if many else 0, many, wanted
         if many:
-            self._deliver(self._store.read_many(new))
+            self._deliver(self.store.read_many(new))
             answer = self._longpoll.wait(turn, self._since, {}, docs=False, limit=_MANY)
         else:
             answer = self._longpoll.wait(turn, 0 if new else self._since, {'doc_ids': sorted(wanted)})
@@ -178,7 +193,7 @@ class Reader:
                 self._since = None  # nobody has looked for them yet
             return False
         rows = answer['results']
-        self._deliver(self._store.read_many(row['id'] for row in rows if row['id'] in wanted) if many
+        self._deliver(self.store.read_many(row['id'] for row in rows if row['id'] in wanted) if many
                       else (row.get('doc') for row in rows))
         self._since = answer['last_seq']
         return True
@@ -197,3 +212,18 @@ class Reader:
             self._new.clear()
         for waiter in waiters:
             waiter.deliver(exc)
+
+
+_readers: WeakValueDictionary[tuple[Address, str], Reader] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for reader in list(_readers.values()):
+        reader.reset()
+
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from celery import states
 from celery.exceptions import TimeoutError
 
 from .callbacks import Callbacks
-from .documents import Document, is_final
+from .documents import Document
 from .reader import Reader, Waiter
 from .store import Store
 
@@ -107,7 +108,7 @@ class PushMixin:
                     meta = self.decode_document(doc)
                     if on_message is not None:
                         on_message(meta)
-                    if is_final(doc):
+                    if meta['status'] in states.READY_STATES:
                         if waiter is not None:
                             self.reader.drop(waiter, [doc['_id']])
                         yield ids.pop(doc['_id']), meta

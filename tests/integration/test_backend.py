@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import threading
@@ -30,6 +31,14 @@ def app_of(url: str, **conf: Any) -> Celery:
     app = Celery('test', set_as_current=False, broker='memory://', backend=url)
     app.conf.update(conf)
     return app
+
+
+def elsewhere(url: str) -> CouchDBBackend:
+    """Return the backend that another process would have: it shares nothing with those of this one."""
+    return app_of(url, result_backend_transport_options={'sweep_interval': 1.0 + next(_serial)}).backend
+
+
+_serial = itertools.count()
 
 
 @pytest.fixture
@@ -307,7 +316,7 @@ def test_group_result(backend: CouchDBBackend, client: Client, url: str) -> None
 ], ids=['success', 'failure', 'revoked'])
 def test_final_state_stays(backend: CouchDBBackend, client: Client, url: str, task_id: str,
                            end: Callable[[CouchDBBackend, str], Any]) -> None:
-    late = app_of(url).backend
+    late = elsewhere(url)
     end(backend, task_id)
     first = client.get(f'celery-task-meta-{task_id}')
     late.mark_as_started(task_id)
@@ -319,8 +328,8 @@ def test_final_state_stays(backend: CouchDBBackend, client: Client, url: str, ta
 
 def test_success_between_reading_and_writing(backend: CouchDBBackend, url: str, task_id: str,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    other = app_of(url).backend
-    app_of(url).backend.mark_as_started(task_id)
+    other = elsewhere(url)
+    elsewhere(url).mark_as_started(task_id)
     get = backend.client.get
 
     def get_then_lose(doc_id: str) -> Any:
@@ -336,8 +345,8 @@ def test_success_between_reading_and_writing(backend: CouchDBBackend, url: str, 
 
 def test_forgotten_between_reading_and_writing(backend: CouchDBBackend, url: str, task_id: str,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    other = app_of(url).backend
-    app_of(url).backend.mark_as_started(task_id)
+    other = elsewhere(url)
+    elsewhere(url).mark_as_started(task_id)
     get = backend.client.get
 
     def get_then_lose(doc_id: str) -> Any:
@@ -353,8 +362,8 @@ def test_forgotten_between_reading_and_writing(backend: CouchDBBackend, url: str
 
 def test_changed_between_reading_and_deleting(backend: CouchDBBackend, client: Client, url: str, task_id: str,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    other = app_of(url).backend
-    app_of(url).backend.mark_as_started(task_id)
+    other = elsewhere(url)
+    elsewhere(url).mark_as_started(task_id)
     get = backend.client.get
 
     def get_then_lose(doc_id: str) -> Any:
@@ -427,7 +436,7 @@ def test_requests(backend: CouchDBBackend, url: str, task_id: str, requests_of: 
     assert requests_of(backend.mark_as_done, other, 1) == ['PUT']
     assert requests_of(backend.mark_as_retry, other, ValueError()) == ['PUT', 'GET']
     late = str(uuid.uuid4())
-    app_of(url).backend.mark_as_started(late)
+    elsewhere(url).mark_as_started(late)
     assert requests_of(backend.mark_as_done, late, 1) == ['PUT', 'GET', 'PUT']
     assert requests_of(backend.get_task_meta, task_id) == ['GET']
     assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == ['POST']

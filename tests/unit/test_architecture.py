@@ -53,7 +53,7 @@ def tops(module: str) -> set[str]:
 def test_imports_are_read_as_they_are_written() -> None:
     assert {'kombu_couchdb.errors', 'kombu_couchdb.address', 'kombu_couchdb.clock', 'requests', 'requests.adapters'} \
         <= IMPORTS['kombu_couchdb.client']
-    assert 'kombu_couchdb.client' in IMPORTS['celery_couchdb.backend']
+    assert 'kombu_couchdb.client' in IMPORTS['celery_couchdb.store']
     assert 'kombu_couchdb.design' in IMPORTS['kombu_couchdb.store']
 
 

@@ -1,0 +1,373 @@
+"""Results are pushed: whoever waits is woken by one reader, and nobody else costs anything."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from celery.exceptions import TimeoutError
+from celery.result import AsyncResult, GroupResult
+
+from celery_couchdb.backend import CouchDBBackend
+from kombu_couchdb.client import Client
+from tests.conftest import PATIENCE, wait_for
+from tests.support import Request
+
+READER = 'celery-couchdb-results'
+
+
+def app_of(url: str, **conf: Any) -> Celery:
+    app = Celery('test', set_as_current=False, broker='memory://', backend=url)
+    app.conf.update(conf)
+    return app
+
+
+def threads_named(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever was waited for: the threads end when nobody waits any more."""
+    monkeypatch.setattr('celery_couchdb.reader._IDLE', 0.1)
+    monkeypatch.setattr('celery_couchdb.callbacks._IDLE', 0.1)
+    monkeypatch.setattr('celery_couchdb.callbacks._TICK', 0.1)
+    yield
+    gc.collect()
+    wait_for(lambda: not threads_named(READER), 'the reader to end')
+    wait_for(lambda: not threads_named('celery-couchdb-callbacks'), 'the callbacks to end')
+
+
+@pytest.fixture
+def app(url: str, client: Client) -> Celery:
+    """The app that waits; the database exists."""
+    return app_of(url)
+
+
+@pytest.fixture
+def worker(url: str) -> CouchDBBackend:
+    """The backend of another process, so to speak, which stores: for its options it shares nothing with `app`'s."""
+    return app_of(url, result_backend_transport_options={'sweep_interval': 1.0}).backend
+
+
+class Waiting(threading.Thread):
+    """A call in a thread of its own; `value()` is what it returned."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._call, self._outcome = call, list[Any]()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._outcome.append(self._call())
+        except Exception as exc:
+            self._outcome.append(exc)
+
+    def value(self) -> Any:
+        self.join(PATIENCE)
+        assert self._outcome, 'it still waits'
+        return self._outcome[0]
+
+
+def is_listening(sent: list[Request], *task_ids: str) -> bool:
+    """Whether a wait for all these results has been opened."""
+    wanted = {f'celery-task-meta-{task_id}' for task_id in task_ids}
+    return any(request.path == '/_changes' and wanted <= set((request.body or {}).get('doc_ids', ())) for request in sent)
+
+
+def ids(count: int) -> list[str]:
+    return [str(uuid.uuid4()) for _ in range(count)]
+
+
+# -- get
+
+
+def test_get_is_woken(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    worker.mark_as_done(task_id, {'sum': 3})
+    assert waiting.value() == {'sum': 3}
+    assert [(request.method, request.path) for request in sent] == [
+        ('POST', '/_all_docs'), ('POST', '/_changes'), ('PUT', f'/celery-task-meta-{task_id}')]
+
+
+def test_ready_result_costs_one_request_and_no_thread(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    worker.mark_as_done(task_id, 1)
+    sent.clear()
+    assert app.AsyncResult(task_id).get(timeout=0) == 1
+    assert len(sent) == 1
+    assert threads_named(READER) == 0
+
+
+def test_failure_is_raised(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    worker.mark_as_failure(task_id, KeyError('no'))
+    assert isinstance(waiting.value(), KeyError)
+
+
+def test_only_the_end_wakes_get_and_each_state_is_told(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    told: list[Any] = []
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE, on_message=lambda m: told.append(m['status'])))
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    worker.mark_as_started(task_id)
+    wait_for(lambda: told == ['STARTED'], 'the first state')
+    worker.store_result(task_id, {'done': 50}, 'PROGRESS')
+    wait_for(lambda: told == ['STARTED', 'PROGRESS'], 'the second state')
+    worker.mark_as_done(task_id, 'end')
+    assert waiting.value() == 'end'
+    assert told == ['STARTED', 'PROGRESS', 'SUCCESS']
+
+
+@pytest.mark.parametrize('timeout', [0, 0.05])
+def test_timeout_leaves_nothing_behind(app: Celery, timeout: float) -> None:
+    result = app.AsyncResult(*ids(1))
+    with pytest.raises(TimeoutError):
+        result.get(timeout=timeout)
+    gone = weakref.ref(result)
+    del result
+    gc.collect()
+    assert gone() is None
+
+
+def test_on_interval_is_called(app: Celery) -> None:
+    calls: list[int] = []
+    with pytest.raises(TimeoutError):  # Celery hands on only the first call for a single result
+        app.AsyncResult(*ids(1)).get(timeout=0.5, interval=0.01, on_interval=lambda: calls.append(1))
+    assert calls == [1]
+    with pytest.raises(TimeoutError):
+        app.ResultSet([app.AsyncResult(*ids(1))]).get(timeout=0.5, interval=0.01, on_interval=lambda: calls.append(1))
+    assert len(calls) > 2
+
+
+def test_many_threads_share_one_reader(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    names = ids(20)
+    waiting = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in names]
+    wait_for(lambda: is_listening(sent, *names), 'all waits')
+    assert threads_named(READER) == 1
+    for name in names:
+        worker.mark_as_done(name, name)
+    assert [thread.value() for thread in waiting] == names
+
+
+def test_two_wait_for_the_same(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
+    wait_for(lambda: len(app.backend.reader._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both')
+    worker.mark_as_done(task_id, 7)
+    assert [thread.value() for thread in waiting] == [7, 7]
+
+
+def test_only_what_is_awaited_is_watched(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    first, second, third = ids(3)
+    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (first, second)]
+    wait_for(lambda: is_listening(sent, first, second), 'both waits')
+    worker.mark_as_done(first, 1)
+    assert waits[0].value() == 1
+    sent.clear()
+    waits.append(Waiting(lambda: app.AsyncResult(third).get(timeout=PATIENCE)))
+    wait_for(lambda: is_listening(sent, third), 'the third wait')
+    assert not any('doc_ids' in (request.body or {}) and f'celery-task-meta-{first}' in request.body['doc_ids']
+                   for request in sent)
+    for name in (second, third):
+        worker.mark_as_done(name, 2)
+    assert [wait.value() for wait in waits[1:]] == [2, 2]
+
+
+@pytest.mark.parametrize('doc', [{}, {'value': 'no JSON'}, {'value': {'status': 'SUCCESS'}}, {'base64': '!'}],
+                         ids=['empty', 'no JSON', 'incomplete', 'no base64'])
+def test_spoilt_document_concerns_only_who_waits_for_it(app: Celery, worker: CouchDBBackend, client: Client,
+                                                        sent: list[Request], doc: dict[str, Any]) -> None:
+    spoilt, good = ids(2)
+    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (spoilt, good)]
+    wait_for(lambda: is_listening(sent, spoilt, good), 'both waits')
+    client.put({'_id': f'celery-task-meta-{spoilt}', 'type': 'Result', 'status': 'SUCCESS', **doc})
+    assert isinstance(waits[0].value(), Exception)
+    worker.mark_as_done(good, 'fine')
+    assert waits[1].value() == 'fine'
+
+
+def test_result_of_celerys_own_backend_wakes(app: Celery, client: Client, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    client.put({'_id': f'celery-task-meta-{task_id}',
+                'value': f'{{"status": "SUCCESS", "result": 5, "traceback": null, "children": [], "task_id": "{task_id}"}}'})
+    assert waiting.value() == 5
+
+
+def _get_in_child(app: Celery, task_id: str, answers: Any) -> None:
+    answers.put(app.AsyncResult(task_id).get(timeout=PATIENCE))
+
+
+def test_forked_child_waits_with_a_reader_of_its_own(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    parents, childs = ids(2)
+    waiting = Waiting(lambda: app.AsyncResult(parents).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, parents), 'the parent')
+    context = multiprocessing.get_context('fork')
+    answers = context.Queue()
+    child = context.Process(target=_get_in_child, args=(app, childs, answers))
+    child.start()
+    worker.mark_as_done(childs, 'for the child')
+    worker.mark_as_done(parents, 'for the parent')
+    assert answers.get(timeout=PATIENCE) == 'for the child'
+    assert waiting.value() == 'for the parent'
+    child.join(PATIENCE)
+
+
+# -- groups
+
+
+@pytest.mark.parametrize('count', [5, 150], ids=['few', 'many'])
+def test_group_is_woken(app: Celery, worker: CouchDBBackend, sent: list[Request], count: int) -> None:
+    names = ids(count)
+    group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
+    waiting = Waiting(lambda: group.get(timeout=PATIENCE))
+    wait_for(lambda: any(request.path == '/_changes' for request in sent), 'the wait')
+    for name in names:
+        worker.mark_as_done(name, name)
+    assert waiting.value() == names
+
+
+def test_change_from_many_to_few_and_back(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    many, few = ids(120), ids(3)
+    one = Waiting(lambda: app.AsyncResult(few[0]).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, few[0]), 'the first wait')
+    group = Waiting(lambda: dict(app.backend.get_many(many, timeout=PATIENCE)))
+    wait_for(lambda: any(request.path == '/_changes' and not request.body for request in sent), 'the wait for all')
+    two = Waiting(lambda: app.AsyncResult(few[1]).get(timeout=PATIENCE))
+    for name in many:
+        worker.mark_as_done(name, 1)
+    assert set(group.value()) == set(many)
+    three = Waiting(lambda: app.AsyncResult(few[2]).get(timeout=PATIENCE))
+    for name in few:
+        worker.mark_as_done(name, name)
+    assert [wait.value() for wait in (one, two, three)] == few
+
+
+def test_ready_group_of_a_thousand_takes_a_handful_of_requests(app: Celery, client: Client, sent: list[Request]) -> None:
+    names = ids(1000)
+    client.bulk([{'_id': f'celery-task-meta-{name}', 'type': 'Result', 'status': 'SUCCESS', 'value': {
+        'status': 'SUCCESS', 'result': i, 'traceback': None, 'children': [], 'task_id': name}} for i, name in enumerate(names)])
+    sent.clear()
+    group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
+    assert group.get(timeout=PATIENCE) == list(range(1000))
+    assert len(sent) <= 4
+
+
+def test_groups_within_a_group(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    names = ids(40)
+    inner = app.GroupResult('inner', [app.AsyncResult(name) for name in names[1:]])
+    outer = app.GroupResult('outer', [app.AsyncResult(names[0]), inner])
+    for name in names:
+        worker.mark_as_done(name, name)
+    sent.clear()
+    assert outer.get(timeout=PATIENCE) == [names[0], names[1:]]
+    assert len(sent) == 1
+
+
+def test_join_in_turn_and_iteration(app: Celery, worker: CouchDBBackend) -> None:
+    names = ids(3)
+    results = app.ResultSet([app.AsyncResult(name) for name in names])
+    for name in names:
+        worker.mark_as_done(name, name)
+    assert results.join(timeout=PATIENCE) == names
+    assert sorted(name for name, _meta in results.iter_native(timeout=PATIENCE)) == sorted(names)
+
+
+def test_failure_in_a_group(app: Celery, worker: CouchDBBackend) -> None:
+    names = ids(2)
+    worker.mark_as_done(names[0], 1)
+    worker.mark_as_failure(names[1], LookupError('no'))
+    results = app.ResultSet([app.AsyncResult(name) for name in names])
+    with pytest.raises(LookupError):
+        results.get(timeout=PATIENCE)
+    assert [type(value) for value in results.get(timeout=PATIENCE, propagate=False)] == [int, LookupError]
+
+
+# -- then
+
+
+def test_callback_of_a_result_that_nobody_keeps(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    called: list[Any] = []
+    app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
+    gc.collect()
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    worker.mark_as_done(task_id, 3)
+    wait_for(lambda: called == [3], 'the callback')
+
+
+def test_callback_of_a_group(app: Celery, worker: CouchDBBackend) -> None:
+    names = ids(3)
+    called: list[Any] = []
+    group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
+    group.then(lambda result: called.append(result.get()))
+    for name in names:
+        worker.mark_as_done(name, name)
+    wait_for(lambda: called == [names], 'the callback')
+
+
+def test_callback_may_wait_for_another_result(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    first, second = ids(2)
+    called: list[Any] = []
+    app.AsyncResult(first).then(lambda _: called.append(app.AsyncResult(second).get(timeout=PATIENCE)))
+    worker.mark_as_done(first, 1)
+    wait_for(lambda: is_listening(sent, second), 'the wait within the callback')
+    worker.mark_as_done(second, 2)
+    wait_for(lambda: called == [2], 'the callback')
+
+
+def test_callback_that_fails_does_not_stop_the_others(app: Celery, worker: CouchDBBackend,
+                                                      caplog: pytest.LogCaptureFixture) -> None:
+    names = ids(2)
+    called: list[Any] = []
+    app.AsyncResult(names[0]).then(lambda _: 1 / 0)
+    app.AsyncResult(names[1]).then(lambda result: called.append(result.get()))
+    for name in names:
+        worker.mark_as_done(name, name)
+    wait_for(lambda: called == [names[1]], 'the callback')
+    wait_for(lambda: any('callback of task' in record.getMessage() for record in caplog.records), 'the complaint')
+
+
+def test_callback_is_called_once_though_somebody_waits_too(app: Celery, worker: CouchDBBackend) -> None:
+    for name in ids(10):
+        called: list[Any] = []
+        result = app.AsyncResult(name)
+        result.then(lambda _, called=called: called.append(1))
+        waiting = Waiting(lambda result=result: result.get(timeout=PATIENCE))
+        worker.mark_as_done(name, 1)
+        assert waiting.value() == 1
+        wait_for(lambda called=called: called, 'the callback')
+        assert called == [1]
+
+
+def test_group_without_callbacks_is_not_watched(app: Celery, sent: list[Request]) -> None:
+    group: GroupResult | None = app.GroupResult('g', [app.AsyncResult(name) for name in ids(3)])
+    assert group
+    wait_for(lambda: app.backend.callbacks._held, 'the group to be taken up')
+    members = [weakref.ref(result) for result in group.results]
+    assert sent == []
+    group = None
+    gc.collect()
+    assert [ref() for ref in members] == [None] * 3
+
+
+def test_a_result_s_state_needs_no_reader(app: Celery, worker: CouchDBBackend) -> None:
+    [task_id] = ids(1)
+    worker.mark_as_started(task_id)
+    result: AsyncResult = app.AsyncResult(task_id)
+    assert (result.state, result.ready()) == (states.STARTED, False)
+    assert threads_named(READER) == 0
