@@ -21,6 +21,7 @@ from kombu_couchdb.errors import RETRIED, DocumentTooLarge
 
 from . import expiry
 from .address import address_of
+from .ahead import ReadAhead
 from .callbacks import Callbacks
 from .chords import Chords
 from .documents import Document, is_final, pack, stamp, unpack
@@ -60,6 +61,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         self.reader = Reader.of(address_of(url or 'couchdb://'), self.options)
         self.store, self.client = self.reader.store, self.reader.store.client
         self.callbacks = Callbacks(self.reader, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
+        self.ahead = ReadAhead(self.store, self.callbacks.following)
         self.chords = Chords(self.store, self.chord_keyprefix, self._chord_lifetime(),
                              max(_PATIENCE, 2 * (conf.result_chord_join_timeout or 0.0)))
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
@@ -89,8 +91,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         """Store an encoded value, over any other."""
         doc_id = bytes_to_str(key)
         kind = 'Group' if doc_id.startswith(self.group_keyprefix) else 'Value'
-        # A saved group may be what a chord's results are joined by.
-        lifetime = self._chord_lifetime() if kind == 'Group' else self.expires
+        # A saved group may be what a chord's results are joined by. Values are other people's, and theirs to delete.
+        lifetime = self._chord_lifetime() if kind == 'Group' else None
         self._write({'_id': doc_id, 'type': kind, 'status': None, **pack(value, self.content_type)}, lifetime)
 
     def delete(self, key: str | bytes) -> None:
@@ -109,6 +111,10 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         for task_id, meta in self.await_results(set(map(bytes_to_str, task_ids)), timeout, interval, on_message, on_interval):
             self._cache[task_id] = meta
             yield task_id, meta
+
+    def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
+        doc = self.ahead.read(self.get_key_for_task(task_id))
+        return {'status': states.PENDING, 'result': None} if doc is None else self.decode_document(doc)
 
     def _store_result(self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None,
                       **kwargs: Any) -> Any:

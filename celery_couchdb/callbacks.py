@@ -74,6 +74,15 @@ class Callbacks:
         if self._running and result.id is not None:
             self._queue.append((id(result), str(result.id), None))
 
+    def following(self, doc_id: str, count: int) -> list[str]:
+        """Return the documents of results that were registered after that of `doc_id` and are not ready: its group's, say."""
+        held = list(self._held)
+        try:
+            place = held.index(doc_id) + 1
+        except ValueError:
+            return []
+        return held[place:place + count]
+
     def fulfil(self, result: AsyncResult, meta: dict[str, Any]) -> None:
         """Give a result its outcome and call its callbacks, once, whoever of several threads comes first."""
         with self._fulfilling:

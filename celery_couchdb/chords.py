@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from kombu.utils.functional import LRUCache
 
@@ -115,7 +116,7 @@ class Chords:
         """Return the chord's document if its last part is there and its end is now this caller's alone to bring about."""
         for _ in range(_ATTEMPTS):
             chord = self._known.get(group_id) or self._store.read(self._prefix + group_id)
-            if chord is None or not chord.get('size'):
+            if chord is None or not _is_sound(chord):
                 return None  # the header is still being sent, or the chord is done
             self._known[group_id] = chord
             if chord['claimed'] or not self._complete(group_id, chord['size'] + chord['added']):
@@ -139,7 +140,7 @@ class Chords:
         """
         before = self._now() - self._patience
         for chord in self._store.read_many(doc_id for doc_id in ids if doc_id.startswith(self._prefix)):
-            if chord is None or not chord.get('size') or not chord.get('body') or chord['date'] > before:
+            if chord is None or not _is_sound(chord) or not chord['body'] or chord['date'] > before:
                 continue
             group_id = chord['_id'].removeprefix(self._prefix)
             if self._complete(group_id, chord['size'] + chord['added']) and self._claim(chord):
@@ -183,3 +184,12 @@ class Chords:
         self._counted[group_id] = (count, written)
         return count >= size
 
+
+def _is_sound(chord: Document) -> bool:
+    """Tell whether a chord's size is known, and nobody has spoilt its document."""
+    return all(isinstance(chord.get(name), kind) and not isinstance(chord[name], bool) for name, kind in _KINDS.items()) \
+        and bool(chord['size'])
+
+
+_KINDS: dict[str, Any] = {'size': int, 'added': int, 'date': (int, float), 'body': (dict, type(None)),
+                          'claimed': (str, type(None))}

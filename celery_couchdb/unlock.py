@@ -108,27 +108,23 @@ class ChordMixin:
                 self._end(group_id, chord, body)
 
     def _end(self, group_id: str, chord: Document, body: Any) -> None:
-        error: ChordError
+        """Send the body, or tell it why it will never run. A chord that is left here is claimed again by a sweeper."""
         try:
-            results = self._join(group_id, chord)
-            # Who is killed before the chord is done has a successor: over our own transport that sends nothing twice.
-            with once(f'{group_id}:{chord.get("run")}', again=bool(chord['claimed'])):
-                body.delay(results)
-        except ChordError as exc:
-            error = exc
-        except (OperationalError, *RETRIED) as exc:
-            if chord['body']:
-                logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
-                return
-            error = _caused(f'Callback error: {exc!r}', exc)
-        except Exception as exc:  # whatever it is, the body will never run: it must be told
-            logger.exception('the parts of chord %s cannot be given to its body', group_id)
-            error = _caused(f'Callback error: {exc!r}', exc)
-        else:
-            self.chords.done(group_id)
-            return
-        logger.error('chord %s fails: %s', group_id, error)
-        self.chord_error_from_stack(body, error)
+            try:
+                results = self._join(group_id, chord)
+                # Who is killed before the chord is done has a successor: over our own transport that sends nothing twice.
+                with once(f'{group_id}:{chord.get("run")}', again=bool(chord['claimed'])):
+                    body.delay(results)
+            except (OperationalError, *RETRIED) as exc:
+                if chord['body']:
+                    logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
+                    return
+                raise
+        except Exception as exc:
+            # Within the handler, for Celery reads the traceback from there.
+            error = exc if isinstance(exc, ChordError) else _caused(f'Callback error: {exc!r}', exc)
+            logger.error('chord %s fails: %s', group_id, error)
+            self.chord_error_from_stack(body, error)
         self.chords.done(group_id)
 
     def _join(self, group_id: str, chord: Document) -> list[Any]:

@@ -25,6 +25,9 @@ __all__ = ['PushMixin']
 
 Meta = dict[str, Any]
 
+#: The least time between two looks for failures before the result that `get` waits for, in seconds for each of them.
+_PARENT = 0.005
+
 
 class PushMixin:
     """The waiting half of a backend. `store`, `reader` and `callbacks` are the other half's to make."""
@@ -43,11 +46,15 @@ class PushMixin:
     # -- called by celery.result
 
     def wait_for_pending(self, result: AsyncResult, callback: Callable[..., Any] | None = None, propagate: bool = True,
-                         timeout: float | None = None, interval: float = 0.5, on_message: Callable[[Meta], Any] | None = None,
-                         on_interval: Callable[[], Any] | None = None, **_: Any) -> Any:
+                         timeout: float | None = None, interval: float | None = None,
+                         on_message: Callable[[Meta], Any] | None = None, on_interval: Callable[[], Any] | None = None,
+                         **_: Any) -> Any:
         """Wait until a result is ready and return its value; *raises* its exception if `propagate`, or `TimeoutError`."""
         self._ensure_not_eager()
-        for _id, meta in self.await_results([result.id], timeout, interval, on_message, on_interval):
+        # What Celery does in each interval is to read the states of all results before this one, in case one has failed.
+        # That is seldom news, for then this one fails, too: the more there are, the less often it is done.
+        pause = max(interval or 0.5, _PARENT * sum(1 for parent in _parents(result) for _ in _leaves(parent)))
+        for _id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval):
             self.callbacks.fulfil(result, meta)
         return result.maybe_throw(callback=callback, propagate=propagate)
 
@@ -128,10 +135,17 @@ class PushMixin:
                 self.reader.drop(waiter, ids)
 
 
-def _leaves(result: ResultSet) -> Iterator[AsyncResult]:
+def _parents(result: AsyncResult) -> Iterator[AsyncResult | ResultSet]:
+    parent = result.parent
+    while parent is not None:
+        yield parent
+        parent = getattr(parent, 'parent', None)
+
+
+def _leaves(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
     """Yield the results of tasks in a set and in the sets within."""
-    for node in result.results or ():
-        if hasattr(node, '_cache'):
-            yield node
-        else:
+    if getattr(result, 'results', None) is None:
+        yield result
+    else:
+        for node in result.results:
             yield from _leaves(node)

@@ -365,6 +365,27 @@ def test_group_without_callbacks_is_not_watched(app: Celery, sent: list[Request]
     assert [ref() for ref in members] == [None] * 3
 
 
+def test_states_of_a_group_take_a_handful_of_requests(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    names = ids(400)
+    group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
+    wait_for(lambda: len(app.backend.callbacks._held) == 400, 'the group to be taken up')
+    worker.mark_as_done(names[0], 1)
+    worker.mark_as_done(names[399], 1)
+    sent.clear()
+    assert group.completed_count() == 2
+    assert len(sent) < 20
+
+
+def test_states_asked_for_in_a_row_are_of_this_moment(app: Celery, worker: CouchDBBackend) -> None:
+    names = ids(10)
+    group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
+    wait_for(lambda: len(app.backend.callbacks._held) == 10, 'the group to be taken up')
+    for count, name in enumerate(names):
+        assert group.completed_count() == count
+        worker.mark_as_done(name, 1)
+    assert group.completed_count() == 10
+
+
 def test_a_result_s_state_needs_no_reader(app: Celery, worker: CouchDBBackend) -> None:
     [task_id] = ids(1)
     worker.mark_as_started(task_id)

@@ -1,0 +1,387 @@
+"""Chords count themselves: a part once, the body once, whatever happens in between. Broker and results share a database."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from celery import Celery, chord, states
+from celery.app.task import Context
+from celery.canvas import Signature
+from celery.exceptions import ChordError
+from kombu import Connection
+
+from celery_couchdb.backend import CouchDBBackend
+from kombu_couchdb.client import Client, Document
+from kombu_couchdb.errors import ServerUnavailable
+from tests.support import Inbox, Request, items
+
+
+class Site:
+    """An app, and what its workers would do, done here: each call to `backend()` is a worker of its own."""
+
+    def __init__(self, url: str, client: Client) -> None:
+        self.url, self.client = url, client
+        self.app = self._app(1.0)
+        self.patience = -60.0  # sweepers take what changed just now, too
+        self._workers = 1.0
+
+    def _app(self, number: float, **conf: Any) -> Celery:
+        app = Celery('test', set_as_current=False, broker=self.url, backend=self.url)
+        # Workers on other machines share nothing; here it is a different option that keeps them apart.
+        app.conf.update(result_backend_transport_options={'sweep_interval': number}, **conf)
+
+        @app.task(name='part', shared=False)
+        def part(value: Any) -> Any:
+            return value
+
+        @app.task(name='body', shared=False)
+        def body(values: Any) -> Any:
+            return values
+
+        return app
+
+    def backend(self, **conf: Any) -> CouchDBBackend:
+        """Return the backend of another worker."""
+        self._workers += 1.0
+        backend = self._app(self._workers, **conf).backend
+        backend.chords._patience = self.patience
+        return backend
+
+    def send(self, *values: Any, body: Signature | None = None, **options: Any) -> list[Context]:
+        """Send a chord and return the requests of its parts, which are taken out of the queue."""
+        signature = chord([self.app.signature('part', (value,)) for value in values], app=self.app)
+        self.result = signature(body or self.app.signature('body', task_id='the body'), **options)
+        return [Context({**message['headers'], **message['embed']}) for message in self.taken()]
+
+    def taken(self) -> list[dict[str, Any]]:
+        """Take all messages out of the queue, as a worker does that finishes them."""
+        found = []
+        with Connection(self.url) as connection:
+            inbox = Inbox(connection, 'celery', ack=True)
+            for message, (args, _kwargs, embed) in zip(inbox.messages, inbox.wait(len(items(self.client))), strict=True):
+                found.append({'headers': message.headers, 'args': args, 'embed': embed})
+        return found
+
+    def bodies(self) -> list[Any]:
+        """Return the arguments with which bodies were sent; they stay in the queue."""
+        return [self.args_of(doc) for doc in items(self.client) if doc['message']['headers']['task'] == 'body']
+
+    def args_of(self, doc: Document) -> Any:
+        return json.loads(doc['message']['body'])[0]
+
+    def left(self) -> list[str]:
+        """Return the types of what is stored of chords."""
+        rows = self.client.request('GET', '/_all_docs', {'include_docs': True})['rows']
+        return sorted(row['doc']['type'] for row in rows if row['doc'].get('type') in ('Chord', 'Part', 'Group'))
+
+
+@pytest.fixture
+def site(url: str, client: Client) -> Site:
+    return Site(url, client)
+
+
+def end(worker: CouchDBBackend, part: Context, value: Any = None) -> None:
+    """End a part as a worker does."""
+    worker.mark_as_done(part.id, part.group_index if value is None else value, part)
+
+
+def sweep(worker: CouchDBBackend) -> None:
+    worker.store.set_up()
+    worker.end_unfinished_chords([row['id'] for row in worker.client.id_range('chord-unlock-', docs=True)
+                                  if row['doc']['type'] == 'Chord'])
+
+
+def test_body_has_the_results_in_the_order_of_the_header(site: Site) -> None:
+    parts = site.send('a', 'b', 'c')
+    workers = [site.backend() for _ in parts]
+    for worker, part in reversed(list(zip(workers, parts, strict=True))):
+        assert site.bodies() == []
+        end(worker, part)
+    assert site.bodies() == [[[0, 1, 2]]]
+    assert site.left() == []
+
+
+def test_results_in_the_order_of_their_arrival(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = site.send('a', 'b', 'c')
+    worker = site.backend()
+    object.__setattr__(worker.options, 'result_chord_ordered', False)
+    for part in reversed(parts):
+        end(worker, part)
+    assert site.bodies() == [[[2, 1, 0]]]
+
+
+def test_part_that_is_delivered_twice_counts_once(site: Site) -> None:
+    parts = site.send('a', 'b')
+    for _ in range(3):
+        end(site.backend(), parts[0])
+    assert site.bodies() == []
+    end(site.backend(), parts[1])
+    assert site.bodies() == [[[0, 1]]]
+
+
+def test_duplicate_after_the_end_changes_nothing(site: Site) -> None:
+    parts = site.send('a', 'b')
+    for part in [*parts, *parts]:
+        end(site.backend(), part)
+    assert site.bodies() == [[[0, 1]]]
+
+
+@pytest.mark.parametrize('count', [2, 24])
+def test_last_parts_at_once(site: Site, count: int) -> None:
+    parts = site.send(*range(count))
+    workers = [site.backend() for _ in parts]
+    start, failed = threading.Barrier(count), list[Any]()
+
+    def run(worker: CouchDBBackend, part: Context) -> None:
+        start.wait()
+        try:
+            end(worker, part)
+        except Exception as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(workers, parts, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert site.bodies() == [[list(range(count))]]
+    assert site.left() == []
+
+
+def test_parts_may_end_before_all_are_sent(site: Site) -> None:
+    parts = site.send('a', 'b')
+    chord_id = f'chord-unlock-{parts[0].group}'
+    sent = site.client.get(chord_id)
+    site.client.put({**sent, 'size': None})
+    for part in parts:
+        end(site.backend(), part)
+    assert site.bodies() == []
+    site.app.backend.chords._known.clear()
+    site.app.backend.set_chord_size(parts[0].group, 2)
+    sweep(site.backend())  # or the last part, if it ended only now
+    assert site.bodies() == [[[0, 1]]]
+
+
+def test_chord_of_many_parts_is_not_counted_each_time(site: Site, sent: list[Request]) -> None:
+    parts = site.send(*range(150))
+    workers = [site.backend() for _ in range(3)]
+    sent.clear()
+    for number, part in enumerate(parts):
+        assert site.bodies() == [] if number % 30 == 0 else True
+        end(workers[number % 3], part)
+    counts = [request for request in sent if request.method == 'GET' and request.path == '/_all_docs']
+    assert len(counts) < 60
+    assert site.bodies() == [[list(range(150))]]
+
+
+def test_part_that_adds_another(site: Site) -> None:
+    [part] = site.send('a')
+    worker = site.backend()
+    worker.add_to_chord(part.group, None)
+    end(worker, part)
+    assert site.bodies() == []
+    end(worker, Context({'id': 'added', 'group': part.group, 'chord': part.chord, 'task': 'part'}), 'more')
+    assert site.bodies() == [[[0, 'more']]]
+
+
+def test_parts_without_stored_results(site: Site) -> None:
+    parts = site.send('a', 'b')
+    for part in parts:
+        part.ignore_result = True
+        end(site.backend(), part, {'of': part.group_index})
+    assert site.bodies() == [[[{'of': 0}, {'of': 1}]]]
+    assert site.client.fetch([f'celery-task-meta-{part.id}' for part in parts]) == [None, None]
+
+
+def test_failed_part(site: Site) -> None:
+    parts = site.send('a', 'b', 'c')
+    site.backend().mark_as_failure(parts[1].id, KeyError('no'), request=parts[1])
+    for part in (parts[0], parts[2]):
+        end(site.backend(), part)
+    assert site.bodies() == []
+    with pytest.raises(ChordError, match=rf"Dependency {parts[1].id} raised KeyError\('no'\)"):
+        site.app.AsyncResult('the body').get(timeout=10)
+    assert site.left() == []
+
+
+def test_error_callback(site: Site) -> None:
+    parts = site.send('a', body=site.app.signature('body', link_error=[site.app.signature('rescue', queue='rescues')]))
+    site.backend().mark_as_failure(parts[0].id, KeyError('no'), request=parts[0])
+    assert [doc['message']['headers']['task'] for doc in items(site.client)] == ['rescue']
+
+
+def test_result_that_is_gone(site: Site) -> None:
+    parts = site.send('a', 'b')
+    end(site.backend(), parts[0])
+    site.app.backend.forget(parts[0].id)
+    end(site.backend(), parts[1])
+    with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} is gone'):
+        site.app.AsyncResult('the body').get(timeout=10)
+
+
+def test_groups_in_the_header_keep_their_form(site: Site) -> None:
+    app, backend = site.app, site.app.backend
+    results = [app.AsyncResult('a'), app.GroupResult('g', [app.AsyncResult('b'), app.AsyncResult('c')]), app.AsyncResult('d')]
+    body = app.signature('body', task_id='the body')
+    backend.apply_chord(('chord', results), body)
+    backend.set_chord_size('chord', 4)
+    for index, name in enumerate('abcd'):
+        end(site.backend(), Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'}), name)
+    assert site.bodies() == [[['a', ['b', 'c'], 'd']]]
+    assert site.left() == []
+
+
+def test_same_chord_sent_again(site: Site) -> None:
+    parts = site.send('a', 'b')
+    end(site.backend(), parts[0])  # the first run was never finished
+    site.app.backend.apply_chord((parts[0].group, []), site.app.signature('body', task_id='the body'))
+    site.app.backend.set_chord_size(parts[0].group, 2)
+    end(site.backend(), parts[1])
+    assert site.bodies() == []
+    end(site.backend(), parts[0])
+    assert site.bodies() == [[[0, 1]]]
+
+
+# -- a worker is killed, and somebody else sweeps
+
+
+class Killed(BaseException):
+    """What ends a worker at a certain point, with nothing done afterwards."""
+
+
+def die(*_: Any, **__: Any) -> Any:
+    raise Killed
+
+
+@pytest.mark.parametrize('again', [1, 3])
+@pytest.mark.parametrize('point', ['before it counts', 'before it claims', 'before it joins', 'before it sends',
+                                   'after it has sent', 'while it deletes'])
+def test_worker_killed_at_the_end_of_a_chord(site: Site, monkeypatch: pytest.MonkeyPatch, point: str, again: int) -> None:
+    parts = site.send('a', 'b')
+    end(site.backend(), parts[0])
+    worker = site.backend()
+    name = {'before it counts': 'chords.claim', 'before it claims': 'chords._claim', 'before it joins': '_join',
+            'before it sends': 'app.send_task', 'after it has sent': 'chords.done', 'while it deletes': 'store.delete_all'}[point]
+    owner: Any = worker
+    *path, attribute = name.split('.')
+    for step in path:
+        owner = getattr(owner, step)
+    monkeypatch.setattr(owner, attribute, die)
+    with pytest.raises(Killed):
+        end(worker, parts[1])
+    assert len(site.bodies()) == (1 if point in ('after it has sent', 'while it deletes') else 0)
+    for _ in range(again):
+        sweep(site.backend())
+    assert site.bodies() == [[[0, 1]]]
+    assert 'Chord' not in site.left()
+
+
+@pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
+def test_body_that_was_consumed_already_is_not_sent_again(site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+    parts = site.send('a')
+    worker = site.backend()
+    monkeypatch.setattr(worker.chords, 'done', die)
+    with pytest.raises(Killed):
+        end(worker, parts[0])
+    assert len(site.taken()) == 1
+    if ended:
+        site.app.backend.mark_as_done('the body', 'result')
+    sweep(site.backend())
+    assert site.bodies() == []
+    assert site.left() == []
+
+
+def test_part_redelivered_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = site.send('a', 'b')
+    end(site.backend(), parts[0])
+    worker = site.backend()
+    monkeypatch.setattr(worker.chords, 'claim', die)
+    with pytest.raises(Killed):
+        end(worker, parts[1])
+    end(site.backend(), parts[1])
+    assert site.bodies() == [[[0, 1]]]
+
+
+def test_sweepers_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = site.send('a', 'b')
+    for part in parts:
+        worker = site.backend()
+        monkeypatch.setattr(worker.chords, 'claim', lambda group_id: None)
+        end(worker, part)
+    threads = [threading.Thread(target=sweep, args=(site.backend(),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert site.bodies() == [[[0, 1]]]
+
+
+def test_sweep_leaves_alone_what_is_under_way(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = site.send('a', 'b')
+    end(site.backend(), parts[0])
+    sweep(site.backend())
+    assert site.bodies() == []
+    site.patience = 30.0
+    worker = site.backend()
+    monkeypatch.setattr(worker.chords, 'claim', lambda group_id: None)
+    end(worker, parts[1])
+    sweep(site.backend())  # the worker may be just about to claim it
+    assert site.bodies() == []
+
+
+def test_broker_that_is_away_when_the_body_is_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    [part] = site.send('a')
+    worker = site.backend()
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ServerUnavailable('no')
+
+    monkeypatch.setattr(worker.app, 'send_task', refuse)
+    end(worker, part)
+    assert worker.get_state('the body') == states.PENDING
+    sweep(site.backend())
+    assert site.bodies() == [[[0]]]
+
+
+def test_claim_that_a_cluster_did_not_prove(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    [part] = site.send('a')
+    worker = site.backend()
+    bulk = worker.client.bulk
+    monkeypatch.setattr(worker.client, 'bulk', lambda docs, **options: [
+        {**answer, 'accepted': True} for answer in bulk(docs, **options)])
+    end(worker, part)
+    assert site.bodies() == []
+    sweep(site.backend())
+    assert site.bodies() == [[[0]]]
+
+
+def test_body_that_cannot_be_encoded(site: Site) -> None:
+    [part] = site.send('a', body=site.app.signature('body', task_id='the body'))
+    worker = site.backend()
+    worker.app.tasks['body'].serializer = 'no such thing'
+    end(worker, part)
+    with pytest.raises(ChordError, match='Callback error'):
+        site.app.AsyncResult('the body').get(timeout=10)
+    assert site.left() == []
+
+
+def test_unlock_while_parts_are_still_sent(site: Site) -> None:
+    """A header that is made while it is sent: the first parts end before the size is known."""
+    app = site.app
+    ended: list[str] = []
+
+    def header() -> Any:
+        for number in range(3):
+            yield app.signature('part', (number,))
+
+    chord(header(), app=app)(app.signature('body'))
+    for message in site.taken():
+        part = Context({**message['headers'], **message['embed']})
+        end(site.backend(), part)
+        ended.append(part.id)
+    assert len(ended) == 3
+    assert site.bodies() == [[[0, 1, 2]]]
