@@ -112,25 +112,29 @@ class Chords:
 
     # -- the end
 
-    def claim(self, group_id: str) -> Document | None:
-        """Return the chord's document if its last part is there and its end is now this caller's alone to bring about."""
+    def claim(self, group_id: str, part: str) -> Document | None:
+        """Return the chord's document if its last part is there and its end is now this caller's alone to bring about.
+
+        `part` is the id of the part that has just been stored.
+        """
         for _ in range(_ATTEMPTS):
             chord = self._known.get(group_id) or self._store.read(self._prefix + group_id)
+            if chord is None and self._store.client.known([self._prefix + group_id]):
+                self._store.delete(part)  # the chord is done: this is a late duplicate
             if chord is None or not _is_sound(chord):
-                return None  # the header is still being sent, or the chord is done
+                return None  # or its header is still being sent
             self._known[group_id] = chord
-            if chord['claimed'] or not self._complete(group_id, chord['size'] + chord['added']):
+            if chord['claimed'] or not self._complete(group_id, _size(chord)):
                 return None
-            if self._claim(chord):
-                return chord
+            if rev := self._claim(chord):
+                return {**chord, '_rev': rev}
             self._forget(group_id)  # somebody else has it, or a part was added
         return None
 
-    def done(self, group_id: str) -> None:
-        """Delete what was stored of a chord that has ended."""
+    def done(self, group_id: str, chord: Document) -> None:
+        """Delete what was stored of a chord that has ended, itself at the very last."""
         self._forget(group_id)
-        self._store.delete(self._prefix + group_id)  # first, so that nobody counts parts while they become fewer
-        self._store.delete_all(list(self._parts(group_id)))
+        self._store.delete_all([*self._parts(group_id), chord])
 
     def unfinished(self, ids: list[str]) -> Iterator[tuple[str, Document]]:
         """Claim those of the chords with these document ids that are complete, and yield group id and document of each.
@@ -140,11 +144,13 @@ class Chords:
         """
         before = self._now() - self._patience
         for chord in self._store.read_many(doc_id for doc_id in ids if doc_id.startswith(self._prefix)):
-            if chord is None or not _is_sound(chord) or not chord['body'] or chord['date'] > before:
+            if chord is None or not _is_sound(chord) or chord['date'] > before:
                 continue
             group_id = chord['_id'].removeprefix(self._prefix)
-            if self._complete(group_id, chord['size'] + chord['added']) and self._claim(chord):
-                yield group_id, chord
+            if chord['claimed'] and self._count(group_id) < _size(chord):
+                self.done(group_id, chord)  # all were there when it was claimed: somebody was about to delete them
+            elif chord['body'] and self._complete(group_id, _size(chord)) and (rev := self._claim(chord)):
+                yield group_id, {**chord, '_rev': rev}
 
     # -- requests
 
@@ -158,7 +164,7 @@ class Chords:
     def _put(self, doc: Document) -> str | None:
         return self._store.put(stamp(doc, self._now(), self._lifetime))
 
-    def _claim(self, chord: Document) -> bool:
+    def _claim(self, chord: Document) -> str | None:
         return self._store.claim(stamp({**chord, 'claimed': uuid.uuid4().hex}, self._now(), self._lifetime))
 
     def _parts(self, group_id: str) -> Iterator[Document]:
@@ -183,6 +189,10 @@ class Chords:
         count = self._count(group_id)
         self._counted[group_id] = (count, written)
         return count >= size
+
+
+def _size(chord: Document) -> int:
+    return int(chord['size'] + chord['added'])
 
 
 def _is_sound(chord: Document) -> bool:

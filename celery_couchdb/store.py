@@ -114,13 +114,13 @@ class Store:
             count += sum(1 for answer in self._retried(self.client.bulk, part) if answer.get('ok'))
         return count
 
-    def claim(self, doc: Document) -> bool:
-        """Write a document by its revision; tell whether nobody else can believe that he did.
+    def claim(self, doc: Document) -> str | None:
+        """Write a document by its revision; return the new one if nobody else can believe that he did so.
 
         An `accepted` of a cluster is no proof, nor is an answer that was lost: then nobody has it, and a later try decides.
         """
         [answer] = self._retried(self.client.bulk, [doc])
-        return bool(answer.get('ok')) and not answer.get('accepted')
+        return answer['rev'] if answer.get('ok') and not answer.get('accepted') else None
 
     def set_up(self) -> None:
         """Make sure that the design document is there; one request where it is. *Raises* `AccessDenied`."""

@@ -82,18 +82,22 @@ class ChordMixin:
         """Return the document that a part leaves, to be stored with its result; None if it is no part."""
         if not request.group or request.id != task_id:
             return None
-        request.couchdb_part = True  # on_chord_part_return, which is next, need not store it again
-        return self.chords.part(request.group, request.group_index, task_id, state)
+        doc = self.chords.part(request.group, request.group_index, task_id, state)
+        request.couchdb_part = doc['_id']  # on_chord_part_return, which is next, need not store it again
+        return doc
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **_: Any) -> None:
         """Count a part that has ended, and bring the chord to its end if it was the last."""
         group_id, task_id = request.group, request.id
         if not group_id or not task_id:
             return
-        if not getattr(request, 'couchdb_part', False):
+        part = getattr(request, 'couchdb_part', None)
+        if part is None:
             value = pack(self.encode({'result': self.encode_result(result, state)}), self.content_type)
-            self.chords.store_part(self.chords.part(group_id, request.group_index, task_id, state, value))
-        chord = self.chords.claim(group_id)
+            doc = self.chords.part(group_id, request.group_index, task_id, state, value)
+            self.chords.store_part(doc)
+            part = doc['_id']
+        chord = self.chords.claim(group_id, part)
         if chord is not None:
             self._end(group_id, chord, maybe_signature(request.chord, app=self.app))
 
@@ -103,7 +107,7 @@ class ChordMixin:
             logger.warning('chord %s was left unfinished by a worker that is gone; it is brought to its end', group_id)
             body = maybe_signature(self.decode(unpack(chord['body']))['body'], app=self.app)
             if chord['claimed'] and self.store.read(self.get_key_for_task(str(body.id))) is not None:
-                self.chords.done(group_id)  # its body was sent: it has a result
+                self.chords.done(group_id, chord)  # its body was sent: it has a result
             else:
                 self._end(group_id, chord, body)
 
@@ -125,7 +129,7 @@ class ChordMixin:
             error = exc if isinstance(exc, ChordError) else _caused(f'Callback error: {exc!r}', exc)
             logger.error('chord %s fails: %s', group_id, error)
             self.chord_error_from_stack(body, error)
-        self.chords.done(group_id)
+        self.chords.done(group_id, chord)
 
     def _join(self, group_id: str, chord: Document) -> list[Any]:
         """Return the results of a chord's parts; *raises* `ChordError` if one has failed."""

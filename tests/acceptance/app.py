@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.result import allow_join_result
 
 app = Celery('acceptance', broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
 app.conf.update(json.loads(os.environ['SETTINGS']))
@@ -60,6 +61,27 @@ def nap(journal: str, name: str, seconds: float) -> str:
 def late_nap(journal: str, name: str, seconds: float) -> str:
     """Do the same, acknowledged afterwards."""
     return str(nap(journal, name, seconds))
+
+
+@app.task(name='ask')
+def ask(x: int, y: int) -> int:
+    """Have another task add, and wait for it."""
+    with allow_join_result():
+        return int(add.delay(x, y).get(timeout=60))
+
+
+@app.task(name='late_part', acks_late=True, reject_on_worker_lost=True)
+def late_part(number: int) -> int:
+    """Return a number after a moment; done again if the worker is killed."""
+    time.sleep(0.05)
+    return number
+
+
+@app.task(name='collect')
+def collect(numbers: list[int], journal: str, name: str) -> int:
+    """Note that this ran, and return the sum."""
+    note(journal, name)
+    return sum(numbers)
 
 
 _lock = threading.Lock()

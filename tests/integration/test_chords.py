@@ -127,6 +127,7 @@ def test_duplicate_after_the_end_changes_nothing(site: Site) -> None:
     for part in [*parts, *parts]:
         end(site.backend(), part)
     assert site.bodies() == [[[0, 1]]]
+    assert site.left() == []
 
 
 @pytest.mark.parametrize('count', [2, 24])
@@ -277,7 +278,29 @@ def test_worker_killed_at_the_end_of_a_chord(site: Site, monkeypatch: pytest.Mon
     for _ in range(again):
         sweep(site.backend())
     assert site.bodies() == [[[0, 1]]]
-    assert 'Chord' not in site.left()
+    assert site.left() == []
+
+
+def test_worker_killed_between_two_deletions(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = site.send(*range(4))
+    monkeypatch.setattr('celery_couchdb.store._DELETE', 2)
+    worker = site.backend()
+    bulk = worker.client.bulk
+
+    def delete_once(docs: Any, **options: Any) -> Any:
+        if docs[0].get('_deleted'):
+            monkeypatch.setattr(worker.client, 'bulk', lambda docs, **_: die() if docs[0].get('_deleted') else bulk(docs))
+        return bulk(docs, **options)
+
+    monkeypatch.setattr(worker.client, 'bulk', delete_once)
+    for part in parts[:3]:
+        end(worker, part)
+    with pytest.raises(Killed):
+        end(worker, parts[3])
+    assert site.left() == ['Chord', 'Part', 'Part']
+    sweep(site.backend())
+    assert site.bodies() == [[[0, 1, 2, 3]]]
+    assert site.left() == []
 
 
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
@@ -310,7 +333,7 @@ def test_sweepers_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send('a', 'b')
     for part in parts:
         worker = site.backend()
-        monkeypatch.setattr(worker.chords, 'claim', lambda group_id: None)
+        monkeypatch.setattr(worker.chords, 'claim', lambda *_: None)
         end(worker, part)
     threads = [threading.Thread(target=sweep, args=(site.backend(),)) for _ in range(8)]
     for thread in threads:
@@ -327,7 +350,7 @@ def test_sweep_leaves_alone_what_is_under_way(site: Site, monkeypatch: pytest.Mo
     assert site.bodies() == []
     site.patience = 30.0
     worker = site.backend()
-    monkeypatch.setattr(worker.chords, 'claim', lambda group_id: None)
+    monkeypatch.setattr(worker.chords, 'claim', lambda *_: None)
     end(worker, parts[1])
     sweep(site.backend())  # the worker may be just about to claim it
     assert site.bodies() == []

@@ -1,0 +1,113 @@
+"""Results between processes: waiting within tasks and under gevent, chords whose workers are killed, expiry without beat."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from celery import chord, group
+
+from tests.conftest import PATIENCE, wait_for
+from tests.support import ROOT
+
+from .conftest import Site
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads', 'gevent'])
+def test_task_waits_for_another(site: Site, pool: str) -> None:
+    if pool == 'gevent' and importlib.util.find_spec(pool) is None:
+        pytest.skip(f'{pool} is not installed')
+    site.worker(pool=pool, concurrency=4)
+    results = [site.send('ask', number, 1) for number in range(3)]
+    assert [result.get(timeout=PATIENCE) for result in results] == [1, 2, 3]
+
+
+CLIENT = '''
+import {library}.monkey
+{library}.monkey.patch_all()
+''', '''
+import eventlet
+eventlet.monkey_patch()
+''', '''
+import os, threading
+from celery import Celery, group
+app = Celery(broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
+values = {}
+def wait(number):
+    values[number] = app.send_task('add', (number, 1)).get(timeout=60)
+threads = [threading.Thread(target=wait, args=(number,)) for number in range(20)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert values == {number: number + 1 for number in range(20)}, values
+done = threading.Event()
+app.send_task('add', (1, 1)).then(lambda result: done.set())
+assert done.wait(60)
+assert group([app.signature('add', (number, 0)) for number in range(150)], app=app)().get(timeout=60) == list(range(150))
+print('fine')
+'''
+
+
+@pytest.mark.parametrize('library', ['threads', 'gevent', 'eventlet'])
+def test_program_that_waits_in_many_threads(site: Site, library: str) -> None:
+    if library != 'threads' and importlib.util.find_spec(library) is None:
+        pytest.skip(f'{library} is not installed')
+    patch = {'threads': '', 'gevent': CLIENT[0].format(library='gevent'), 'eventlet': CLIENT[1]}[library]
+    site.worker()
+    done = subprocess.run([sys.executable, '-c', patch + CLIENT[2]], env={**os.environ, **site.environment}, cwd=ROOT,
+                          capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
+    assert done.stdout.strip() == 'fine', done.stderr
+
+
+def test_group_and_chord_of_prefork_workers(site: Site) -> None:
+    for _ in range(2):
+        site.worker(pool='prefork')
+    parts = [site.app.signature('add', (number, 0)) for number in range(120)]
+    assert sum(group(parts, app=site.app)().get(timeout=PATIENCE)) == 7140
+    assert chord(parts, app=site.app)(site.app.signature('total')).get(timeout=PATIENCE) == 7140
+    kinds = Counter(row['doc'].get('type') for row in site.server.client(site.results).id_range('', docs=True))
+    assert set(kinds) <= {'Result', None}
+
+
+def test_chords_whose_workers_are_killed(site: Site) -> None:
+    """Workers are killed while chords end, again and again; each body runs once, and none is forgotten."""
+    settings: dict[str, Any] = {'broker_transport_options': {'visibility_timeout': 3.0},
+                                'result_backend_transport_options': {'sweep_interval': 2.0}}
+    site.worker('-Q', 'bodies', **settings)
+    options = {'queue': 'bodies'}
+    names = [f'chord{number}' for number in range(8)]
+    results = [chord([site.app.signature('late_part', (number,)) for number in range(5)], app=site.app)(
+        site.app.signature('collect', kwargs={'journal': str(site.journal), 'name': name}, options=options)) for name in names]
+    for _ in range(4):
+        worker = site.worker(pool='prefork', **settings)
+        before = len(site.journalled())
+        wait_for(lambda before=before: len(site.journalled()) > before or len(set(site.journalled())) == len(names),
+                 'the next chord')
+        worker.kill()
+    site.worker(**settings)
+    assert [result.get(timeout=3 * PATIENCE, propagate=True, disable_sync_subtasks=False) for result in results] == [10] * 8
+    client = site.server.client(site.results)
+    wait_for(lambda: not client.id_range('chord-unlock-'), 'nothing to be left of the chords', timeout=2 * PATIENCE)
+    assert sorted(site.journalled()) == names
+
+
+def test_results_go_without_beat(site: Site) -> None:
+    site.worker(pool='prefork', result_expires=2, result_backend_transport_options={'sweep_interval': 1.0})
+    results = [site.send('add', number, 1) for number in range(20)]
+    assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 21))
+    client = site.server.client(site.results)
+    wait_for(lambda: not client.id_range('celery-task-meta-'), 'the results to go')
+    assert client.id_range('_design/')
+
+
+def test_results_stay_until_their_time(site: Site) -> None:
+    site.worker(result_backend_transport_options={'sweep_interval': 0.2})
+    result = site.send('add', 1, 1)
+    assert result.get(timeout=PATIENCE) == 2
+    expires = site.server.client(site.results).get(f'celery-task-meta-{result.id}')['expires']
+    assert expires > time.time() + 23 * 3600
