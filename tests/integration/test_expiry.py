@@ -79,6 +79,16 @@ def test_setting_for_failures(url: str) -> None:
     assert backend_of(url, result_failure_expires=timedelta(days=7)).failure_expires == 7 * 24 * 3600
 
 
+def test_results_of_a_chord_live_as_long_as_the_chord(url: str, client: Client) -> None:
+    backend = backend_of(url, 60)
+    backend.app.conf.result_chord_expires = 600
+    plain = Context({'id': 'a', 'group': 'g', 'task': 't'})
+    member = Context({'id': 'b', 'group': 'g', 'group_index': 0, 'chord': {'task': 'body'}, 'task': 't'})
+    for request in (plain, member):
+        backend.store_result(request.id, 1, states.SUCCESS, request=request)
+    assert [doc['expires'] - doc['date'] for doc in client.fetch(['celery-task-meta-a', 'celery-task-meta-b'])] == [60, 600]
+
+
 def test_expired_result_is_gone_at_once(url: str, client: Client, task_id: str) -> None:
     backend = backend_of(url)
     fill(client, 1, time.time() - 5)

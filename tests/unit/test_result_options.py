@@ -1,0 +1,64 @@
+"""`result_backend_transport_options` (`celery_couchdb.options`), and what README.rst says of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_couchdb.options import Options
+from kombu_couchdb.errors import ConfigurationError
+
+
+def backend_of(**options: Any) -> Any:
+    app = Celery('test', set_as_current=False, broker='memory://', backend='couchdb://user:secret@host/db')
+    app.conf.result_backend_transport_options = options
+    return app.backend
+
+
+def test_defaults() -> None:
+    assert Options.of({}) == Options()
+    assert backend_of().options == Options()
+
+
+@pytest.mark.parametrize(('name', 'value'), [
+    ('request_timeout', 2.5), ('connect_timeout', 1), ('sweep_interval', 3), ('result_chord_ordered', False),
+    ('create_database', False)])
+def test_options_are_taken(name: str, value: Any) -> None:
+    assert getattr(backend_of(**{name: value}).options, name) == value
+
+
+def test_retry_policy_is_completed() -> None:
+    assert dict(Options.of({'retry_policy': {'max_retries': 3}}).retry_policy) == {
+        'max_retries': 3, 'interval_start': 0, 'interval_step': 1, 'interval_max': 1}
+
+
+@pytest.mark.parametrize(('name', 'value'), [
+    ('visibility_timeout', 1), ('sweep_intervall', 1), ('request_timeout', '5'), ('request_timeout', 0), ('sweep_interval', -1),
+    ('result_chord_ordered', 1), ('create_database', 'no'), ('retry_policy', {'tries': 1}), ('retry_policy', 5),
+    ('global_keyprefix', '_mine'), ('global_keyprefix', 5)])
+def test_wrong_options_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        backend_of(**{name: value})
+    assert 'secret' not in str(caught.value)
+
+
+def test_prefix_is_put_before_every_id() -> None:
+    backend = backend_of(global_keyprefix='shop')
+    assert [backend.get_key_for_task('x'), backend.get_key_for_group('x'), backend.chords._prefix] == [
+        'shop_celery-task-meta-x', 'shop_celery-taskset-meta-x', 'shop_chord-unlock-']
+
+
+def test_the_readme_lists_every_option_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / 'README.rst').read_text('utf-8')
+    section = text.split('\nIn ``result_backend_transport_options``')[1]
+    table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
+    rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)
+    named = [(f.name, str(f.default)) for f in fields(Options) if f.name != 'retry_policy']
+    assert [row for row in rows if row[0] not in ('retry_policy', 'global_keyprefix')] == named
+    for name, value in Options().retry_policy.items():
+        assert f'``{name}`` ({value})' in table
