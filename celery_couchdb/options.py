@@ -27,7 +27,7 @@ class Options:
     #: How long the TCP and TLS handshakes may take.
     connect_timeout: float = 4.0
     #: How often a worker looks for expired results and for chords that were left unfinished, at the most.
-    sweep_interval: float = 60.0
+    sweep_interval: float = 45.0
     #: Give the results of a chord's header to its body in the order of the header, not in that of their arrival.
     result_chord_ordered: bool = True
     #: Create the database and its design document when they are missing and the user may.
