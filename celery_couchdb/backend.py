@@ -113,8 +113,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             yield task_id, meta
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        doc = self.ahead.read(self.get_key_for_task(task_id))
-        return {'status': states.PENDING, 'result': None} if doc is None else self.decode_document(doc)
+        return self.decode_document(self.ahead.read(self.get_key_for_task(task_id)))
 
     def _store_result(self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None,
                       **kwargs: Any) -> Any:
@@ -130,18 +129,19 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         in_chord = is_final(doc) and request is not None and getattr(request, 'chord', None)
         if in_chord:
             lifetime = max(lifetime, self._chord_lifetime() or 0.0) if lifetime and self._chord_lifetime() else None
-        self._write(doc, lifetime, final_stays=True, also=self.chord_part(request, task_id, state) if in_chord else None)
+        part = self.chord_part(request, task_id, state, result) if in_chord else None
+        self._write(doc, lifetime, final_stays=True, also=part)
         return result
 
     # -- expiry
 
     def cleanup(self) -> None:
         """Delete what has expired, now; it is what the task `celery.backend_cleanup` does."""
-        self._sweep()
+        self._sweep(lambda: False)
 
-    def _sweep(self) -> None:
+    def _sweep(self, is_over: Callable[[], bool]) -> None:
         self.store.set_up()
-        self.end_unfinished_chords(expiry.sweep(self.store))
+        self.end_unfinished_chords(expiry.sweep(self.store, self.chords, is_over))
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
@@ -153,9 +153,10 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     # -- ours
 
-    def decode_document(self, doc: Document) -> dict[str, Any]:
-        """Return the meta-data in the document of a result."""
-        meta: dict[str, Any] = self.decode_result(unpack(doc))
+    def decode_document(self, doc: Document | None) -> dict[str, Any]:
+        """Return the meta-data in the document of a result; without one, or if it holds nothing, those of a pending task."""
+        payload = unpack(doc)
+        meta: dict[str, Any] = self.decode_result(payload) if payload else {'status': states.PENDING, 'result': None}
         return meta
 
     def _chord_lifetime(self) -> float | None:

@@ -65,8 +65,8 @@ class Callbacks:
         with self._lock:
             self._queue.append((id(result), result.id, result))
             if not self._running:
-                self._running = True
                 threading.Thread(target=self._run, name='celery-couchdb-callbacks', daemon=True).start()
+                self._running = True
         self._waiter.wake()
 
     def remove(self, result: Any) -> None:
@@ -89,27 +89,32 @@ class Callbacks:
             if result._cache is not None:
                 return
             result._set_cache(self._complete(dict(meta)))
-        result.on_ready(result)
+            # Whoever asks for its state just now calls on_ready, too, and vine forgets a callback only after its end.
+            ready = result.on_ready
+            listeners = list(ready._lvpending or (ready._svpending,))
+            ready._svpending = ready._lvpending = None
+        ready(result)
+        for listener in listeners:
+            if listener is not None:
+                listener(result)
 
     # -- in the thread of its own
 
     def _run(self) -> None:
-        used = gathered = time.monotonic()
+        used = first = time.monotonic()
         waiting = 0
         while True:
-            docs: list[Document] = []
             try:
-                docs = self._waiter.take(_QUIET if self._queue else _TICK)
+                for doc in self._waiter.take(_QUIET if self._queue else _TICK):
+                    self._call(doc)
             except CouchDBError as exc:
-                logger.error('callbacks of %d results will not be called: %s', len(self._watched), exc)
-                self._watched.clear()
-                self._held.clear()
-            for doc in docs:
-                self._call(doc)
+                self._fail(exc)
             now = time.monotonic()
-            if waiting == (waiting := len(self._queue)) or now - gathered > _GATHER:
+            if not waiting:
+                first = now
+            if waiting == (waiting := len(self._queue)) or now - first > _GATHER:
                 self._take_up()
-                gathered, waiting = now, len(self._queue)
+                waiting = len(self._queue)
             if self._held:
                 used = now
             with self._lock:
@@ -117,11 +122,23 @@ class Callbacks:
                     self._running = False
                     return
 
+    def _fail(self, exc: CouchDBError) -> None:
+        """Give up those results whose own documents cannot be read; all of them, if it is not the documents."""
+        lost = [doc_id for doc_id in self._watched if not self._reader.is_watching(self._waiter, doc_id)]
+        logger.error('callbacks of %d results will not be called: %s', len(lost), exc)
+        for doc_id in lost:
+            self._watched.discard(doc_id)
+            self._held.pop(doc_id, None)
+
     def _take_up(self) -> None:
         """Hold what was added, let go of what was removed or is no more, and watch what has callbacks."""
         while self._queue:
             number, task_id, result = self._queue.popleft()
-            doc_id = self._key_of(task_id)
+            try:
+                doc_id = self._key_of(task_id)
+                doc_id.encode()
+            except (ValueError, TypeError):
+                continue  # an empty id, or one that cannot be that of a document: nothing will ever be stored under it
             if result is None:
                 self._held.get(doc_id, {}).pop(number, None)
             elif result._cache is None:
@@ -164,14 +181,14 @@ class Callbacks:
 
 def _hold(result: AsyncResult) -> Callable[[], Any]:
     """Return what returns `result`: as long as it lives, if only barriers listen to it, else for ever."""
-    if all(listener is None or isinstance(listener, barrier) for listener in result.on_ready.listeners):
+    if all(listener is None or isinstance(listener, barrier) for listener in list(result.on_ready.listeners)):
         return weakref.ref(result)
     return lambda: result
 
 
 def _is_heard(on_ready: promise) -> bool:
     """Tell whether a promise has a callback of somebody's own, be it that of a group that waits for it."""
-    for listener in on_ready.listeners:
+    for listener in list(on_ready.listeners):
         if listener is None:
             continue
         if isinstance(listener, barrier):
@@ -179,7 +196,7 @@ def _is_heard(on_ready: promise) -> bool:
                 return True
         elif isinstance(listener, promise) and listener.weak:
             # So a set of results learns that its barrier was passed: is there anybody whom it tells?
-            group = getattr(listener.fun(), '__self__', None)
+            group = getattr(listener.fun() if listener.fun else None, '__self__', None)
             if group is not None and _is_heard(group.on_ready):
                 return True
         else:

@@ -2,30 +2,30 @@
 
 ::
 
-    chord-unlock-<group id>                            {type: "Chord", size, added, body, nested, …}
-    chord-unlock-<group id>:part:<index>:<task id>     {type: "Part", task_id, index, state, date, expires[, value]}
+    chord-unlock-<group id>                            {type: "Chord", size, added, body, nested, claimed, sent, …}
+    chord-unlock-<group id>:part:<index>:<task id>     {type: "Part", task_id, index, state, …[, value]}
 
 The id of a part is fixed: a part that is delivered twice counts once. Whoever writes a part counts them, and who finds
-the last one there claims the `Chord` by its revision. Only who has the claim dispatches the body; then both kinds of
-documents are deleted. If its worker is killed in between, `unfinished` finds the chord for whoever sweeps next.
+the last one there claims the `Chord` by its revision. Only who has the claim dispatches the body and notes that it was
+`sent`; then all is deleted. If its worker is killed in between, `unfinished` finds the chord for whoever sweeps next.
+A chord expires, with its parts, when no part has come for the lifetime of results.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kombu.utils.functional import LRUCache
-
 from kombu_couchdb.errors import Conflict
+from kombu_couchdb.once import is_repeated
 
 from .documents import Document, stamp
-from .store import Store
+from .store import Recent, Store
 
-__all__ = ['Chords']
+__all__ = ['Chords', 'size_of']
 
-#: Chords whose document this process remembers.
+#: Chords whose documents this process remembers.
 _REMEMBERED = 1000
 
 #: Parts that are counted each time. Counting costs the server 12 µs a row (measured); for more parts than this it is
@@ -36,7 +36,11 @@ _FEW = 100
 _UNORDERED = 99_999_999
 
 #: What a chord's document has from the start.
-_NEW: Document = {'type': 'Chord', 'size': None, 'added': 0, 'body': None, 'nested': False, 'claimed': None}
+_NEW: Document = {'type': 'Chord', 'size': None, 'added': [], 'body': None, 'nested': False, 'claimed': None, 'sent': False}
+
+#: What a chord's document must be made of, if nobody has spoilt it and its size is known.
+_KINDS: dict[str, Any] = {'size': int, 'added': list, 'date': (int, float), 'body': (dict, type(None)),
+                          'claimed': (str, type(None))}
 
 #: How often a chord's document is tried to be changed while others change it.
 _ATTEMPTS = 100
@@ -45,15 +49,15 @@ _ATTEMPTS = 100
 class Chords:
     """The chords of one result database. Durations are seconds.
 
-    `lifetime` is how long their documents are kept at the most; a chord that has not changed for `patience` may be taken
-    for unfinished business, for it was left by a worker that is gone.
+    `lifetime` is how long their documents are kept without a change; a chord that has not changed for `patience` may be
+    taken for unfinished business, for it was left by a worker that is gone.
     """
 
     def __init__(self, store: Store, prefix: str, lifetime: float | None, patience: float) -> None:
         self._store, self._prefix, self._lifetime, self._patience = store, prefix, lifetime, patience
-        self._known: LRUCache = LRUCache(limit=_REMEMBERED)
+        self._known: Recent[Document] = Recent(_REMEMBERED)
         #: By group id, how many parts there were, and at which point in the database's history that was true.
-        self._counted: LRUCache = LRUCache(limit=_REMEMBERED)
+        self._counted: Recent[tuple[int, int]] = Recent(_REMEMBERED)
 
     # -- how many parts are to come
 
@@ -63,38 +67,43 @@ class Chords:
         `body` is its encoded callback; `nested` says that there are groups in the header.
         """
         doc: Document = {'_id': self._prefix + group_id, **_NEW, 'body': body, 'nested': nested, 'run': uuid.uuid4().hex}
+        if is_repeated() and self._store.client.known([doc['_id']]):
+            return  # who sent this before was killed, after he had come to this point
         for _ in range(_ATTEMPTS):
             if rev := self._put(doc):
-                self._known[group_id] = {**doc, '_rev': rev}
+                self._known[group_id] = {**stamp(doc, self._now(), self._lifetime), '_rev': rev}
                 return
-            found = self._store.read(doc['_id']) or {}
+            found = self._store.current(doc['_id']) or {}
             if found.get('run') == doc['run']:
                 return  # it was stored, and only the answer was lost
             # The same frozen chord is sent again: its parts have the ids of those that came before.
             self._store.delete_all(list(self._parts(group_id)))
             doc.pop('_rev', None)
             doc.update({'_rev': found['_rev']} if found else {})
+        raise self._beaten(group_id)
 
     def begin(self, group_id: str, size: int) -> None:
         """Store how many parts a chord has; the last of them is about to be sent."""
         self._change(group_id, lambda doc: {**doc, 'size': size})
 
-    def add(self, group_id: str) -> None:
-        """Let a chord wait for one part more."""
-        self._change(group_id, lambda doc: {**doc, 'added': doc['added'] + 1})
+    def add(self, group_id: str, task_id: str) -> None:
+        """Let a chord wait for one part more, that of a task."""
+        self._change(group_id, lambda doc: {**doc, 'added': [*(added for added in doc['added'] if added != task_id), task_id]})
 
     def _change(self, group_id: str, change: Callable[[Document], Document]) -> None:
         doc_id = self._prefix + group_id
         for _ in range(_ATTEMPTS):
-            doc = self._known.pop(group_id, None) or self._store.read(doc_id) or {'_id': doc_id, **_NEW}
-            if self._put(change(doc)):
+            doc = self._known.pop(group_id, None) or self._store.current(doc_id)
+            if doc is None and is_repeated() and self._store.client.known([doc_id]):
+                return  # it is done
+            if self._put(change(doc or {'_id': doc_id, **_NEW})):
                 return
-        raise Conflict(f'{self._store.client.address.url}: others kept changing {doc_id}')
+        raise self._beaten(group_id)
 
     # -- parts
 
-    def part(self, group_id: str, index: int | None, task_id: str, state: str, value: Document | None = None) -> Document:
-        """Return the document of a part. `value` is its encoded result, if that is not stored under the task's id."""
+    def part(self, group_id: str, index: int | None, task_id: str, state: str, value: Document | None) -> Document:
+        """Return the document of a part. `value` is its encoded result; None: it is to be found under the task's id."""
         place = f'{_UNORDERED if index is None else index:08d}'
         doc = {'_id': f'{self._prefix}{group_id}:part:{place}:{task_id}', 'type': 'Part', 'task_id': task_id, 'index': index,
                'state': state, **({'value': value} if value else {})}
@@ -118,39 +127,62 @@ class Chords:
         `part` is the id of the part that has just been stored.
         """
         for _ in range(_ATTEMPTS):
-            chord = self._known.get(group_id) or self._store.read(self._prefix + group_id)
+            chord = self._known.get(group_id) or self._store.current(self._prefix + group_id)
             if chord is None and self._store.client.known([self._prefix + group_id]):
                 self._store.delete(part)  # the chord is done: this is a late duplicate
-            if chord is None or not _is_sound(chord):
+            if chord is None or not _is_sound(chord) or chord['claimed']:
                 return None  # or its header is still being sent
             self._known[group_id] = chord
-            if chord['claimed'] or not self._complete(group_id, _size(chord)):
+            if not self._complete(group_id, size_of(chord)):
                 return None
-            if rev := self._claim(chord):
-                return {**chord, '_rev': rev}
+            if claimed := self._claim(chord):
+                return claimed
             self._forget(group_id)  # somebody else has it, or a part was added
         return None
 
     def done(self, group_id: str, chord: Document) -> None:
-        """Delete what was stored of a chord that has ended, itself at the very last."""
+        """Note that a chord has ended, and delete what was stored of it, itself at the very last."""
         self._forget(group_id)
+        if not chord['sent']:
+            rev = self._put({**chord, 'sent': True})
+            if rev is None:
+                return  # somebody else has it now
+            chord = {**chord, '_rev': rev}
         self._store.delete_all([*self._parts(group_id), chord])
 
-    def unfinished(self, ids: list[str]) -> Iterator[tuple[str, Document]]:
+    # -- for sweepers
+
+    def unfinished(self, ids: Iterable[str]) -> Iterator[tuple[str, Document, bool]]:
         """Claim those of the chords with these document ids that are complete, and yield group id and document of each.
 
-        It is for sweepers: what changed or was claimed just now is left alone. `claimed` says whether somebody who is gone
-        had begun to end it.
+        The third is whether somebody who is gone had begun to end it. What changed or was claimed just now is left alone.
         """
         before = self._now() - self._patience
         for chord in self._store.read_many(doc_id for doc_id in ids if doc_id.startswith(self._prefix)):
             if chord is None or not _is_sound(chord) or chord['date'] > before:
                 continue
             group_id = chord['_id'].removeprefix(self._prefix)
-            if chord['claimed'] and self._count(group_id) < _size(chord):
-                self.done(group_id, chord)  # all were there when it was claimed: somebody was about to delete them
-            elif chord['body'] and self._complete(group_id, _size(chord)) and (rev := self._claim(chord)):
-                yield group_id, {**chord, '_rev': rev}
+            if chord.get('sent'):
+                self.done(group_id, chord)
+            elif chord['body'] and (chord['claimed'] or self._complete(group_id, size_of(chord))) \
+                    and (claimed := self._claim(chord)):
+                yield group_id, claimed, bool(chord['claimed'])
+
+    def expire(self, ids: Iterable[str], parts: Iterable[Document]) -> int:
+        """Delete chords and parts whose time is over, if none of their chord has come since; return how many are gone."""
+        count = 0
+        for chord in self._store.client.fetch([doc_id for doc_id in ids if doc_id.startswith(self._prefix)]):
+            if chord is None:
+                continue
+            docs = self.parts(chord['_id'].removeprefix(self._prefix), ordered=True)
+            newest = max((doc['expires'] for doc in [*docs, chord] if isinstance(doc.get('expires'), (int, float))), default=0)
+            if newest > self._now():
+                self._store.put({**chord, 'expires': newest})
+            else:
+                count += self._store.delete_all([*docs, chord])
+        of = {part['_id']: part['_id'].rpartition(':part:')[0] for part in parts}
+        alive = {doc['_id'] for doc in self._store.client.fetch(sorted(set(of.values()))) if doc}
+        return count + self._store.delete_all([part for part in parts if of[part['_id']] not in alive])
 
     # -- requests
 
@@ -161,11 +193,16 @@ class Chords:
         self._known.pop(group_id, None)
         self._counted.pop(group_id, None)
 
+    def _beaten(self, group_id: str) -> Conflict:
+        return Conflict(f'{self._store.client.address.url}: others kept changing {self._prefix}{group_id}')
+
     def _put(self, doc: Document) -> str | None:
         return self._store.put(stamp(doc, self._now(), self._lifetime))
 
-    def _claim(self, chord: Document) -> str | None:
-        return self._store.claim(stamp({**chord, 'claimed': uuid.uuid4().hex}, self._now(), self._lifetime))
+    def _claim(self, chord: Document) -> Document | None:
+        claimed = stamp({**chord, 'claimed': uuid.uuid4().hex}, self._now(), self._lifetime)
+        rev = self._store.claim(claimed)
+        return {**claimed, '_rev': rev} if rev else None
 
     def _parts(self, group_id: str) -> Iterator[Document]:
         for row in self._store.client.id_range(f'{self._prefix}{group_id}:part:'):
@@ -191,15 +228,11 @@ class Chords:
         return count >= size
 
 
-def _size(chord: Document) -> int:
-    return int(chord['size'] + chord['added'])
+def size_of(chord: Document) -> int:
+    """Return how many parts a chord has."""
+    return int(chord['size']) + len(chord['added'])
 
 
 def _is_sound(chord: Document) -> bool:
-    """Tell whether a chord's size is known, and nobody has spoilt its document."""
-    return all(isinstance(chord.get(name), kind) and not isinstance(chord[name], bool) for name, kind in _KINDS.items()) \
-        and bool(chord['size'])
-
-
-_KINDS: dict[str, Any] = {'size': int, 'added': int, 'date': (int, float), 'body': (dict, type(None)),
-                          'claimed': (str, type(None))}
+    return bool(chord.get('size')) and all(
+        isinstance(chord.get(name), kind) and not isinstance(chord[name], bool) for name, kind in _KINDS.items())

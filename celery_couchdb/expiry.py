@@ -15,6 +15,7 @@ from kombu.log import get_logger
 
 from kombu_couchdb.errors import RETRIED, CouchDBError
 
+from .chords import Chords
 from .store import Store
 
 __all__ = ['Sweeper', 'sweep']
@@ -25,33 +26,42 @@ logger = get_logger(__name__)
 _BATCH = 500
 
 
-def sweep(store: Store) -> list[str]:
-    """Delete what has expired, and return the ids of the chords that have not changed for some time.
+def sweep(store: Store, chords: Chords, is_over: Callable[[], bool]) -> list[str]:
+    """Delete what has expired, until `is_over`, and return the ids of the chords that may be unfinished.
 
     *Raises* the errors of `kombu_couchdb.errors`; `NotFound` if the design document is missing.
     """
     now = store.client.clock.now()
-    chords: list[str] = []
+    unfinished: list[str] = []
     left = 0
-    while True:
+    while not is_over():
         began = time.monotonic()
         rows = store.view('due', endkey=now, limit=_BATCH, skip=left)
-        expired = [{'_id': row['id'], '_rev': row['value']} for row in rows if row['value']]
-        chords += [row['id'] for row in rows if not row['value']]
-        deleted = store.delete_all(expired)
-        left += len(rows) - deleted
+        found: dict[str, list[dict[str, str]]] = {}
+        for row in rows:
+            kind, rev = row['value']
+            found.setdefault(kind, []).append({'_id': row['id'], '_rev': rev})
+        unfinished += [doc['_id'] for doc in found.get('Unfinished', ())]
+        deleted = store.delete_all([*found.get('Result', ()), *found.get('Group', ())])
+        if 'Chord' in found or 'Part' in found:
+            deleted += chords.expire([doc['_id'] for doc in found.get('Chord', ())], found.get('Part', []))
         if deleted:
             logger.info('%d expired results were deleted', deleted)
         if len(rows) < _BATCH:
-            gone = {doc['_id'] for doc in expired}
-            return [doc_id for doc_id in chords if doc_id not in gone]
+            break
+        left += max(0, len(rows) - deleted)
         time.sleep(time.monotonic() - began)  # half the time is for others
+    return unfinished
+
+
+#: How long the end of a worker waits for a sweep that is under way, in seconds.
+_GRACE = 5.0
 
 
 class Sweeper:
-    """Calls `work()` every now and then, in a thread of its own; `interval`, in seconds, is the longest pause."""
+    """Calls `work(is_over)` every now and then, in a thread of its own; `interval`, in seconds, is the longest pause."""
 
-    def __init__(self, work: Callable[[], None], interval: float) -> None:
+    def __init__(self, work: Callable[[Callable[[], bool]], None], interval: float) -> None:
         self._work, self._interval = work, interval
         self.reset()
 
@@ -64,21 +74,22 @@ class Sweeper:
         """Start the thread, if it does not run."""
         if self._thread is None:
             self._end = threading.Event()
-            self._thread = threading.Thread(target=self._run, args=(self._end,), name='celery-couchdb-sweeper', daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, args=(self._end,), name='celery-couchdb-sweeper', daemon=True)
+            thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
-        """End the thread and wait for it: nothing is asked of the server afterwards."""
+        """End the thread and wait a moment for it: it should ask nothing of the server afterwards."""
         self._end.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_GRACE)
 
     def _run(self, end: threading.Event) -> None:
         said = ''
         while True:
             try:
-                self._work()
+                self._work(end.is_set)
                 said = ''
             except RETRIED as exc:
                 logger.debug('expired results are not looked for: %s', exc)

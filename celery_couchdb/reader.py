@@ -21,7 +21,7 @@ from kombu.log import get_logger
 
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client
-from kombu_couchdb.errors import RETRIED, CouchDBError
+from kombu_couchdb.errors import RETRIED, AccessDenied, ConfigurationError, CouchDBError, NotCouchDB
 from kombu_couchdb.feed import Longpoll
 
 from .documents import Document
@@ -38,9 +38,13 @@ _FEW = 100
 #: The most changes of one answer while many are awaited.
 _MANY = 2000
 
-#: After an answer the reader pauses, in seconds for each awaited document, at the most and after a wait that new ids broke
-#: off: it gathers what comes in quick succession, and new waits do not open one connection each.
-_PAUSE, _MOST, _LEAST = 1 / 20_000, 0.05, 0.01
+#: After an answer the reader pauses, in seconds for each awaited document and at the most: it gathers what comes in quick
+#: succession.
+_PAUSE, _MOST = 1 / 20_000, 0.05
+
+#: When new ids break off a wait that was shorter than this, in seconds, more will follow: then the reader looks, with a
+#: pause after each look, until none come, instead of opening waits that are broken off again.
+_SHORT, _BUSY = 0.1, 0.015
 
 #: How long the thread stays when nobody waits, in seconds.
 _IDLE = 10.0
@@ -117,6 +121,7 @@ class Reader:
         self._running = False
         self._since: Any = None  # where the wait goes on for what is awaited, except for the new
         self._all = False  # whether it is a wait for every change
+        self._busy = False  # whether new ids come too often to wait
 
     def watch(self, waiter: Waiter, ids: Iterable[str]) -> None:
         """Deliver the documents with these ids to `waiter`, until `drop`."""
@@ -127,8 +132,8 @@ class Reader:
             self._longpoll.interrupt()
             self._wake.notify_all()
             if not self._running:
-                self._running = True
                 threading.Thread(target=self._run, name='celery-couchdb-results', daemon=True).start()
+                self._running = True
 
     def drop(self, waiter: Waiter, ids: Iterable[str]) -> None:
         """Deliver them no more."""
@@ -143,6 +148,10 @@ class Reader:
             if not self._waiters:
                 self._longpoll.interrupt()
 
+    def is_watching(self, waiter: Waiter, doc_id: str) -> bool:
+        """Tell whether a document is still awaited: not if its waiter was told that it cannot be read."""
+        return waiter in self._waiters.get(doc_id, ())
+
     # -- in the reader's thread
 
     def _run(self) -> None:
@@ -155,18 +164,13 @@ class Reader:
             if not wanted:
                 continue
             try:
-                answered = self._look(wanted, new, turn)
+                pause = self._round(wanted, new, turn)
+                retry = _RETRY
             except RETRIED as exc:
                 logger.warning('results are not heard of: %s; trying again in %.1f s', exc, retry)
                 self._since, pause, retry = None, retry, min(retry * 2, _RETRY_MOST)
-            except CouchDBError as exc:
-                self._fail(exc)
             except Exception as exc:  # whatever it is, nobody must wait for what cannot come
-                logger.exception('the reader of results failed')
-                self._fail(CouchDBError(f'{self.store.client.address.url}: the reader of results failed: {exc!r}'))
-            else:
-                retry = _RETRY
-                pause = min(len(wanted) * _PAUSE, _MOST) if answered else _LEAST
+                self._fail(wanted, exc)
 
     def _awaited(self) -> bool:
         """Wait until somebody waits; False if that was in vain for long, and the thread should end."""
@@ -178,40 +182,77 @@ class Reader:
                 self._running = False
             return self._running
 
-    def _look(self, wanted: set[str], new: set[str], turn: int) -> bool:
-        """Deliver what is there and wait for a change; False if the wait was broken off."""
+    def _round(self, wanted: set[str], new: set[str], turn: int) -> float:
+        """Deliver what is there, wait for a change and deliver it; return how long to pause, in seconds."""
         many = len(wanted) > _FEW
         if self._since is None or many != self._all:
             self._since, self._all, new = self.store.sequence() if many else 0, many, wanted
         if many:
             self._deliver(self.store.read_many(new))
-            answer = self._longpoll.wait(turn, self._since, {}, docs=False, limit=_MANY)
-        else:
-            answer = self._longpoll.wait(turn, 0 if new else self._since, {'doc_ids': sorted(wanted)})
+        since = 0 if new and not many else self._since
+        body = {} if many else {'doc_ids': sorted(wanted)}
+        limit = _MANY if many else len(wanted)
+        if new and self._busy:
+            # It cannot be broken off: whatever comes meanwhile, those who have waited before get what is there for them.
+            self._take_in(self.store.client.changes(since, body, limit, docs=not many), wanted)
+            return _BUSY
+        began = time.monotonic()
+        answer = self._longpoll.wait(turn, since, body, docs=not many, limit=limit)
+        self._busy = answer is None and time.monotonic() - began < _SHORT
         if answer is None:
             if new and not many:
                 self._since = None  # nobody has looked for them yet
-            return False
-        rows = answer['results']
-        self._deliver(self.store.read_many(row['id'] for row in rows if row['id'] in wanted) if many
-                      else (row.get('doc') for row in rows))
+            return 0.0
+        self._take_in(answer, wanted)
+        return min(len(wanted) * _PAUSE, _MOST)
+
+    def _take_in(self, answer: Document, wanted: set[str]) -> None:
+        rows = [row for row in answer['results'] if row['id'] in wanted and not row.get('deleted')]
         self._since = answer['last_seq']
-        return True
+        if not self._all:
+            self._deliver(row.get('doc') for row in rows)
+            return
+        docs = self.store.read_many(row['id'] for row in rows)
+        self._deliver(docs)
+        # In a cluster, the nodes that were asked for a document may not have heard of its change yet.
+        late = {row['id'] for row, doc in zip(rows, docs, strict=True)
+                if doc is None or _generation(doc['_rev']) < _generation(row['changes'][0]['rev'])}
+        with self._wake:
+            self._new |= late & self._waiters.keys()
 
     def _deliver(self, docs: Iterable[Document | None]) -> None:
         with self._wake:
             for doc in docs:
                 if doc is not None and not doc.get('_deleted'):
-                    for waiter in self._waiters.get(doc['_id'], ()):
+                    for waiter in tuple(self._waiters.get(doc['_id'], ())):
                         waiter.deliver(doc)
 
-    def _fail(self, exc: CouchDBError) -> None:
+    def _fail(self, wanted: set[str], exc: Exception) -> None:
+        """Tell those who wait that it is in vain: all of them, or those whose very document is to blame."""
+        guilty: dict[str, CouchDBError] = {}
+        if not isinstance(exc, (AccessDenied, NotCouchDB, ConfigurationError)):
+            for doc_id in wanted:
+                try:
+                    self.store.read(doc_id)
+                except RETRIED:
+                    return  # the next round will tell
+                except CouchDBError as own:
+                    guilty[doc_id] = own
+        self._since = None
+        if not guilty:
+            logger.error('the reader of results failed', exc_info=exc)
+            error = exc if isinstance(exc, CouchDBError) else CouchDBError(
+                f'{self.store.client.address.url}: the reader of results failed: {exc!r}')
+            guilty = dict.fromkeys(wanted, error)
         with self._wake:
-            waiters = {waiter for group in self._waiters.values() for waiter in group}
-            self._waiters.clear()
-            self._new.clear()
-        for waiter in waiters:
-            waiter.deliver(exc)
+            told = {(waiter, guilty[doc_id]) for doc_id in guilty for waiter in self._waiters.pop(doc_id, ())}
+            self._new -= guilty.keys()
+        for waiter, error in told:
+            waiter.deliver(error)
+
+
+def _generation(rev: str) -> int:
+    return int(rev.partition('-')[0])
 
 
 _readers: WeakValueDictionary[tuple[Address, str], Reader] = WeakValueDictionary()

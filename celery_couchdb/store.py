@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from kombu.log import get_logger
-from kombu.utils.functional import LRUCache, retry_over_time
+from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.client import Client, Row, chunks
 from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, NotFound
@@ -15,7 +15,7 @@ from . import design
 from .documents import Document, is_expired, is_final
 from .options import Options
 
-__all__ = ['Store']
+__all__ = ['Recent', 'Store']
 
 logger = get_logger(__name__)
 
@@ -34,12 +34,26 @@ _DELETE = 500
 _BEGUN = 1000
 
 
+class Recent(dict[str, T]):
+    """A dictionary of what came last, up to `limit`. For threads, and for forks: it needs no lock."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: str, value: T) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self._limit:
+            for old in list(self)[:len(self) - self._limit]:
+                self.pop(old, None)
+
+
 class Store:
     """The documents of one database. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
     def __init__(self, client: Client, options: Options) -> None:
         self.client, self._options = client, options
-        self._revs: LRUCache = LRUCache(limit=_BEGUN)
+        self._revs: Recent[str] = Recent(_BEGUN)
 
     # -- reading
 
@@ -84,12 +98,16 @@ class Store:
                     self._revs[doc_id] = stored
                 return
             also = None
-            current = self._retried(self._current, doc_id)
+            current = self.current(doc_id)
             if current and final_stays and is_final(current) and not is_expired(current, self.client.clock.now()):
                 logger.debug('%s stays %s: it is final', doc_id, current['status'])
                 return
             rev = current['_rev'] if current else None
         raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
+
+    def current(self, doc_id: str) -> Document | None:
+        """Return a document, though it may have expired, None if there is none."""
+        return self._retried(self._current, doc_id)
 
     def put(self, doc: Document) -> str | None:
         """Store a document as it is and return its revision; None if it is in conflict with what is there."""
@@ -99,7 +117,7 @@ class Store:
         """Delete a document, if it exists; two requests."""
         self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
-            current = self._retried(self._current, doc_id)
+            current = self.current(doc_id)
             if current is None or self._retried(self._put, _deleted(current), None) is not None:
                 return
         raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')

@@ -16,10 +16,10 @@ from celery.utils.functional import _regen
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.log import get_logger
 
-from kombu_couchdb.errors import RETRIED
+from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.once import once
 
-from .chords import Chords
+from .chords import Chords, size_of
 from .documents import Document, is_final, pack, unpack
 from .options import Options
 from .store import Store
@@ -27,6 +27,9 @@ from .store import Store
 __all__ = ['ChordMixin']
 
 logger = get_logger(__name__)
+
+#: The largest result, in bytes as encoded, of which a chord's part keeps a copy: it may outlive the result itself.
+_SMALL = 4096
 
 
 class ChordMixin:
@@ -74,50 +77,62 @@ class ChordMixin:
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
         """Let a chord wait for one part more; `Task.add_to_chord` has sent it."""
-        self.chords.add(chord_id)
+        self.chords.add(chord_id, str(result.id))
 
     # -- called when a part has ended
 
-    def chord_part(self, request: Any, task_id: str, state: str) -> Document | None:
-        """Return the document that a part leaves, to be stored with its result; None if it is no part."""
+    def chord_part(self, request: Any, task_id: str, state: str, result: Any) -> Document | None:
+        """Return the document that a part leaves, to be stored with its result; None if it is no part.
+
+        `result` is encoded for storage; a large one is kept once only, under the task's id.
+        """
         if not request.group or request.id != task_id:
             return None
-        doc = self.chords.part(request.group, request.group_index, task_id, state)
-        request.couchdb_part = doc['_id']  # on_chord_part_return, which is next, need not store it again
-        return doc
+        part = self._part(request, state, result, _SMALL)
+        request.couchdb_part = part['_id']  # on_chord_part_return, which is next, need not store it again
+        return part
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **_: Any) -> None:
         """Count a part that has ended, and bring the chord to its end if it was the last."""
-        group_id, task_id = request.group, request.id
-        if not group_id or not task_id:
+        group_id = request.group
+        if not group_id or not request.id:
             return
-        part = getattr(request, 'couchdb_part', None)
-        if part is None:
-            value = pack(self.encode({'result': self.encode_result(result, state)}), self.content_type)
-            doc = self.chords.part(group_id, request.group_index, task_id, state, value)
-            self.chords.store_part(doc)
-            part = doc['_id']
-        chord = self.chords.claim(group_id, part)
+        part_id = getattr(request, 'couchdb_part', None)
+        if part_id is None:
+            part = self._part(request, state, self.encode_result(result, state))
+            self.chords.store_part(part)
+            part_id = part['_id']
+        chord = self.chords.claim(group_id, part_id)
         if chord is not None:
             self._end(group_id, chord, maybe_signature(request.chord, app=self.app))
 
+    def _part(self, request: Any, state: str, result: Any, limit: float = float('inf')) -> Document:
+        payload = self.encode({'result': result})
+        value = pack(payload, self.content_type) if len(payload) <= limit else None
+        return self.chords.part(request.group, request.group_index, request.id, state, value)
+
     def end_unfinished_chords(self, ids: list[str]) -> None:
         """Bring to an end those of these chords that were left by workers that were killed."""
-        for group_id, chord in self.chords.unfinished(ids):
+        for group_id, chord, again in self.chords.unfinished(ids):
             logger.warning('chord %s was left unfinished by a worker that is gone; it is brought to its end', group_id)
-            body = maybe_signature(self.decode(unpack(chord['body']))['body'], app=self.app)
-            if chord['claimed'] and self.store.read(self.get_key_for_task(str(body.id))) is not None:
-                self.chords.done(group_id, chord)  # its body was sent: it has a result
-            else:
-                self._end(group_id, chord, body)
+            try:
+                body = maybe_signature(self.decode(unpack(chord['body']))['body'], app=self.app)
+                if again and self.store.read(self.get_key_for_task(str(body.id))) is not None:
+                    self.chords.done(group_id, chord)  # its body was sent: it has a result
+                else:
+                    self._end(group_id, chord, body, again=again)
+            except RETRIED:
+                raise
+            except Exception:  # a body that cannot be read: the other chords go on
+                logger.exception('chord %s cannot be brought to its end', group_id)
 
-    def _end(self, group_id: str, chord: Document, body: Any) -> None:
+    def _end(self, group_id: str, chord: Document, body: Any, *, again: bool = False) -> None:
         """Send the body, or tell it why it will never run. A chord that is left here is claimed again by a sweeper."""
         try:
             try:
                 results = self._join(group_id, chord)
                 # Who is killed before the chord is done has a successor: over our own transport that sends nothing twice.
-                with once(f'{group_id}:{chord.get("run")}', again=bool(chord['claimed'])):
+                with once(f'{group_id}:{chord.get("run")}', again=again):
                     body.delay(results)
             except (OperationalError, *RETRIED) as exc:
                 if chord['body']:
@@ -130,20 +145,25 @@ class ChordMixin:
             logger.error('chord %s fails: %s', group_id, error)
             self.chord_error_from_stack(body, error)
         self.chords.done(group_id, chord)
+        if chord['nested']:
+            self.delete_group(group_id)
 
     def _join(self, group_id: str, chord: Document) -> list[Any]:
         """Return the results of a chord's parts; *raises* `ChordError` if one has failed."""
         parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
+        if len(parts) < size_of(chord):  # in a cluster, a node may be behind the one that has counted them
+            raise ServerUnavailable(f'{self.store.client.address.url}: only {len(parts)} parts of a chord of {size_of(chord)}')
         stored = [part['task_id'] for part in parts if 'value' not in part]
         docs = dict(zip(stored, self.store.read_many(map(self.get_key_for_task, stored)), strict=True))
         results = [self._result(part, docs) for part in parts]
-        group = GroupResult.restore(group_id, backend=self, app=self.app) if chord['nested'] else None
-        if group is None:
+        if not chord['nested']:
             return results
+        group = GroupResult.restore(group_id, backend=self, app=self.app)
+        if group is None:
+            raise ChordError(f'GroupResult {group_id} no longer exists')
         # Groups within the header: all is there, only its form is wanted.
         with allow_join_result():
             joined: list[Any] = group.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
-        self.delete_group(group_id)
         return joined
 
     def _result(self, part: Document, found: dict[str, Document | None]) -> Any:

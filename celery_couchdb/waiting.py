@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from celery import states
 from celery.exceptions import TimeoutError
 
+from kombu_couchdb.errors import RETRIED
+
 from .callbacks import Callbacks
 from .documents import Document
 from .reader import Reader, Waiter
@@ -39,7 +41,7 @@ class PushMixin:
 
     if TYPE_CHECKING:  # Celery's base class has these
         _ensure_not_eager: Callable[[], None]
-        _ensure_retryable: Callable[..., Any]
+        always_retry: bool
         get_key_for_task: Callable[[str], str]
         decode_document: Callable[[Document], Meta]
 
@@ -105,7 +107,12 @@ class PushMixin:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         ids = {self.get_key_for_task(task_id): task_id for task_id in task_ids}
-        found: Collection[Document | None] = self._ensure_retryable(self.store.read_many, list(ids)) if ids else ()
+        found: Collection[Document | None] = ()
+        try:
+            found = self.store.read_many(ids)
+        except RETRIED:
+            if not self.always_retry:
+                raise
         waiter: Waiter | None = None
         try:
             while True:

@@ -17,7 +17,7 @@ from . import workitem
 from .batch import PublishBatch
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
-from .once import fixed_id, is_repeated
+from .once import fixed_id, is_fixed
 from .topology import topic_pattern
 
 __all__ = ['Channel']
@@ -109,7 +109,7 @@ class Channel(virtual.Channel):
         tag = message['properties']['delivery_tag']
         queues = sorted(queue for queue in self._lookup(exchange, routing_key) if queue)
         docs = [workitem.new(tag if not i else f'{tag}-{i}', queue, message, now) for i, queue in enumerate(queues)]
-        if is_repeated():
+        if is_fixed():
             docs = self.connection.store.unpublished(docs)
         if _publish_batch is not None:
             _publish_batch.add(docs)

@@ -108,6 +108,11 @@ class Client:
         """Return the point in `_changes` at which the database stands now."""
         return self.request('GET', '', repeat=True)['update_seq']
 
+    def changes(self, since: Any, body: Document, limit: int, *, docs: bool = True) -> Document:
+        """Return `{'results', 'last_seq'}` of the changes after `since`, without waiting; see `open_changes`."""
+        params = {'since': since, 'include_docs': docs, 'limit': limit, **({'filter': f'_{next(iter(body))}'} if body else {})}
+        return cast(Document, self.request('POST', '/_changes', params, body, repeat=True))
+
     def open_changes(self, since: Any, body: Document, limit: int, beat: float, *, docs: bool = True) -> requests.Response:
         """Open a longpoll on `_changes` that sends an empty line every `beat` seconds, and return it unread.
 
@@ -176,6 +181,8 @@ class Client:
         """Return the JSON in an answer; *raises* `ServerUnavailable` if it was cut, `NotCouchDB` if it is none."""
         try:
             return json.loads(text)
+        except RecursionError as exc:
+            raise errors.RequestRefused(f'{self.address.url}: a document is nested too deeply to be read') from exc
         except ValueError as exc:
             if text.lstrip()[:1] in (b'{', b'['):
                 raise errors.ServerUnavailable(f'{self.address.url}: the answer was cut off') from exc

@@ -32,7 +32,8 @@ class Longpoll:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._lock = threading.Lock()
+        # An abandoned generator may be collected, and end its wait, in the midst of anything: also of `interrupt`.
+        self._lock = threading.RLock()
         self._turn = 0
         self._response: requests.Response | None = None
 
@@ -72,7 +73,7 @@ class Longpoll:
                 if turn != self._turn:
                     return None
                 text += chunk
-        except (requests.RequestException, OSError) as exc:
+        except (requests.RequestException, OSError, ValueError, AttributeError) as exc:  # the last two: TLS, while shut down
             if turn != self._turn:
                 return None
             raise ServerUnavailable(f'{self._client.address.url}: the feed of changes was cut off') from exc

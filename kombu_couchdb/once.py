@@ -12,14 +12,17 @@ from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any
 
-__all__ = ['fixed_id', 'is_repeated', 'once']
+__all__ = ['fixed_id', 'is_fixed', 'is_repeated', 'once']
 
 _context: ContextVar[tuple[str, bool] | None] = ContextVar('kombu_couchdb_once', default=None)
 
 
 @contextmanager
 def once(key: str, *, again: bool = False) -> Iterator[None]:
-    """Publish what is published in this context under fixed ids; with `again`, only what was never published under them."""
+    """Publish what is published in this context under fixed ids, and only what was never published under them.
+
+    `again` says that somebody is known to have begun before.
+    """
     token = _context.set((key, again))
     try:
         yield
@@ -36,7 +39,12 @@ def fixed_id(message: Mapping[str, Any]) -> str | None:
     return sha256(f'{context[0]}\0{task_id}'.encode()).hexdigest()[:32]
 
 
+def is_fixed() -> bool:
+    """Tell whether messages have fixed ids here."""
+    return _context.get() is not None
+
+
 def is_repeated() -> bool:
-    """Tell whether messages of this context may have been published before."""
+    """Tell whether somebody is known to have begun before to do what is done in this context."""
     context = _context.get()
     return context is not None and context[1]

@@ -20,6 +20,12 @@ from .proxy import Proxy
 COMPLAINT = 'results are not heard of'
 
 
+@pytest.fixture(autouse=True)
+def warnings_are_captured(caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that ran in this process before may have set the level."""
+    caplog.set_level('WARNING')
+
+
 def backend_app(url: str, **options: Any) -> Celery:
     app = Celery('test', set_as_current=False, broker='memory://', backend=url)
     app.conf.result_backend_transport_options = {'request_timeout': 2.0, 'connect_timeout': 1.0, **options}

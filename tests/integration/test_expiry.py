@@ -147,7 +147,7 @@ def test_sweepers_at_once(url: str, client: Client) -> None:
     fill(client, 600, time.time() - 1)
     first, second = backend_of(url), backend_of(url, result_backend_transport_options={'sweep_interval': 1.0})
     first.store.set_up()
-    docs = [{'_id': row['id'], '_rev': row['value']} for row in first.store.view('due')]
+    docs = [{'_id': row['id'], '_rev': row['value'][1]} for row in first.store.view('due')]
     second.cleanup()
     assert first.store.delete_all(docs) == 0
     assert results(client) == []
@@ -158,7 +158,7 @@ def test_result_that_is_written_anew_meanwhile_stays(url: str, client: Client) -
     fill(client, 1, time.time() - 1)
     [doc_id] = results(client)
     backend.store.set_up()
-    docs = [{'_id': row['id'], '_rev': row['value']} for row in backend.store.view('due')]
+    docs = [{'_id': row['id'], '_rev': row['value'][1]} for row in backend.store.view('due')]
     backend.mark_as_done(doc_id.removeprefix('celery-task-meta-'), 'new')
     assert backend.store.delete_all(docs) == 0
     assert results(client) == [doc_id]
@@ -196,6 +196,44 @@ def test_documents_of_others_with_the_same_types_stay(url: str, client: Client) 
     client.bulk(docs)
     backend_of(url).cleanup()
     assert all(client.fetch([doc['_id'] for doc in docs]))
+
+
+# -- chords
+
+
+def part_of(group: str, task_id: str, index: int) -> Context:
+    return Context({'id': task_id, 'group': group, 'group_index': index, 'chord': {'task': 'body'}, 'task': 'part'})
+
+
+def chord_documents(client: Client) -> list[str]:
+    return [row['doc']['type'] for row in client.id_range('chord-unlock-', docs=True)]
+
+
+def test_chord_lives_as_long_as_its_parts_come(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backend_of(url, 100)
+    now = time.time()
+    monkeypatch.setattr(backend.client.clock, 'now', lambda: now)
+    backend.chords.prepare('g', None, nested=False)
+    backend.chords.begin('g', 3)
+    for index in range(2):
+        now += 90  # each comes long before the lifetime of the one before is over
+        backend.mark_as_done(f'task {index}', 'x' * 5000, part_of('g', f'task {index}', index))
+    now += 50
+    backend.cleanup()
+    assert chord_documents(client) == ['Chord', 'Part', 'Part']
+    now += 101
+    backend.cleanup()
+    assert chord_documents(client) == []
+
+
+def test_parts_without_a_chord_go(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backend_of(url, 100)
+    backend.mark_as_done('task', 1, part_of('g', 'task', 0))
+    now = time.time() + 101
+    monkeypatch.setattr(backend.client.clock, 'now', lambda: now)
+    backend.cleanup()
+    assert chord_documents(client) == []
+    assert results(client) == []
 
 
 # -- what a person sees
