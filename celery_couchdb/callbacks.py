@@ -138,7 +138,9 @@ class Callbacks:
                 doc_id = self._key_of(task_id)
                 doc_id.encode()
             except (ValueError, TypeError):
-                continue  # an empty id, or one that cannot be that of a document: nothing will ever be stored under it
+                doc_id = ''
+            if not task_id or not doc_id:
+                continue  # no id, or one that cannot be that of a document: nothing will ever be stored under it
             if result is None:
                 self._held.get(doc_id, {}).pop(number, None)
             elif result._cache is None:

@@ -9,6 +9,7 @@ Nothing is missed while the connection is down: afterwards all is looked up anew
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -165,9 +166,12 @@ class Reader:
                 continue
             try:
                 pause = self._round(wanted, new, turn)
+                if retry > _RETRY:
+                    logger.info('results are heard of again')
                 retry = _RETRY
             except RETRIED as exc:
-                logger.warning('results are not heard of: %s; trying again in %.1f s', exc, retry)
+                level = logging.WARNING if retry == _RETRY else logging.DEBUG  # once is enough
+                logger.log(level, 'results are not heard of: %s; trying again until they are', exc)
                 self._since, pause, retry = None, retry, min(retry * 2, _RETRY_MOST)
             except Exception as exc:  # whatever it is, nobody must wait for what cannot come
                 self._fail(wanted, exc)

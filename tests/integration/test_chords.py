@@ -312,6 +312,58 @@ def test_worker_killed_between_two_deletions(site: Site, monkeypatch: pytest.Mon
     assert site.left() == []
 
 
+def test_nested_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, backend = site.app, site.app.backend
+    results = [app.GroupResult('g', [app.AsyncResult('a'), app.AsyncResult('b')]), app.AsyncResult('c')]
+    body = app.signature('body', task_id='the body')
+    backend.apply_chord(('chord', results), body)
+    backend.set_chord_size('chord', 3)
+    parts = [Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'})
+             for index, name in enumerate('abc')]
+    for part in parts[:2]:
+        end(site.backend(), part, part.id)
+    worker = site.backend()
+    monkeypatch.setattr(worker.app, 'send_task', die)
+    with pytest.raises(Killed):
+        end(worker, parts[2], 'c')
+    sweep(site.backend())
+    assert site.bodies() == [[[['a', 'b'], 'c']]]
+    assert site.left() == []
+
+
+def test_body_that_is_a_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = site.app.signature
+    inner = chord([task('part', (i,), immutable=True) for i in range(2)], task('body'), app=site.app)
+    outer = chord([task('part', ('a',)), task('part', ('b',))], inner, app=site.app)
+    outer()
+    first, second = (Context({**message['headers'], **message['embed']}) for message in site.taken())
+    end(site.backend(), first)
+    worker = site.backend()
+    monkeypatch.setattr(worker.chords, 'done', die)
+    with pytest.raises(Killed):
+        end(worker, second)
+    inner_parts = [Context({**message['headers'], **message['embed']}) for message in site.taken()]
+    assert [part.task for part in inner_parts] == ['part', 'part']
+    end(site.backend(), inner_parts[0])
+    sweep(site.backend())
+    assert items(site.client) == []  # nothing is sent again
+    end(site.backend(), inner_parts[1])
+    assert len(site.bodies()) == 1
+    assert site.left() == []
+
+
+def test_spoilt_chord_does_not_stop_the_sweep(site: Site, client: Client) -> None:
+    parts = site.send('a')
+    worker = site.backend()
+    worker.chords.claim = lambda *_: None
+    end(worker, parts[0])
+    spoilt = {'type': 'Chord', 'size': 1, 'added': [], 'claimed': 'x', 'sent': False, 'nested': False, 'date': 1.0}
+    client.put({'_id': 'chord-unlock-0000', **spoilt, 'body': {'value': 'no JSON'}})
+    client.put({'_id': 'chord-unlock-0001', **spoilt, 'body': {'value': {'body': 7}}})
+    sweep(site.backend())
+    assert site.bodies() == [[[0]]]
+
+
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
 def test_body_that_was_consumed_already_is_not_sent_again(site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
     parts = site.send('a')

@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import requests
 from celery import Celery, states
 from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from celery_couchdb.backend import CouchDBBackend
+from celery_couchdb.reader import Waiter
 from kombu_couchdb.client import Client
+from kombu_couchdb.errors import CouchDBError
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Request
 
@@ -227,6 +231,70 @@ def test_forked_child_waits_with_a_reader_of_its_own(app: Celery, worker: CouchD
     child.join(PATIENCE)
 
 
+def test_new_waits_do_not_keep_the_others_from_their_results(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    first, *others = ids(40)
+    waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, first), 'the wait')
+    reader, waiter = app.backend.reader, Waiter()
+    go_on = threading.Event()
+
+    def press() -> None:
+        while not go_on.wait(0.002):  # more often than any answer can come
+            reader.watch(waiter, [f'celery-task-meta-{others[0]}'])
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    try:
+        worker.mark_as_done(first, 'through')
+        assert waiting.value() == 'through'
+    finally:
+        go_on.set()
+        pressing.join()
+        reader.drop(waiter, [f'celery-task-meta-{others[0]}'])
+
+
+def test_answers_that_no_json_reader_can_take(app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request]) -> None:
+    deep, good = ids(2)
+    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (deep, good)]
+    wait_for(lambda: is_listening(sent, deep, good), 'both waits')
+    text = '[' * 100_000 + ']' * 100_000
+    answer = requests.put(f'{client.address.url}/celery-task-meta-{deep}', data=f'{{"type": "Result", "value": {text}}}',
+                          auth=(client.address.user, client.address.password), timeout=PATIENCE)
+    if answer.status_code != 201:
+        pytest.skip('the server does not take it')
+    assert isinstance(waits[0].value(), CouchDBError)
+    worker.mark_as_done(good, 'fine')
+    assert waits[1].value() == 'fine'
+
+
+def test_thread_that_cannot_be_started(app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    [task_id] = ids(1)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == READER:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, 'start', refuse)
+    with pytest.raises(RuntimeError):
+        app.AsyncResult(task_id).get(timeout=PATIENCE)
+    monkeypatch.undo()
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    worker.mark_as_done(task_id, 1)
+    assert waiting.value() == 1
+
+
+def test_abandoned_iteration_leaves_nothing(app: Celery, worker: CouchDBBackend) -> None:
+    first, second = ids(2)
+    worker.mark_as_done(first, 1)
+    iteration = app.backend.get_many([first, second], timeout=PATIENCE)
+    assert next(iteration)[0] == first
+    del iteration
+    gc.collect()
+    assert app.backend.reader._waiters == {}
+
+
 # -- groups
 
 
@@ -340,6 +408,32 @@ def test_callback_that_fails_does_not_stop_the_others(app: Celery, worker: Couch
         worker.mark_as_done(name, name)
     wait_for(lambda: called == [names[1]], 'the callback')
     wait_for(lambda: any('callback of task' in record.getMessage() for record in caplog.records), 'the complaint')
+
+
+@pytest.mark.parametrize('bad', ['', 'x\ud800'], ids=['empty', 'half a character'])
+def test_odd_ids_do_not_stop_the_callbacks(app: Celery, worker: CouchDBBackend, bad: str) -> None:
+    [task_id] = ids(1)
+    called: list[Any] = []
+    kept = app.AsyncResult('kept')
+    kept.then(called.append)
+    app.AsyncResult(bad).then(called.append)
+    gc.collect()
+    app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
+    worker.mark_as_done(task_id, 5)
+    wait_for(lambda: called == [5], 'the callback')
+    kept.forget()
+
+
+def test_callback_is_called_once_though_its_result_is_polled(app: Celery, worker: CouchDBBackend) -> None:
+    for name in ids(20):
+        called: list[int] = []
+        result = app.AsyncResult(name)
+        result.then(lambda _, called=called: (time.sleep(0.01), called.append(1)))
+        worker.mark_as_done(name, 1)
+        wait_for(lambda result=result: result.ready(), 'the result')
+        wait_for(lambda called=called: called, 'the callback')
+        time.sleep(0.02)  # a second call would end by now
+        assert called == [1]
 
 
 def test_callback_is_called_once_though_somebody_waits_too(app: Celery, worker: CouchDBBackend) -> None:
