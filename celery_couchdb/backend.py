@@ -133,6 +133,11 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         self._write(doc, lifetime, final_stays=True, also=part)
         return result
 
+    def forget(self, task_id: str) -> None:
+        """Delete a result; its callbacks will not be called."""
+        self.callbacks.forget(task_id)
+        super().forget(task_id)
+
     # -- expiry
 
     def cleanup(self) -> None:

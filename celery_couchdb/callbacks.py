@@ -52,7 +52,8 @@ class Callbacks:
     def reset(self) -> None:
         """Start over, after a fork: the thread and its promises are the parent's."""
         self._lock, self._fulfilling = threading.Lock(), threading.RLock()
-        self._queue: deque[tuple[int, str, Any]] = deque()  # (id, task id, result), without result if it is to go
+        #: (id, task id, result), without result if it is to go, without id for all results of the task.
+        self._queue: deque[tuple[int | None, str, Any]] = deque()
         self._waiter = Waiter()
         self._held: dict[str, dict[int, Callable[[], Any]]] = {}  # by document, by id: what returns the result, if it lives
         self._watched: set[str] = set()
@@ -73,6 +74,11 @@ class Callbacks:
         """Let go of a result; it takes no lock."""
         if self._running and result.id is not None:
             self._queue.append((id(result), str(result.id), None))
+
+    def forget(self, task_id: str) -> None:
+        """Let go of all results of a task that was forgotten: it will have none."""
+        if self._running:
+            self._queue.append((None, task_id, None))
 
     def following(self, doc_id: str, count: int) -> list[str]:
         """Return the documents of results that were registered after that of `doc_id` and are not ready: its group's, say."""
@@ -141,7 +147,9 @@ class Callbacks:
                 doc_id = ''
             if not task_id or not doc_id:
                 continue  # no id, or one that cannot be that of a document: nothing will ever be stored under it
-            if result is None:
+            if number is None:
+                self._held.pop(doc_id, None)
+            elif result is None:
                 self._held.get(doc_id, {}).pop(number, None)
             elif result._cache is None:
                 self._held.setdefault(doc_id, {})[number] = _hold(result)
