@@ -85,13 +85,13 @@ class News:
         if any(windows[queue].dirty for queue in eager):
             self._stop()
             self._busy = now
-            if any(windows[queue].outdated for queue in eager):
+            if self._mark is None or any(windows[queue].outdated for queue in eager):
                 # Whatever was read before this point has to be read again before the feed may go on from here.
                 self._mark = self._client.sequence()
                 for window in windows.values():
                     window.dirty = True
         elif now - self._busy >= _LINGER or not any(window.dirty for window in windows.values()):
-            docs += self._listen(windows)
+            docs += self._listen(windows, eager)
         if self._since is None and now - self._looked >= _LOOK:
             docs += self._look()
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and doc.get('queue') in windows and is_waiting(doc)]
@@ -119,11 +119,13 @@ class News:
             self._note(doc)
         return docs
 
-    def _listen(self, windows: Mapping[str, Window]) -> list[Document]:
+    def _listen(self, windows: Mapping[str, Window], eager: set[str]) -> list[Document]:
         """Let the feed listen for all queues whose content is known."""
-        for window in windows.values():
-            if len(window) > LIMIT and self._since is not None:
-                window.clear()  # nobody takes them just now: do not hoard
+        for queue, window in windows.items():
+            # What nobody can take just now is not hoarded. An eager queue would be read again in this very turn, at a point
+            # that is not known here, and the feed could not go on from it.
+            if len(window) > LIMIT and self._since is not None and queue not in eager:
+                window.clear()
         wanted = frozenset(queue for queue, window in windows.items() if not window.dirty)
         if self._since is None:
             since = self._client.sequence() if self._mark is None else self._mark
@@ -131,8 +133,11 @@ class News:
             self._watch(since, wanted)
             self._mark = None
             return docs
-        if not wanted <= self._watched and self._mark is not None:
-            self._watch(self._mark, wanted)
+        if not wanted <= self._watched:
+            if self._mark is not None:
+                self._watch(self._mark, wanted)
+            for queue in wanted - self._watched:
+                windows[queue].dirty = True  # it was read while nobody listened for it: once more, after a known point
         elif wanted < self._watched:
             self._watch(self._since, wanted)
         self._mark = None
