@@ -253,7 +253,10 @@ def test_new_waits_do_not_keep_the_others_from_their_results(app: Celery, worker
         reader.drop(waiter, [f'celery-task-meta-{others[0]}'])
 
 
-def test_answers_that_no_json_reader_can_take(app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request]) -> None:
+def test_answers_that_no_json_reader_can_take(app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request],
+                                              apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server takes such a document and cannot return it')
     deep, good = ids(2)
     waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (deep, good)]
     wait_for(lambda: is_listening(sent, deep, good), 'both waits')
