@@ -39,9 +39,9 @@ _FEW = 100
 #: The most changes of one answer while many are awaited.
 _MANY = 2000
 
-#: After an answer the reader pauses, in seconds for each awaited document and at the most: it gathers what comes in quick
-#: succession.
-_PAUSE, _MOST = 1 / 20_000, 0.05
+#: After an answer the reader pauses, in seconds for each awaited document, at least and at the most: who has what he waited
+#: for can leave, and what comes in quick succession is gathered.
+_PAUSE, _LEAST, _MOST = 1 / 20_000, 0.002, 0.05
 
 #: When new ids break off a wait that was shorter than this, in seconds, more will follow: then the reader looks, with a
 #: pause after each look, until none come, instead of opening waits that are broken off again.
@@ -208,7 +208,7 @@ class Reader:
                 self._since = None  # nobody has looked for them yet
             return 0.0
         self._take_in(answer, wanted)
-        return min(len(wanted) * _PAUSE, _MOST)
+        return max(_LEAST, min(len(wanted) * _PAUSE, _MOST))
 
     def _take_in(self, answer: Document, wanted: set[str]) -> None:
         rows = [row for row in answer['results'] if row['id'] in wanted and not row.get('deleted')]

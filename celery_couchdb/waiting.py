@@ -58,6 +58,8 @@ class PushMixin:
         pause = max(interval or 0.5, _PARENT * sum(1 for parent in _parents(result) for _ in _leaves(parent)))
         for _id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval):
             self.callbacks.fulfil(result, meta)
+            if propagate and on_interval is not None and meta['status'] in states.PROPAGATE_STATES:
+                on_interval()  # a failure before this one is what it comes from: Celery raises that instead
         return result.maybe_throw(callback=callback, propagate=propagate)
 
     def iter_native(self, result: ResultSet, no_ack: bool = True, timeout: float | None = None, interval: float = 0.5,

@@ -210,6 +210,16 @@ def test_failed_part(site: Site) -> None:
     assert site.left() == []
 
 
+def test_error_of_the_part_itself_is_raised_where_it_is_known(site: Site) -> None:
+    parts = site.send('a', 'b')
+    waiting = threading.Timer(0.3, lambda: [
+        site.backend().mark_as_failure(part.id, KeyError('no'), request=part) for part in parts])
+    waiting.start()
+    with pytest.raises(KeyError):
+        site.result.get(timeout=20, interval=20)
+    waiting.join()
+
+
 def test_error_callback(site: Site) -> None:
     parts = site.send('a', body=site.app.signature('body', link_error=[site.app.signature('rescue', queue='rescues')]))
     site.backend().mark_as_failure(parts[0].id, KeyError('no'), request=parts[0])
