@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -70,8 +69,9 @@ def test_group_and_chord_of_prefork_workers(site: Site) -> None:
     parts = [site.app.signature('add', (number, 0)) for number in range(120)]
     assert sum(group(parts, app=site.app)().get(timeout=PATIENCE)) == 7140
     assert chord(parts, app=site.app)(site.app.signature('total')).get(timeout=PATIENCE) == 7140
-    kinds = Counter(row['doc'].get('type') for row in site.server.client(site.results).id_range('', docs=True))
-    assert set(kinds) <= {'Result', None}
+    client = site.server.client(site.results)
+    wait_for(lambda: {row['doc'].get('type') for row in client.id_range('', docs=True)} <= {'Result', None},
+             'nothing to be left of the chord')
 
 
 def test_chords_whose_workers_are_killed(site: Site) -> None:

@@ -136,31 +136,6 @@ def test_several_queues_share_a_consumer(connection: Connection) -> None:
     assert [body for body in bodies if body[0] == 'full'] == [['full', number] for number in range(60)]
 
 
-def test_message_after_many_that_a_slow_consumer_was_told_of(connect: Callable[..., Connection], client: Client) -> None:
-    """It hoards no more than so many of those it is told of; it reads the queue again instead, and must listen on."""
-    publisher, inbox = connect(), Inbox(connect(), prefetch=1, ack=False)
-
-    def deliver(count: int) -> None:
-        for number in range(len(inbox.messages), count):
-            inbox.wait(number + 1)
-            inbox.messages[number].ack()
-
-    for number in range(80):  # a consumer that is quick reads more at a time
-        publish(publisher, number)
-        deliver(number + 1)
-    publish(publisher, 'held')
-    inbox.wait(81)
-    window = inbox.connection.transport.consumer._windows['q']
-    assert not window.dirty
-    for part in (range(100), range(100, 200), range(200, 250)):  # few at a time: the feed tells of them, nobody reads them
-        publish_many(publisher, part)
-        wait_for(lambda part=part: len(window) == part.stop, 'the news')
-    inbox.messages[80].ack()
-    deliver(331)
-    publish(publisher, 'last')
-    assert inbox.wait(332)[-1] == 'last'  # long before the queues are looked at anyway
-
-
 def test_message_of_a_quiet_queue_while_another_is_busy(connect: Callable[..., Connection], client: Client) -> None:
     publisher = connect()
     publish_many(publisher, range(400), to='busy')
