@@ -17,7 +17,7 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from kombu.exceptions import EncodeError
 from kombu.utils.encoding import bytes_to_str
 
-from kombu_couchdb.errors import RETRIED, DocumentTooLarge
+from kombu_couchdb.errors import RETRIED, DatabaseMissing, DocumentTooLarge, NotFound
 
 from . import expiry
 from .address import address_of
@@ -145,8 +145,12 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         self._sweep(lambda: False)
 
     def _sweep(self, is_over: Callable[[], bool]) -> None:
-        self.store.set_up()
-        self.end_unfinished_chords(expiry.sweep(self.store, self.chords, is_over))
+        try:
+            unfinished = expiry.sweep(self.store, self.chords, is_over)
+        except (NotFound, DatabaseMissing):
+            self.store.set_up()
+            unfinished = expiry.sweep(self.store, self.chords, is_over)
+        self.end_unfinished_chords(unfinished)
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
