@@ -110,17 +110,20 @@ class Callbacks:
         used = first = time.monotonic()
         waiting = 0
         while True:
+            now = time.monotonic()
             try:
                 for doc in self._waiter.take(_QUIET if self._queue else _TICK):
                     self._call(doc)
+                now = time.monotonic()
+                if not waiting:
+                    first = now
+                if waiting == (waiting := len(self._queue)) or now - first > _GATHER:
+                    self._take_up()
+                    waiting = len(self._queue)
             except CouchDBError as exc:
                 self._fail(exc)
-            now = time.monotonic()
-            if not waiting:
-                first = now
-            if waiting == (waiting := len(self._queue)) or now - first > _GATHER:
-                self._take_up()
-                waiting = len(self._queue)
+            except Exception:  # without this thread no callback would ever be called again
+                logger.exception('callbacks of results were disturbed')
             if self._held:
                 used = now
             with self._lock:

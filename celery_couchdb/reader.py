@@ -84,11 +84,12 @@ class Waiter:
                 self._news.wait(timeout)
             items = list(self._inbox)
             self._inbox.clear()
-        docs = []
-        for item in items:
-            if isinstance(item, CouchDBError):
-                raise item
-            docs.append(item)
+        docs = [item for item in items if isinstance(item, dict)]
+        errors = [item for item in items if not isinstance(item, dict)]
+        if errors and not docs:
+            raise errors[0]
+        with self._news:
+            self._inbox.extendleft(errors[:1])  # what came before it is not lost: the next call tells
         return docs
 
     def forget(self, doc_id: str) -> None:
