@@ -12,7 +12,7 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.client import Client
 from tests.conftest import wait_for
-from tests.support import Inbox, eta, items, publish, record_requests
+from tests.support import Inbox, eta, items, publish, publish_many, record_requests
 
 from .proxy import Proxy
 
@@ -186,3 +186,28 @@ def test_database_that_was_deleted_under_a_publisher(connect: Callable[..., Conn
     client.delete()
     publish(connection, 'after', retry=True, retry_policy={'max_retries': 5, 'interval_start': 0.1})
     assert [item['message']['body'] for item in items(client)] == ['"after"']
+
+
+def test_all_consumers_work_again_after_a_silence_longer_than_their_leases(connect: Callable[..., Connection], proxy: Proxy,
+                                                                            caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level('WARNING')
+    inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=1.5), prefetch=1) for _ in range(2)]
+    publisher = connect()
+    publish_many(publisher, range(10))
+    wait_for(lambda: [inbox.drain(0.05) for inbox in inboxes] and sum(len(i.messages) for i in inboxes) == 10, 'the first ten')
+    proxy.hang()
+    silent = time.monotonic() + 5.0  # longer than the leases, with the grace that is given to clocks
+    wait_for(lambda: [inbox.drain(0.1) for inbox in inboxes] and time.monotonic() > silent, 'the silence to last')
+    before = [len(inbox.messages) for inbox in inboxes]
+    proxy.go_on()
+    for number in range(10, 40):
+        publish(publisher, number)
+    wait_for(lambda: [inbox.drain(0.05) for inbox in inboxes]
+             and {body for inbox in inboxes for body in inbox.bodies} == set(range(40)), 'all others')
+    for number in range(40, 400):
+        if all(len(inbox.messages) > count for inbox, count in zip(inboxes, before, strict=True)):
+            break
+        publish(publisher, number)
+        for inbox in inboxes:
+            inbox.drain(0.1)
+    assert all(len(inbox.messages) > count for inbox, count in zip(inboxes, before, strict=True))
