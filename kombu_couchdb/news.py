@@ -166,7 +166,7 @@ class News:
                    and name.startswith((BINDING, BROADCAST, CONSUMER))]
         docs = [doc for doc in self._client.fetch(changed) if doc]
         if first:
-            self._routes.replace({doc['_id']: doc for doc in docs if doc.get('type') == 'Binding'})
+            self._routes.replace({doc['_id']: doc for doc in docs if doc.get('type') == 'Binding'}, self._looked)
         docs += [{'_id': name, '_deleted': True} for name in self._known.keys() - revs.keys()]
         self._known = revs
         for doc in docs:

@@ -32,6 +32,10 @@ _TEMPORARY = 3600.0
 _MAX_AGE = 0.05
 
 
+#: How long one remembers when a binding was told of, in seconds: longer than any read of the bindings takes.
+_MEMORY = 60.0
+
+
 class Routes:
     """The bindings of one database, shared by all connections of this process.
 
@@ -43,20 +47,28 @@ class Routes:
         self._lock = threading.Lock()
         self._bindings: dict[str, Document] = {}
         self._read: dict[str, float] = {}
+        self._updated: dict[str, float] = {}  # when, by the monotonic clock, a binding was last told of alone
         self._followed_until = 0.0
 
     def follow(self, seconds: float) -> None:
         """Trust the whole table for so long: `replace` and `update` were told all."""
         self._followed_until = time.monotonic() + seconds
 
-    def replace(self, bindings: Mapping[str, Document], prefix: str = BINDING) -> None:
-        """Make `bindings`, by id, all that there are with ids that start with `prefix`."""
+    def replace(self, bindings: Mapping[str, Document], at: float, prefix: str = BINDING) -> None:
+        """Make `bindings`, by id, all that there are with ids that start with `prefix`.
+
+        They were read from the monotonic time `at` on: what was written or deleted since stays as `update` told.
+        """
         with self._lock:
-            self._bindings = {k: v for k, v in self._bindings.items() if not k.startswith(prefix)} | dict(bindings)
+            self._updated = {k: when for k, when in self._updated.items() if when >= at - _MEMORY}
+            newer = {k for k, when in self._updated.items() if when >= at}
+            kept = {k: v for k, v in self._bindings.items() if k in newer or not k.startswith(prefix)}
+            self._bindings = kept | {k: v for k, v in bindings.items() if k not in newer}
 
     def update(self, doc: Document) -> None:
         """Take in one binding that was written or deleted."""
         with self._lock:
+            self._updated[doc['_id']] = time.monotonic()
             if doc.get('_deleted'):
                 self._bindings.pop(doc['_id'], None)
             else:
@@ -176,7 +188,7 @@ class Topology:
         """Read the bindings of an exchange."""
         prefix, before = f'{BINDING}[{_quoted(exchange)},', time.monotonic()
         docs = [row['doc'] for row in self.client.id_range(prefix, docs=True)]
-        self.routes.replace({doc['_id']: doc for doc in docs}, prefix)
+        self.routes.replace({doc['_id']: doc for doc in docs}, before, prefix)
         self.routes.was_read(exchange, before)
         return docs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time as time_module
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -94,10 +95,20 @@ def test_a_deleted_binding_is_forgotten() -> None:
 def test_replaced_are_those_of_the_prefix_only() -> None:
     routes = table(binding('ex', 'k', 'q'), binding('ex2', 'k', 'r'))
     new = binding('ex', 'l', 's')
-    routes.replace({new['_id']: new}, f'{BINDING}["ex",')
+    routes.replace({new['_id']: new}, float('inf'), f'{BINDING}["ex",')
     assert (routes.match('ex', 'k'), routes.match('ex', 'l'), routes.match('ex2', 'k')) == (set(), {'s'}, {'r'})
-    routes.replace({})
+    routes.replace({}, float('inf'))
     assert routes.match('ex2', 'k') == set()
+
+
+def test_what_was_bound_while_others_read_the_bindings_stays() -> None:
+    before, gone = binding('ex', 'k', 'before'), binding('ex', 'k', 'gone')
+    routes = table(before, gone)
+    began = time_module.monotonic()
+    routes.update(binding('ex', 'k', 'new'))
+    routes.update({'_id': gone['_id'], '_deleted': True})
+    routes.replace({before['_id']: before, gone['_id']: gone}, began)  # as it was when the reading began
+    assert routes.match('ex', 'k') == {'before', 'new'}
 
 
 def test_a_table_that_nobody_keeps_is_trusted_for_a_moment(time: SimpleNamespace) -> None:
