@@ -117,19 +117,20 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def _store_result(self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None,
                       **kwargs: Any) -> Any:
-        # The base class reads the state, decides and writes: two requests, and a gap for another writer in between.
         if task_join_will_block() and not self.forked:
             self.sweeper.start()  # a worker that made its backend only now; those of a pool's children have a parent
+        # The base class reads the state, decides and writes: two requests, and a gap for another writer in between.
         task_id = bytes_to_str(task_id)
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta['task_id'] = task_id
         doc = {'_id': self.get_key_for_task(task_id), 'type': 'Result', 'status': state,
                'task': getattr(request, 'task', None), **pack(self.encode(meta), self.content_type)}
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
-        in_chord = is_final(doc) and request is not None and getattr(request, 'chord', None)
-        if in_chord:
-            lifetime = max(lifetime, self._chord_lifetime() or 0.0) if lifetime and self._chord_lifetime() else None
-        part = self.chord_part(request, task_id, state, result) if in_chord else None
+        part: Document | None = None
+        if is_final(doc) and getattr(request, 'chord', None):
+            chord = self._chord_lifetime()
+            lifetime = max(lifetime, chord) if lifetime and chord else None
+            part = self.chord_part(request, task_id, state, result)
         self._write(doc, lifetime, final_stays=True, also=part)
         return result
 

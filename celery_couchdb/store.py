@@ -59,11 +59,8 @@ class Store:
 
     def read(self, doc_id: str) -> Document | None:
         """Return a document, None if there is none or it has expired; one request."""
-        try:
-            doc = self._call(self.client.get, doc_id)
-        except NotFound:
-            return None
-        return None if is_expired(doc, self.client.clock.now()) else doc
+        doc = self._current(doc_id)
+        return None if doc is None or is_expired(doc, self.client.clock.now()) else doc
 
     def read_many(self, ids: Iterable[str]) -> list[Document | None]:
         """Return documents in the order of `ids`, None for those that do not exist or have expired; few requests."""
