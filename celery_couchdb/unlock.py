@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ logger = get_logger(__name__)
 
 #: The largest result, in bytes as encoded, of which a chord's part keeps a copy: it may outlive the result itself.
 _SMALL = 4096
+
+_joining = threading.Lock()
 
 
 class ChordMixin:
@@ -161,8 +164,8 @@ class ChordMixin:
         group = GroupResult.restore(group_id, backend=self, app=self.app)
         if group is None:
             raise ChordError(f'GroupResult {group_id} no longer exists')
-        # Groups within the header: all is there, only its form is wanted.
-        with allow_join_result():
+        # Groups within the header: all is there, only its form is wanted. One at a time, for the switch is the whole process's.
+        with _joining, allow_join_result():
             joined: list[Any] = group.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
         return joined
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.result import allow_join_result
 
 app = Celery('acceptance', broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
 app.conf.update(json.loads(os.environ['SETTINGS']))
@@ -66,8 +65,8 @@ def late_nap(journal: str, name: str, seconds: float) -> str:
 @app.task(name='ask')
 def ask(x: int, y: int) -> int:
     """Have another task add, and wait for it."""
-    with allow_join_result():
-        return int(add.delay(x, y).get(timeout=60))
+    # Not allow_join_result(): it switches for the whole process, and so for the tasks in its other threads.
+    return int(add.delay(x, y).get(timeout=60, disable_sync_subtasks=False))
 
 
 @app.task(name='late_part', acks_late=True, reject_on_worker_lost=True)
