@@ -192,7 +192,7 @@ class Consumer:
             self._claims.pulled(pulls, changes)
             self._claims.wanted(credit, self._windows, changes)
             if self._lease.written and self._lease.needs_beat(queues):
-                changes.append((self._lease.beat(self._client.clock.now(), queues), self._beaten))
+                changes.append((self._beat(queues), self._beaten))
             self._commit(outbox + changes)
         except CouchDBError:
             # Whether any of it was stored is unknown.
@@ -218,7 +218,10 @@ class Consumer:
         """Write the heartbeat document before anything is claimed: a claim without one counts as a dead consumer's."""
         if not self._lease.written or self._lease_in_doubt:
             self._lease_in_doubt = False
-            self._beaten(self._client.bulk([self._lease.beat(self._client.clock.now(), queues)])[0])
+            self._beaten(self._client.bulk([self._beat(queues)])[0])
+
+    def _beat(self, queues: set[str]) -> Document:
+        return self._lease.beat(self._client.clock.now(), queues, self.holdings.done)
 
     def _beaten(self, answer: Document) -> None:
         if answer.get('ok'):

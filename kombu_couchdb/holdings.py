@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from kombu.log import get_logger
@@ -48,6 +48,8 @@ class Holdings:
         self._outbox: list[Change] = []
         self._returned: list[Document] = []
         self._parked: dict[str, deque[Document]] = {}  # broadcasts for queues that nobody consumes here just now
+        #: How many messages of each queue were acknowledged.
+        self.done: Counter[str] = Counter()
         self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
 
     # -- waking the I/O thread
@@ -104,7 +106,11 @@ class Holdings:
 
     def ack(self, tag: str) -> None:
         """The message is done: delete it, if it is still ours."""
-        self._decide(tag, workitem.acked)
+        self._decide(tag, self._acked)
+
+    def _acked(self, doc: Document) -> Document:
+        self.done[doc['queue']] += 1
+        return workitem.acked(doc)
 
     def release(self, tag: str) -> None:
         """The message shall be delivered again: put it back to its old place."""

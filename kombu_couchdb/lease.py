@@ -12,11 +12,12 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kombu.log import get_logger
 
+from . import design
 from .client import Document
 from .store import Store
 from .topology import Topology
@@ -36,7 +37,10 @@ _SYNC = 10.0
 
 
 class Lease:
-    """The heartbeat document of one consumer: `{type, host, pid, queues, beats, expires}`."""
+    """The heartbeat document of one consumer: `{type, layout, host, pid, queues, beats, date, expires, rates}`.
+
+    `rates` says for each queue how many messages a second were acknowledged since the heartbeat before.
+    """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -44,10 +48,11 @@ class Lease:
 
     def renew(self) -> None:
         """Start over under a new id: nothing is held, and nothing is written yet."""
-        self.id = CONSUMER + uuid.uuid4().hex
+        self.id = f'{CONSUMER}{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}'
         self.rev: str | None = None
         self._queues: list[str] = []
         self._beats = 0
+        self._done: Mapping[str, int] = {}
         self._sent = self._valid_until = float('-inf')
 
     @property
@@ -69,23 +74,27 @@ class Lease:
         """Tell whether the document should be written now."""
         return time.monotonic() >= self.next_beat or sorted(queues) != self._queues
 
-    def beat(self, now: float, queues: Collection[str]) -> Document:
-        """Return the document for a heartbeat at the server's time `now`."""
+    def beat(self, now: float, queues: Collection[str], done: Mapping[str, int]) -> Document:
+        """Return the document for a heartbeat at the server's time `now`; `done` is how many were acknowledged so far."""
         if sorted(queues) != self._queues:
             # Others see who joins and who changes, and not every heartbeat: they wait for documents with beats 0.
             self._queues, self._beats = sorted(queues), 0
-        doc: Document = {'_id': self.id, 'type': 'Consumer', 'host': socket.gethostname(), 'pid': os.getpid(),
-                         'queues': self._queues, 'beats': self._beats, 'expires': now + self.timeout}
+        self._tried, self._doing = time.monotonic(), dict(done)
+        elapsed = self._tried - self._sent  # infinite for the first
+        doc: Document = {'_id': self.id, 'type': 'Consumer', 'layout': design.NAME, 'host': socket.gethostname(),
+                         'pid': os.getpid(), 'queues': self._queues, 'beats': self._beats, 'date': now,
+                         'expires': now + self.timeout,
+                         'rates': {queue: round((count - self._done.get(queue, 0)) / max(elapsed, 0.001), 3)
+                                   for queue, count in done.items()}}
         if self.rev:
             doc['_rev'] = self.rev
-        self._tried = time.monotonic()
         return doc
 
     def beaten(self, rev: str) -> None:
         """Note that the heartbeat made by `beat` was stored."""
         self.rev = rev
         self._beats += 1
-        self._sent = self._tried
+        self._sent, self._done = self._tried, self._doing
         self._valid_until = self._tried + self.timeout
 
 

@@ -39,10 +39,10 @@ class Store:
 
         One request where all is well. *Raises* `AccessDenied`, `DatabaseMissing`, `NotCouchDB`, `ServerUnavailable`.
         """
-        wanted = design.document()
+        wanted = f'_design/{design.NAME}'
         try:
-            found = self.client.get(wanted['_id'])
-            if not isinstance(found, dict) or found.get('_id') != wanted['_id']:
+            found = self.client.get(wanted)
+            if not isinstance(found, dict) or found.get('_id') != wanted:
                 self.client.welcome()
                 raise NotCouchDB(f'{self.client.address.server} does not answer as CouchDB does; check host and port')
             return
@@ -58,13 +58,15 @@ class Store:
             if isinstance(exc.__context__, DatabaseMissing):
                 raise
         try:
-            self.client.put(wanted)
-        except Conflict:
-            pass  # another process was first, with the same
+            for document in design.documents():
+                try:
+                    self.client.put(document)
+                except Conflict:
+                    pass  # another process was first, with the same
         except (AccessDenied, DatabaseMissing) as exc:
             raise AccessDenied(
-                f'{self.client.address.url}: user {self.client.address.user!r} may not set up the database; connect '
-                f'once as an administrator, or have one create the database and its design document') from exc
+                f'{self.client.address.url}: user {self.client.address.user!r} may not set up the database; let an '
+                f'administrator run "celery -A your_app couchdb setup" once') from exc
         # Heartbeats and broadcasts rewrite their documents: without a limit each would keep 1,000 old revisions.
         try:
             self.client.request('PUT', '/_revs_limit', body=20)
@@ -141,19 +143,21 @@ class Store:
     # -- leases
 
     def leases(self) -> dict[str, dict[str, Document]]:
-        """Return `{'consumer': {id: stats of expires}, 'claim': {consumer id: stats}, 'queue': {name: stats}}`.
+        """Return statistics of `expires` in five groups, by name: `consumer`, `claim` (by consumer), `queue`, `limit`, `expiry`.
 
-        The statistics are CouchDB's `_stats`: `sum`, `count`, `min`, `max`. One request.
+        `limit` has the queues with a message TTL or a length limit, `expiry` all messages that expire, under None. The
+        statistics are CouchDB's `_stats`: `sum`, `count`, `min`, `max`. One request.
         """
-        leases: dict[str, dict[str, Document]] = {'consumer': {}, 'claim': {}, 'queue': {}}
-        for row in self.client.view(design.NAME, 'leases', group=True):
+        leases: dict[str, dict[str, Document]] = {'consumer': {}, 'claim': {}, 'queue': {}, 'limit': {}, 'expiry': {}}
+        for row in self.client.view(design.NAME, 'leases', group_level=2):
             kind, name = row['key']
             leases[kind][name] = row['value']
         return leases
 
     def claims(self, consumer: str) -> list[Document]:
         """Return the items that a consumer has claimed."""
-        rows = self.client.view(design.NAME, 'leases', key=['claim', consumer], include_docs=True, reduce=False)
+        rows = self.client.view(design.NAME, 'leases', startkey=['claim', consumer], endkey=['claim', consumer, _LAST],
+                                include_docs=True, reduce=False)
         return [row['doc'] for row in rows if row.get('doc') and workitem.claimant(row['doc']) == consumer]
 
     def release(self, docs: Iterable[Document]) -> int:

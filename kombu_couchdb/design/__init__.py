@@ -1,7 +1,8 @@
-"""The broker's design document: the `.js` files beside this one, one view each.
+"""The broker's design documents: the `.js` files beside this one, one view each.
 
-Its name carries the version of its views. A change to a view makes a new name, and so workers of both versions run
-side by side, each with its own index.
+The name of a design document carries the version of its views. A change to a view makes a new name, and so workers of both
+versions run side by side, each with its own index. Workers read the views of `NAME`. Those of `JOBS` are for people and
+for who asks for a job by its task: their index is brought up to date when it is read, and costs who does not ask nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-__all__ = ['NAME', 'document', 'load']
+__all__ = ['JOBS', 'NAME', 'documents', 'load']
 
-NAME = 'celery-v1'
+NAME, JOBS = 'celery-v2', 'celery-jobs-v1'
 
-_REDUCE = {'waiting': '_count', 'scheduled': '_count', 'leases': '_stats', 'dead': '_count'}
+_REDUCE = {'waiting': '_count', 'scheduled': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
 
 
-def document() -> dict[str, Any]:
-    """Return the design document, without a revision."""
-    return load(__name__, NAME, _REDUCE)
+def documents() -> list[dict[str, Any]]:
+    """Return the design documents, without revisions; that of `NAME` is the last, so that where it is, all are."""
+    return [{**load(__name__, JOBS, {'by_task': ''}), 'autoupdate': False}, load(__name__, NAME, _REDUCE)]
 
 
 def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from kombu import Connection
 from kombu.exceptions import DecodeError
 
+from kombu_couchdb import design
 from kombu_couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, items, publish
@@ -108,7 +109,7 @@ def test_queue_that_is_no_name(connect: Callable[..., Connection], client: Clien
     inbox = Inbox(connect())
     publish(connection, 'next')
     assert inbox.wait(1) == ['next']
-    rows = client.view('celery-v1', 'dead', reduce=False)
+    rows = client.view(design.NAME, 'dead', reduce=False)
     assert [row['id'] for row in rows] == (['spoilt'] if queue != '' else [])
 
 

@@ -1,0 +1,9 @@
+// WorkItems by the id of their task, those that wait behind a unique job that runs included.
+function (doc) {
+  function task(message) { return message && message.headers && message.headers.id; }
+  if (doc.type !== 'WorkItem') return;
+  if (typeof task(doc.message) === 'string') emit(task(doc.message), null);
+  (Array.isArray(doc.next) ? doc.next : []).forEach(function (next) {
+    if (next && typeof task(next.message) === 'string') emit(task(next.message), null);
+  });
+}

@@ -1,0 +1,5 @@
+// What nobody holds and will not be delivered after a certain time.
+function (doc) {
+  if (doc.type !== 'WorkItem' || doc.status || (doc.claimed && typeof doc.claimed.by === 'string')) return;
+  if (typeof doc.expires === 'number') emit(doc.expires, null);
+}
