@@ -1,0 +1,1 @@
+"""What operators do, one task a module: each returns data and prints nothing."""
