@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kombu import exceptions
@@ -9,7 +10,6 @@ from kombu import exceptions
 from .client import Document
 from .errors import CouchDBError
 from .fanout import Broadcaster
-from .store import Store
 
 __all__ = ['PublishBatch']
 
@@ -20,8 +20,8 @@ BatchPublishError: type[Exception] = getattr(exceptions, 'BatchPublishError', ex
 class PublishBatch:
     """Gathers documents until `max_size`, or until it is flushed. A batch that failed is of no more use."""
 
-    def __init__(self, channel: Any, store: Store, broadcaster: Broadcaster, max_size: int) -> None:
-        self.channel, self._store, self._broadcaster, self._max_size = channel, store, broadcaster, max_size
+    def __init__(self, channel: Any, publish: Callable[[list[Document]], None], broadcaster: Broadcaster, max_size: int) -> None:
+        self.channel, self._publish, self._broadcaster, self._max_size = channel, publish, broadcaster, max_size
         self._docs: list[Document] = []
         self._broadcasts: list[tuple[str, str, Document]] = []
         self._ended: str | None = None
@@ -49,7 +49,7 @@ class PublishBatch:
         broadcasts, self._broadcasts = self._broadcasts, []
         try:
             if docs:
-                self._store.publish(docs)
+                self._publish(docs)
             for broadcast in broadcasts:
                 self._broadcaster.send(*broadcast)
         except CouchDBError as exc:

@@ -114,11 +114,11 @@ class Channel(virtual.Channel):
         if _publish_batch is not None:
             _publish_batch.add(docs)
         elif docs:
-            self.connection.store.publish(docs)
+            self.connection.publish(docs)
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return what gathers messages for `Producer.batch()` (kombu 5.7)."""
-        return PublishBatch(self, self.connection.store, self.connection.broadcaster, max_size)
+        return PublishBatch(self, self.connection.publish, self.connection.broadcaster, max_size)
 
     def _inplace_augment_message(self, message: Document, exchange: str, routing_key: str) -> None:
         message['body'], encoding = self.encode_body(message['body'], message.get('content-encoding'))

@@ -13,6 +13,7 @@ from .client import Document
 from .delivery import Credit, Delivery, Subscription
 from .holdings import Change, Holdings
 from .lease import Lease
+from .limits import Limits
 from .options import Options
 from .pull import Pull
 from .store import Store
@@ -27,8 +28,9 @@ class Claims:
     """Makes claims of candidates, as changes to be written by the I/O thread, and delivers what was won."""
 
     def __init__(self, store: Store, options: Options, holdings: Holdings, lease: Lease,
-                 void: dict[str, tuple[str, float]]) -> None:
+                 void: dict[str, tuple[str, float]], limits: Limits) -> None:
         self._store, self._options, self._holdings, self._lease, self._void = store, options, holdings, lease, void
+        self._limits = limits
         self._rotation = itertools.count()
         #: Those who wait for one message.
         self.pulls: list[Pull] = []
@@ -59,8 +61,14 @@ class Claims:
         if reason := workitem.flaw(doc):
             logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)
             return workitem.bury(doc, reason, self._store.client.clock.now()), lambda answer: failed()
-        if workitem.has_expired(doc, self._store.client.clock.now()):
+        limit, now = self._limits.of(doc['queue']), self._store.client.clock.now()
+        if workitem.has_expired(doc, now) or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             return workitem.acked(doc), lambda answer: failed()
+        most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
+        if most and doc['attempts'] >= most:
+            reason = f'delivery limit: delivered {doc["attempts"]} times and never done'
+            logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc['queue'], reason)
+            return workitem.bury(doc, reason, now), lambda answer: failed()
         claimed = workitem.acked(doc) if no_ack else workitem.claim(doc, self._lease.id, self._store.client.clock.now())
 
         def answered(answer: Document) -> None:

@@ -51,7 +51,8 @@ class Consumer:
         self._lease = Lease(options.visibility_timeout)
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         self.holdings = Holdings(self._lease, mailbox, client.clock, options.unlimited_prefetch)
-        self._claims = Claims(self._store, options, self.holdings, self._lease, self._sweeper.void)
+        self._claims = Claims(self._store, options, self.holdings, self._lease, self._sweeper.void,
+                              topology.limits)
         self._windows: dict[str, Window] = {}
         self._poll_at = time.monotonic() + options.polling_interval
         self._orphans = self._lease_in_doubt = False
@@ -170,6 +171,7 @@ class Consumer:
     # -- a turn
 
     def _turn(self) -> None:
+        self.holdings.resettle(self._client.fetch)
         outbox, pulls, queues, credit = (self.holdings.take_outbox(), list(self._claims.pulls),
                                          self.holdings.queues, self.holdings.credit())
         changes: list[Change] = []
@@ -184,8 +186,9 @@ class Consumer:
                 if self._orphans:
                     self._release_orphans()
                 self._listen(credit)
-            if any(workitem.is_waiting(doc) for doc, _ in outbox):
+            if any(workitem.is_waiting(doc) or doc['_id'].startswith(workitem.JOB) for doc, _ in outbox):
                 # What is given back keeps its place: it goes before anything that is claimed with the credit it freed.
+                # A unique job that is done may be there again, to be claimed anew: one request cannot do both.
                 self._commit(outbox)
                 outbox = []
                 self._offer(self.holdings.take_returned())
@@ -211,8 +214,11 @@ class Consumer:
             else:
                 first[doc['_id']] = (doc, react)
         if first:
-            for (_, react), answer in zip(first.values(), self._client.bulk([doc for doc, _ in first.values()]), strict=True):
-                react(answer)
+            # Of a dead unique job with others behind it a copy is written, too, and before it.
+            docs = [part for doc, _ in first.values() for part in workitem.apart(doc)]
+            answers = {doc['_id']: answer for doc, answer in zip(docs, self._client.bulk(docs), strict=True)}
+            for doc_id, (_, react) in first.items():
+                react(answers[doc_id])
 
     def _register(self, queues: set[str]) -> None:
         """Write the heartbeat document before anything is claimed: a claim without one counts as a dead consumer's."""
@@ -272,5 +278,7 @@ class Consumer:
             changes.append(({'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}, lambda answer: None))
         try:
             self._commit(changes)
+            self.holdings.resettle(self._client.fetch)
+            self._commit(self.holdings.take_outbox())
         except CouchDBError as exc:
             logger.warning('%s; what this consumer held comes back when its lease ends', exc)

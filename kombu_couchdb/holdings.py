@@ -50,6 +50,8 @@ class Holdings:
         self._parked: dict[str, deque[Document]] = {}  # broadcasts for queues that nobody consumes here just now
         #: How many messages of each queue were acknowledged.
         self.done: Counter[str] = Counter()
+        #: Unique jobs that others have changed, with what was decided about them.
+        self._contested: list[tuple[Document, Callable[[Document], Document]]] = []
         self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
 
     # -- waking the I/O thread
@@ -106,11 +108,10 @@ class Holdings:
 
     def ack(self, tag: str) -> None:
         """The message is done: delete it, if it is still ours."""
-        self._decide(tag, self._acked)
-
-    def _acked(self, doc: Document) -> Document:
-        self.done[doc['queue']] += 1
-        return workitem.acked(doc)
+        with self._changed:
+            if tag in self._held:
+                self.done[self._held[tag].doc['queue']] += 1
+            self._decide(tag, workitem.acked)
 
     def release(self, tag: str) -> None:
         """The message shall be delivered again: put it back to its old place."""
@@ -126,7 +127,7 @@ class Holdings:
                 return  # nobody waits for that
             if tag not in self._held:
                 logger.warning('message %s is not held any more: its lease was lost, so it may run once more elsewhere',
-                               tag.partition(':')[0])
+                               tag.rpartition(':')[0])
                 return
             self._settle(tag, change)
             self.rouse()
@@ -204,9 +205,27 @@ class Holdings:
         """Take back what could not be written, or not for certain."""
         with self._changed:
             # What was stored already conflicts with itself when it is sent again: that is no news.
-            again: list[Change] = [(doc, lambda answer, doc=doc: self._settling.discard(doc['_id']))  # type: ignore[misc]
-                                   for doc, _ in outbox]
+            # A unique job may also conflict since a publisher has changed it: it is read again.
+            again: list[Change] = [(doc, react if doc['_id'].startswith(workitem.JOB) else
+                                    lambda answer, doc=doc: self._settling.discard(doc['_id']))  # type: ignore[misc]
+                                   for doc, react in outbox]
             self._outbox = again + self._outbox
+
+    def resettle(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
+        """Decide again about unique jobs that publishers have changed while they were held, as they are now.
+
+        `fetch(ids)` reads documents, in the I/O thread; *raises* what it raises, and can then be called again.
+        """
+        contested = list(self._contested)
+        found = fetch([doc['_id'] for doc, _ in contested]) if contested else []
+        with self._changed:
+            del self._contested[:len(contested)]
+            for (doc, change), now in zip(contested, found, strict=True):
+                if now is not None and now.get('claimed') == doc['claimed']:
+                    self._write(now, change)
+                else:
+                    self._settling.discard(doc['_id'])
+                    logger.warning('unique job %s had been taken from this consumer before it was done with it', doc['_id'])
 
     def take_returned(self) -> list[Document]:
         """Return the items that were given back to their queues since the last call, as they stand now."""
@@ -248,10 +267,17 @@ class Holdings:
         delivery = self._held.pop(tag)
         delivery.credit.held -= 1
         self._settling.add(delivery.doc['_id'])
-        doc = change(delivery.doc)
-        self._outbox.append((doc, lambda answer: self._settled(doc, answer)))
+        self._write(delivery.doc, change)
 
-    def _settled(self, doc: Document, answer: Document) -> None:
+    def _write(self, held: Document, change: Callable[[Document], Document]) -> None:
+        doc = change(held)
+        self._outbox.append((doc, lambda answer: self._settled(held, change, doc, answer)))
+
+    def _settled(self, held: Document, change: Callable[[Document], Document], doc: Document, answer: Document) -> None:
+        if answer.get('error') == 'conflict' and 'key' in held:
+            self._contested.append((held, change))
+            self.rouse()
+            return
         self._settling.discard(doc['_id'])
         if answer.get('error'):
             logger.warning('message %s had been taken from this consumer before it was done with it (%s)',

@@ -19,6 +19,7 @@ from kombu.log import get_logger
 
 from . import design
 from .client import Document
+from .limits import limit_in
 from .store import Store
 from .topology import Topology
 
@@ -133,6 +134,7 @@ class Sweeper:
         left = self.left | {queue for doc in dead for queue in doc.get('queues') or ()}
         if overdue or left:
             self._remove_unused(overdue, left, living, now)
+        self._keep_limits(leases, now)
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
             on_orphans()
         for doc_id, (rev, since) in list(self.void.items()):
@@ -156,6 +158,20 @@ class Sweeper:
             logger.warning('consumer %s on %s (pid %s) has not been heard of since its lease ended',
                            doc['_id'], doc.get('host'), doc.get('pid'))
         return gone
+
+    def _keep_limits(self, leases: Mapping[str, Mapping[str, Document]], now: float) -> None:
+        """Drop what has expired, or is more than its queue may hold: nobody need take it, or publish, for that to happen."""
+        dropped = 0
+        if any(float(stats['min']) <= now for stats in leases['expiry'].values()):
+            dropped += self._store.drop_expired()
+        for doc in self._topology.queues(sorted(leases['limit'])):
+            limit = limit_in(doc)
+            if limit.ttl is not None:
+                dropped += self._store.drop_older(doc['name'], limit.ttl)
+            if limit.length is not None:
+                dropped += self._store.trim(doc['name'], limit.length)
+        if dropped:
+            logger.info('%d messages were dropped: they had expired, or were more than their queues may hold', dropped)
 
     def _remove_unused(self, overdue: list[str], left: set[str], living: set[str], now: float) -> None:
         used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in doc.get('queues') or ()}

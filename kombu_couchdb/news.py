@@ -18,7 +18,7 @@ from .fanout import BROADCAST, Listener
 from .feed import LIMIT, Feed
 from .lease import CONSUMER
 from .members import Members
-from .topology import BINDING, Routes
+from .topology import BINDING, QUEUE, Topology
 from .window import Window
 from .workitem import is_waiting
 
@@ -37,9 +37,10 @@ _PREFIX = 'broker:'
 class News:
     """What is new in one database, for the I/O thread of one connection. `listener` and `members` are kept up to date."""
 
-    def __init__(self, client: Client, routes: Routes, listener: Listener, name: str) -> None:
+    def __init__(self, client: Client, topology: Topology, listener: Listener, name: str) -> None:
         self.listener, self.members = listener, Members()
-        self._client, self._routes, self._name = client, routes, name
+        self._client, self._name = client, name
+        self._routes, self._limits = topology.routes, topology.limits
         self._feed: Feed | None = None
         self._inbox: deque[tuple[list[Row], Any] | CouchDBError] = deque()
         self._known: dict[str, str] = {}
@@ -163,7 +164,7 @@ class News:
         revs = {row['id']: row['value']['rev'] for row in self._client.id_range(_PREFIX)}
         first = not self._known
         changed = [name for name, rev in revs.items() if self._known.get(name) != rev
-                   and name.startswith((BINDING, BROADCAST, CONSUMER))]
+                   and name.startswith((BINDING, BROADCAST, CONSUMER, QUEUE))]
         docs = [doc for doc in self._client.fetch(changed) if doc]
         if first:
             self._routes.replace({doc['_id']: doc for doc in docs if doc.get('type') == 'Binding'}, self._looked)
@@ -179,13 +180,15 @@ class News:
             self._routes.update(doc)
         elif doc['_id'].startswith(CONSUMER):
             self.members.seen(doc)
+        elif doc['_id'].startswith(QUEUE):
+            self._limits.seen({'name': doc['_id'].removeprefix(QUEUE), 'arguments': doc.get('arguments')})
 
 
 def _selector(queues: frozenset[str]) -> Document:
     """Return the filter that the server applies: what can be claimed here, and what concerns all."""
     return {'$or': [
         {'type': 'WorkItem', 'claimed': None, 'queue': {'$in': sorted(queues)}, 'status': {'$exists': False}},
-        {'type': {'$in': ['Binding', 'Broadcast']}},
+        {'type': {'$in': ['Binding', 'Broadcast', 'Queue']}},
         {'type': 'Consumer', 'beats': 0},
         {'_deleted': True, '_id': {'$gt': _PREFIX, '$lt': 'broker;'}},
     ]}

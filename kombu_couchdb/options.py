@@ -17,6 +17,10 @@ _KOMBU = frozenset({
 })
 
 
+#: Where 0 means without.
+_MAY_BE_ZERO = frozenset({'delivery_limit'})
+
+
 @dataclass(frozen=True)
 class Options:
     """The value of `broker_transport_options`, checked. Durations are seconds."""
@@ -38,6 +42,9 @@ class Options:
     unlimited_prefetch: int = 256
     #: How long a broadcast is kept for listeners that were cut off.
     fanout_retention: float = 60.0
+    #: How often a message is delivered before it is set aside as a dead letter; 0 is without limit. (20 as in RabbitMQ's
+    #: quorum queues, documentation of release 4.)
+    delivery_limit: int = 20
     #: Create the database and its design document when they are missing and the user may.
     create_database: bool = True
 
@@ -66,6 +73,8 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         return value
     kind = 'a whole number' if isinstance(default, int) else 'a number of seconds'
     accepted = int if isinstance(default, int) else (int, float)
-    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value < float('inf'):
-        raise ConfigurationError(f'transport option {name} must be {kind} above 0, not {value!r}')
+    least = 'from 0 on' if name in _MAY_BE_ZERO else 'above 0'
+    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 <= value < float('inf') \
+            or (value == 0 and name not in _MAY_BE_ZERO):
+        raise ConfigurationError(f'transport option {name} must be {kind} {least}, not {value!r}')
     return type(default)(value)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from kombu.log import get_logger
 
-from . import design, void, workitem
+from . import design, unique, void, workitem
 from .client import Client, Document, Row, chunks
 from .errors import AccessDenied, Conflict, CouchDBError, DatabaseMissing, DocumentTooLarge, NotCouchDB, NotFound
 
@@ -76,11 +76,15 @@ class Store:
     # -- publish
 
     def publish(self, docs: Sequence[Document]) -> None:
-        """Store new items, in one request. Storing the same documents twice is storing them once.
+        """Store new items, in one request, and one more for each unique job. Storing the same twice is storing them once.
 
         *Raises* `ServerUnavailable` (whether they are stored is unknown: publish the same documents again),
         `DocumentTooLarge` (nothing is stored), `AccessDenied`.
         """
+        for doc in docs:
+            if 'key' in doc:
+                unique.enqueue(self.client, doc)
+        docs = [doc for doc in docs if 'key' not in doc]
         if len(docs) == 1:
             try:
                 self.client.request('PUT', '/' + docs[0]['_id'], body=docs[0], repeat=True)
@@ -93,9 +97,9 @@ class Store:
                     raise self._refused(answer)
 
     def unpublished(self, docs: Sequence[Document]) -> list[Document]:
-        """Return those of new items under whose ids there never was one; one request."""
+        """Return those of new items under whose ids there never was one, and the unique jobs, which look for themselves."""
         known = self.client.known([doc['_id'] for doc in docs])
-        return [doc for doc in docs if doc['_id'] not in known]
+        return [doc for doc in docs if 'key' in doc or doc['_id'] not in known]
 
     def _refused(self, answer: Document) -> CouchDBError:
         text = f'{self.client.address.url}: {answer.get("error")}: {answer.get("reason")}'
@@ -163,7 +167,8 @@ class Store:
     def release(self, docs: Iterable[Document]) -> int:
         """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
         count = 0
-        for part in chunks([releasable(doc, self.client.clock.now()) for doc in docs], _BATCH):
+        released = [releasable(doc, self.client.clock.now()) for doc in docs]
+        for part in chunks([one for doc in released for one in workitem.apart(doc)], _BATCH):
             count += sum(1 for answer in self.client.bulk(part) if answer.get('ok'))
         return count
 
@@ -189,15 +194,47 @@ class Store:
 
     def purge(self, queue: str) -> int:
         """Delete what waits in a queue, now or for later, and return how many; claimed items are left."""
+        return self._drop('waiting', startkey=[queue], endkey=[queue, _LAST])
+
+    # -- limits
+
+    def drop_expired(self) -> int:
+        """Delete what has expired and return how many that were."""
+        return self._drop('expiring', endkey=self.client.clock.now())
+
+    def drop_older(self, queue: str, ttl: float) -> int:
+        """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""
+        until = self.client.clock.now() - ttl
+        ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, _LAST],
+                                                           group_level=2)]
+        return sum(self._drop('waiting', startkey=[queue, rank], endkey=[queue, rank, until]) for rank in ranks)
+
+    def trim(self, queue: str, length: int) -> int:
+        """Delete the oldest of more than `length` ready items, and return how many that were; one request if none is."""
         count = 0
-        while rows := self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, _LAST],
-                                       limit=_BATCH, include_docs=True, reduce=False):
-            docs = [row['doc'] for row in rows if row.get('doc') and workitem.is_waiting(row['doc'])]
-            deleted = sum(1 for a in self.client.bulk([workitem.acked(doc) for doc in docs]) if a.get('ok')) if docs else 0
+        while self._count('waiting', [queue], [queue, _LAST]) > length and (excess := self.size(queue) - length) > 0:
+            rows = self.ready(queue, min(excess, _BATCH), docs=True)
+            # Counted again after they were read: others may have dropped some of them meanwhile, and none too many shall go.
+            excess, now = self.size(queue) - length, self.client.clock.now()
+            docs = [row['doc'] for row in rows if row.get('doc') and workitem.is_due(row['doc'], now)][:max(0, excess)]
+            deleted = self._delete(docs)
+            count += deleted
+            if not deleted:
+                break
+        return count
+
+    def _drop(self, view: str, **where: Any) -> int:
+        count = 0
+        while rows := self.client.view(design.NAME, view, limit=_BATCH, include_docs=True, reduce=False, **where):
+            deleted = self._delete([row['doc'] for row in rows if row.get('doc')])
             count += deleted
             if not deleted:
                 break  # others are faster: what is left is theirs
         return count
+
+    def _delete(self, docs: list[Document]) -> int:
+        docs = [doc for doc in docs if workitem.is_waiting(doc)]
+        return sum(1 for answer in self.client.bulk([workitem.acked(doc) for doc in docs]) if answer.get('ok')) if docs else 0
 
     def _count(self, view: str, start: list[Any], end: list[Any]) -> int:
         rows = self.client.view(design.NAME, view, startkey=start, endkey=end)

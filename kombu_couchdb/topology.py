@@ -16,6 +16,7 @@ from typing import Any
 
 from .client import Client, Document
 from .errors import Conflict, NotFound
+from .limits import LIMITS, limits_of
 
 __all__ = ['BINDING', 'Routes', 'Topology', 'routes_of', 'topic_pattern']
 
@@ -108,7 +109,7 @@ class Topology:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.routes = routes_of(client.address.url)
+        self.routes, self.limits = routes_of(client.address.url), limits_of(client.address.url)
         self._declared: dict[str, Document] = {}
 
     def redeclare(self) -> None:
@@ -119,23 +120,33 @@ class Topology:
     # -- queues
 
     def declare_queue(self, name: str, arguments: Mapping[str, Any], auto_delete: bool) -> None:
-        """Store a queue, if it is not there. `x-expires` in `arguments` (milliseconds, as in AMQP) is its lifetime unused."""
+        """Store a queue, if it is not there. `x-expires` in `arguments` (milliseconds, as in AMQP) is its lifetime unused.
+
+        Of one that is there the limits named in `arguments` are set, and the others left: the last declaration counts.
+        """
         lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY if auto_delete else None)
         doc: Document = {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': dict(arguments),
                'auto_delete': auto_delete, 'lifetime': lifetime,
                'expires': self.client.clock.now() + lifetime if lifetime else None}
         self._declared[doc['_id']] = dict(doc)
+        limited = bool(arguments.keys() & set(LIMITS))
         while True:
             try:
                 self.client.put(doc)
-                return
+                break
             except Conflict:
-                if not lifetime:
+                if not lifetime and not limited:
                     return
             try:
-                doc['_rev'] = self.client.get(doc['_id'])['_rev']
+                found = self.client.get(doc['_id'])
             except NotFound:
                 doc.pop('_rev', None)
+                continue
+            before = found.get('arguments') or {}
+            doc.update(_rev=found['_rev'], arguments={**before, **arguments} if isinstance(before, dict) else dict(arguments))
+            if not lifetime and doc['arguments'] == before:
+                break  # so it is declared
+        self.limits.seen(doc)
 
     def prolong(self, doc: Document, now: float) -> None:
         """Move the end of a queue that is in use, as read: far enough that this is seldom to be done."""
@@ -154,6 +165,7 @@ class Topology:
         bindings = [row['doc'] for row in self.client.id_range(BINDING, docs=True) if row['doc'].get('queue') == name]
         self._declared = {k: v for k, v in self._declared.items() if v.get('queue', v.get('name')) != name}
         self._delete(bindings + self.queues([name]))
+        self.limits.seen({'name': name})
 
     # -- bindings
 

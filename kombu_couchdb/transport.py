@@ -19,7 +19,7 @@ from kombu.transport import virtual
 from . import errors
 from .address import Address
 from .channel import Channel
-from .client import Client
+from .client import Client, Document
 from .consumer import Consumer
 from .delivery import Credit, Delivery
 from .errors import CouchDBError
@@ -112,7 +112,7 @@ class Transport(virtual.Transport):
         """The I/O thread, started with the first use."""
         if self._consumer is None:
             name = f'couchdb-{self.address.database}'
-            news = News(self.couchdb, self.topology.routes, self.listener, name)
+            news = News(self.couchdb, self.topology, self.listener, name)
             self._consumer = Consumer(self.couchdb, self.options, self._mailbox, news, self.topology, name)
         return self._consumer
 
@@ -150,6 +150,14 @@ class Transport(virtual.Transport):
         return delivered
 
     # -- for channels
+
+    def publish(self, docs: list[Document]) -> None:
+        """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
+        self.store.publish(docs)
+        for queue in {doc['queue'] for doc in docs}:
+            length = self.topology.limits.of(queue).length
+            if length is not None:
+                self.store.trim(queue, length)
 
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Change how many messages a channel may hold."""

@@ -8,6 +8,8 @@
      "attempts": 0,                    how often it was delivered
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
      "expires": 1763709060.1,          only if the message has an expiration: when it is not delivered any more
+     "consumer": "broker:consumer:…",  only if it came back: who was the last to hold it
+     "key": "customer-42",             only of a unique job (see `unique`), with `next`: what runs after it
      "message": {"body", "headers", "properties", "content-type", "content-encoding"}}
 
 A dead one also has `status: "fail"`, `reason` and `failed` (when). The state is derived: dead, claimed, scheduled
@@ -18,18 +20,26 @@ returns a new document and leaves the one it was given as it is. Dates are secon
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
+from .errors import ConfigurationError
+
 __all__ = [
-    'HIGHEST', 'acked', 'bury', 'claim', 'claimant', 'due_date', 'flaw', 'has_expired', 'is_due', 'is_waiting', 'new',
-    'new_id', 'rank', 'release', 'turn',
+    'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'due_date', 'flaw', 'has_expired',
+    'is_due', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay', 'state', 'task_id', 'turn',
 ]
 
 Document = dict[str, Any]
+
+#: The ids of unique jobs start with this, and a message's header with this name makes it one.
+JOB, JOB_KEY = 'job:', 'job_key'
+_LONGEST_KEY = 500
 
 #: AMQP's priorities go from 0 to 9, and 9 is served first.
 HIGHEST = 9
@@ -46,7 +56,11 @@ def new_id(now: float) -> str:
 
 
 def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Document:
-    """Return the WorkItem for a message as kombu's virtual transports represent it."""
+    """Return the WorkItem for a message as kombu's virtual transports represent it.
+
+    That of a unique job, with a job key in its headers, has an id of its own instead of `doc_id`. *Raises*
+    `ConfigurationError` for a job key that cannot be one.
+    """
     doc: Document = {
         '_id': doc_id,
         'type': 'WorkItem',
@@ -60,9 +74,20 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Docu
     }
     if (lifetime := _lifetime(message)) is not None:
         doc['expires'] = now + lifetime
+    if (key := (message.get('headers') or {}).get(JOB_KEY)) is not None:
+        doc['key'] = key
+        doc['_id'] = job_id(queue, message['headers'].get('task'), key)
     if len(message.get('body') or '') > _LARGE:
         doc['room'] = _ROOM
     return doc
+
+
+def job_id(queue: str, task: Any, key: Any) -> str:
+    """Return the id of a unique job; *raises* `ConfigurationError` if `key` is not text of a fit length."""
+    if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY:
+        raise ConfigurationError(f'the header {JOB_KEY} must be text of 1 to {_LONGEST_KEY} characters, not {key!r:.80}')
+    # JSON keeps the three apart, whatever characters they have.
+    return JOB + json.dumps([queue, task, key], ensure_ascii=False, separators=(',', ':'))
 
 
 def due_date(message: Mapping[str, Any]) -> float | None:
@@ -84,13 +109,20 @@ def due_date(message: Mapping[str, Any]) -> float | None:
 
 def is_due(doc: Mapping[str, Any], now: float) -> bool:
     """Tell whether an item may be handed out at `now`."""
-    return doc.get('date') is None or doc['date'] <= now
+    date = doc.get('date')
+    return not isinstance(date, (int, float)) or date <= now
 
 
 def has_expired(doc: Mapping[str, Any], now: float) -> bool:
     """Tell whether the message's `expiration` has passed: it must not be delivered any more."""
     expires = doc.get('expires')
     return isinstance(expires, (int, float)) and expires <= now
+
+
+def ready_since(doc: Mapping[str, Any]) -> float:
+    """Return when an item became ready: when it was due, or else published."""
+    date = doc.get('published') if doc.get('date') is None else doc['date']
+    return float(date) if isinstance(date, (int, float)) else 0.0
 
 
 def is_waiting(doc: Mapping[str, Any]) -> bool:
@@ -116,17 +148,63 @@ def claim(doc: Document, by: str, now: float) -> Document:
 
 def release(doc: Document, *, delivered: bool = True) -> Document:
     """Return the item as waiting again, at its old place in the queue; undelivered, the attempt does not count."""
-    return {**doc, 'claimed': None, 'attempts': doc['attempts'] - (0 if delivered else 1)}
+    if not delivered:
+        return {**doc, 'claimed': None, 'attempts': doc['attempts'] - 1}
+    return {**doc, 'claimed': None, 'consumer': claimant(doc) or doc.get('consumer')}
 
 
 def bury(doc: Document, reason: str, now: float) -> Document:
     """Return the item as dead: kept where a person can see it, out of the way of the queue."""
-    return {**_without_room(doc), 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now}
+    return {**_without_room(doc), 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now,
+            'consumer': claimant(doc) or doc.get('consumer')}
 
 
 def acked(doc: Mapping[str, Any]) -> Document:
-    """Return the deletion of this revision of the item, and of no other."""
+    """Return the deletion of this revision of the item, and of no other; of a unique job, what runs after it if there is any."""
+    following = doc.get('next')
+    if isinstance(following, list) and following and isinstance(following[0], dict):
+        kept = {name: doc[name] for name in ('_id', '_rev', 'type', 'queue', 'key') if name in doc}
+        rest = {'next': following[1:]} if following[1:] else {}
+        return {**following[0], **kept, 'attempts': 0, 'claimed': None, **rest}
     return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
+
+
+def apart(doc: Document) -> list[Document]:
+    """Return what is to be written for an item: itself, but of a dead one with others behind it a copy, and what follows."""
+    if not doc.get('status') or not doc.get('next'):
+        return [doc]
+    return [dead_copy(doc), acked(doc)]
+
+
+def dead_copy(doc: Document) -> Document:
+    """Return a dead unique job under an id of its own: whoever makes this again makes the same."""
+    failed = doc['failed'] if isinstance(doc.get('failed'), (int, float)) else 0.0
+    copy_id = f'{int(failed * 1e6):014x}{sha256(doc["_id"].encode()).hexdigest()[:16]}'
+    return {**{name: value for name, value in doc.items() if name not in ('_rev', 'next')}, '_id': copy_id}
+
+
+def replay(doc: Document, now: float) -> Document:
+    """Return a dead item as waiting at the end of its queue, as if it had never been delivered; it does not expire any more."""
+    kept = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'expires')}
+    headers = {name: None if name == 'expires' else value for name, value in doc['message']['headers'].items()}
+    return {**kept, 'date': None, 'published': now, 'attempts': 0, 'message': {**doc['message'], 'headers': headers}}
+
+
+def state(doc: Mapping[str, Any], now: float) -> str:
+    """Return `dead`, `running` (claimed), `scheduled` or `pending`."""
+    if doc.get('status'):
+        return 'dead'
+    if claimant(doc):
+        return 'running'
+    return 'pending' if is_due(doc, now) else 'scheduled'
+
+
+def task_id(doc: Mapping[str, Any]) -> str | None:
+    """Return the id of the task in an item, or in what waits behind one; None if it is no Celery message."""
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    found = headers.get('id') if isinstance(headers, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def flaw(doc: Mapping[str, Any]) -> str | None:

@@ -43,6 +43,12 @@ class Server:
 class Nobody:
     """Stands for what is of no interest here."""
 
+    @property
+    def routes(self) -> Nobody:
+        return self
+
+    limits = routes
+
     def follow(self, seconds: float) -> None: ...
 
     def replace(self, docs: Any, at: float) -> None: ...

@@ -51,12 +51,22 @@ def test_one_option_leaves_the_others() -> None:
     assert Options.of({'claim_batch': 5}) == Options(claim_batch=5)
 
 
-@pytest.mark.parametrize('name', NUMBERS)
+@pytest.mark.parametrize('name', [name for name in NUMBERS if name != 'delivery_limit'])
 @pytest.mark.parametrize('value', [
     '5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr)
 def test_what_is_no_number_above_0_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf'\b{name}\b.*number.*above 0, not {re.escape(repr(value))}'):
         Options.of({name: value})
+
+
+def test_a_delivery_limit_of_0_is_none() -> None:
+    assert Options.of({'delivery_limit': 0}).delivery_limit == 0
+
+
+@pytest.mark.parametrize('value', ['5', None, True, -1, 0.0, 2.5, float('inf')], ids=repr)
+def test_what_is_no_delivery_limit_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf'delivery_limit must be a whole number.*not {re.escape(repr(value))}'):
+        Options.of({'delivery_limit': value})
 
 
 @pytest.mark.parametrize('name', WHOLE)

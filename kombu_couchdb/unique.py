@@ -1,0 +1,140 @@
+"""Unique jobs: of a task sent with a job key there is one item in its queue, however often and by however many it is sent.
+
+The header `job_key` makes a job unique within its queue and task. Its document's id is made of the three, so that CouchDB's
+revision conflict decides between publishers; a publisher who lost reads again, and decides again. As in the rules of
+CouchDB's RFC 007 (background jobs):
+
+* it does not exist, is finished or dead: it is **enqueued** (a dead letter is kept, under another id);
+* it waits, now or for later: its due date is **moved** to that of the newest message, and its expiry with it;
+* it runs: the message is put behind it, into the item's `next`, and runs **again** after it, once however often it is sent.
+
+The consumer of a running one finds its acknowledgement in conflict with such a change, reads the item, and decides about what
+it finds (`Holdings.resettle`). A retry that a task sends of itself goes before what waits behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from . import workitem
+from .client import Client, Document
+from .errors import Conflict, NotFound, ServerUnavailable
+
+__all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'enqueue', 'merge', 'told']
+
+ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
+
+#: How often a job is tried to be written while others change it: each failure means that another publisher succeeded.
+_TRIES = 200
+
+#: What of an item is its message's, and not the job's.
+_MESSAGE = ('priority', 'date', 'published', 'expires', 'message')
+
+
+class Outcome(NamedTuple):
+    """What became of a message with a job key."""
+
+    #: `ENQUEUED`, `MOVED` or `AGAIN`.
+    what: str
+    #: The id of the task that runs for it: that of an earlier message if it was `MOVED`.
+    task_id: str | None
+
+
+_outcomes: ContextVar[list[Outcome] | None] = ContextVar('kombu_couchdb_unique', default=None)
+
+
+@contextmanager
+def told() -> Iterator[list[Outcome]]:
+    """Gather, in the list that is given, what becomes of the unique jobs that are sent in this context."""
+    outcomes: list[Outcome] = []
+    token = _outcomes.set(outcomes)
+    try:
+        yield outcomes
+    finally:
+        _outcomes.reset(token)
+
+
+def enqueue(client: Client, doc: Document) -> Outcome:
+    """Store a new item with a job key, or merge it with the one that is there. One request if there is none.
+
+    *Raises* `ServerUnavailable` (enqueue the same again: it is known by its tag), `DocumentTooLarge`, `AccessDenied`.
+    """
+    found: Document | None = None
+    for _ in range(_TRIES):
+        docs, outcome = merge(found, doc, client.clock.now())
+        try:
+            for one in docs:
+                _put(client, one, doc['_id'])
+        except Conflict:
+            try:
+                found = client.get(doc['_id'])
+            except NotFound:
+                found = None
+            continue
+        if (outcomes := _outcomes.get()) is not None:
+            outcomes.append(outcome)
+        return outcome
+    raise ServerUnavailable(f'{client.address.url}: the unique job {doc["_id"]} is changed by others all the time')
+
+
+def _put(client: Client, doc: Document, job: str) -> None:
+    try:
+        client.put(doc)
+    except Conflict:
+        if doc['_id'] == job:
+            raise
+        # A copy of the dead letter, which another publisher has made, too.
+
+
+def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Document], Outcome]:
+    """Return what is to be written, in this order, where `doc` is sent and `found` is there; and what that makes of it."""
+    own = workitem.task_id(doc)
+    if found is None:
+        return [doc], Outcome(ENQUEUED, own)
+    reason = workitem.flaw(found)
+    if found.get('status') or reason:
+        dead = found if found.get('status') else workitem.bury(found, str(reason), now)
+        return [workitem.dead_copy(dead), {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
+    if _tag(found) == _tag(doc):
+        return [], Outcome(ENQUEUED, own)  # an earlier try was stored, its answer was lost
+    if workitem.is_waiting(found):
+        if workitem.task_id(found) == own:
+            return [_message_of(doc, found)], Outcome(ENQUEUED, own)
+        changed = _moved(found, doc)
+        return [changed] if changed != found else [], Outcome(MOVED, workitem.task_id(found))
+    waiting = found.get('next')
+    entries: list[Document] = [one for one in waiting if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})] \
+        if isinstance(waiting, list) else []
+    entry = {name: doc[name] for name in _MESSAGE if name in doc}
+    retries = [one for one in entries if workitem.task_id(one) == workitem.task_id(found)]
+    others = [one for one in entries if one not in retries]
+    if own == workitem.task_id(found):
+        outcome, entries = Outcome(AGAIN, own), [entry, *others]
+    elif others:
+        same = _tag(others[0]) == _tag(doc)
+        outcome = Outcome(AGAIN if same else MOVED, workitem.task_id(others[0]))
+        entries = [*retries, others[0] if same else _moved(others[0], doc)]
+    else:
+        outcome, entries = Outcome(AGAIN, own), [*retries, entry]
+    return [{**found, 'next': entries}] if entries != waiting else [], outcome
+
+
+def _moved(found: Document, doc: Document) -> Document:
+    """Return an item with the due date and expiry of another, in its message's headers, too: Celery reads them there."""
+    moved = {name: value for name, value in found.items() if name != 'expires'}
+    headers = {**found['message']['headers'], **{name: doc['message']['headers'].get(name) for name in ('eta', 'expires')}}
+    return {**moved, 'date': doc['date'], 'message': {**found['message'], 'headers': headers},
+            **({'expires': doc['expires']} if 'expires' in doc else {})}
+
+
+def _message_of(doc: Document, found: Document) -> Document:
+    """Return the item with the message of `doc`: a newer one of the same task, its retry."""
+    kept = {name: value for name, value in found.items() if name not in _MESSAGE}
+    return {**kept, **{name: doc[name] for name in _MESSAGE if name in doc}}
+
+
+def _tag(doc: Mapping[str, Any]) -> Any:
+    return doc['message']['properties'].get('delivery_tag')

@@ -1,0 +1,203 @@
+"""What limits a message and a queue: the delivery limit, expiry, `x-message-ttl` and `x-max-length`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_couchdb.client import Client
+from kombu_couchdb.store import Store
+from tests.conftest import wait_for
+from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
+
+#: A consumer with this lease sweeps often.
+SWEEPS = {'visibility_timeout': 1.5}
+
+
+def reject_all(inbox: Inbox, count: int) -> None:
+    """Give each message back to its queue at once, `count` times in all."""
+    for number in range(count):
+        inbox.wait(number + 1)
+        inbox.messages[-1].requeue()
+
+
+# -- how often
+
+
+def test_delivered_as_often_as_the_limit_allows(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'poison')
+    inbox = Inbox(connect(delivery_limit=3), ack=False)
+    reject_all(inbox, 3)
+    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'a dead letter')
+    assert dead['status'] == 'fail'
+    assert dead['reason'] == 'delivery limit: delivered 3 times and never done'
+    assert dead['attempts'] == 3
+    assert dead['consumer'].startswith('broker:consumer:')
+    assert dead['message']['body'] == '"poison"'
+    publish(connect(), 'next')
+    inbox.wait(4)
+    assert inbox.bodies[3] == 'next'
+
+
+def test_limit_is_20_by_default(connection: Connection, client: Client) -> None:
+    publish(connection, 'poison')
+    inbox = Inbox(connection, ack=False)
+    reject_all(inbox, 20)
+    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'a dead letter')
+    assert dead['attempts'] == 20
+
+
+def test_limit_of_0_is_none(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'poison')
+    inbox = Inbox(connect(delivery_limit=0), ack=False)
+    reject_all(inbox, 25)
+    assert inbox.wait(26)[25] == 'poison'
+
+
+def test_limit_of_the_queue_goes_first(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'poison')
+    inbox = Inbox(connect(), Queue('q', queue_arguments={'x-delivery-limit': 2}), ack=False)
+    reject_all(inbox, 2)
+    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'a dead letter')
+    assert dead['attempts'] == 2
+
+
+def test_who_dies_with_a_message_each_time(client: Client, url: str, connect: Callable[..., Connection]) -> None:
+    publish(connect(), 'deadly')
+    options = {'visibility_timeout': 1.0, 'delivery_limit': 2}
+    for _ in range(2):
+        with Peer(url, options=options) as peer:
+            assert peer.next()['got'] == 'deadly'
+    # Two processes died with it; this one sweeps, and is not given it.
+    inbox = Inbox(connect(**options))
+    wait_for(lambda: inbox.drain(0.1) or any(doc.get('status') for doc in items(client)), 'a dead letter')
+    assert inbox.messages == []
+    [dead] = items(client)
+    assert 'delivered 2 times' in dead['reason']
+
+
+# -- how long
+
+
+def test_expired_message_goes_without_a_consumer_of_its_queue(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    publish(connection, 'short', to='nobody', expiration=0.5)
+    publish(connection, 'planned and short', to='nobody', expiration=0.5, headers=eta(3600))
+    publish(connection, 'long', to='nobody', expiration=3600)
+    publish(connection, 'for ever', to='nobody')
+    Inbox(connect(**SWEEPS), 'another')
+    wait_for(lambda: len(items(client)) == 2, 'the expired ones to go')
+    assert [doc['message']['body'] for doc in items(client)] == ['"long"', '"for ever"']
+
+
+def test_message_older_than_its_queue_allows_is_not_delivered(connect: Callable[..., Connection], client: Client) -> None:
+    queue = Queue('q', message_ttl=0.2)
+    queue(connect().channel()).declare()
+    publish(connect(), 'old')
+    [doc] = items(client)
+    client.put({**doc, 'published': doc['published'] - 1})
+    publish(connect(), 'due late', headers=eta(1))
+    inbox = Inbox(connect(), queue)
+    # It waited for a second, but has been ready for none.
+    assert inbox.wait(1) == ['due late']
+    wait_for(lambda: not items(client), 'the old one to go')
+    inbox.stays(1, 0.2)
+
+
+def test_old_messages_go_without_a_consumer_of_their_queue(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    Queue('limited', message_ttl=0.5)(connection.channel()).declare()
+    publish_many(connection, range(3), to='limited')
+    publish(connection, 'urgent', to='limited', priority=9)
+    publish(connection, 'planned', to='limited', headers=eta(3600))
+    publish(connection, 'kept', to='unlimited')
+    Inbox(connect(**SWEEPS), 'another')
+    wait_for(lambda: len(items(client)) == 2, 'the old ones to go')
+    assert {doc['message']['body'] for doc in items(client)} == {'"planned"', '"kept"'}
+
+
+def test_limit_declared_later_counts(connect: Callable[..., Connection], client: Client) -> None:
+    Queue('q')(connect().channel()).declare()
+    Queue('q', message_ttl=60, max_length=5)(connect().channel()).declare()
+    Queue('q', max_length=3)(connect().channel()).declare()
+    Queue('q')(connect().channel()).declare()
+    assert client.get('broker:queue:q')['arguments'] == {'x-message-ttl': 60_000, 'x-max-length': 3}
+
+
+def test_consumer_learns_of_a_limit_while_it_consumes(connect: Callable[..., Connection], client: Client) -> None:
+    inbox = Inbox(connect(), ack=False, prefetch=1)
+    publish(connect(), 'first')
+    inbox.wait(1)
+    publish(connect(), 'second')
+    [_, second] = items(client)
+    client.put({**second, 'published': second['published'] - 60})
+    Queue('q', message_ttl=30)(connect().channel()).declare()
+    limits = inbox.connection.transport.topology.limits
+    wait_for(lambda: limits.of('q').ttl == 30)
+    publish(connect(), 'third')
+    inbox.messages[0].ack()
+    assert inbox.wait(2) == ['first', 'third']
+
+
+# -- how many
+
+
+@pytest.mark.parametrize('batch', [False, True], ids=['one by one', 'in a batch'])
+def test_oldest_are_dropped(connection: Connection, client: Client, batch: bool) -> None:
+    Queue('q', max_length=3)(connection.channel()).declare()
+    if batch:
+        publish_many(connection, range(10))
+    else:
+        for number in range(10):
+            publish(connection, number)
+    assert [doc['message']['body'] for doc in items(client)] == ['7', '8', '9']
+
+
+def test_planned_and_held_ones_do_not_count(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    Queue('q', max_length=2)(connection.channel()).declare()
+    publish(connection, 'planned', headers=eta(3600))
+    publish(connection, 'held')
+    inbox = Inbox(connect(), ack=False, prefetch=1)
+    inbox.wait(1)
+    for number in range(3):
+        publish(connection, number)
+    assert {doc['message']['body'] for doc in items(client)} == {'"planned"', '"held"', '1', '2'}
+
+
+def test_publishers_together_drop_none_too_many(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    store = Store(client)
+    publish_many(connection, range(30))
+    # Others drop some between this one's first count and its reading.
+    ready = store.ready
+
+    def slow(*args: object, **kwargs: object) -> list[dict[str, object]]:
+        rows = ready(*args, **kwargs)  # type: ignore[arg-type]
+        Store(client).trim('q', 10)
+        return rows
+
+    store.ready = slow  # type: ignore[method-assign,assignment]
+    store.trim('q', 10)
+    assert [doc['message']['body'] for doc in items(client)] == [str(number) for number in range(20, 30)]
+
+
+def test_sweep_trims_what_a_publisher_did_not_know_of(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    publish_many(connection, range(10), to='limited')
+    client.put({'_id': 'broker:queue:limited', 'type': 'Queue', 'name': 'limited', 'arguments': {'x-max-length': 4},
+                'auto_delete': False, 'lifetime': None, 'expires': None})
+    Inbox(connect(**SWEEPS), 'another')
+    wait_for(lambda: len(items(client)) == 4, 'the queue to be trimmed')
+    assert [doc['message']['body'] for doc in items(client)] == ['6', '7', '8', '9']
+
+
+def test_no_request_more_where_nothing_is_limited(connection: Connection, client: Client, sent: list[Request]) -> None:
+    Queue('q')(connection.channel()).declare()
+    publish(connection, 'warm')
+    sent.clear()
+    for number in range(5):
+        publish(connection, number)
+    assert [request.method for request in sent] == ['PUT'] * 5

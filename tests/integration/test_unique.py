@@ -1,0 +1,203 @@
+"""Unique jobs: a message with a job key is there once, whoever sends it and however often."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, told
+from tests.conftest import PATIENCE, wait_for
+from tests.support import Inbox, Request, eta, items, publish, publish_many
+
+JOB = 'job:["q","report","k"]'
+
+
+def send(connection: Connection, task_id: str, key: str = 'k', **headers: Any) -> Outcome:
+    """Publish a message with a job key and return what became of it."""
+    with told() as outcomes:
+        publish(connection, task_id, headers={'id': task_id, 'task': 'report', 'job_key': key, **headers})
+    [outcome] = outcomes
+    return outcome
+
+
+def test_one_request_for_a_new_one(connection: Connection, client: Client, sent: list[Request]) -> None:
+    publish(connection, 'warm')
+    sent.clear()
+    assert send(connection, 'a') == Outcome(ENQUEUED, 'a')
+    assert [request.method for request in sent] == ['PUT']
+
+
+def test_waiting_one_is_delivered_once(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    assert [send(connection, name) for name in 'abc'] == [Outcome(ENQUEUED, 'a'), Outcome(MOVED, 'a'), Outcome(MOVED, 'a')]
+    assert send(connection, 'd', key='another') == Outcome(ENQUEUED, 'd')
+    inbox = Inbox(connect())
+    assert sorted(inbox.wait(2)) == ['a', 'd']
+    wait_for(lambda: not items(client))
+    assert send(connection, 'e') == Outcome(ENQUEUED, 'e')
+    assert inbox.wait(3)[2] == 'e'
+
+
+def test_planned_one_moves(connect: Callable[..., Connection], client: Client) -> None:
+    connection, inbox = connect(), Inbox(connect())
+    assert send(connection, 'a', **eta(3600)) == Outcome(ENQUEUED, 'a')
+    assert send(connection, 'b', **eta(7200)) == Outcome(MOVED, 'a')
+    [item] = items(client)
+    later = item['date']
+    assert send(connection, 'c', **eta(1800)) == Outcome(MOVED, 'a')
+    [item] = items(client)
+    assert 5000 < later - item['date'] < 5800
+    inbox.stays(0, 0.2)
+    assert send(connection, 'd') == Outcome(MOVED, 'a')
+    assert inbox.wait(1) == ['a']
+    assert not inbox.messages[0].headers['eta']
+
+
+def test_running_one_runs_once_more(connect: Callable[..., Connection], client: Client) -> None:
+    connection, inbox = connect(), Inbox(connect(), ack=False)
+    send(connection, 'a')
+    inbox.wait(1)
+    assert [send(connection, name) for name in 'bcd'] == [Outcome(AGAIN, 'b'), Outcome(MOVED, 'b'), Outcome(MOVED, 'b')]
+    inbox.stays(1, 0.3)
+    inbox.messages[0].ack()
+    assert inbox.wait(2) == ['a', 'b']
+    assert inbox.messages[1].properties['delivery_info']['delivery_count'] == 1
+    inbox.messages[1].ack()
+    wait_for(lambda: not items(client), 'the job to be done')
+    inbox.stays(2, 0.2)
+
+
+def test_running_one_that_is_given_back_runs_before_the_next(connect: Callable[..., Connection], client: Client) -> None:
+    connection, inbox = connect(), Inbox(connect(), ack=False)
+    send(connection, 'a')
+    inbox.wait(1)
+    send(connection, 'b')
+    inbox.messages[0].requeue()
+    assert inbox.wait(2) == ['a', 'a']
+    inbox.messages[1].ack()
+    assert inbox.wait(3) == ['a', 'a', 'b']
+
+
+def test_running_one_is_released_with_its_consumer(connect: Callable[..., Connection], client: Client) -> None:
+    connection, consuming = connect(), connect()
+    inbox = Inbox(consuming, ack=False)
+    send(connection, 'a')
+    inbox.wait(1)
+    send(connection, 'b')
+    consuming.release()
+    assert Inbox(connect()).wait(2) == ['a', 'b']
+
+
+def test_refused_one_makes_way(connect: Callable[..., Connection], client: Client) -> None:
+    connection, inbox = connect(), Inbox(connect(), ack=False)
+    send(connection, 'a')
+    inbox.wait(1)
+    send(connection, 'b')
+    inbox.messages[0].reject()
+    assert inbox.wait(2) == ['a', 'b']
+    [dead] = [doc for doc in items(client) if doc.get('status')]
+    assert (dead['message']['body'], dead['reason'], dead['key']) == ('"a"', 'rejected', 'k')
+
+
+def test_dead_one_is_enqueued_anew_and_kept(connect: Callable[..., Connection], client: Client) -> None:
+    connection, inbox = connect(), Inbox(connect(), ack=False)
+    for name in 'ab':
+        assert send(connection, name) == Outcome(ENQUEUED, name)
+        inbox.wait(1 if name == 'a' else 2)
+        inbox.messages[-1].reject()
+        wait_for(lambda name=name: any(  # type: ignore[misc]
+            doc.get('status') and doc['message']['body'] == f'"{name}"' for doc in items(client)))
+    send(connection, 'c')
+    assert inbox.wait(3) == ['a', 'b', 'c']
+    assert sorted(doc['message']['body'] for doc in items(client) if doc.get('status')) == ['"a"', '"b"']
+
+
+def test_in_a_batch_with_others(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    with told() as outcomes:
+        publish_many(connection, ['a', 'b'], headers={'id': 'x', 'task': 'report', 'job_key': 'k'})
+        publish_many(connection, ['c', 'd'], headers={'id': 'y', 'task': 'report'})
+    assert outcomes[0].what == ENQUEUED
+    assert Counter('key' in doc for doc in items(client)) == {True: 1, False: 2}
+
+
+def test_many_publishers_at_the_same_moment(connect: Callable[..., Connection], client: Client) -> None:
+    connect().connect()
+    connections = [connect() for _ in range(8)]
+    for connection in connections:
+        connection.connect()
+    gate, outcomes = threading.Barrier(8), list[Outcome]()
+
+    def publisher(number: int) -> None:
+        gate.wait(PATIENCE)
+        for turn in range(10):
+            outcomes.append(send(connections[number], f'{number}-{turn}', **eta(100 + number)))
+
+    threads = [threading.Thread(target=publisher, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(outcomes) == 80
+    [first] = [outcome for outcome in outcomes if outcome.what == ENQUEUED]
+    assert {outcome.task_id for outcome in outcomes} == {first.task_id}
+    [item] = items(client)
+    assert item['_id'] == JOB
+
+
+def test_publishers_and_consumers_at_the_same_moment(connect: Callable[..., Connection], client: Client) -> None:
+    """Whatever is sent is followed by a run that began after it was sent."""
+    senders, inboxes = [connect() for _ in range(3)], [Inbox(connect(), ack=False) for _ in range(2)]
+    outcomes: list[Outcome] = []
+
+    def publisher(number: int) -> None:
+        for turn in range(15):
+            outcomes.append(send(senders[number], f'{number}-{turn}'))
+
+    threads = [threading.Thread(target=publisher, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    held: list[Any] = []
+    seen = [0, 0]
+
+    def step() -> bool:
+        for index, inbox in enumerate(inboxes):
+            inbox.drain(0.01)
+            new = inbox.messages[seen[index]:]
+            seen[index] = len(inbox.messages)
+            held.extend(new)
+        assert len(held) <= 1, 'two runs of one job at the same time'
+        while held:
+            held.pop().ack()
+        return not any(thread.is_alive() for thread in threads) and not items(client)
+
+    wait_for(step, 'all to be done')
+    ran = {message.decode() for inbox in inboxes for message in inbox.messages}
+    assert {outcome.task_id for outcome in outcomes} == ran
+    assert sum(outcome.what != MOVED for outcome in outcomes) == sum(len(inbox.messages) for inbox in inboxes)
+
+
+def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connection], client: Client) -> None:
+    """An ack whose answer is lost is sent again, and conflicts with itself or with a publisher: it must know which."""
+    connection, consuming = connect(), connect()
+    inbox = Inbox(consuming, ack=False)
+    send(connection, 'a')
+    inbox.wait(1)
+    holdings = consuming.transport.consumer.holdings
+    with holdings._changed:  # the I/O thread waits, as for a server that is away
+        inbox.messages[0].ack()
+        outbox = holdings.take_outbox()
+        answers = client.bulk([doc for doc, _ in outbox])
+        assert [answer.get('ok') for answer in answers] == [True]
+        assert send(connection, 'b') == Outcome(ENQUEUED, 'b')
+        holdings.return_outbox(outbox)
+        holdings.rouse()
+    assert inbox.wait(2) == ['a', 'b']
+    inbox.messages[1].ack()
+    wait_for(lambda: not items(client), 'the second to be done')
+    inbox.stays(2, 0.2)
