@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from kombu.utils.uuid import uuid
 
 from . import workitem
 from .batch import PublishBatch
+from .body import decoded, encoded
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
 from .once import fixed_id, is_fixed
@@ -130,21 +130,12 @@ class Channel(virtual.Channel):
         properties['delivery_info'].update(exchange=exchange, routing_key=routing_key)
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-        """Return the body as it is stored: text as it is, to be read by people; everything else as base64."""
-        if isinstance(body, bytes) and str(encoding).lower() in ('utf-8', 'utf8', 'us-ascii', 'ascii'):
-            try:
-                return body.decode('utf-8'), 'utf-8'
-            except UnicodeDecodeError:
-                pass  # it says that it is text, and is not
-        if isinstance(body, bytes):
-            return base64.b64encode(body).decode('ascii'), 'base64'
-        return body, 'utf-8'
+        """Return the body as it is stored, see `body`."""
+        return encoded(body, encoding)
 
     def decode_body(self, body: Any, encoding: str | None = None) -> Any:
         """Return the body as it was sent; *raises* `ValueError` if it is spoilt."""
-        if encoding not in ('base64', 'utf-8', None):
-            raise ValueError(f'unknown body_encoding {encoding!r}')
-        return base64.b64decode(body, validate=True) if encoding == 'base64' else body
+        return decoded(body, encoding)
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         if not exchange:

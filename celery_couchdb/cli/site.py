@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import click
 
 from kombu_couchdb.client import Client
-from kombu_couchdb.transport import Transport
 
 from ..backend import CouchDBBackend
+from ..jobs import client_of
 
 __all__ = ['administrator', 'app_of', 'broker_of', 'results_of']
 
@@ -32,11 +32,7 @@ def app_of(ctx: click.Context) -> Any:
 
 def broker_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
     """Return a client for the broker's database; with `admin`, a user and password, as that user."""
-    with app.connection_for_write() as connection:
-        if not isinstance(connection.transport, Transport):
-            raise click.ClickException(f'the broker of this app is {connection.transport.driver_type}, not CouchDB: '
-                                       f'set broker_url to couchdb://…, or name the app with celery -A')
-        return _client(connection.transport.couchdb, admin)
+    return _client(client_of(app), admin)
 
 
 def results_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:

@@ -1,0 +1,147 @@
+"""`celery couchdb dead`: what was refused, was spoilt or failed too often."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import islice
+from typing import Any
+
+import click
+
+from kombu_couchdb.admin import dead
+from kombu_couchdb.admin.jobs import find
+from kombu_couchdb.client import Document
+
+from ..jobs import Jobs
+from .described import described, json_line, letters_table, page
+from .output import coloured, width
+from .site import app_of, broker_of
+
+__all__ = ['command']
+
+#: How many dead letters are read and changed at a time.
+_BATCH = 200
+
+#: More than this are shown with a progress bar.
+_MANY = 200
+
+
+@click.group('dead')
+def command() -> None:
+    """List, show, replay or drop dead letters."""
+
+
+@command.command('list')
+@click.option('--queue', '-Q', metavar='NAME', help='Only those of this queue.')
+@click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The most to list.')
+@click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
+@click.pass_context
+def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
+    """List dead letters, the oldest of each queue first."""
+    jobs = _jobs(ctx)
+    docs = list(islice(dead.letters(jobs.client, queue), limit))
+    if as_json:
+        for doc in docs:
+            click.echo(json_line(described(jobs, doc)))
+        return
+    if not docs:
+        click.echo('There are no dead letters.')
+        return
+    click.echo(coloured(letters_table(docs, jobs.client.clock.now(), width())))
+    if (total := dead.count(jobs.client, queue)) > len(docs):
+        click.echo(f'These are {len(docs)} of {total:,} (--limit).', err=True)
+
+
+@command.command('show')
+@click.argument('name', metavar='ID')
+@click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
+@click.pass_context
+def show(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show a dead letter, with its message decoded. ID is that of its task, or of its document."""
+    jobs = _jobs(ctx)
+    found = [described(jobs, doc) for doc in _named(jobs, [name])]
+    click.echo('\n'.join(map(json_line, found)) if as_json
+               else '\n\n'.join(page(job, jobs.client.clock.now()) for job in found))
+
+
+def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command what says which dead letters it is about."""
+    for decorator in (click.option('--yes', '-y', is_flag=True, help='Do not ask.'),
+                      click.option('--all', 'every', is_flag=True, help='All dead letters of all queues.'),
+                      click.option('--queue', '-Q', metavar='NAME', help='All dead letters of this queue.'),
+                      click.argument('names', metavar='[ID…]', nargs=-1)):
+        function = decorator(function)
+    return function
+
+
+@command.command('replay')
+@_choosing
+@click.pass_context
+def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
+    """Give dead letters back to their queues, at the end, as if they had never been delivered.
+
+    What they may have left as results is forgotten, and they do not expire any more.
+    """
+    jobs = _jobs(ctx)
+    refused: dict[str, str] = {}
+
+    def back(docs: Sequence[Document]) -> int:
+        done, left = jobs.replay(docs)
+        refused.update(left)
+        return len(done)
+
+    done = _each(jobs, names, queue, every, yes, 'Replay', back)
+    for name, reason in refused.items():
+        click.echo(f'{name}: {reason}', err=True)
+    click.echo(f'{done:,} replayed.')
+    if refused:
+        ctx.exit(1)
+
+
+@command.command('drop')
+@_choosing
+@click.pass_context
+def drop(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
+    """Delete dead letters for good."""
+    jobs = _jobs(ctx)
+    done = _each(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs))
+    click.echo(f'{done:,} dropped.')
+
+
+def _jobs(ctx: click.Context) -> Jobs:
+    return Jobs(app_of(ctx), broker_of(app_of(ctx)))
+
+
+def _named(jobs: Jobs, names: Sequence[str]) -> list[Document]:
+    found: list[Document] = []
+    for name in names:
+        letters = [doc for doc in find(jobs.client, name) if doc.get('status')]
+        if not letters:
+            raise click.ClickException(f'there is no dead letter {name!r}')
+        found += letters
+    return found
+
+
+def _each(jobs: Jobs, names: Sequence[str], queue: str | None, every: bool, yes: bool, verb: str,
+          act: Callable[[Sequence[Document]], int]) -> int:
+    """Ask, and do something with the dead letters that were chosen, some at a time; return the sum of what it returns."""
+    if sum((bool(names), queue is not None, every)) != 1:
+        raise click.UsageError('Name dead letters by id, or give --queue NAME, or --all.')
+    letters: Iterator[Document] = iter(_named(jobs, names)) if names else dead.letters(jobs.client, queue)
+    total = len(names) or dead.count(jobs.client, queue)
+    if not total:
+        return 0
+    which = f'{total:,} dead letter{"s" if total > 1 else ""}' + (f' of queue {queue}' if queue else '')
+    if not yes:
+        click.confirm(f'{verb} {which}?', abort=True)
+    done = 0
+    with click.progressbar(length=total, label=verb, file=sys.stderr) if total > _MANY else nullcontext() as bar:
+        # Only those that were there when it was asked: what dies again meanwhile is for the next time.
+        letters = islice(letters, total if not names else None)
+        while part := list(islice(letters, _BATCH)):
+            done += act(part)
+            if bar:
+                bar.update(len(part))
+    return done

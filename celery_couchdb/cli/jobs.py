@@ -1,0 +1,58 @@
+"""`celery couchdb jobs`: what waits, what runs, and what a message says."""
+
+from __future__ import annotations
+
+import click
+
+from kombu_couchdb.admin.jobs import STATES, find, listing
+
+from ..jobs import Jobs
+from .described import described, json_line, listed, page
+from .output import coloured, width
+from .site import app_of, broker_of
+
+__all__ = ['command']
+
+
+@click.group('jobs')
+def command() -> None:
+    """List the jobs in the queues, or show one with its message."""
+
+
+@command.command('list')
+@click.option('--queue', '-Q', metavar='NAME', help='Only jobs of this queue.')
+@click.option('--state', '-s', 'states', multiple=True, type=click.Choice(STATES[:4]),
+              help='Only jobs in this state; may be repeated. Default: running, pending and scheduled.')
+@click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The most jobs to list.')
+@click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
+@click.pass_context
+def list_(ctx: click.Context, queue: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """List jobs: those that run first, then the next to be taken."""
+    jobs = Jobs(app_of(ctx), broker_of(app_of(ctx)))
+    docs = listing(jobs.client, states or STATES[:3], queue, limit + 1)
+    if as_json:
+        for doc in docs[:limit]:
+            click.echo(json_line(described(jobs, doc)))
+        return
+    if not docs:
+        click.echo('There are none.')
+        return
+    click.echo(coloured(listed(docs[:limit], jobs.client.clock.now(), width())))
+    if len(docs) > limit:
+        click.echo(f'These are the first {limit}; there are more (--limit).', err=True)
+
+
+@command.command('show')
+@click.argument('name', metavar='ID')
+@click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
+@click.pass_context
+def show(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show a job, with its message decoded. ID is that of its task, or of its document."""
+    jobs = Jobs(app_of(ctx), broker_of(app_of(ctx)))
+    found = [described(jobs, doc) for doc in find(jobs.client, name)]
+    if not found:
+        raise click.ClickException(f'there is no job {name!r}: it is done, has expired or was removed, or was never here')
+    if as_json:
+        click.echo('\n'.join(map(json_line, found)))
+    else:
+        click.echo('\n\n'.join(page(job, jobs.client.clock.now()) for job in found))

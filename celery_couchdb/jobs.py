@@ -1,0 +1,125 @@
+"""Jobs of a Celery app by the ids of their tasks: see their states, wait for them, remove them, replay dead ones.
+
+What concerns the broker alone is in `kombu_couchdb.admin`; here it is joined with what Celery knows: revoked tasks and results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from kombu.compression import decompress
+from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.serialization import loads, prepare_accept_content
+
+from kombu_couchdb.admin import dead, jobs
+from kombu_couchdb.body import decoded
+from kombu_couchdb.client import Client, Document
+from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.transport import Transport
+from kombu_couchdb.workitem import task_id as task_id_of
+
+__all__ = ['Jobs', 'Unreadable', 'client_of']
+
+#: How long a request may take, in seconds: the index of tasks is brought up to date when it is read.
+_PATIENCE = 120.0
+
+
+class Unreadable(ValueError):
+    """The body of a message cannot be decoded, or the app does not accept its content type."""
+
+
+class Jobs:
+    """The jobs in the broker's database of an app. *Every* method raises the errors of `kombu_couchdb.errors`.
+
+    The states are those of `kombu_couchdb.admin.jobs`: `pending`, `scheduled`, `running`, `dead`, `gone`.
+    """
+
+    def __init__(self, app: Any, client: Client | None = None) -> None:
+        self.app = app
+        self.client = client or client_of(app)
+
+    def state(self, task_id: str) -> str:
+        """Return the state of a job."""
+        return jobs.state(self.client, task_id)
+
+    def watch(self, task_id: str, timeout: float | None = None) -> Iterator[str]:
+        """Yield the state of a job, and each further one as it comes, until it is `gone`; nothing polls.
+
+        *Raises* `TimeoutError` if it is not gone after `timeout` seconds.
+        """
+        return jobs.watch(self.client, task_id, timeout)
+
+    def wait(self, task_id: str, *states: str, timeout: float | None = None) -> str:
+        """Wait until a job is in one of these states, or gone, and return it; *raises* `TimeoutError` after `timeout` seconds."""
+        for found in self.watch(task_id, timeout):
+            if found in states:
+                return found
+        return 'gone'
+
+    def remove(self, task_id: str, *, terminate: bool = False, signal: str = 'SIGTERM') -> jobs.Removal:
+        """Delete a job that waits, now or for later, for good; it counts as revoked for who waits for its result.
+
+        One that a worker holds is revoked: it is not begun if it was not yet, and it is halted if `terminate` is true. Dead
+        letters are left.
+        """
+        removal = jobs.remove(self.client, task_id)
+        if removal.running:
+            self.app.control.revoke(task_id, terminate=terminate, signal=signal)
+        elif removal.removed:
+            self._mark_as_revoked(task_id, removal.removed[0])
+        return removal
+
+    def replay(self, letters: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
+        """Give dead letters back to their queues, and forget what they may have left as results: a final one stays otherwise.
+
+        Return those that are back, and by id of the others in one sentence why they are not.
+        """
+        for doc in letters:
+            if task := task_id_of(doc):
+                self._forget(task)
+        return dead.replay(self.client, letters)
+
+    def decode(self, doc: Document) -> Any:
+        """Return the body of a job's message: of a task `[args, kwargs, embedded]`.
+
+        *Raises* `Unreadable` if it cannot be decoded, or if the app does not accept its content type.
+        """
+        try:
+            message = doc['message']
+            body = decoded(message['body'], message['properties'].get('body_encoding'))
+            if compression := message['headers'].get('compression'):
+                body = decompress(body, compression)
+            return loads(body, message.get('content-type'), message.get('content-encoding'),
+                         accept=prepare_accept_content(self.app.conf.accept_content))
+        except ContentDisallowed as exc:
+            raise Unreadable(f'the app does not accept {doc["message"].get("content-type")}') from exc
+        except (DecodeError, ValueError, TypeError, KeyError, AttributeError, LookupError) as exc:
+            raise Unreadable(f'the body cannot be decoded: {exc}') from exc
+
+    def _mark_as_revoked(self, task_id: str, doc: Document) -> None:
+        headers = doc['message'].get('headers') or {}
+        try:
+            embedded = self.decode(doc)[2]
+        except (Unreadable, LookupError, TypeError):
+            embedded = {}
+        request = Context(headers, chord=embedded.get('chord') if isinstance(embedded, dict) else None)
+        self.app.backend.mark_as_revoked(task_id, 'removed', request=request, store_result=not headers.get('ignore_result'))
+
+    def _forget(self, task_id: str) -> None:
+        if not isinstance(self.app.backend, DisabledBackend):
+            try:
+                self.app.backend.forget(task_id)
+            except NotImplementedError:
+                pass  # such a backend overwrites its results
+
+
+def client_of(app: Any) -> Client:
+    """Return a client for the database of an app's broker; *raises* `ConfigurationError` if that is none of ours."""
+    with app.connection_for_write() as connection:
+        if not isinstance(connection.transport, Transport):
+            raise ConfigurationError(f'the broker of this app is {connection.transport.driver_type}, not CouchDB: '
+                                     f'set broker_url to couchdb://…, or name the app with celery -A')
+        return Client(connection.transport.address, _PATIENCE)

@@ -1,0 +1,36 @@
+"""Unique jobs in Celery: a task class whose `apply_async` takes a job key and says what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Task
+
+from kombu_couchdb.unique import told
+from kombu_couchdb.workitem import JOB_KEY
+
+__all__ = ['UniqueTask']
+
+
+class UniqueTask(Task):
+    """A task of which `apply_async(…, job_key='…')` has one job in the queue: see `kombu_couchdb.unique` for the rules.
+
+    The result has one attribute more, `outcome`: `enqueued`, `moved` (one was waiting; its due date is now the one given) or
+    `again` (one is running; it will run once more). Its `id` is that of the task which will run: where a job was moved, that
+    of the earlier one.
+    """
+
+    abstract = True
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *others: Any, job_key: str | None = None,
+                    headers: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """Send the task; *raises* `ConfigurationError` for a job key that cannot be one."""
+        headers = {**(headers or {}), **({JOB_KEY: job_key} if job_key is not None else {})}
+        with told() as outcomes:
+            result = super().apply_async(args, kwargs, *others, headers=headers or None, **options)
+        if outcomes:
+            if outcomes[-1].task_id not in (None, result.id):
+                result = self.AsyncResult(outcomes[-1].task_id)
+            result.outcome = outcomes[-1].what
+        return result

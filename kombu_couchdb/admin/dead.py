@@ -1,0 +1,80 @@
+"""Dead letters: see them, give them back to their queues, or drop them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .. import design, unique, workitem
+from ..client import Client, Document, chunks
+from ..unique import ENQUEUED
+
+__all__ = ['count', 'drop', 'letters', 'replay']
+
+#: Sorts after every string and number in a view's key.
+_LAST: dict[str, str] = {}
+
+#: Documents read or written in one request.
+_BATCH = 200
+
+
+def count(client: Client, queue: str | None = None) -> int:
+    """Return how many dead letters a queue has, or all queues together."""
+    rows = client.view(design.NAME, 'dead', **_of(queue))
+    return int(rows[0]['value']) if rows else 0
+
+
+def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
+    """Yield the dead letters of a queue, or of all, by queue and time; they may be dropped or replayed meanwhile."""
+    where = _of(queue)
+    while rows := client.view(design.NAME, 'dead', **where, include_docs=True, reduce=False, limit=_BATCH + 1):
+        for row in rows[:_BATCH]:
+            if row.get('doc'):
+                yield row['doc']
+        if len(rows) <= _BATCH:
+            return
+        where = {**where, 'startkey': rows[_BATCH]['key'], 'startkey_docid': rows[_BATCH]['id']}
+
+
+def _of(queue: str | None) -> dict[str, object]:
+    return {'startkey': [queue], 'endkey': [queue, _LAST]} if queue is not None else {}
+
+
+def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
+    """Give dead letters back to their queues, at the end, as if they had never been delivered.
+
+    Return those that are back, and by id of the others in one sentence why they are not.
+    """
+    back: list[Document] = []
+    refused: dict[str, str] = {}
+    plain: list[tuple[Document, Document]] = []
+    for doc in docs:
+        alive = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
+        if not doc.get('status'):
+            refused[doc['_id']] = 'it is no dead letter (any more)'
+        elif reason := workitem.flaw({**alive, 'claimed': None}):
+            refused[doc['_id']] = f'it cannot be delivered: {reason}'
+        elif 'key' in doc and not doc['_id'].startswith(workitem.JOB):
+            # A dead unique job that made way for a newer one: it has to find its place among those of its key.
+            job = workitem.job_id(doc['queue'], doc['message']['headers'].get('task'), doc['key'])
+            again = {**workitem.replay(doc, client.clock.now()), '_id': job}
+            outcome = unique.enqueue(client, {name: value for name, value in again.items() if name != '_rev'})
+            client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}])
+            if outcome.what == ENQUEUED:
+                back.append(doc)
+            else:
+                refused[doc['_id']] = f'a newer message with its job key was there ({outcome.what}), and stands for it'
+        else:
+            plain.append((doc, workitem.replay(doc, client.clock.now())))
+    for part in chunks(plain, _BATCH):
+        for (doc, _), answer in zip(part, client.bulk([changed for _, changed in part]), strict=True):
+            if answer.get('ok'):
+                back.append(doc)
+            else:
+                refused[doc['_id']] = 'it was changed by somebody else just now'
+    return back, refused
+
+
+def drop(client: Client, docs: Sequence[Document]) -> int:
+    """Delete dead letters for good and return how many; what is none any more is left."""
+    gone = [{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs if doc.get('status')]
+    return sum(1 for part in chunks(gone, _BATCH) for answer in client.bulk(part) if answer.get('ok'))

@@ -1,0 +1,166 @@
+"""Jobs by the ids of their tasks: find them, say in what state they are, wait for a change of it, remove them.
+
+The states are `pending` (can be taken now), `scheduled` (waits for its due date), `running` (a worker holds it: it runs, or
+waits in that worker for its turn), `dead` (a dead letter) and `gone` (done, expired or removed, or never there). A task has
+several items if it went to several queues, or is to be retried; it is then in the state that comes first in `STATES`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .. import design, workitem
+from ..client import Client, Document
+from ..errors import ConfigurationError, NotFound
+from ..feed import Longpoll
+from ..store import Store
+
+__all__ = ['STATES', 'Removal', 'find', 'listing', 'remove', 'state', 'task_name', 'watch']
+
+STATES = ('running', 'pending', 'scheduled', 'dead', 'gone')
+
+#: Sorts after every string and number in a view's key.
+_LAST: dict[str, str] = {}
+
+
+class Removal(NamedTuple):
+    """What became of a job that was to be removed."""
+
+    #: The items that are deleted.
+    removed: list[Document]
+    #: The items that a worker holds, and that are left as they are.
+    running: list[Document]
+
+
+def find(client: Client, name: str) -> list[Document]:
+    """Return the items of a task, or the item with this document id; one that waits behind a unique job as it will be then.
+
+    The index is brought up to date for it: after many changes that may take some time.
+    """
+    try:
+        rows = client.view(design.JOBS, 'by_task', key=name, include_docs=True)
+    except NotFound as exc:
+        raise ConfigurationError(f'{client.address.url} lacks the design document {design.JOBS}; let an administrator run '
+                                 f'"celery -A your_app couchdb setup"') from exc
+    docs = {row['id']: row['doc'] for row in rows if row.get('doc')}
+    if docs:
+        return [item for doc in docs.values() for item in _items(doc) if workitem.task_id(item) == name]
+    try:
+        doc = client.get(name)
+    except NotFound:
+        return []
+    return [doc] if doc.get('type') == 'WorkItem' else []
+
+
+def _items(doc: Document) -> Iterator[Document]:
+    """Yield an item, and those that wait behind it as they will be."""
+    yield doc
+    while doc.get('next') and not workitem.acked(doc).get('_deleted'):
+        doc = workitem.acked(doc)
+        yield {**doc, 'behind': True}
+
+
+def state(client: Client, task_id: str) -> str:
+    """Return the state of a job; one request."""
+    return _state(client, find(client, task_id))
+
+
+def _state(client: Client, docs: list[Document]) -> str:
+    now = client.clock.now()
+    return min((workitem.state(doc, now) for doc in docs), key=STATES.index, default='gone')
+
+
+def watch(client: Client, task_id: str, timeout: float | None = None) -> Iterator[str]:
+    """Yield the state of a job, and each further one as it comes, until it is `gone`; nothing polls.
+
+    *Raises* `TimeoutError` if it is not gone after `timeout` seconds, and the errors of `Client`.
+    """
+    deadline = float('inf') if timeout is None else time.monotonic() + timeout
+    longpoll, last = Longpoll(client), ''
+    while True:
+        turn, since, now = longpoll.turn, client.sequence(), client.clock.now()
+        docs = find(client, task_id)
+        found = _state(client, docs)
+        if found != last:
+            yield found
+            last = found
+        if found == 'gone':
+            return
+        # A due date comes without a change of the document.
+        due = [float(doc['date']) - now for doc in docs if workitem.state(doc, now) == 'scheduled']
+        left = min(deadline - time.monotonic(), *due, _LONGEST)
+        if deadline <= time.monotonic():
+            raise TimeoutError(f'job {task_id} is still {found}')
+        _wait(longpoll, turn, since, sorted({doc['_id'] for doc in docs}), max(left, 0.01))
+
+
+#: How long one wait for a change lasts at the most, in seconds: for what no change tells of.
+_LONGEST = 300.0
+
+
+def _wait(longpoll: Longpoll, turn: int, since: object, ids: list[str], seconds: float) -> None:
+    timer = threading.Timer(seconds, longpoll.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        longpoll.wait(turn, since, {'doc_ids': ids}, docs=False)
+    finally:
+        timer.cancel()
+
+
+def remove(client: Client, task_id: str) -> Removal:
+    """Delete what waits of a job, now or for later, for good; what a worker holds, and dead letters, are left."""
+    removed: list[Document] = []
+    while True:
+        docs = [doc for doc in find(client, task_id) if not doc.get('status')]
+        waiting = [doc for doc in docs if workitem.is_waiting(doc)]
+        if not waiting:
+            return Removal(removed, [doc for doc in docs if workitem.claimant(doc)])
+        for doc in waiting:
+            after = _without(client, doc) if doc.get('behind') else workitem.acked(doc)
+            if after is None or client.bulk([after])[0].get('ok'):
+                removed.append(doc)
+            # Else somebody has taken or changed it meanwhile: look again.
+
+
+def _without(client: Client, doc: Document) -> Document | None:
+    """Return the unique job behind which an item waits, without that; None if it is gone."""
+    found = client.fetch([doc['_id']])[0]
+    if found is None or not isinstance(found.get('next'), list):
+        return None
+    rest = [one for one in found['next'] if workitem.task_id(one) != workitem.task_id(doc)]
+    return {**{name: value for name, value in found.items() if name != 'next'}, **({'next': rest} if rest else {})}
+
+
+def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: int) -> list[Document]:
+    """Return up to `limit` items in one of the states, of one queue or of all: those that run, then the next to be taken."""
+    found: list[Document] = []
+    now, store = client.clock.now(), Store(client)
+    every = {'include_docs': True, 'reduce': False}
+    queues = [queue] if queue else [str(row['key'][0]) for row in client.view(design.NAME, 'waiting', group_level=1)]
+    if 'running' in states:
+        found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', _LAST], **every)
+    for name in queues:
+        if 'pending' in states:
+            found += [row['doc'] for row in store.ready(name, limit, docs=True) if row.get('doc')]
+        if 'scheduled' in states:
+            found += _rows(client, 'scheduled', startkey=[name, now], endkey=[name, _LAST], limit=limit, **every)
+    if 'dead' in states:
+        of = {'startkey': [queue], 'endkey': [queue, _LAST]} if queue else {}
+        found += _rows(client, 'dead', limit=limit, **of, **every)
+    return [doc for doc in found if workitem.state(doc, now) in states and (not queue or doc.get('queue') == queue)][:limit]
+
+
+def _rows(client: Client, view: str, **where: object) -> list[Document]:
+    return [row['doc'] for row in client.view(design.NAME, view, **where) if row.get('doc')]
+
+
+def task_name(doc: Document) -> str | None:
+    """Return the name of the task in an item, or None if it is no Celery message."""
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    name = headers.get('task') if isinstance(headers, dict) else None
+    return name if isinstance(name, str) else None

@@ -1,0 +1,335 @@
+"""Jobs by the ids of their tasks: found, watched without polling, removed, and replayed when dead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from kombu import Connection
+
+from celery_couchdb.jobs import Jobs, Unreadable
+from celery_couchdb.unique import UniqueTask
+from kombu_couchdb import design, workitem
+from kombu_couchdb.admin import dead, jobs
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError, DatabaseMissing, NotFound
+from tests.conftest import PATIENCE, Server, wait_for
+from tests.support import Inbox, Request, items, publish
+
+JOB = 'job:["celery","report","k"]'
+
+
+@pytest.fixture
+def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
+    """An app whose results are in a database of their own."""
+    results = f'{database}-results'
+    app = Celery('jobs', set_as_current=False, broker=server.couchdb_url(database), backend=server.couchdb_url(results))
+    app.connection_for_write().ensure_connection(max_retries=1)
+    yield app
+    app.close()
+    try:
+        server.client(results).delete()
+    except (NotFound, DatabaseMissing):
+        pass
+
+
+def kill_all(inbox: Inbox, client: Client, count: int) -> None:
+    """Reject so many messages, and wait until they are dead letters."""
+    inbox.wait(count)
+    for message in inbox.messages:
+        message.reject()
+    wait_for(lambda: dead.count(client) == count, 'the dead letters')
+
+
+# -- states
+
+
+def test_each_state(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    names = {name: app.send_task(name, countdown=3600 if name == 'scheduled' else None,
+                                 queue='held' if name in ('running', 'dead') else None).id
+             for name in ('running', 'dead', 'pending', 'scheduled')}
+    inbox = Inbox(connect(), 'held', ack=False)
+    inbox.wait(2)
+    next(message for message in inbox.messages if message.headers['id'] == names['dead']).reject()
+    known = Jobs(app)
+    wait_for(lambda: known.state(names['dead']) == 'dead')
+    assert {name: known.state(task_id) for name, task_id in names.items()} == {name: name for name in names}
+    assert known.state('never sent') == 'gone'
+    next(message for message in inbox.messages if message.headers['id'] == names['running']).ack()
+    wait_for(lambda: known.state(names['running']) == 'gone')
+
+
+def test_watched_from_waiting_to_done(app: Celery, connect: Callable[..., Connection], sent: list[Request]) -> None:
+    task_id = app.send_task('watched', countdown=1.5).id
+    states: list[str] = []
+    watching = threading.Thread(target=lambda: states.extend(Jobs(app).watch(task_id, PATIENCE)))
+    watching.start()
+    wait_for(lambda: sum(request.path == '/_changes' for request in sent) >= 1)
+    before = len(sent)
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(1)
+    time.sleep(0.5)  # time in which a poll would be seen
+    inbox.messages[0].ack()
+    watching.join(PATIENCE)
+    assert states[0] == 'scheduled'
+    assert [state for state in states if state != 'pending'] == ['scheduled', 'running', 'gone']
+    assert sum(request.path == '/_design/celery-jobs-v1/_view/by_task' for request in sent[before:]) <= 4
+
+
+def test_wait_for_a_state(app: Celery, connect: Callable[..., Connection]) -> None:
+    task_id = app.send_task('waited for').id
+    known = Jobs(app)
+    with pytest.raises(TimeoutError, match=f'{task_id} is still pending'):
+        known.wait(task_id, 'running', timeout=0.2)
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(1)
+    assert known.wait(task_id, 'running', timeout=PATIENCE) == 'running'
+    inbox.messages[0].ack()
+    assert known.wait(task_id, 'dead', timeout=PATIENCE) == 'gone'
+
+
+def test_watched_through_a_retry(app: Celery, connect: Callable[..., Connection]) -> None:
+    """A retry is another message of the same task: the job is not gone in between."""
+    task_id = app.send_task('retried').id
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(1)
+    states = Jobs(app).watch(task_id, PATIENCE)
+    assert next(states) == 'running'
+    app.send_task('retried', task_id=task_id, countdown=3600)
+    inbox.messages[0].ack()
+    assert next(states) == 'scheduled'
+
+
+def test_database_that_was_not_set_up_for_this(app: Celery, client: Client) -> None:
+    doc = client.get(f'_design/{design.JOBS}')
+    client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}])
+    with pytest.raises(ConfigurationError, match=r'lacks the design document .*couchdb setup'):
+        Jobs(app).state('any')
+
+
+# -- remove
+
+
+@pytest.mark.parametrize('countdown', [None, 3600], ids=['pending', 'scheduled'])
+def test_removed_for_good(app: Celery, client: Client, countdown: float | None) -> None:
+    result, other = app.send_task('unwanted', countdown=countdown), app.send_task('wanted')
+    removal = Jobs(app).remove(result.id)
+    assert [workitem.task_id(doc) for doc in removal.removed] == [result.id]
+    assert removal.running == []
+    with pytest.raises(TaskRevokedError, match='removed'):
+        result.get(timeout=PATIENCE)
+    assert [workitem.task_id(doc) for doc in items(client)] == [other.id]
+    assert Jobs(app).remove(result.id) == ([], [])
+
+
+def test_removed_part_of_a_chord_fails_the_chord(app: Celery) -> None:
+    from celery import chord
+    result = chord([app.signature('part', (number,)) for number in range(2)])(app.signature('body'))
+    Jobs(app).remove(result.parent.results[0].id)
+    assert result.parent.results[0].state == 'REVOKED'
+    assert app.backend.chords.parts(result.parent.id, ordered=True)[0]['state'] == 'REVOKED'
+
+
+def test_running_one_is_left_to_its_worker(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    result = app.send_task('running')
+    Inbox(connect(), 'celery', ack=False).wait(1)
+    removal = Jobs(app).remove(result.id)
+    assert removal.removed == []
+    assert [workitem.task_id(doc) for doc in removal.running] == [result.id]
+    assert len(items(client)) == 1
+    assert result.state == 'PENDING'
+
+
+def test_removed_while_others_claim(app: Celery, connect: Callable[..., Connection], client: Client,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is claimed between being found and being deleted is found to be running."""
+    result = app.send_task('contested')
+    bulk = Client.bulk
+
+    def late(self: Client, docs: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(Client, 'bulk', bulk)
+        Inbox(connect(), 'celery', ack=False).wait(1)
+        return bulk(self, docs, **kwargs)
+
+    known = Jobs(app)
+    monkeypatch.setattr(Client, 'bulk', late)
+    removal = known.remove(result.id)
+    assert (removal.removed, len(removal.running)) == ([], 1)
+
+
+# -- unique jobs
+
+
+@pytest.fixture
+def report(app: Celery) -> Any:
+    @app.task(name='report', base=UniqueTask)
+    def report(number: int) -> int:
+        return number
+
+    return report
+
+
+def test_apply_async_says_what_happened(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
+    first = report.apply_async((1,), job_key='k', countdown=3600)
+    second = report.apply_async((2,), job_key='k')
+    third = report.apply_async((3,), job_key='another')
+    assert [result.outcome for result in (first, second, third)] == ['enqueued', 'moved', 'enqueued']
+    assert second.id == first.id != third.id
+    assert sorted(doc['_id'] for doc in items(client)) == ['job:["celery","report","another"]', JOB]
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(2)
+    again, moved = (report.apply_async((number,), job_key='k') for number in (4, 5))
+    assert [result.outcome for result in (again, moved)] == ['again', 'moved']
+    assert first.id != again.id == moved.id
+    assert [Jobs(app).state(result.id) for result in (first, again)] == ['running', 'pending']
+
+
+def test_job_key_of_a_signature(app: Celery, report: Any, client: Client) -> None:
+    report.signature((1,), job_key='k').delay()
+    app.send_task('report', (2,), headers={'job_key': 'k'})
+    [item] = items(client)
+    assert item['_id'] == JOB
+    assert report.apply_async((1,)).id != workitem.task_id(item)
+    assert len(items(client)) == 2
+
+
+def test_job_key_that_cannot_be_one(report: Any) -> None:
+    with pytest.raises(ConfigurationError, match='job_key must be text'):
+        report.apply_async((1,), job_key=5)
+
+
+def test_what_waits_behind_a_running_one_is_removed_alone(app: Celery, report: Any, connect: Callable[..., Connection],
+                                                          client: Client) -> None:
+    first = report.apply_async((1,), job_key='k')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(1)
+    second = report.apply_async((2,), job_key='k')
+    known = Jobs(app)
+    assert len(known.remove(second.id).removed) == 1
+    assert (known.state(first.id), known.state(second.id), second.state) == ('running', 'gone', 'REVOKED')
+    inbox.messages[0].ack()
+    wait_for(lambda: not items(client), 'the first to be done')
+
+
+# -- dead letters
+
+
+def test_dead_letters_are_replayed_at_the_end_of_their_queue(app: Celery, connect: Callable[..., Connection],
+                                                             client: Client) -> None:
+    result = app.send_task('failing', expires=3600)
+    app.backend.store_result(result.id, ValueError('once'), 'FAILURE')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    kill_all(inbox, client, 1)
+    waiting = app.send_task('waiting')
+    inbox.wait(2)
+    [letter] = dead.letters(client)
+    back, refused = Jobs(app).replay([letter])
+    assert (len(back), refused) == (1, {})
+    assert result.state == 'PENDING'
+    inbox.wait(3)
+    message = inbox.messages[2]
+    assert [one.headers['id'] for one in inbox.messages[1:]] == [waiting.id, result.id]
+    assert message.properties['delivery_info']['redelivered'] is False
+    assert message.headers['expires'] is None
+    assert dead.count(client) == 0
+
+
+def test_letters_of_a_queue(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    for number in range(3):
+        publish(connection, number, to='q')
+    publish(connection, 'other', to='q2')
+    kill_all(Inbox(connect(), 'q', 'q2', ack=False), client, 4)
+    assert dead.count(client, 'q') == 3
+    assert {doc['message']['body'] for doc in dead.letters(client, 'q')} == {'0', '1', '2'}
+    assert dead.drop(client, list(dead.letters(client, 'q'))) == 3
+    assert [doc['message']['body'] for doc in items(client)] == ['"other"']
+
+
+def test_many_letters_are_read_in_pages(client: Client, connection: Connection) -> None:
+    publish(connection, 'x')
+    [item] = items(client)
+    client.bulk([{**{k: v for k, v in item.items() if k != '_rev'}, '_id': f'{number:030d}', 'status': 'fail', 'reason': 'test',
+                  'failed': 1e9 + number // 5} for number in range(450)])
+    assert len({doc['_id'] for doc in dead.letters(client)}) == 450
+    letters = dead.letters(client, 'q')
+    assert sum(dead.drop(client, [doc]) for doc in letters) == 450
+
+
+def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
+    letter = {'_id': 'spoilt', 'type': 'WorkItem', 'queue': 'q', 'status': 'fail', 'reason': 'spoilt: body', 'failed': 1e9,
+              'attempts': 0, 'message': {'headers': {}, 'properties': {}, 'body': {}}}
+    client.put(letter)
+    [letter] = dead.letters(client)
+    back, refused = Jobs(app).replay([letter])
+    assert back == []
+    assert refused == {'spoilt': 'it cannot be delivered: spoilt: message.body is missing or of a wrong type'}
+    assert dead.count(client) == 1
+
+
+def test_letter_that_somebody_else_replayed(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    app.send_task('failing')
+    kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
+    letters = list(dead.letters(client))
+    assert dead.drop(client, letters) == 1
+    assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
+
+
+def test_dead_unique_job(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
+    first = report.apply_async((1,), job_key='k')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    kill_all(inbox, client, 1)
+    Jobs(app).replay(list(dead.letters(client)))
+    inbox.wait(2)
+    inbox.messages[1].reject()
+    wait_for(lambda: dead.count(client) == 1)
+    inbox.consumer.cancel()
+    second = report.apply_async((2,), job_key='k')
+    assert second.outcome == 'enqueued'
+    [letter] = dead.letters(client)
+    assert workitem.task_id(letter) == first.id
+    back, refused = Jobs(app).replay([letter])
+    assert back == []
+    assert 'stands for it' in refused[letter['_id']]
+    [item] = items(client)
+    assert workitem.task_id(item) == second.id
+
+
+# -- what a message says
+
+
+@pytest.mark.parametrize('options', [{}, {'serializer': 'pickle'}, {'compression': 'zlib'}], ids=str)
+def test_body_is_decoded(app: Celery, client: Client, options: dict[str, Any]) -> None:
+    app.conf.accept_content = ['json', 'pickle']
+    app.send_task('task', (1, 'ü'), {'key': 'value'}, **options)
+    [item] = items(client)
+    args, kwargs, _ = Jobs(app).decode(item)
+    assert (tuple(args), kwargs) == ((1, 'ü'), {'key': 'value'})
+
+
+def test_body_that_the_app_does_not_accept(app: Celery, client: Client) -> None:
+    app.send_task('task', serializer='pickle')
+    [item] = items(client)
+    with pytest.raises(Unreadable, match='does not accept application/x-python-serialize'):
+        Jobs(app).decode(item)
+
+
+def test_listing(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    for number in range(5):
+        app.send_task('task', queue=f'q{number % 2}')
+    later = app.send_task('later', queue='q0', countdown=3600)
+    Inbox(connect(), 'q1', ack=False).wait(2)
+
+    def count(*states: str, queue: str | None = None, limit: int = 50) -> int:
+        return len(jobs.listing(client, states, queue, limit))
+
+    assert (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0)
+    assert count('pending', 'running', 'scheduled') == 6
+    assert (count('pending', queue='q1'), count('running', queue='q1'), count('pending', queue='q0')) == (0, 2, 3)
+    assert count('pending', limit=2) == 2
+    assert [workitem.task_id(doc) for doc in jobs.listing(client, ('scheduled',), 'q0', 10)] == [later.id]
