@@ -5,11 +5,14 @@ What concerns the broker alone is in `kombu_couchdb.admin`; here it is joined wi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from celery import states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
+from celery.exceptions import TimeoutError as CeleryTimeout
 from kombu.compression import decompress
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import loads, prepare_accept_content
@@ -34,7 +37,9 @@ class Unreadable(ValueError):
 class Jobs:
     """The jobs in the broker's database of an app. *Every* method raises the errors of `kombu_couchdb.errors`.
 
-    The states are those of `kombu_couchdb.admin.jobs`: `pending`, `scheduled`, `running`, `dead`, `gone`.
+    The states are those of `kombu_couchdb.admin.jobs`: `pending`, `scheduled`, `running`, `dead`, `gone`. A task that is
+    acknowledged early, as is Celery's default, has left the queue when it runs: it counts as running if its result says that it
+    has started (`task_track_started`), and as gone otherwise.
     """
 
     def __init__(self, app: Any, client: Client | None = None) -> None:
@@ -43,33 +48,53 @@ class Jobs:
 
     def state(self, task_id: str) -> str:
         """Return the state of a job."""
-        return jobs.state(self.client, task_id)
+        found = jobs.state(self.client, task_id)
+        return 'running' if found == 'gone' and self._has_started(task_id) else found
 
     def watch(self, task_id: str, timeout: float | None = None) -> Iterator[str]:
         """Yield the state of a job, and each further one as it comes, until it is `gone`; nothing polls.
 
         *Raises* `TimeoutError` if it is not gone after `timeout` seconds.
         """
-        return jobs.watch(self.client, task_id, timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        last = ''
+        for found in jobs.watch(self.client, task_id, timeout):
+            last = 'running' if found == 'gone' and self._has_started(task_id) else found
+            yield last
+        if last == 'running':
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                self.app.AsyncResult(task_id).get(timeout=left, propagate=False, disable_sync_subtasks=False)
+            except CeleryTimeout as exc:
+                raise TimeoutError(f'job {task_id} is still running') from exc
+            yield 'gone'
 
-    def wait(self, task_id: str, *states: str, timeout: float | None = None) -> str:
+    def workers(self, task_id: str, timeout: float = 1.0) -> dict[str, str]:
+        """Ask all workers for a task and return `{worker: 'active', 'reserved' or 'ready'}` of those that know it.
+
+        It takes `timeout` seconds, for nobody knows how many will answer.
+        """
+        answers = self.app.control.inspect(timeout=timeout).query_task(task_id) or {}
+        return {worker: found[task_id][0] for worker, found in answers.items() if task_id in found}
+
+    def wait(self, task_id: str, *wanted: str, timeout: float | None = None) -> str:
         """Wait until a job is in one of these states, or gone, and return it; *raises* `TimeoutError` after `timeout` seconds."""
         for found in self.watch(task_id, timeout):
-            if found in states:
+            if found in wanted:
                 return found
         return 'gone'
 
     def remove(self, task_id: str, *, terminate: bool = False, signal: str = 'SIGTERM') -> jobs.Removal:
         """Delete a job that waits, now or for later, for good; it counts as revoked for who waits for its result.
 
-        One that a worker holds is revoked: it is not begun if it was not yet, and it is halted if `terminate` is true. Dead
-        letters are left.
+        One that a worker holds is revoked: it is not begun if it was not yet, and it is halted if `terminate` is true. So is
+        one that is not found, for a worker may run it that has acknowledged it early. Dead letters are left.
         """
         removal = jobs.remove(self.client, task_id)
-        if removal.running:
-            self.app.control.revoke(task_id, terminate=terminate, signal=signal)
-        elif removal.removed:
+        if removal.removed and not removal.running:
             self._mark_as_revoked(task_id, removal.removed[0])
+        else:
+            self.app.control.revoke(task_id, terminate=terminate, signal=signal)
         return removal
 
     def replay(self, letters: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
@@ -98,6 +123,9 @@ class Jobs:
             raise Unreadable(f'the app does not accept {doc["message"].get("content-type")}') from exc
         except (DecodeError, ValueError, TypeError, KeyError, AttributeError, LookupError) as exc:
             raise Unreadable(f'the body cannot be decoded: {exc}') from exc
+
+    def _has_started(self, task_id: str) -> bool:
+        return not isinstance(self.app.backend, DisabledBackend) and bool(self.app.AsyncResult(task_id).state == states.STARTED)
 
     def _mark_as_revoked(self, task_id: str, doc: Document) -> None:
         headers = doc['message'].get('headers') or {}

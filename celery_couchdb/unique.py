@@ -19,9 +19,13 @@ class UniqueTask(Task):
     The result has one attribute more, `outcome`: `enqueued`, `moved` (one was waiting; its due date is now the one given) or
     `again` (one is running; it will run once more). Its `id` is that of the task which will run: where a job was moved, that
     of the earlier one.
+
+    Its message is acknowledged when it has ended: one that is acknowledged when it starts, as Celery does otherwise, is
+    finished then as far as the queue knows, and a job sent while it runs would run beside it.
     """
 
     abstract = True
+    acks_late = True
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *others: Any, job_key: str | None = None,
                     headers: Mapping[str, Any] | None = None, **options: Any) -> Any:

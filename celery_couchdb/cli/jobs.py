@@ -51,7 +51,10 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     jobs = Jobs(app_of(ctx), broker_of(app_of(ctx)))
     found = [described(jobs, doc) for doc in find(jobs.client, name)]
     if not found:
-        raise click.ClickException(f'there is no job {name!r}: it is done, has expired or was removed, or was never here')
+        holders = ', '.join(f'{worker} ({how})' for worker, how in jobs.workers(name).items())
+        raise click.ClickException(f'job {name!r} is not in a queue' + (
+            f': it was acknowledged early, and is with {holders}' if holders
+            else ' and with no worker: it is done, has expired or was removed, or was never here'))
     if as_json:
         click.echo('\n'.join(map(json_line, found)))
     else:

@@ -27,16 +27,18 @@ def command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal:
     jobs = Jobs(app_of(ctx), broker_of(app_of(ctx)))
     if not yes:
         click.confirm(f'Remove {names[0]}?' if len(names) == 1 else f'Remove {len(names)} jobs?', abort=True)
-    missing = 0
+    left = 0
     for name in names:
         removal = jobs.remove(name, terminate=terminate, signal=signal)
         if removal.running:
             click.echo(f'{name}: a worker holds it; it was told to {"terminate" if terminate else "revoke"} it')
         elif removal.removed:
             click.echo(f'{name}: removed')
+        elif state(jobs.client, name) == 'dead':
+            left += 1
+            click.echo(f'{name}: is a dead letter; see "dead drop"', err=True)
         else:
-            missing += 1
-            dead = state(jobs.client, name) == 'dead'
-            click.echo(f'{name}: {"is a dead letter; use dead drop" if dead else "not found"}', err=True)
-    if missing:
+            click.echo(f'{name}: is not in a queue; the workers were told to {"terminate" if terminate else "revoke"} it, '
+                       f'should one run it')
+    if left:
         ctx.exit(1)

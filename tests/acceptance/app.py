@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Reject
+
+from celery_couchdb.unique import UniqueTask
 
 app = Celery('acceptance', broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
 app.conf.update(json.loads(os.environ['SETTINGS']))
@@ -60,6 +64,33 @@ def nap(journal: str, name: str, seconds: float) -> str:
 def late_nap(journal: str, name: str, seconds: float) -> str:
     """Do the same, acknowledged afterwards."""
     return str(nap(journal, name, seconds))
+
+
+@app.task(name='deadly', acks_late=True, reject_on_worker_lost=True)
+def deadly(journal: str) -> None:
+    """Note that this runs, and kill the process in which it does."""
+    note(journal, 'deadly')
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name='refused', bind=True, acks_late=True)
+def refused(self: Any, journal: str, name: str) -> str:
+    """Refuse the message, unless its result was forgotten and a file says that it may pass."""
+    if not Path(journal).with_name('may pass').exists():
+        raise Reject('not now', requeue=False)
+    note(journal, name)
+    return name
+
+
+@app.task(name='report', base=UniqueTask, bind=True, max_retries=3)
+def report(self: Any, journal: str, name: str, seconds: float = 0.0, failures: int = 0) -> str:
+    """Note the start and the end in a file, with some time between; fail a few times first."""
+    note(journal, f'start {name}')
+    time.sleep(seconds)
+    if self.request.retries < failures:
+        raise self.retry(countdown=0.2)
+    note(journal, f'end {name}')
+    return name
 
 
 @app.task(name='ask')

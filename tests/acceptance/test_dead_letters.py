@@ -1,0 +1,82 @@
+"""What fails again and again, or is refused, is set aside: seen, replayed and dropped by the command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kombu_couchdb.client import Client
+from tests.conftest import PATIENCE, wait_for
+
+from .conftest import Site
+from .test_command import couchdb, sentence, succeeded
+
+
+def letters(site: Site, *arguments: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in succeeded(couchdb(site, 'dead', 'list', '--json', *arguments)).splitlines()]
+
+
+def test_task_that_kills_its_process_stops_doing_so(site: Site) -> None:
+    site.worker(pool='prefork', concurrency=1, broker_transport_options={'delivery_limit': 3}, worker_enable_remote_control=False)
+    task_id = site.send('deadly', str(site.journal)).id
+    [letter] = wait_for(lambda: letters(site), 'a dead letter')
+    assert letter['id'] == task_id
+    assert letter['task'] == 'deadly'
+    assert 1 <= len(site.journalled()) <= 3
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+
+
+def test_task_that_kills_its_worker_stops_doing_so(site: Site) -> None:
+    """The solo pool runs tasks in the worker's own process: each run is the end of a worker."""
+    options = {'delivery_limit': 2, 'visibility_timeout': 2.0}
+    site.send('deadly', str(site.journal))
+    for _ in range(2):
+        site.start(pool='solo', broker_transport_options=options).process.wait(PATIENCE)
+    assert site.journalled() == ['deadly', 'deadly']
+    site.worker(pool='solo', broker_transport_options=options)
+    [letter] = wait_for(lambda: letters(site), 'a dead letter')
+    assert letter['reason'] == 'delivery limit: delivered 2 times and never done'
+    assert letter['attempts'] == 2
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    assert site.journalled() == ['deadly', 'deadly']
+
+
+def test_refused_tasks_are_listed_shown_replayed_and_dropped(site: Site, client: Client) -> None:
+    site.worker()
+    results = [site.send('refused', str(site.journal), name) for name in 'abc']
+    wait_for(lambda: len(letters(site)) == 3, 'three dead letters')
+    listed = succeeded(couchdb(site, 'dead', 'list', COLUMNS='100'))
+    assert all(result.id in listed for result in results)
+    assert 'rejected' in listed
+    shown = succeeded(couchdb(site, 'dead', 'show', results[0].id))
+    assert f'"{site.journal}", "a"' in shown
+    assert sentence(couchdb(site, 'dead', 'show', 'unknown')) == "Error: there is no dead letter 'unknown'"
+    # Nothing happens without a yes.
+    assert couchdb(site, 'dead', 'drop', results[2].id).returncode == 1
+    assert succeeded(couchdb(site, 'dead', 'drop', results[2].id, '--yes')) == '1 dropped.\n'
+    site.journal.with_name('may pass').touch()
+    assert succeeded(couchdb(site, 'dead', 'replay', results[0].id, '--yes')) == '1 replayed.\n'
+    assert results[0].get(timeout=PATIENCE) == 'a'
+    assert succeeded(couchdb(site, 'dead', 'replay', '--queue', 'celery', '--yes')) == '1 replayed.\n'
+    assert results[1].get(timeout=PATIENCE) == 'b'
+    assert site.journalled() == ['a', 'b']
+    assert succeeded(couchdb(site, 'dead', 'list')) == 'There are no dead letters.\n'
+
+
+@pytest.mark.parametrize('arguments', [('replay',), ('drop',), ('drop', '--all', '--queue', 'q'), ('replay', 'id', '--all')])
+def test_which_ones_must_be_said(site: Site, arguments: tuple[str, ...]) -> None:
+    done = couchdb(site, 'dead', *arguments)
+    assert done.returncode == 2
+    assert 'Name dead letters by id, or give --queue NAME, or --all.' in done.stderr
+
+
+def test_failed_result_gives_way_to_a_replay(site: Site) -> None:
+    """A final result is never overwritten: a replay forgets it."""
+    site.app.backend.store_result('known', ValueError('before'), 'FAILURE')
+    site.worker()
+    result = site.send('refused', str(site.journal), 'again', task_id='known')
+    wait_for(lambda: letters(site), 'the dead letter')
+    site.journal.with_name('may pass').touch()
+    succeeded(couchdb(site, 'dead', 'replay', '--all', '--yes'))
+    wait_for(lambda: result.state == 'SUCCESS', 'the new result')

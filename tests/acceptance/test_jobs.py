@@ -1,0 +1,106 @@
+"""Jobs seen, awaited and removed by the ids of their tasks, while real workers run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_couchdb.jobs import Jobs
+from tests.conftest import PATIENCE, wait_for
+from tests.support import items
+
+from .conftest import Site
+from .test_command import couchdb, sentence, succeeded
+
+
+def test_jobs_are_listed_and_shown(site: Site) -> None:
+    site.worker(concurrency=1, worker_prefetch_multiplier=1)
+    running = site.send('late_nap', str(site.journal), 'long', 60)
+    wait_for(lambda: site.journalled() == ['start long'], 'the first to run')
+    waiting, later = site.send('add', 1, 2), site.send('add', 3, 4, countdown=3600)
+    listed = succeeded(couchdb(site, 'jobs', 'list', COLUMNS='100')).splitlines()
+    assert [line.split()[0] for line in listed] == ['ID', running.id, waiting.id, later.id]
+    assert [line.split()[3] for line in listed] == ['STATE', 'running', 'pending', 'scheduled']
+    [line] = succeeded(couchdb(site, 'jobs', 'list', '--json', '--state', 'scheduled', '--queue', 'celery')).splitlines()
+    job = json.loads(line)
+    assert (job['id'], job['task'], job['args'], job['kwargs'], job['queue']) == (later.id, 'add', [3, 4], {}, 'celery')
+    shown = succeeded(couchdb(site, 'jobs', 'show', running.id))
+    assert 'state      running' in shown
+    assert 'late_nap' in shown
+    assert 'is not in a queue and with no worker' in sentence(couchdb(site, 'jobs', 'show', 'unknown'))
+
+
+def test_state_is_awaited(site: Site) -> None:
+    result, jobs = site.send('late_nap', str(site.journal), 'nap', 1, countdown=2), Jobs(site.app)
+    states = jobs.watch(result.id, PATIENCE)
+    assert next(states) == 'scheduled'
+    site.worker()
+    assert [state for state in states if state != 'pending'] == ['running', 'gone']
+    assert site.journalled() == ['start nap', 'end nap']
+    jobs.client.close()
+
+
+def test_waiting_job_is_removed_for_good(site: Site) -> None:
+    """A worker that comes later has never heard of it, and keeps no list of it."""
+    scheduled = site.send('nap', str(site.journal), 'unwanted', 0, countdown=1)
+    pending = site.send('nap', str(site.journal), 'unwanted', 0)
+    removed = succeeded(couchdb(site, 'remove', scheduled.id, pending.id, '--yes'))
+    assert removed == f'{scheduled.id}: removed\n{pending.id}: removed\n'
+    with pytest.raises(TaskRevokedError):
+        pending.get(timeout=PATIENCE)
+    worker = site.worker()
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    assert site.app.control.inspect([worker.name], timeout=PATIENCE, limit=1).revoked() == {worker.name: []}
+    assert site.journalled() == []
+    assert 'is not in a queue' in succeeded(couchdb(site, 'remove', pending.id, '--yes'))
+
+
+@pytest.mark.parametrize('task', ['nap', 'late_nap'], ids=['acknowledged early', 'acknowledged late'])
+def test_running_job_is_halted_if_that_is_asked_for(site: Site, task: str) -> None:
+    site.worker(pool='prefork', concurrency=1)
+    result = site.send(task, str(site.journal), 'endless', 3600)
+    wait_for(lambda: site.journalled() == ['start endless'], 'the task to run')
+    said = succeeded(couchdb(site, 'remove', result.id, '--yes', '--terminate'))
+    assert 'told to terminate it' in said
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=PATIENCE)
+    wait_for(lambda: not items(site.client), 'the message to go')
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+
+
+def test_running_job_that_was_acknowledged_early(site: Site) -> None:
+    """It has left the queue: its result says that it has started, if that is tracked, and its worker knows."""
+    worker = site.worker(task_track_started=True)
+    result, jobs = site.send('nap', str(site.journal), 'nap', 3), Jobs(site.app)
+    wait_for(lambda: site.journalled() == ['start nap'], 'the task to run')
+    assert jobs.state(result.id) == 'running'
+    assert jobs.workers(result.id) == {worker.name: 'active'}
+    assert list(jobs.watch(result.id, PATIENCE)) == ['running', 'gone']
+    assert site.journalled() == ['start nap', 'end nap']
+
+
+def test_job_that_a_worker_holds_and_has_not_begun_is_revoked(site: Site) -> None:
+    site.worker(pool='prefork', concurrency=1, worker_prefetch_multiplier=4)
+    first = site.send('nap', str(site.journal), 'first', 3)
+    wait_for(lambda: site.journalled(), 'the first to run')
+    second = site.send('nap', str(site.journal), 'second', 0)
+    jobs = Jobs(site.app)
+    assert jobs.wait(second.id, 'running', timeout=PATIENCE) == 'running'
+    jobs.remove(second.id)
+    with pytest.raises(TaskRevokedError):
+        second.get(timeout=PATIENCE)
+    assert first.get(timeout=PATIENCE) == 'first'
+    assert site.journalled() == ['start first', 'end first']
+
+
+def test_full_queue_does_not_starve_a_small_one(site: Site) -> None:
+    full = [site.send('nap', str(site.journal), f'full {number}', 0.02, queue='full') for number in range(300)]
+    site.worker('-Q', 'full,small', concurrency=1)
+    full[20].get(timeout=PATIENCE)
+    small = [site.send('nap', str(site.journal), f'small {number}', 0, queue='small') for number in range(10)]
+    for result in small:
+        result.get(timeout=PATIENCE)
+    ends = [line for line in site.journalled() if line.startswith('end full')]
+    assert len(ends) < 250, 'the small queue had to wait for the full one'

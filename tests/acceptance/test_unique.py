@@ -1,0 +1,69 @@
+"""Unique jobs with real workers: one in the queue, one run at a time, and one more if it was sent while it ran."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from celery_couchdb.unique import UniqueTask
+from tests.conftest import PATIENCE, wait_for
+from tests.support import items
+
+from .conftest import Site
+
+
+def task_of(site: Site) -> Any:
+    @site.app.task(name='report', base=UniqueTask)
+    def report(journal: str, name: str, seconds: float = 0.0, failures: int = 0) -> str: ...
+
+    return report
+
+
+def test_sent_while_it_runs(site: Site) -> None:
+    report = task_of(site)
+    site.worker(concurrency=4)
+    first = report.apply_async((str(site.journal), 'first', 2), job_key='k')
+    wait_for(lambda: site.journalled() == ['start first'], 'the first to run')
+    others = [report.apply_async((str(site.journal), f'other {number}', 0.2), job_key='k') for number in range(5)]
+    assert [result.outcome for result in others] == ['again', 'moved', 'moved', 'moved', 'moved']
+    assert {result.get(timeout=PATIENCE) for result in [first, *others]} == {'first', 'other 0'}
+    wait_for(lambda: not items(site.client), 'the job to be done')
+    assert site.journalled() == ['start first', 'end first', 'start other 0', 'end other 0']
+
+
+def test_many_publishers_and_workers(site: Site) -> None:
+    """Never two runs at the same time, and every send is followed by a run that began after it."""
+    report = task_of(site)
+    for _ in range(2):
+        site.start(concurrency=2)
+    for worker in site.workers:
+        worker.ready()
+    results: list[Any] = []
+
+    def publisher(number: int) -> None:
+        for turn in range(10):
+            results.append(report.apply_async((str(site.journal), f'{number}.{turn}'), job_key='k'))
+
+    threads = [threading.Thread(target=publisher, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(results) == 40
+    for result in results:
+        result.get(timeout=PATIENCE)
+    lines = site.journalled()
+    assert [line.split()[0] for line in lines] == ['start', 'end'] * (len(lines) // 2)
+    assert max(Counter(lines).values()) == 1
+    assert len(lines) == 2 * len({result.id for result in results})
+
+
+def test_retry_of_a_unique_job_is_the_same_job(site: Site) -> None:
+    report = task_of(site)
+    site.worker()
+    result = report.apply_async((str(site.journal), 'flaky', 0, 2), job_key='k')
+    assert result.get(timeout=PATIENCE) == 'flaky'
+    assert site.journalled() == ['start flaky'] * 3 + ['end flaky']
+    wait_for(lambda: not items(site.client), 'the job to be done')
+    assert report.apply_async((str(site.journal), 'anew'), job_key='k').outcome == 'enqueued'
