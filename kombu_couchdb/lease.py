@@ -21,6 +21,7 @@ from . import design
 from .client import Document
 from .limits import limit_in
 from .store import Store
+from .tidy import Tidier
 from .topology import Topology
 
 __all__ = ['CONSUMER', 'Lease', 'Sweeper']
@@ -35,6 +36,10 @@ _GRACE = 2.0
 
 #: How long the nodes of a cluster may take to tell each other of a write, in seconds (mem3's sync_delay is 5).
 _SYNC = 10.0
+
+
+#: How often what was left behind by killed processes is tidied away, in seconds, and how many documents of a kind at a time.
+_TIDY, _TIDIED = 3600.0, 200
 
 
 class Lease:
@@ -108,6 +113,8 @@ class Sweeper:
         self.left: set[str] = set()
         #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
         self.void: dict[str, tuple[str, float]] = {}
+        self._tidier = Tidier(store.client)
+        self._tidy_at = time.monotonic() + random.uniform(0.2, 1.0) * _TIDY
         # The first sweep is soon: a worker that is started again should find what it left behind.
         self.due = time.monotonic() + random.uniform(0.2, 1.0)
 
@@ -140,6 +147,9 @@ class Sweeper:
         for doc_id, (rev, since) in list(self.void.items()):
             if time.monotonic() - since > _SYNC and self._store.settle_void(doc_id, rev, living):
                 del self.void[doc_id]
+        if time.monotonic() >= self._tidy_at:
+            self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
+            self._tidier.tidy(_TIDIED)
         others = [expires for name, expires in consumers.items() if name in living and name != own]
         # Just after the first of them would be overdue: those that live have then long beaten again.
         wait = min([expires - now + _GRACE for expires in others] + [self._timeout])

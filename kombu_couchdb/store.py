@@ -209,10 +209,14 @@ class Store:
                                                            group_level=2)]
         return sum(self._drop('waiting', startkey=[queue, rank], endkey=[queue, rank, until]) for rank in ranks)
 
+    def exceeds(self, queue: str, length: int) -> bool:
+        """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
+        return self._count('waiting', [queue], [queue, _LAST]) > length
+
     def trim(self, queue: str, length: int) -> int:
         """Delete the oldest of more than `length` ready items, and return how many that were; one request if none is."""
         count = 0
-        while self._count('waiting', [queue], [queue, _LAST]) > length and (excess := self.size(queue) - length) > 0:
+        while self.exceeds(queue, length) and (excess := self.size(queue) - length) > 0:
             rows = self.ready(queue, min(excess, _BATCH), docs=True)
             # Counted again after they were read: others may have dropped some of them meanwhile, and none too many shall go.
             excess, now = self.size(queue) - length, self.client.clock.now()

@@ -16,7 +16,7 @@ from typing import Any
 
 from .client import Client, Document
 from .errors import Conflict, NotFound
-from .limits import LIMITS, limits_of
+from .limits import LIMITS, Limit, limits_of
 
 __all__ = ['BINDING', 'Routes', 'Topology', 'routes_of', 'topic_pattern']
 
@@ -147,6 +147,12 @@ class Topology:
             if not lifetime and doc['arguments'] == before:
                 break  # so it is declared
         self.limits.seen(doc)
+
+    def limit(self, name: str) -> Limit:
+        """Return the limits of a queue as they are declared now; one request."""
+        for doc in self.queues([name]):
+            self.limits.seen(doc)
+        return self.limits.of(name)
 
     def prolong(self, doc: Document, now: float) -> None:
         """Move the end of a queue that is in use, as read: far enough that this is seldom to be done."""

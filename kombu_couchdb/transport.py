@@ -155,9 +155,12 @@ class Transport(virtual.Transport):
         """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
         self.store.publish(docs)
         for queue in {doc['queue'] for doc in docs}:
-            length = self.topology.limits.of(queue).length
-            if length is not None:
-                self.store.trim(queue, length)
+            known = self.topology.limits.of(queue).length
+            # What another process has declared since counts; it is asked for only when something is to be dropped.
+            if known is not None and self.store.exceeds(queue, known):
+                length = self.topology.limit(queue).length
+                if length is not None:
+                    self.store.trim(queue, length)
 
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Change how many messages a channel may hold."""

@@ -150,13 +150,12 @@ def release(doc: Document, *, delivered: bool = True) -> Document:
     """Return the item as waiting again, at its old place in the queue; undelivered, the attempt does not count."""
     if not delivered:
         return {**doc, 'claimed': None, 'attempts': doc['attempts'] - 1}
-    return {**doc, 'claimed': None, 'consumer': claimant(doc) or doc.get('consumer')}
+    return {**doc, 'claimed': None, **_holder(doc)}
 
 
 def bury(doc: Document, reason: str, now: float) -> Document:
     """Return the item as dead: kept where a person can see it, out of the way of the queue."""
-    return {**_without_room(doc), 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now,
-            'consumer': claimant(doc) or doc.get('consumer')}
+    return {**_without_room(doc), 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now, **_holder(doc)}
 
 
 def acked(doc: Mapping[str, Any]) -> Document:
@@ -245,6 +244,11 @@ def _lifetime(message: Mapping[str, Any]) -> float | None:
         return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _holder(doc: Document) -> Document:
+    by = claimant(doc)
+    return {'consumer': by} if by else {}
 
 
 def _without_room(doc: Document) -> Document:

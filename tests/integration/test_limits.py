@@ -184,6 +184,15 @@ def test_publishers_together_drop_none_too_many(connect: Callable[..., Connectio
     assert [doc['message']['body'] for doc in items(client)] == [str(number) for number in range(20, 30)]
 
 
+def test_limit_that_another_process_has_raised_since(connection: Connection, client: Client) -> None:
+    Queue('q', max_length=2)(connection.channel()).declare()
+    doc = client.get('broker:queue:q')
+    client.put({**doc, 'arguments': {'x-max-length': 4}})
+    for number in range(6):
+        publish(connection, number)
+    assert [doc['message']['body'] for doc in items(client)] == ['2', '3', '4', '5']
+
+
 def test_sweep_trims_what_a_publisher_did_not_know_of(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     publish_many(connection, range(10), to='limited')

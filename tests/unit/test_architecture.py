@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -84,6 +85,18 @@ def test_kombu_s_classes_stay_at_the_edge() -> None:
     edge = {'kombu_couchdb.transport', 'kombu_couchdb.channel'}
     assert {module for module in FILES if any(name.startswith('kombu.transport') for name in IMPORTS[module])} <= \
         edge | {'kombu_couchdb'}  # the last for the table of schemes
+
+
+def test_only_the_command_speaks_to_people() -> None:
+    assert {module for module in FILES if 'click' in tops(module)} <= {name for name in FILES if '.cli' in name}
+    printing = {module for module, path in FILES.items() if re.search(r'\bprint\(', path.read_text('utf-8'))}
+    assert printing <= {'kombu_couchdb.embedded.__main__', 'kombu_couchdb.embedded'}
+
+
+def test_workers_need_nothing_of_the_operators() -> None:
+    operators = {'kombu_couchdb.admin', 'celery_couchdb.cli', 'celery_couchdb.jobs'}
+    ours = {module for module in FILES if not any(module.startswith(name) for name in operators)}
+    assert not {found for module in ours for found in IMPORTS[module] if any(found.startswith(name) for name in operators)}
 
 
 @pytest.mark.parametrize('module', FILES)

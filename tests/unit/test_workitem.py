@@ -157,7 +157,7 @@ def test_a_release_counts_what_was_delivered_only(delivered: bool, attempts: int
 
 def test_a_buried_item_is_kept_with_its_reason() -> None:
     dead = workitem.bury(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
-    assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2)
+    assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2, consumer='me')
     assert not workitem.is_waiting(dead)
 
 
@@ -285,3 +285,43 @@ def test_first_turns_are_spread_evenly() -> None:
 
 def test_everyone_comes_to_the_same_turns() -> None:
     assert workitem.turn('item', 0, 3) == workitem.turn('item', 0, 3) == (workitem.turn('item', 1, 3) - 1) % 3
+
+
+# -- dead ones, and states
+
+
+def test_replayed_one_is_as_if_it_were_new_at_the_end_of_its_queue() -> None:
+    doc = item(attempts=20, consumer='me', message=message(headers={'id': 'a', 'expires': 'long ago', 'eta': 'long ago'}))
+    dead = workitem.bury({**doc, 'expires': NOW, 'date': NOW}, 'because', NOW + 1)
+    replayed = workitem.replay(dead, NOW + 60)
+    assert workitem.is_waiting(replayed)
+    assert workitem.is_due(replayed, NOW + 60)
+    assert not workitem.has_expired(replayed, NOW + 1e9)
+    assert (replayed['published'], replayed['attempts'], replayed['_rev']) == (NOW + 60, 0, '1-a')
+    assert not {'status', 'reason', 'failed'} & set(replayed)
+    assert replayed['message']['headers'] == {'id': 'a', 'expires': None, 'eta': 'long ago'}
+    assert dead['message']['headers']['expires'] == 'long ago'
+
+
+@pytest.mark.parametrize(('doc', 'state'), [
+    (item(), 'pending'), (item(date=NOW - 1), 'pending'), (item(date=NOW + 1), 'scheduled'), (item(date='spoilt'), 'pending'),
+    (workitem.claim(item(), 'me', NOW), 'running'), (workitem.bury(item(), 'because', NOW), 'dead')])
+def test_states(doc: dict[str, Any], state: str) -> None:
+    assert workitem.state(doc, NOW) == state
+
+
+@pytest.mark.parametrize(('doc', 'since'), [(item(), NOW), (item(date=NOW + 5), NOW + 5), (item(published='spoilt'), 0.0)])
+def test_ready_since(doc: dict[str, Any], since: float) -> None:
+    assert workitem.ready_since(doc) == since
+
+
+def test_who_held_it_last_is_kept() -> None:
+    claimed = workitem.claim(item(), 'me', NOW)
+    assert workitem.bury(claimed, 'because', NOW)['consumer'] == 'me'
+    assert workitem.bury(workitem.release(claimed), 'because', NOW)['consumer'] == 'me'
+    assert workitem.release(workitem.claim(workitem.release(claimed), 'you', NOW), delivered=False)['consumer'] == 'me'
+
+
+@pytest.mark.parametrize('following', [None, [], 'spoilt', ['spoilt'], {}])
+def test_spoilt_followers_are_none(following: Any) -> None:
+    assert workitem.acked(item(key='k', next=following)) == {'_id': 'id', '_rev': '1-a', '_deleted': True}
