@@ -101,6 +101,12 @@ class Holdings:
                 self.rouse()
                 return False
             delivery.credit.waiting -= 1
+            if workitem.has_expired(delivery.doc, self._clock.now()):
+                # It lay in the mailbox for too long: it is not delivered late, and is done with.
+                if delivery.tag in self._held:
+                    self._settle(delivery.tag, workitem.acked)
+                self.rouse()
+                return False
             delivery.handed = True
             if delivery.no_ack or not delivery.credit.limit:
                 self.rouse()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from kombu import Connection, Queue
 
+from kombu_couchdb import workitem
 from kombu_couchdb.client import Client
 from kombu_couchdb.store import Store
 from tests.conftest import wait_for
@@ -90,6 +92,18 @@ def test_expired_message_goes_without_a_consumer_of_its_queue(connect: Callable[
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 2, 'the expired ones to go')
     assert [doc['message']['body'] for doc in items(client)] == ['"long"', '"for ever"']
+
+
+@pytest.mark.parametrize('no_ack', [False, True])
+def test_message_that_expires_while_its_consumer_is_busy(connect: Callable[..., Connection], client: Client, no_ack: bool) -> None:
+    inbox = Inbox(connect(), no_ack=no_ack)
+    publish_many(connect(), ['first', 'late'], expiration=2)
+    mailbox = inbox.connection.transport._mailbox
+    wait_for(lambda: len(mailbox) == 2, 'both to be claimed')
+    wait_for(lambda: all(workitem.has_expired(item.doc, time.time()) for item in mailbox._items), 'them to expire')
+    publish(connect(), 'in time', expiration=3600)
+    assert inbox.wait(1) == ['in time']
+    wait_for(lambda: not items(client), 'all to go')
 
 
 def test_message_older_than_its_queue_allows_is_not_delivered(connect: Callable[..., Connection], client: Client) -> None:

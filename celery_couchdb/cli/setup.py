@@ -1,0 +1,92 @@
+"""`celery -A app couchdb setup`: makes the app's databases ready."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+import kombu_couchdb.design
+from kombu_couchdb.admin.setup import REVISIONS, Step, Wanted, layouts, plan
+from kombu_couchdb.transport import Transport
+
+from .. import design
+from .output import coloured
+from .site import administrator, app_of, broker_of, results_of
+
+__all__ = ['command']
+
+Login = tuple[str, str] | None
+
+
+@click.command('setup')
+@click.option('--member', 'members', multiple=True, metavar='NAME',
+              help='Another user who shall work with the databases; may be given several times.')
+@click.option('--dry-run', is_flag=True, help='Say what would be done, and change nothing.')
+@administrator
+@click.pass_context
+def command(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Login) -> None:
+    """Create or update the databases of broker and results.
+
+    Databases, design documents and rights are made what this version needs; what is so already stays. The user in the app's URL
+    becomes a member of the databases, and needs no other right from then on. Workers may run meanwhile. Older design documents
+    are removed once no worker uses them.
+    """
+    app = app_of(ctx)
+    results = _results(app, members, admin)
+    broker = _broker(app, members, admin, needed=results is None)
+    living = layouts(broker.client) if broker else {}
+    # All is read before anything is changed: what cannot be done is said first.
+    plans = [(wanted.client.address.url, plan(wanted, living)) for wanted in _merged(broker, results)]
+    for url, steps in plans:
+        click.echo(coloured(click.style(url, bold=True)))
+        for step in steps:
+            click.echo(coloured(_take(step, dry_run)))
+    if dry_run:
+        click.echo('Nothing was changed: this was a dry run.')
+
+
+def _take(step: Step, dry_run: bool) -> str:
+    """Take a step, if there is something to do, and return what to say about it."""
+    if step.notice:
+        word, colour = 'note', 'yellow'
+    elif step.do is None:
+        word, colour = 'ok', 'bright_black'
+    elif dry_run:
+        word, colour = 'to do', 'yellow'
+    else:
+        step.do()
+        word, colour = 'done', 'green'
+    return f'  {click.style(f"{word:5}", fg=colour)}  {step.goal}'
+
+
+# -- what is wanted
+
+def _broker(app: Any, members: tuple[str, ...], admin: Login, *, needed: bool) -> Wanted | None:
+    with app.connection_for_write() as connection:
+        if not needed and not issubclass(connection.get_transport_cls(), Transport):
+            return None  # only the results are in CouchDB
+    client, user = broker_of(app, admin), broker_of(app).address.user
+    return Wanted(client, kombu_couchdb.design.documents(), _members(user, members, admin), not user, REVISIONS)
+
+
+def _results(app: Any, members: tuple[str, ...], admin: Login) -> Wanted | None:
+    client, own = results_of(app, admin), results_of(app)
+    if client is None or own is None:
+        return None
+    return Wanted(client, [design.document()], _members(own.address.user, members, admin), not own.address.user)
+
+
+def _members(user: str | None, members: tuple[str, ...], admin: Login) -> list[str]:
+    """Return who shall be members: those named, and the app's user, unless that is the administrator himself."""
+    return list(dict.fromkeys([*([user] if user and admin and user != admin[0] else []), *members]))
+
+
+def _merged(broker: Wanted | None, results: Wanted | None) -> list[Wanted]:
+    """Return what is wanted, once for each database: broker and results may share one."""
+    if not broker or not results or broker.client.address.url != results.client.address.url:
+        return [wanted for wanted in (broker, results) if wanted]
+    return [replace(broker, documents=[*broker.documents, *results.documents],
+                    members=list(dict.fromkeys([*broker.members, *results.members])),
+                    anonymous=broker.anonymous or results.anonymous)]

@@ -1,0 +1,229 @@
+"""Makes a database ready, so that workers and producers need only the rights of a plain member of it.
+
+`plan` reads what there is and returns what shall be so, one step each; a step that is so already has nothing to do, and so
+setting up twice is setting up once. It works while workers run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from urllib.parse import quote
+
+from .. import design
+from ..address import Address
+from ..client import Client, Document
+from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound
+from ..lease import CONSUMER
+
+__all__ = ['REVISIONS', 'Step', 'Wanted', 'layouts', 'plan']
+
+#: How many revisions of a broker's document are remembered: heartbeats and broadcasts are written again and again.
+REVISIONS = 20
+
+#: The layout of consumers that do not say which one they have.
+_FIRST = 'celery-v1'
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a database shall be like."""
+
+    #: The database, as an administrator.
+    client: Client
+    #: Its design documents, without revisions.
+    documents: Sequence[Document]
+    #: The users who shall be able to read and write.
+    members: Sequence[str] = ()
+    #: Whether the app comes without a user: then a public database without members stays public.
+    anonymous: bool = False
+    #: How many revisions of a document are remembered at the most; None: that is left as it is.
+    revisions: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that shall be so: `goal` says what, and `do` makes it so; None if it is, or is not to be changed.
+
+    A `notice` says what the person has to know or to do.
+    """
+
+    goal: str
+    do: Callable[[], object] | None = None
+    notice: bool = False
+
+
+def layouts(client: Client) -> Counter[str]:
+    """Return how many living consumers there are in a broker's database, by the layout that they work with."""
+    try:
+        rows = client.id_range(CONSUMER, docs=True)
+    except (DatabaseMissing, AccessDenied):
+        return Counter()  # what else is wrong with the rights, `plan` says
+    now = client.clock.now()
+    docs = [row['doc'] for row in rows]
+    return Counter(str(doc.get('layout', _FIRST)) for doc in docs
+                   if isinstance(doc.get('expires'), (int, float)) and doc['expires'] > now)
+
+
+def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
+    """Return the steps that make a database what is wanted, in order; `living` is what `layouts` returned for the broker.
+
+    Nothing is changed. *Raises* `AccessDenied` if there is something to do and the user may not do it.
+    """
+    client = wanted.client
+    native = 'couchdb' in client.welcome()
+    user = _server(client).request('GET', '/_session', repeat=True)['userCtx']
+    try:
+        exists = True
+        security = client.request('GET', '/_security', repeat=True)
+        stored = {row['id']: row['doc'] for row in client.id_range('_design/', docs=True)}
+    except DatabaseMissing:
+        exists, security, stored = False, {}, {}
+    except AccessDenied as exc:
+        raise _denied(client) from exc
+    steps = [
+        Step('the database exists', None if exists else client.create),
+        *_current(client, wanted.documents, stored),
+        *_older(client, wanted.documents, stored, living),
+    ]
+    if wanted.revisions and native:
+        steps.append(_revisions(client, wanted.revisions, exists))
+    steps += _rights(wanted, security)
+    if any(step.do for step in steps) and not _administers(user, security):
+        raise _denied(client)
+    return steps
+
+
+# -- design documents
+
+def _current(client: Client, documents: Sequence[Document], stored: Mapping[str, Document]) -> list[Step]:
+    return [Step(f'{doc["_id"]} is up to date', None if _same(doc, stored.get(doc['_id'])) else partial(_store, client, doc))
+            for doc in documents]
+
+
+def _older(client: Client, documents: Sequence[Document], stored: Mapping[str, Document],
+           living: Mapping[str, int]) -> list[Step]:
+    """Return the steps for design documents of older layouts, which go when no living consumer uses them any more."""
+    newest = dict(_versioned(doc['_id']) for doc in documents)
+    steps = []
+    for doc_id in sorted(stored):
+        family, version = _versioned(doc_id)
+        if version < newest.get(family, 0):
+            if users := _users(doc_id.removeprefix('_design/'), living):
+                steps.append(Step(f'{doc_id}, of an older version, stays while living consumers use it ({users}); run this again '
+                                  f'when their workers are updated', notice=True))
+            else:
+                steps.append(Step(f'{doc_id}, of an older version, is removed', partial(_remove, client, doc_id)))
+    replaced = any(doc['_id'] in stored and not _same(doc, stored[doc['_id']]) for doc in documents)
+    if replaced or any(step.do for step in steps):
+        steps.append(Step('indexes without a view are removed', partial(client.request, 'POST', '/_view_cleanup')))
+    return steps
+
+
+def _users(name: str, living: Mapping[str, int]) -> int:
+    """Return how many living consumers may use a design document."""
+    if _versioned(name)[0] == _versioned(design.NAME)[0]:
+        return living.get(name, 0)
+    # A consumer does not say which version it has of the others: one that is older in one may be so in all.
+    return sum(number for layout, number in living.items() if layout != design.NAME)
+
+
+def _versioned(name: str) -> tuple[str, int]:
+    """Return the name of a design document without its version, and the version; nothing and 0 if it has none."""
+    match = re.fullmatch(r'(.+)-v(\d{1,9})', name)
+    return (match[1], int(match[2])) if match else ('', 0)
+
+
+def _same(doc: Document, stored: Document | None) -> bool:
+    return stored is not None and {**stored, '_rev': None} == {**doc, '_rev': None}
+
+
+def _store(client: Client, doc: Document) -> None:
+    current = client.fetch([doc['_id']])[0]
+    try:
+        client.put({**doc, '_rev': current['_rev']} if current else doc)
+    except Conflict:
+        pass  # another process was first, with the same
+
+
+def _remove(client: Client, doc_id: str) -> None:
+    for doc in client.fetch([doc_id]):
+        if doc:
+            client.bulk([{'_id': doc_id, '_rev': doc['_rev'], '_deleted': True}])
+
+
+# -- rights and limits
+
+def _rights(wanted: Wanted, security: Document) -> list[Step]:
+    client, steps = wanted.client, []
+    if wanted.members or not wanted.anonymous:
+        among = f', among them {", ".join(wanted.members)}' if wanted.members else ''
+        steps.append(Step(f'only administrators and members may read and write{among}',
+                          None if _secured(security, wanted.members) == security else partial(_secure, client, wanted.members)))
+    if wanted.anonymous:
+        steps.append(Step('the URL of the app names no user: CouchDB will refuse its workers, unless everybody may read and '
+                          'write the database; put user:password@ before the host', notice=True))
+    return steps + [Step(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users', notice=True)
+                    for name in wanted.members if _exists(client, name) is False]
+
+
+def _secured(security: Document, members: Sequence[str]) -> Document:
+    """Return the `_security` with these members; one that let everybody in lets nobody else in any more."""
+    section = security.get('members') or {}
+    names, roles = list(section.get('names') or ()), list(section.get('roles') or ())
+    if not names and not roles:
+        roles = ['_admin']
+    names += [name for name in members if name not in names]
+    # Equal to what was there if there is nothing to add, whether or not that has both lists.
+    return {**security, 'members': {**section, **({'names': names} if names else {}), **({'roles': roles} if roles else {})}}
+
+
+def _secure(client: Client, members: Sequence[str]) -> None:
+    client.request('PUT', '/_security', body=_secured(client.request('GET', '/_security', repeat=True), members))
+
+
+def _revisions(client: Client, limit: int, exists: bool) -> Step:
+    enough = exists and client.request('GET', '/_revs_limit', repeat=True) <= limit
+    return Step(f'at most {limit} revisions of a document are remembered',
+                None if enough else partial(client.request, 'PUT', '/_revs_limit', body=limit))
+
+
+def _administers(user: Document, security: Document) -> bool:
+    """Tell whether a user, as `_session` describes him, may change a database; creating it takes a server administrator."""
+    admins, roles = security.get('admins') or {}, set(user.get('roles') or ())
+    return '_admin' in roles or user.get('name') in (admins.get('names') or ()) or bool(roles & set(admins.get('roles') or ()))
+
+
+def _denied(client: Client) -> AccessDenied:
+    who = f'user {client.address.user!r}' if client.address.user else 'nobody (no user in the URL)'
+    return AccessDenied(f'{client.address.url}: {who} may not set up the database; name an administrator of CouchDB with --admin')
+
+
+def _exists(client: Client, user: str) -> bool | None:
+    """Tell whether a user exists; None if that cannot be found out. Administrators in the configuration are no documents."""
+    server = _server(client)
+    try:
+        if user in server.request('GET', '/_node/_local/_config/admins', repeat=True):
+            return True
+    except (AccessDenied, DatabaseMissing, NotFound):
+        return None
+    try:
+        server.request('GET', f'/_users/{quote(f"org.couchdb.user:{user}", safe="")}', repeat=True)
+        return True
+    except (DatabaseMissing, NotFound):
+        return False
+
+
+class _Root(Address):
+    """The server itself, instead of one database."""
+
+    @property
+    def url(self) -> str:
+        return self.server
+
+
+def _server(client: Client) -> Client:
+    return Client(_Root(**{field.name: getattr(client.address, field.name) for field in fields(Address)}))

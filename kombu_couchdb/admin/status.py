@@ -1,0 +1,207 @@
+"""How things stand: queues, consumers, databases and server, as plain numbers that JSON can hold.
+
+Durations are seconds, sizes bytes. The numbers are read by a handful of requests, one after the other, while work goes on: they
+need not add up exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any, TypedDict
+
+from .. import design
+from ..client import Client, Document, Row
+from ..errors import DatabaseMissing, NotFound
+from ..lease import CONSUMER
+from ..topology import QUEUE
+
+__all__ = ['Consumer', 'Database', 'Queue', 'Server', 'Status', 'status']
+
+#: Sorts after every string and number in a view's key.
+_LAST: dict[str, Any] = {}
+
+
+class Queue(TypedDict):
+    """How many messages a queue has, since when its oldest ready one has been due, and what is acknowledged a second."""
+
+    ready: int
+    scheduled: int
+    running: int
+    dead: int
+    oldest: float | None
+    rate: float
+
+
+class Consumer(TypedDict):
+    """A heartbeat document; `heartbeat` is how long ago it was written, None where an older version does not say so."""
+
+    id: str
+    host: str
+    pid: int | None
+    queues: list[str]
+    heartbeat: float | None
+    rate: float
+    alive: bool
+
+
+class Database(TypedDict):
+    """A database. `size` is that of its files, `active` that of what they hold; the embedded server tells neither."""
+
+    name: str
+    documents: int
+    tombstones: int | None
+    size: int | None
+    active: int | None
+
+
+class Server(TypedDict):
+    """Where the broker's database is, without user and password, and what answers there."""
+
+    url: str
+    version: str
+    vendor: str
+    embedded: bool
+
+
+class Status(TypedDict):
+    """All of it. `spoilt` counts the messages whose queue cannot be read, `results` is None where there are none of ours."""
+
+    server: Server
+    queues: dict[str, Queue]
+    spoilt: int
+    consumers: list[Consumer]
+    database: Database
+    results: Database | None
+
+
+def status(client: Client, results: Client | None = None, *, temporary: bool = False) -> Status:
+    """Return how things stand in the broker's database and, if there is one, in the one of `results`.
+
+    Queues that go with their consumer (for replies, events and remote control) are left out while they are empty, and are not
+    named as queues of consumers, unless `temporary` is true. About ten requests, however many queues there are.
+    *Raises* `DatabaseMissing` if the broker's database is not set up.
+    """
+    greeting = client.welcome()
+    try:
+        database = _database(client)
+        declared = {doc['name']: doc for doc in _documents(client, QUEUE, 'Queue') if isinstance(doc.get('name'), str)}
+        heartbeats = _documents(client, CONSUMER, 'Consumer')
+        hidden = {name for name, doc in declared.items() if doc.get('auto_delete') and not temporary}
+        queues, spoilt = _queues(client, declared.keys() - hidden)
+    except (DatabaseMissing, NotFound) as exc:
+        raise DatabaseMissing(f'{client.address.url}: the database is not set up; '
+                              f'run "celery -A your_app couchdb setup"') from exc
+    now = client.clock.now()
+    consumers = [_consumer(doc, now) for doc in heartbeats]
+    for doc, consumer in zip(heartbeats, consumers, strict=True):
+        consumer['queues'] = [name for name in consumer['queues'] if name not in hidden]
+        for name, rate in _rates(doc).items():
+            if consumer['alive'] and name in queues:
+                queues[name]['rate'] = round(queues[name]['rate'] + rate, 3)
+    return {'server': _server(client, greeting), 'queues': queues, 'spoilt': spoilt, 'consumers': consumers,
+            'database': database, 'results': _results(results)}
+
+
+# -- queues
+
+def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], int]:
+    """Return the queues that have messages or are declared, by name, and how many messages have none that can be read."""
+    waiting, dead, running = Counter[str](), Counter[str](), Counter[str]()
+    ranks: dict[str, list[int]] = defaultdict(list)
+    spoilt = 0
+    for row in client.view(design.NAME, 'waiting', group_level=2):
+        if isinstance(name := row['key'][0], str):
+            waiting[name] += row['value']
+            ranks[name].append(row['key'][1])
+    for row in client.view(design.NAME, 'dead', group_level=1):
+        if isinstance(name := row['key'][0], str):
+            dead[name] += row['value']
+        else:
+            spoilt += row['value']
+    for row in client.view(design.NAME, 'leases', group_level=3, startkey=['claim'], endkey=['claim', _LAST]):
+        if isinstance(name := row['key'][2], str):
+            running[name] += row['value']['count']
+    now = client.clock.now()
+    scheduled, oldest = _scheduled(client, waiting, now), _oldest(client, ranks, now)
+    return {name: {'ready': max(0, waiting[name] - scheduled.get(name, 0)), 'scheduled': scheduled.get(name, 0),
+                   'running': running[name], 'dead': dead[name], 'oldest': oldest.get(name), 'rate': 0.0}
+            for name in sorted({*declared, *waiting, *dead, *running})}, spoilt
+
+
+def _scheduled(client: Client, queues: Iterable[str], now: float) -> dict[str, int]:
+    """Return how many messages of each queue are planned for later than `now`."""
+    names = list(queues)
+    answers = _queries(client, 'scheduled', [{'startkey': [name, now], 'endkey': [name, _LAST]} for name in names])
+    return {name: rows[0]['value'] for name, rows in zip(names, answers, strict=True) if rows}
+
+
+def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str, float]:
+    """Return how long the oldest message of each queue has been due, of those that are; `ranks` says which priorities it has."""
+    pairs = [(name, rank) for name, found in ranks.items() for rank in found]
+    # The date of a spoilt message is 0 in the view.
+    answers = _queries(client, 'waiting', [{'startkey': [name, rank, 1], 'endkey': [name, rank, now], 'limit': 1, 'reduce': False}
+                                           for name, rank in pairs])
+    oldest: dict[str, float] = {}
+    for (name, _), rows in zip(pairs, answers, strict=True):
+        for row in rows:
+            oldest[name] = max(round(now - row['key'][2], 3), oldest.get(name, 0.0))
+    return oldest
+
+
+def _queries(client: Client, view: str, queries: list[Document]) -> list[list[Row]]:
+    """Return the rows of several reads of a view, in one request."""
+    if not queries:
+        return []
+    answer = client.request('POST', f'/_design/{design.NAME}/_view/{view}/queries', body={'queries': queries}, repeat=True)
+    return [result['rows'] for result in answer['results']]
+
+
+# -- consumers
+
+def _consumer(doc: Document, now: float) -> Consumer:
+    queues, pid = doc.get('queues'), doc.get('pid')
+    written = _number(doc.get('date'))
+    return {'id': doc['_id'].removeprefix(CONSUMER), 'host': str(doc.get('host')), 'pid': pid if isinstance(pid, int) else None,
+            'queues': [name for name in queues if isinstance(name, str)] if isinstance(queues, list) else [],
+            'heartbeat': None if written is None else round(max(0.0, now - written), 3),
+            'rate': round(sum(_rates(doc).values()), 3), 'alive': (_number(doc.get('expires')) or 0.0) > now}
+
+
+def _rates(doc: Document) -> dict[str, float]:
+    """Return how many messages a second a consumer acknowledged lately, by queue."""
+    rates = doc.get('rates')
+    found = {name: _number(rate) for name, rate in rates.items()} if isinstance(rates, dict) else {}
+    return {name: rate for name, rate in found.items() if rate}
+
+
+# -- databases and server
+
+def _database(client: Client) -> Database:
+    info = client.request('GET', '', repeat=True)
+    sizes = info.get('sizes') or {}
+    return {'name': client.address.database, 'documents': info['doc_count'], 'tombstones': info.get('doc_del_count'),
+            'size': sizes.get('file'), 'active': sizes.get('active')}
+
+
+def _results(client: Client | None) -> Database | None:
+    """Return the database of results, None if there is none: it is created with the first result, where the user may do so."""
+    try:
+        return _database(client) if client else None
+    except DatabaseMissing:
+        return None
+
+
+def _server(client: Client, greeting: Document) -> Server:
+    embedded = 'couchdb' not in greeting
+    return {'url': client.address.server, 'version': str(greeting.get('version')),
+            'vendor': 'PouchDB' if embedded else str((greeting.get('vendor') or {}).get('name')), 'embedded': embedded}
+
+
+def _documents(client: Client, prefix: str, kind: str) -> list[Document]:
+    """Return the documents whose ids begin with `prefix`, of one type."""
+    return [row['doc'] for row in client.id_range(prefix, docs=True) if (row.get('doc') or {}).get('type') == kind]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,234 @@
+"""`celery -A app couchdb setup` and `… status`, as a person or a script runs them, beside real workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import requests
+from celery import Celery
+
+from kombu_couchdb import design
+from kombu_couchdb.errors import AccessDenied
+from tests.conftest import PATIENCE, Server, wait_for
+from tests.support import ROOT, items
+
+from .conftest import Site
+
+Run = subprocess.CompletedProcess[str]
+
+
+def arguments(*given: str) -> list[str]:
+    return [sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', 'couchdb', *given]
+
+
+def environment(site: Site, **more: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ('NO_COLOR', 'COLUMNS')}
+    return {**inherited, **site.environment, 'SETTINGS': '{}', **more}
+
+
+def couchdb(site: Site, *given: str, **more: str) -> Run:
+    """Run a command of `celery couchdb` to its end. No command ever shows a password."""
+    done = subprocess.run(arguments(*given), cwd=ROOT, env=environment(site, **more), capture_output=True, text=True,
+                          timeout=PATIENCE, check=False)
+    assert f'{site.server.user}:{site.server.password}' not in done.stdout + done.stderr
+    return done
+
+
+def succeeded(done: Run) -> str:
+    """Return what a command printed; fail the test if it did not end well."""
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ''
+    return done.stdout
+
+
+def sentence(done: Run) -> str:
+    """Return the one sentence with which a command gave up."""
+    assert done.returncode == 1
+    assert done.stdout == ''
+    [line] = done.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def member(server: Server, apache_couchdb: bool) -> Iterator[dict[str, str]]:
+    """A user without any right: `user` and `password`."""
+    if not apache_couchdb:
+        pytest.skip('the embedded server has one user')
+    name = f'member-{uuid.uuid4().hex[:12]}'
+    url = f'{server.url}/_users/{quote(f"org.couchdb.user:{name}", safe="")}'
+    secret = f'secret-{uuid.uuid4().hex}'
+    answer = requests.put(url, timeout=PATIENCE, json={'name': name, 'password': secret, 'roles': [], 'type': 'user'})
+    assert answer.status_code == 201, answer.text
+    yield {'user': name, 'password': secret}
+    requests.delete(url, params={'rev': requests.get(url, timeout=PATIENCE).json()['_rev']}, timeout=PATIENCE)
+
+
+# -- setup
+
+def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str]) -> None:
+    site.environment = {'BROKER_URL': site.server.couchdb_url(site.database, **member),
+                        'RESULT_URL': site.server.couchdb_url(site.results, **member)}
+    site.app = Celery('member', set_as_current=False, broker=site.environment['BROKER_URL'],
+                      backend=site.environment['RESULT_URL'])
+    with pytest.raises(AccessDenied, match='let an administrator run "celery -A your_app couchdb setup" once'):
+        site.send('add', 1, 2)
+    assert 'name an administrator of CouchDB with --admin' in sentence(couchdb(site, 'setup'))
+    assert 'run "celery -A your_app couchdb setup"' in sentence(couchdb(site, 'status'))
+
+    administrator = ('setup', '--admin', site.server.user)
+    password = {'COUCHDB_ADMIN_PASSWORD': site.server.password}
+    planned = succeeded(couchdb(site, *administrator, '--dry-run', **password))
+    assert planned.endswith('Nothing was changed: this was a dry run.\n')
+    assert 'run "celery -A your_app couchdb setup"' in sentence(couchdb(site, 'status'))
+    done = succeeded(couchdb(site, *administrator, **password))
+    assert done == planned.replace('to do', 'done ').rpartition('Nothing')[0]
+    assert member['user'] in done
+    assert member['password'] not in done
+
+    site.worker('-Q', 'celery')
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    # Nothing is left to do, and that a member may see, too.
+    assert ' done ' not in succeeded(couchdb(site, *administrator, **password))
+    assert ' ok ' in (again := succeeded(couchdb(site, 'setup')))
+    assert ' done ' not in again
+    status = succeeded(couchdb(site, 'status', '--json'))
+    assert json.loads(status)['queues'].keys() == {'celery'}
+    assert member['password'] not in status
+
+
+def test_setup_while_workers_run(site: Site) -> None:
+    site.worker()
+    results = [site.send('add', i, 1) for i in range(20)]
+    assert ' done ' not in succeeded(couchdb(site, 'setup', '--dry-run'))
+    succeeded(couchdb(site, 'setup'))
+    assert [result.get(timeout=PATIENCE) for result in results] == [i + 1 for i in range(20)]
+
+
+def test_results_alone(site: Site) -> None:
+    site.environment['BROKER_URL'] = 'memory://'
+    assert site.results in succeeded(couchdb(site, 'setup'))
+    assert 'the broker of this app is memory, not CouchDB' in sentence(couchdb(site, 'status'))
+
+
+# -- status
+
+def test_status_of_a_site_at_work(site: Site) -> None:
+    site.worker('-Q', 'celery,mail')
+    site.send('nap', str(site.journal), 'one', 600, queue='mail')
+    site.send('add', 1, 2, countdown=3600)
+    site.send('add', 1, 2, queue='forgotten')
+    wait_for(site.journalled, 'the task to start')
+
+    def found() -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(succeeded(couchdb(site, 'status', '--json')))
+        return status
+
+    queues = found()['queues']
+    assert queues.keys() == {'celery', 'mail', 'forgotten'}
+    assert (queues['celery']['scheduled'], queues['forgotten']['ready']) == (1, 1)
+    [consumer] = found()['consumers']
+    assert consumer['alive']
+    assert consumer['queues'] == ['celery', 'mail']
+    assert found()['database']['name'] == site.database
+    assert any('pidbox' in name for name in json.loads(succeeded(couchdb(site, 'status', '--json', '--all')))['queues'])
+
+    page = succeeded(couchdb(site, 'status')).splitlines()
+    assert max(map(len, page)) <= 80
+    assert any(line.split()[:2] == ['forgotten', '1'] for line in page)
+    assert '\x1b' not in ''.join(page)
+
+
+def test_long_names_fit_into_eighty_columns(site: Site) -> None:
+    site.send('add', 1, 2, queue='q' * 70)
+    page = succeeded(couchdb(site, 'status')).splitlines()
+    assert max(map(len, page)) <= 80
+    assert any('…' in line for line in page)
+
+
+@pytest.mark.parametrize(('given', 'begin'), [(['--json'], '{"server"'), ([], 'CouchDB')])
+def test_watching_ends_with_ctrl_c(site: Site, given: list[str], begin: str, apache_couchdb: bool) -> None:
+    succeeded(couchdb(site, 'setup'))
+    with subprocess.Popen(arguments('status', '--watch', '0.2', *given), cwd=ROOT, env=environment(site), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        shown = 0
+        for line in process.stdout:
+            shown += line.startswith(begin if apache_couchdb else begin.replace('CouchDB', 'PouchDB'))
+            if shown == 3:
+                process.send_signal(signal.SIGINT)
+                break
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, errors) == (0, '')
+
+
+def on_a_terminal(site: Site, *given: str, **more: str) -> str:
+    """Return what a command writes to a terminal of 24 lines and 80 columns."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(arguments(*given), cwd=ROOT, env=environment(site, **more), stdout=theirs) as process:
+        os.close(theirs)
+        written = b''
+        try:
+            while part := os.read(ours, 4096):
+                written += part
+        except OSError:
+            pass  # Linux says so when the other side was closed
+        os.close(ours)
+        assert process.wait(PATIENCE) == 0
+    return written.decode()
+
+
+@pytest.mark.parametrize(('more', 'coloured'), [({}, True), ({'NO_COLOR': '1'}, False)])
+def test_colours_are_for_terminals_and_for_those_who_like_them(site: Site, more: dict[str, str], coloured: bool) -> None:
+    succeeded(couchdb(site, 'setup'))
+    for command in ('status', 'setup'):
+        assert ('\x1b[' in on_a_terminal(site, command, **more)) is coloured
+
+
+def test_what_needs_a_look_is_coloured(site: Site) -> None:
+    succeeded(couchdb(site, 'setup'))
+    long_ago = datetime.fromtimestamp(time.time() - 7500, timezone.utc)
+    site.send('add', 1, 2, eta=long_ago, queue='late')
+    site.client.put({'_id': 'broker:consumer:here:5:1', 'type': 'Consumer', 'layout': design.NAME, 'host': 'here', 'pid': 5,
+                     'queues': ['late'], 'beats': 1, 'date': time.time() - 200, 'expires': time.time() - 140, 'rates': {}})
+    [item] = items(site.client)
+    site.client.put({**{k: v for k, v in item.items() if k != '_rev'}, '_id': 'dead', 'status': 'fail', 'reason': 'test',
+                     'failed': time.time()})
+    shown = on_a_terminal(site, 'status')
+    for text in ('\x1b[33m2 h 5 m', '\x1b[31moverdue: 3 m ', '\x1b[31m1\x1b', '\x1b[2m0\x1b'):
+        assert text in shown
+
+
+# -- asked wrongly
+
+@pytest.mark.parametrize('given', [
+    ['status', '--watch', 'often'], ['status', '--watch', '0'], ['status', 'now'], ['setup', '--bogus'], ['setup', '--member'],
+])
+def test_what_is_asked_wrongly_is_answered_with_status_2(site: Site, given: list[str]) -> None:
+    done = couchdb(site, *given)
+    assert done.returncode == 2
+    assert 'Error: ' in done.stderr
+
+
+@pytest.mark.parametrize('command', ['status', 'setup'])
+def test_help(site: Site, command: str) -> None:
+    assert '--admin USER' in succeeded(couchdb(site, command, '--help'))
+
+
+@pytest.mark.parametrize('command', ['status', 'setup'])
+def test_a_server_that_is_away_is_told_of_in_one_sentence(site: Site, command: str) -> None:
+    site.environment['BROKER_URL'] = 'couchdb://joe:secret-word@127.0.0.1:1/celery'
+    site.environment['RESULT_URL'] = ''
+    assert 'refused' in (said := sentence(couchdb(site, command)))
+    assert 'secret-word' not in said

@@ -1,0 +1,210 @@
+"""Setting up a database: what is done, what stays, and what is said."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+import celery_couchdb.design
+from kombu_couchdb import design
+from kombu_couchdb.admin.setup import REVISIONS, Step, Wanted, layouts, plan
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import AccessDenied
+from tests.conftest import Server
+from tests.support import Inbox, publish
+
+
+def wanted(client: Client, *members: str, **more: Any) -> Wanted:
+    """Return what a broker's database shall be like."""
+    return Wanted(client, design.documents(), members, revisions=REVISIONS, **more)
+
+
+def set_up(what: Wanted) -> list[Step]:
+    """Set up a database and return the steps that there were."""
+    steps = plan(what, layouts(what.client))
+    for step in steps:
+        if step.do:
+            step.do()
+    return steps
+
+
+def to_do(what: Wanted) -> list[str]:
+    """Return what would be done."""
+    return [step.goal for step in plan(what, layouts(what.client)) if step.do]
+
+
+def notices(steps: list[Step]) -> list[str]:
+    """Return what the person who sets up is told."""
+    assert all(step.do is None for step in steps if step.notice)
+    return [step.goal for step in steps if step.notice]
+
+
+def security(client: Client) -> dict[str, Any]:
+    """Return who may do what."""
+    found: dict[str, Any] = client.request('GET', '/_security')
+    return found
+
+
+def test_everything_is_made_once(server: Server, database: str, apache_couchdb: bool) -> None:
+    client = server.client(database)
+    assert [step.goal for step in set_up(wanted(client)) if step.do] == [
+        'the database exists', *(f'{doc["_id"]} is up to date' for doc in design.documents()),
+        *(['at most 20 revisions of a document are remembered'] if apache_couchdb else []),
+        'only administrators and members may read and write']
+    assert to_do(wanted(client)) == []
+    assert security(client)['members']['roles'] == ['_admin']
+    if apache_couchdb:
+        assert client.request('GET', '/_revs_limit') == REVISIONS
+
+
+def test_planning_changes_nothing(server: Server, database: str) -> None:
+    client = server.client(database)
+    before = to_do(wanted(client, 'ann'))
+    assert 'the database exists' in before
+    assert to_do(wanted(client, 'ann')) == before
+
+
+def test_it_works_after(connect: Callable[..., Connection], server: Server, database: str) -> None:
+    set_up(wanted(server.client(database)))
+    connection = connect(create_database=False)
+    publish(connection, 'hello')
+    assert Inbox(connection).wait(1) == ['hello']
+
+
+def test_broker_and_results_may_share_a_database(server: Server, database: str) -> None:
+    documents = [*design.documents(), celery_couchdb.design.document()]
+    set_up(Wanted(server.client(database), documents))
+    assert {row['id'] for row in server.client(database).id_range('_design/')} == {doc['_id'] for doc in documents}
+
+
+def test_a_design_document_that_was_edited_is_put_right(client: Client) -> None:
+    set_up(wanted(client))
+    doc = client.get(f'_design/{design.NAME}')
+    map_function = doc['views']['dead']['map']
+    client.put({**doc, 'views': {**doc['views'], 'dead': {'map': 'function (doc) {}'}}})
+    assert to_do(wanted(client)) == [f'_design/{design.NAME} is up to date', 'indexes without a view are removed']
+    set_up(wanted(client))
+    assert client.get(f'_design/{design.NAME}')['views']['dead']['map'] == map_function
+    assert to_do(wanted(client)) == []
+
+
+def test_what_changed_since_it_was_planned_is_no_matter(client: Client) -> None:
+    first, second = (plan(wanted(client), {}) for _ in range(2))
+    for step in [*first, *second]:
+        if step.do:
+            step.do()
+    assert to_do(wanted(client)) == []
+
+
+# -- older versions
+
+def old_design(client: Client, name: str) -> None:
+    """Store the design document of another version."""
+    client.put({'_id': f'_design/{name}', 'views': {'ready': {'map': 'function (doc) { emit(doc.queue, null) }'}}})
+
+
+@pytest.mark.parametrize('layout', [{}, {'layout': 'celery-v1'}])
+def test_an_older_layout_goes_when_nobody_uses_it_any_more(client: Client, layout: dict[str, str]) -> None:
+    old_design(client, 'celery-v1')
+    consumer = {'_id': 'broker:consumer:old', 'type': 'Consumer', **layout}
+    consumer['_rev'] = client.put({**consumer, 'expires': time.time() + 100})
+    [notice] = notices(set_up(wanted(client)))
+    assert '_design/celery-v1, of an older version, stays' in notice
+    client.put({**consumer, 'expires': time.time() - 1})
+    assert to_do(wanted(client)) == ['_design/celery-v1, of an older version, is removed', 'indexes without a view are removed']
+    assert notices(set_up(wanted(client))) == []
+    assert client.fetch(['_design/celery-v1']) == [None]
+    assert to_do(wanted(client)) == []
+
+
+def test_consumers_of_this_version_keep_nothing_old(client: Client) -> None:
+    old_design(client, 'celery-v1')
+    client.put({'_id': 'broker:consumer:new', 'type': 'Consumer', 'layout': design.NAME, 'expires': time.time() + 100})
+    set_up(wanted(client))
+    assert client.fetch(['_design/celery-v1']) == [None]
+
+
+def test_older_results_go_with_the_last_older_consumer(client: Client) -> None:
+    document = celery_couchdb.design.document()
+    old_design(client, 'celery-results-v0')
+    results = Wanted(client, [document])
+    assert [step.goal for step in plan(results, {'celery-v1': 2}) if step.notice] == [
+        '_design/celery-results-v0, of an older version, stays while living consumers use it (2); run this again when their '
+        'workers are updated']
+    assert any('celery-results-v0' in step.goal for step in plan(results, {design.NAME: 2}) if step.do)
+
+
+@pytest.mark.parametrize('name', ['celery-v99', 'celery-v0x', 'celery', 'celery-results', 'mine-v1', 'my-celery-v1'])
+def test_what_is_not_older_or_not_ours_stays(client: Client, name: str) -> None:
+    old_design(client, name)
+    set_up(wanted(client))
+    assert client.get(f'_design/{name}')['views']
+
+
+# -- who may read and write
+
+@pytest.mark.parametrize('before', [
+    {}, {'members': {'names': [], 'roles': []}, 'admins': {'names': [], 'roles': []}},
+    {'admins': {'names': ['boss'], 'roles': []}},
+])
+def test_a_public_database_is_closed(client: Client, before: dict[str, Any]) -> None:
+    client.request('PUT', '/_security', body=before)
+    set_up(wanted(client, 'ann'))
+    assert security(client)['members'] == {'names': ['ann'], 'roles': ['_admin']}
+    assert security(client).get('admins') == before.get('admins') or not before.get('admins')
+
+
+def test_who_is_there_stays(client: Client) -> None:
+    before = {'members': {'names': ['eve'], 'roles': ['staff']}, 'other': {'x': 1},
+              'admins': {'names': ['boss'], 'roles': ['bosses']}}
+    client.request('PUT', '/_security', body=before)
+    set_up(wanted(client, 'ann', 'bob'))
+    assert security(client) == {**before, 'members': {'names': ['eve', 'ann', 'bob'], 'roles': ['staff']}}
+    assert to_do(wanted(client, 'bob')) == []
+
+
+def test_an_app_without_a_user_is_not_locked_out(client: Client) -> None:
+    client.request('PUT', '/_security', body={})
+    [notice] = notices(set_up(wanted(client, anonymous=True)))
+    assert 'names no user' in notice
+    assert 'members' not in security(client) or not security(client)['members'].get('roles')
+
+
+def test_a_member_who_does_not_exist_is_told_of(server: Server, client: Client, users: Callable[[str, str], None],
+                                                apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server has one user')
+    known, unknown = f'known-{uuid.uuid4().hex}', f'unknown-{uuid.uuid4().hex}'
+    users(known, 'password')
+    assert notices(set_up(wanted(client, known, unknown, server.user))) == [
+        f"there is no user '{unknown}' yet: create it in CouchDB, as a document in _users"]
+    assert security(client)['members']['names'] == [known, unknown, server.user]
+
+
+def test_who_may_not_set_up_is_told_what_to_do(server: Server, client: Client, database: str, users: Callable[[str, str], None],
+                                               apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server has one user')
+    name = f'member-{uuid.uuid4().hex}'
+    users(name, 'password')
+    member = server.client(database, user=name, password='password')
+    sentence = f"{database}: user '{name}' may not set up the database; name an administrator of CouchDB with --admin"
+    with pytest.raises(AccessDenied, match=sentence):  # he may not even read it
+        plan(wanted(member), {})
+    with pytest.raises(AccessDenied, match='may not set up the database'):
+        plan(wanted(server.client(f'{database}-2', user=name, password='password')), {})
+    client.request('PUT', '/_security', body={'members': {'names': [name]}, 'admins': {'roles': ['_admin']}})
+    with pytest.raises(AccessDenied, match=sentence):  # he may read it
+        plan(wanted(member), {})
+    set_up(wanted(client))
+    assert to_do(wanted(member)) == []
+    client.request('PUT', '/_security', body={'members': {'roles': ['_admin']}, 'admins': {'names': [name]}})
+    client.put({**client.get(f'_design/{design.NAME}'), 'views': {}})
+    # An administrator of the database suffices where it exists; he cannot see who exists.
+    assert notices(set_up(wanted(member, 'whoever'))) == []
+    assert to_do(wanted(member, 'whoever')) == []

@@ -1,0 +1,164 @@
+"""What `status` tells of queues, consumers and databases."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_couchdb import design
+from kombu_couchdb.admin.status import status
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import DatabaseMissing
+from tests.conftest import Server, wait_for
+from tests.support import Inbox, Request, eta, items, publish, publish_many
+
+
+def heartbeat(name: str, expires_in: float = 60.0, **members: Any) -> dict[str, Any]:
+    """Return the heartbeat document of some consumer, written 7 seconds ago."""
+    return {'_id': f'broker:consumer:{name}', 'type': 'Consumer', 'layout': design.NAME, 'host': 'here', 'pid': 5,
+            'queues': ['q'], 'beats': 1, 'date': time.time() - 7, 'expires': time.time() + expires_in,
+            'rates': {'q': 1.5}, **members}
+
+
+def test_messages_are_counted_by_queue_and_state(connection: Connection, connect: Callable[..., Connection],
+                                                client: Client) -> None:
+    publish_many(connection, range(5), 'q')
+    publish_many(connection, range(3), 'q', priority=9)
+    publish_many(connection, range(4), 'q', headers=eta(3600))
+    publish(connection, 'long due', 'q', headers=eta(-1000), priority=4)
+    publish(connection, 'elsewhere', 'other')
+    publish(connection, 'refused', 'broken')
+    refusing = Inbox(connect(), 'broken', ack=False)
+    refusing.wait(1)
+    refusing.messages[0].reject()
+    holding = Inbox(connect(), 'q', ack=False, prefetch=2)
+    holding.wait(2)
+    wait_for(lambda: any(item.get('status') for item in items(client)), 'the dead letter')
+    found = status(client)
+    assert {name: {k: queue[k] for k in ('ready', 'scheduled', 'running', 'dead')}  # type: ignore[literal-required]
+            for name, queue in found['queues'].items()} == {
+        'q': {'ready': 7, 'scheduled': 4, 'running': 2, 'dead': 0},
+        'other': {'ready': 1, 'scheduled': 0, 'running': 0, 'dead': 0},
+        'broken': {'ready': 0, 'scheduled': 0, 'running': 0, 'dead': 1},
+    }
+    assert 1000 <= (found['queues']['q']['oldest'] or 0) < 1100
+    assert 0 <= (found['queues']['other']['oldest'] or 0) < 100
+    assert found['queues']['broken']['oldest'] is None
+    assert found['spoilt'] == 0
+    assert sorted(tuple(consumer['queues']) for consumer in found['consumers']) == [('broken',), ('q',)]
+
+
+def test_what_is_planned_for_later_is_not_due(connection: Connection, client: Client) -> None:
+    publish(connection, 'later', 'q', headers=eta(3600))
+    queue = status(client)['queues']['q']
+    assert (queue['ready'], queue['scheduled'], queue['oldest']) == (0, 1, None)
+
+
+def test_empty_queues_are_shown_if_they_are_to_last(connection: Connection, client: Client) -> None:
+    channel = connection.default_channel
+    Queue('lasting', channel=channel).declare()
+    Queue('passing', channel=channel, auto_delete=True).declare()
+    client.put(heartbeat('a', queues=['lasting', 'passing']))
+    assert list(status(client)['queues']) == ['lasting']
+    assert status(client)['consumers'][0]['queues'] == ['lasting']
+    assert list(status(client, temporary=True)['queues']) == ['lasting', 'passing']
+    assert status(client, temporary=True)['consumers'][0]['queues'] == ['lasting', 'passing']
+    publish(connection, 'reply', 'passing')
+    assert status(client)['queues']['passing']['ready'] == 1
+
+
+def test_consumers_and_their_rates(connection: Connection, client: Client) -> None:
+    publish(connection, 'hello', 'q')
+    client.bulk([heartbeat('a', rates={'q': 2.25, 'elsewhere': 0.5}), heartbeat('b'), heartbeat('gone', expires_in=-1),
+                 {'_id': 'broker:consumer:old', 'type': 'Consumer', 'host': 'there', 'pid': 6, 'queues': ['q'],
+                  'expires': time.time() + 60}])
+    found = status(client)
+    consumers = {consumer['id']: consumer for consumer in found['consumers']}
+    assert [consumers[name]['alive'] for name in ('a', 'b', 'gone', 'old')] == [True, True, False, True]
+    assert [consumers[name]['rate'] for name in ('a', 'b', 'old')] == [2.75, 1.5, 0]
+    assert 6 <= (consumers['a']['heartbeat'] or 0) < 60
+    assert consumers['old']['heartbeat'] is None
+    assert (consumers['old']['host'], consumers['old']['pid'], consumers['old']['queues']) == ('there', 6, ['q'])
+    assert found['queues']['q']['rate'] == 3.75  # the dead acknowledge nothing
+
+
+def test_databases_and_server(server: Server, connection: Connection, client: Client, database: str,
+                              apache_couchdb: bool) -> None:
+    publish(connection, 'hello', 'q')
+    Inbox(connection, 'q').wait(1)
+    wait_for(lambda: not items(client), 'the message to be acknowledged')
+    found = status(client, client)
+    assert found['server']['url'] == f'http://{server.host}:{server.port}'
+    assert found['server']['embedded'] is not apache_couchdb
+    assert found['server']['version'][:1].isdigit()
+    assert found['database']['name'] == database
+    assert found['database']['documents'] > 0
+    assert found['results'] is not None
+    assert found['results']['name'] == database
+    if apache_couchdb:
+        assert found['database']['tombstones'] == 1
+        assert (found['database']['size'] or 0) > (found['database']['active'] or 0) > 0
+    else:
+        assert found['database']['tombstones'] is found['database']['size'] is None
+
+
+def test_results_that_do_not_exist_yet(server: Server, connection: Connection, client: Client, database: str) -> None:
+    publish(connection, 'hello', 'q')
+    assert status(client, server.client(f'{database}-results'))['results'] is None
+
+
+def test_it_is_json_without_a_secret(server: Server, connection: Connection, client: Client) -> None:
+    publish(connection, 'hello', 'q')
+    text = json.dumps(status(client, client))
+    assert server.password not in text
+    assert json.loads(text)['queues']['q']['ready'] == 1
+
+
+def test_spoilt_documents_disturb_nothing(connection: Connection, client: Client) -> None:
+    publish(connection, 'hello', 'q')
+    [item] = items(client)
+    good = {name: value for name, value in item.items() if name != '_rev'}
+    client.bulk([{**good, '_id': f'spoilt {i}', 'queue': queue} for i, queue in enumerate([5, None, ['q'], {'q': 1}, True])])
+    client.bulk([
+        {**good, '_id': 'priority', 'priority': 'high'}, {**good, '_id': 'date', 'date': 'soon'},
+        {**good, '_id': 'dead', 'queue': 7, 'status': 'fail'},
+        {**good, '_id': 'running', 'queue': 7, 'claimed': {'by': 'broker:consumer:a', 'date': 'then'}},
+        heartbeat('a', queues=[5, 'q'], rates={'q': 'many'}, pid='none', date='then', host=None),
+        heartbeat('b', queues='q', rates=[1], expires='never'),
+        {'_id': 'broker:consumer:foreign', 'note': 'no heartbeat'}, {'_id': 'broker:queue:foreign', 'type': 'Queue'},
+    ])
+    found = status(client)
+    assert found['queues'].keys() == {'q'}
+    assert found['queues']['q']['ready'] == 3
+    assert (found['queues']['q']['oldest'] or 0) < 100
+    assert found['spoilt'] == 7
+    assert [(consumer['queues'], consumer['rate'], consumer['pid'], consumer['alive']) for consumer in found['consumers']] == [
+        (['q'], 0, None, True), ([], 0, 5, False)]
+
+
+def test_the_number_of_requests_does_not_grow_with_the_queues(connection: Connection, client: Client,
+                                                              sent: list[Request]) -> None:
+    publish(connection, 'hello', 'q0')
+    sent.clear()
+    status(client)
+    few = len(sent)
+    for number in range(1, 6):
+        publish_many(connection, range(2), f'q{number}', priority=number)
+        publish(connection, 'later', f'q{number}', headers=eta(3600))
+    sent.clear()
+    assert len(status(client)['queues']) == 6
+    assert len(sent) == few <= 10
+
+
+@pytest.mark.parametrize('exists', [True, False])
+def test_a_database_that_is_not_set_up_is_told_of_in_one_sentence(server: Server, database: str, exists: bool) -> None:
+    client = server.client(database)
+    if exists:
+        client.create()
+    with pytest.raises(DatabaseMissing, match=r'is not set up; run "celery -A your_app couchdb setup"'):
+        status(client)
