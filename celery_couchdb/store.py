@@ -151,8 +151,8 @@ class Store:
                 pass  # another process was first, with the same
             except AccessDenied as exc:
                 raise AccessDenied(
-                    f'{self.client.address.url}: user {self.client.address.user!r} may not write the design document; start '
-                    f'one worker as an administrator of the database, or have an administrator store it') from exc
+                    f'{self.client.address.url}: user {self.client.address.user!r} may not write the design document; let '
+                    f'an administrator run "celery -A your_app couchdb setup"') from exc
 
     # -- requests
 
@@ -196,8 +196,8 @@ class Store:
                 self.client.create()
             except AccessDenied as exc:
                 raise AccessDenied(
-                    f'{address.url}: the database does not exist and user {address.user!r} may not create it; have an '
-                    f'administrator create it and make this user a member, or name an existing one in result_backend'
+                    f'{address.url}: the database does not exist and user {address.user!r} may not create it; let an '
+                    f'administrator run "celery -A your_app couchdb setup", or name an existing one in result_backend'
                 ) from exc
         return request(argument)
 

@@ -18,7 +18,7 @@ class UniqueTask(Task):
 
     The result has one attribute more, `outcome`: `enqueued`, `moved` (one was waiting; its due date is now the one given) or
     `again` (one is running; it will run once more). Its `id` is that of the task which will run: where a job was moved, that
-    of the earlier one.
+    of the earlier one. With `task_always_eager`, and with other brokers, there is no queue to ask, and `outcome` is None.
 
     Its message is acknowledged when it has ended: one that is acknowledged when it starts, as Celery does otherwise, is
     finished then as far as the queue knows, and a job sent while it runs would run beside it.
@@ -33,8 +33,8 @@ class UniqueTask(Task):
         headers = {**(headers or {}), **({JOB_KEY: job_key} if job_key is not None else {})}
         with told() as outcomes:
             result = super().apply_async(args, kwargs, *others, headers=headers or None, **options)
-        if outcomes:
-            if outcomes[-1].task_id not in (None, result.id):
-                result = self.AsyncResult(outcomes[-1].task_id)
-            result.outcome = outcomes[-1].what
+        if outcomes and outcomes[-1].task_id is not None:
+            result.id = outcomes[-1].task_id  # the same object: it may be noted as a child of the task that sends
+        if job_key is not None:
+            result.outcome = outcomes[-1].what if outcomes else None
         return result

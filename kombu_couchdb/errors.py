@@ -99,8 +99,9 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     reason = str(body.get('reason') or body.get('error') or response.reason or '').strip()[:300]
     who = f'user {user!r}' if user else 'nobody (no user in the URL)'
     if status in (401, 403):
-        return AccessDenied(f'{where} refused {who}: {reason.rstrip(".") or "access denied"}; '
-                            f'check the user, password and rights in the URL')
+        return AccessDenied(f'{where} refused {who}: {reason.rstrip(".") or "access denied"}; ' + (
+            'let an administrator run "celery -A your_app couchdb setup", which makes the user a member' if reason == _NO_MEMBER
+            else 'check the user, password and rights'))
     if status == 404 and reason in _NO_DATABASE:
         return DatabaseMissing(f'{where}: the database does not exist')
     if status == 404:
@@ -115,6 +116,9 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
         return ServerUnavailable(f'{where} answered {status}: {reason}')
     return RequestRefused(f'{where} answered {status}: {reason}')
 
+
+#: How CouchDB says that a user, whose password is right, is no member of a database.
+_NO_MEMBER = 'You are not allowed to access this db.'
 
 #: How CouchDB and PouchDB say that the database itself is missing; a missing document has other reasons.
 _NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})

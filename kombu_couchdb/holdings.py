@@ -231,7 +231,8 @@ class Holdings:
                     self._write(now, change)
                 else:
                     self._settling.discard(doc['_id'])
-                    logger.warning('unique job %s had been taken from this consumer before it was done with it', doc['_id'])
+                    if now is not None:  # else an earlier try was stored, its answer was lost
+                        logger.warning('unique job %s had been taken from this consumer before it was done', doc['_id'])
 
     def take_returned(self) -> list[Document]:
         """Return the items that were given back to their queues since the last call, as they stand now."""

@@ -20,6 +20,8 @@ logger = get_logger(__name__)
 HORIZON = 5.0
 #: Sorts after every string and number in a view's key.
 _LAST: dict[str, Any] = {}
+#: Where the view has what is spoilt, instead of a date: a consumer sets it aside, and nothing else does away with it.
+_SPOILT = 0
 #: Documents rewritten or deleted in one request by housekeeping.
 _BATCH = 500
 
@@ -207,7 +209,7 @@ class Store:
         until = self.client.clock.now() - ttl
         ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, _LAST],
                                                            group_level=2)]
-        return sum(self._drop('waiting', startkey=[queue, rank], endkey=[queue, rank, until]) for rank in ranks)
+        return sum(self._drop('waiting', startkey=[queue, rank, _SPOILT + 1], endkey=[queue, rank, until]) for rank in ranks)
 
     def exceeds(self, queue: str, length: int) -> bool:
         """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
@@ -220,8 +222,8 @@ class Store:
             rows = self.ready(queue, min(excess, _BATCH), docs=True)
             # Counted again after they were read: others may have dropped some of them meanwhile, and none too many shall go.
             excess, now = self.size(queue) - length, self.client.clock.now()
-            docs = [row['doc'] for row in rows if row.get('doc') and workitem.is_due(row['doc'], now)][:max(0, excess)]
-            deleted = self._delete(docs)
+            docs = [row['doc'] for row in rows if row.get('doc') and row['key'][2] > _SPOILT and workitem.is_due(row['doc'], now)]
+            deleted = self._delete(docs[:max(0, excess)])
             count += deleted
             if not deleted:
                 break

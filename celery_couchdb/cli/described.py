@@ -12,6 +12,7 @@ from kombu.utils.json import JSONEncoder
 from kombu_couchdb import workitem
 from kombu_couchdb.admin.jobs import task_name
 from kombu_couchdb.client import Document
+from kombu_couchdb.lease import CONSUMER
 
 from ..jobs import Jobs, Unreadable
 from .output import NONE, Cell, Column, age, printable, table
@@ -66,6 +67,8 @@ def page(job: Mapping[str, Any], now: float) -> str:
         value = job[name]
         if value is None or (name == 'document' and value == job['id']):
             continue
+        if name == 'consumer':
+            value = str(value).removeprefix(CONSUMER)
         if name in ('published', 'due', 'expires', 'claimed', 'failed'):
             text = _moment(value, now)
         elif name in ('args', 'kwargs', 'body'):

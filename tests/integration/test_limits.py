@@ -95,7 +95,8 @@ def test_expired_message_goes_without_a_consumer_of_its_queue(connect: Callable[
 
 
 @pytest.mark.parametrize('no_ack', [False, True])
-def test_message_that_expires_while_its_consumer_is_busy(connect: Callable[..., Connection], client: Client, no_ack: bool) -> None:
+def test_message_that_expires_while_its_consumer_is_busy(connect: Callable[..., Connection], client: Client,
+                                                         no_ack: bool) -> None:
     inbox = Inbox(connect(), no_ack=no_ack)
     publish_many(connect(), ['first', 'late'], expiration=2)
     mailbox = inbox.connection.transport._mailbox
@@ -130,6 +131,17 @@ def test_old_messages_go_without_a_consumer_of_their_queue(connect: Callable[...
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 2, 'the old ones to go')
     assert {doc['message']['body'] for doc in items(client)} == {'"planned"', '"kept"'}
+
+
+def test_spoilt_one_is_not_dropped_but_set_aside(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    Queue('q', message_ttl=0.2, max_length=1)(connection.channel()).declare()
+    client.put({'_id': 'spoilt', 'type': 'WorkItem', 'queue': 'q', 'priority': 0, 'date': None, 'published': 'spoilt',
+                'attempts': 0, 'claimed': None, 'message': None})
+    for number in range(3):
+        publish(connection, number)
+    Store(client).drop_older('q', 0.0)
+    assert [doc['_id'] for doc in items(client)] == ['spoilt']
 
 
 def test_limit_declared_later_counts(connect: Callable[..., Connection], client: Client) -> None:

@@ -192,7 +192,7 @@ def test_every_later_state_of_a_large_item_fits_where_the_new_one_did(length: in
         return len(json.dumps(doc))
 
     doc = {**workitem.new('id', 'q', message('x' * length), NOW), '_rev': '1-' + 'a' * 32}
-    consumer = 'broker:consumer:' + 'f' * 32
+    consumer = f'broker:consumer:{"h" * 64}:4194304:{"f" * 32}'
     claimed = {**workitem.claim(doc, consumer, NOW), '_rev': '2-' + 'b' * 32}
     reason = 'spoilt: the body cannot be decoded (Only base64 data is allowed)'
     states = [claimed, workitem.release(claimed), workitem.bury(claimed, reason, NOW), workitem.bury(doc, reason, NOW)]

@@ -1,0 +1,30 @@
+"""The commands that README.rst shows exist, with the options it gives them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from celery_couchdb.cli import couchdb
+
+README = (Path(__file__).parents[2] / 'README.rst').read_text('utf-8')
+SHOWN = sorted(set(re.findall(r'\$ celery -A shop couchdb (.*)', README)))
+
+
+def test_all_commands_are_shown() -> None:
+    assert {line.split()[0] for line in SHOWN} == set(couchdb.list_commands(click.Context(couchdb)))
+
+
+@pytest.mark.parametrize('line', SHOWN)
+def test_command_exists(line: str) -> None:
+    command: click.Command | None = couchdb
+    words = shlex.split(line.partition('|')[0])
+    while isinstance(command, click.Group) and words:
+        command = command.get_command(click.Context(command), words.pop(0))
+    assert command is not None
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith('-')} <= known
