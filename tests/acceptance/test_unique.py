@@ -14,7 +14,7 @@ from .conftest import Site
 
 
 def task_of(site: Site) -> Any:
-    @site.app.task(name='report', base=UniqueTask)
+    @site.app.task(name='report', base=UniqueTask, shared=False)
     def report(journal: str, name: str, seconds: float = 0.0, failures: int = 0) -> str: ...
 
     return report

@@ -167,7 +167,7 @@ def test_removed_while_others_claim(app: Celery, connect: Callable[..., Connecti
 
 @pytest.fixture
 def report(app: Celery) -> Any:
-    @app.task(name='report', base=UniqueTask)
+    @app.task(name='report', base=UniqueTask, shared=False)
     def report(number: int) -> int:
         return number
 

@@ -1,0 +1,121 @@
+"""`celery -A app couchdb vacuum`: takes what finished work left behind out of the databases."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from kombu_couchdb.admin.vacuum import AGE, Report, vacuum
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import DatabaseMissing
+
+from .output import Column, age, coloured, size, table, width
+from .site import administrator, app_of, broker_of, results_of
+
+__all__ = ['command']
+
+_STEPS = {
+    'wait': 'Waiting until what was deleted is old enough',
+    'index': 'Bringing the indexes up to date',
+    'purge': 'Taking tombstones away',
+    'prove': 'Making sure that bindings have no queue',
+    'compact': 'Compacting',
+}
+
+
+@click.command('vacuum')
+@click.option('--age', 'oldest', metavar='SECONDS', type=click.FloatRange(min=0), default=AGE, show_default=True,
+              help='Take away only what was deleted longer ago than this. It must be longer than the visibility timeout.')
+@click.option('--no-wait', is_flag=True, help='Do not wait: take away only what was deleted before an earlier vacuum.')
+@click.option('--yes', is_flag=True, help='Do not ask.')
+@administrator
+@click.pass_context
+def command(ctx: click.Context, oldest: float, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
+    """Take tombstones, orphaned bindings, finished consumers and old broadcasts away, and compact.
+
+    Workers may go on meanwhile. It needs a server administrator, and all nodes of a cluster. It can be stopped with Ctrl-C
+    at any time; another run goes on with the rest.
+    """
+    app = app_of(ctx)
+    clients = _distinct(broker_of(app, admin), results_of(app, admin))
+    if not yes:
+        names = ' and '.join(client.address.url for client in clients)
+        click.confirm(f'Take what is left of finished work out of {names}?', abort=True)
+    reports = []
+    for client in clients:
+        click.echo(client.address.url, err=True)
+        with _Bars() as bars:
+            try:
+                reports.append(vacuum(client, bars.show, age=oldest, wait=not no_wait))
+            except DatabaseMissing:
+                click.echo('does not exist yet: there is nothing to take away', err=True)
+            except KeyboardInterrupt as exc:
+                bars.close()
+                raise click.ClickException('stopped; what was taken away is gone, and another run goes on with the rest') from exc
+    if reports:
+        click.echo(coloured(_summary(reports)))
+    for report in reports:
+        for line in _remarks(report, oldest):
+            click.echo(f'{report.database}: {line}')
+
+
+def _distinct(broker: Client, results: Client | None) -> list[Client]:
+    """Return the clients of different databases: broker and results may share one."""
+    return [broker] if results is None or results.address.url == broker.address.url else [broker, results]
+
+
+def _summary(reports: list[Report]) -> str:
+    columns = [Column('DATABASE', least=10), Column('TOMBSTONES', right=True), Column('DATA', right=True),
+               Column('INDEXES', right=True), Column('TIME', right=True)]
+    return table(columns, [
+        [report.database, f'{report.tombstones_before:,} → {report.tombstones_after:,}',
+         f'{size(report.data_before)} → {size(report.data_after)}',
+         f'{size(report.indexes_before)} → {size(report.indexes_after)}', age(report.seconds)] for report in reports], width())
+
+
+def _remarks(report: Report, oldest: float) -> Iterator[str]:
+    """Yield what else there is to say of a database, in sentences."""
+    if tidied := ', '.join(f'{kind} {count:,}' for kind, count in report.tidied.items() if count):
+        yield f'what nobody needs any more was deleted: {tidied}'
+    if not report.marked:
+        yield (f'no earlier vacuum is {age(oldest)} old, so no tombstones were taken away: '
+               f'run it again later, or without --no-wait')
+    elif report.young:
+        yield f'tombstones that are too young were left for another run: {report.young:,}'
+
+
+class _Bars:
+    """A progress bar for each step that takes longer than a second; that of the step before stays where it ended."""
+
+    def __init__(self) -> None:
+        self._step, self._began, self._done = '', 0.0, 0
+        self._bar: Any = None
+
+    def show(self, step: str, done: int, total: int) -> None:
+        """Show how far a step is."""
+        if step != self._step:
+            self.close()
+            self._step, self._began, self._done = step, time.monotonic(), 0
+        if self._bar is None:
+            if time.monotonic() - self._began < 1 or not total:
+                return
+            self._bar = click.progressbar(length=total, label=_STEPS[step], file=sys.stderr)
+            self._bar.__enter__()
+        self._bar.update(max(0, done - self._done))
+        self._done = max(self._done, done)
+
+    def close(self) -> None:
+        """End the bar, wherever it is."""
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+        self._bar = None
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
