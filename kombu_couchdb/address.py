@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import quote
 
@@ -52,6 +52,11 @@ class Address:
         """The database's URL, without user and password: fit for logs."""
         return f'{self.server}/{quote(self.database, safe="")}'
 
+    @property
+    def root(self) -> Address:
+        """The server itself, as if it were a database: for what concerns it as a whole."""
+        return _Root(**{field.name: getattr(self, field.name) for field in fields(self)})
+
     @classmethod
     def of(cls, *, scheme: str, host: str | None, port: int | None, database: str | None, default_database: str,
            user: str | None, password: Any, tls: Any = None) -> Address:
@@ -80,3 +85,11 @@ class Address:
             verify=verify,
             cert=(certfile, keyfile) if certfile and keyfile else certfile,
         )
+
+
+class _Root(Address):
+    """A server."""
+
+    @property
+    def url(self) -> str:
+        return self.server

@@ -12,7 +12,10 @@ from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any
 
-__all__ = ['fixed_id', 'is_fixed', 'is_repeated', 'once']
+__all__ = ['ONCE', 'fixed_id', 'is_fixed', 'is_repeated', 'once']
+
+#: What the ids of such messages start with.
+ONCE = 'once:'
 
 _context: ContextVar[tuple[str, bool] | None] = ContextVar('kombu_couchdb_once', default=None)
 
@@ -36,7 +39,7 @@ def fixed_id(message: Mapping[str, Any]) -> str | None:
     task_id = (message.get('headers') or {}).get('id')
     if context is None or not isinstance(task_id, str):
         return None
-    return sha256(f'{context[0]}\0{task_id}'.encode()).hexdigest()[:32]
+    return ONCE + sha256(f'{context[0]}\0{task_id}'.encode()).hexdigest()[:32]
 
 
 def is_fixed() -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import fields
 from urllib.parse import quote
 
-from ..address import Address
 from ..client import Client
 from ..errors import AccessDenied, CouchDBError
 
@@ -21,21 +19,12 @@ class Refused(CouchDBError):
     """What was asked for is not possible here, or not safe now; the text says what to change."""
 
 
-class _Root(Address):
-    """The server itself, instead of one database."""
-
-    @property
-    def url(self) -> str:
-        return self.server
-
-
 class Cluster:
     """The server or servers that keep the database of `client`."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        address = client.address
-        self.server = Client(_Root(**{field.name: getattr(address, field.name) for field in fields(address)}))
+        self.server = Client(client.address.root)
 
     def check(self) -> None:
         """Make sure that this is an Apache CouchDB and the user its administrator.

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
 
 from .. import design
-from ..address import Address
 from ..client import Client, Document
 from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound
 from ..lease import CONSUMER
@@ -217,13 +216,5 @@ def _exists(client: Client, user: str) -> bool | None:
         return False
 
 
-class _Root(Address):
-    """The server itself, instead of one database."""
-
-    @property
-    def url(self) -> str:
-        return self.server
-
-
 def _server(client: Client) -> Client:
-    return Client(_Root(**{field.name: getattr(client.address, field.name) for field in fields(Address)}))
+    return Client(client.address.root)

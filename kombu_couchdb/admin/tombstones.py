@@ -3,6 +3,9 @@
 A tombstone tells nodes, replicas and indexes that have not heard of it that the document is gone, and those who publish once
 that it was there. So it may go only when it is old. CouchDB does not say when a document was deleted, but what comes after a
 point in `_changes` came later: such points are noted in a document with their time, and a tombstone before one is as old.
+
+A document that is created anew at the very moment when its tombstone is purged stays, but indexes lose its rows (measured with
+CouchDB 3.5). So what lives again is written once more, as it is; if a vacuum was killed before, the next one does that.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ __all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours']
 _MARKS = '_local/celery-vacuum'
 
 #: The ids of messages, of the broker's other documents, and of results behind any prefix.
-_OURS = re.compile(r'[0-9a-f]{30}(-\d+)?\Z|job:|broker:|.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)', re.DOTALL)
+_OURS = re.compile(r'[0-9a-f]{30}(-\d+)?\Z|once:|job:|broker:|.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)',
+                   re.DOTALL)
 
-#: Messages that were published once: CouchDB's own ids for documents without one look the same.
-_FIXED = re.compile(r'[0-9a-f]{32}(-\d+)?\Z')
+#: The ids of messages alone.
+_MESSAGE = re.compile(r'[0-9a-f]{30}(-\d+)?\Z')
 
 #: The most documents and revisions that CouchDB takes in one `_purge`, as it is installed.
 _DOCUMENTS, _REVISIONS = 100, 1000
@@ -33,9 +37,9 @@ _DOCUMENTS, _REVISIONS = 100, 1000
 _PAGE = 5000
 
 
-def is_ours(doc_id: str, *, alone: bool) -> bool:
-    """Tell whether a document is one of the broker's or of the results'; `alone`, if no other application is known here."""
-    return bool(_OURS.match(doc_id) or (alone and _FIXED.match(doc_id)))
+def is_ours(doc_id: str) -> bool:
+    """Tell whether a document is one of the broker's or of the results', by its id."""
+    return bool(_OURS.match(doc_id))
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Tombstone:
 
 
 class Marks:
-    """The noted points of one database's history, the oldest first."""
+    """What is noted in one database: points of its history, the oldest first, and the ids that were being purged."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -56,61 +60,95 @@ class Marks:
         """Note the point at which the database stands now, and forget those that a later one older than `age` replaces."""
         seq = self._client.sequence()
         now = self._client.clock.now()
-        marks = [*self._read(), {'seq': seq, 'date': now}]
+        marks = [*self._points(), {'seq': seq, 'date': now}]
         usable = [mark for mark in marks if mark['date'] <= now - age]
-        try:
-            rev = {'_rev': self._client.get(_MARKS)['_rev']}
-        except NotFound:
-            rev = {}
-        self._client.put({'_id': _MARKS, **rev, 'marks': [*usable[-1:], *marks[len(usable):]]})
+        self._write(marks=[*usable[-1:], *marks[len(usable):]])
 
     def old(self, age: float) -> Any | None:
         """Return the latest point that is at least `age` seconds old, for `_changes`, or None."""
         now = self._client.clock.now()
-        return next((mark['seq'] for mark in reversed(self._read()) if mark['date'] <= now - age), None)
+        return next((mark['seq'] for mark in reversed(self._points()) if mark['date'] <= now - age), None)
 
     def ready_in(self, age: float) -> float:
         """Return in how many seconds the oldest point will be `age` seconds old."""
         now = self._client.clock.now()
-        return max(0.0, min((mark['date'] + age - now for mark in self._read()), default=age))
+        return max(0.0, min((mark['date'] + age - now for mark in self._points()), default=age))
 
-    def _read(self) -> list[Document]:
+    def purging(self) -> list[str]:
+        """Return the ids that `begin` noted."""
+        return cast('list[str]', self._read().get('purging', []))
+
+    def begin(self, ids: list[str]) -> None:
+        """Note the ids of what is about to be purged; of none when that is over."""
+        if ids != self.purging():
+            self._write(purging=ids)
+
+    def _points(self) -> list[Document]:
+        return cast('list[Document]', self._read().get('marks', []))
+
+    def _read(self) -> Document:
         try:
-            return cast('list[Document]', self._client.get(_MARKS)['marks'])
+            return self._client.get(_MARKS)
         except NotFound:
-            return []
+            return {'_id': _MARKS}
+
+    def _write(self, **members: Any) -> None:
+        self._client.put({**self._read(), **members})
 
 
 class Tombstones:
     """The tombstones of one database."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, marks: Marks) -> None:
+        self._client, self._marks = client, marks
         #: How many of ours were met that are not old yet.
         self.young = 0
+        self._news = set[str]()
+        self._read: Any = None  # how far the news have been read
 
     def count(self) -> int:
         """Return how many there are, those of other applications included."""
         return int(self._client.request('GET', '', repeat=True)['doc_del_count'])
 
-    def old(self, mark: Any, *, alone: bool) -> Iterator[list[Tombstone]]:
+    def old(self, mark: Any) -> Iterator[list[Tombstone]]:
         """Yield ours that are older than the point `mark`, in pages."""
-        changed, read = set[str](), mark
+        self._read = mark
         for rows, _ in self._pages(0):
             # Whatever happened to a document of this page before it was read is seen here.
-            for news, last in self._pages(read):
-                read = last
-                changed.update(row['id'] for row in news)
+            self._look()
             ours = [Tombstone(row['id'], tuple(change['rev'] for change in row['changes']))
-                    for row in rows if row.get('deleted') and is_ours(row['id'], alone=alone)]
-            old = [tombstone for tombstone in ours if tombstone.id not in changed]
+                    for row in rows if row.get('deleted') and is_ours(row['id'])]
+            old = [tombstone for tombstone in ours if tombstone.id not in self._news]
             self.young += len(ours) - len(old)
             yield old
 
     def purge(self, tombstones: list[Tombstone]) -> None:
-        """Take tombstones away. A document that lives again stays as it is: its last revision is another one."""
+        """Take tombstones away. A document that lives again stays as it is."""
+        # A message's own id is never used again; only of the others one may live again, and be forgotten if this is killed.
+        self._marks.begin([tombstone.id for tombstone in tombstones if not _MESSAGE.match(tombstone.id)])
         for batch in batches(tombstones):
             self._client.request('POST', '/_purge', body=batch, repeat=True)
+        self._look()
+        self._revive([tombstone.id for tombstone in tombstones if tombstone.id in self._news])
+
+    def revive(self) -> None:
+        """Do what a vacuum that was killed could not do any more."""
+        self._revive(self._marks.purging())
+        self._marks.begin([])
+
+    def _revive(self, ids: list[str]) -> None:
+        """Write documents that live again once more, as they are: indexes may have lost them."""
+        for number in range(0, len(ids), _DOCUMENTS):
+            alive = [doc for doc in self._client.fetch(ids[number:number + _DOCUMENTS]) if doc]
+            if alive:
+                self._client.bulk(alive)  # one that somebody else writes just now is in conflict, and needs it no more
+
+    def _look(self) -> None:
+        """Take note of what has changed meanwhile."""
+        if self._read is not None:
+            for rows, last in self._pages(self._read):
+                self._read = last
+                self._news.update(row['id'] for row in rows)
 
     def _pages(self, since: Any) -> Iterator[tuple[list[Row], Any]]:
         """Yield what changed after `since` until now, a page at a time, each with the point at which it ends."""

@@ -75,7 +75,8 @@ class _Vacuum:
     def __init__(self, client: Client, progress: Progress, age: float, wait: bool) -> None:
         self._client, self._progress, self._age, self._wait = client, progress, age, wait
         self._cluster = Cluster(client)
-        self._marks, self._tombstones, self._tidier = Marks(client), Tombstones(client), Tidier(client)
+        self._marks, self._tidier = Marks(client), Tidier(client)
+        self._tombstones = Tombstones(client, self._marks)
 
     def run(self) -> Report:
         began = time.monotonic()
@@ -92,6 +93,7 @@ class _Vacuum:
         return self._report
 
     def _mark(self) -> None:
+        self._tombstones.revive()
         self._marks.take(self._age)
         self._tidy()
         if self._wait:
@@ -104,10 +106,9 @@ class _Vacuum:
             return
         self._cluster.synchronise(self._age)
         self._settle(build=False)
-        alone = all(name.startswith('celery-') for name in self._designs())
         size = _LEAST
         waiting: list[Tombstone] = []
-        for page in self._tombstones.old(mark, alone=alone):
+        for page in self._tombstones.old(mark):
             waiting += page
             while len(waiting) >= size + _LEAST:
                 now, waiting = waiting[:size], waiting[size:]
@@ -117,6 +118,7 @@ class _Vacuum:
             # when it sees another purge: it is built now, from what little is left, and sees the last.
             self._settle(build=True)
             self._purge_some(waiting, size)
+        self._marks.begin([])
 
     def _purge_some(self, tombstones: list[Tombstone], size: int) -> int:
         """Purge these, and return how many the indexes can take in at once without making workers wait."""
@@ -165,6 +167,3 @@ class _Vacuum:
 
     def _file(self) -> int:
         return int(self._client.request('GET', '', repeat=True)['sizes']['file'])
-
-    def _designs(self) -> list[str]:
-        return [row['id'].removeprefix('_design/') for row in self._client.id_range('_design/')]
