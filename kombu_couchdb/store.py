@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from kombu.log import get_logger
@@ -196,20 +196,22 @@ class Store:
 
     def purge(self, queue: str) -> int:
         """Delete what waits in a queue, now or for later, and return how many; claimed items are left."""
-        return self._drop('waiting', startkey=[queue], endkey=[queue, _LAST])
+        return self._drop('waiting', lambda doc: True, startkey=[queue], endkey=[queue, _LAST])
 
     # -- limits
 
     def drop_expired(self) -> int:
         """Delete what has expired and return how many that were."""
-        return self._drop('expiring', endkey=self.client.clock.now())
+        now = self.client.clock.now()
+        return self._drop('expiring', lambda doc: workitem.has_expired(doc, now), endkey=now)
 
     def drop_older(self, queue: str, ttl: float) -> int:
         """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""
         until = self.client.clock.now() - ttl
         ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, _LAST],
                                                            group_level=2)]
-        return sum(self._drop('waiting', startkey=[queue, rank, _SPOILT + 1], endkey=[queue, rank, until]) for rank in ranks)
+        return sum(self._drop('waiting', lambda doc: workitem.ready_since(doc) <= until, startkey=[queue, rank, _SPOILT + 1],
+                              endkey=[queue, rank, until]) for rank in ranks)
 
     def exceeds(self, queue: str, length: int) -> bool:
         """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
@@ -229,10 +231,11 @@ class Store:
                 break
         return count
 
-    def _drop(self, view: str, **where: Any) -> int:
+    def _drop(self, view: str, unwanted: Callable[[Document], bool], **where: Any) -> int:
         count = 0
         while rows := self.client.view(design.NAME, view, limit=_BATCH, include_docs=True, reduce=False, **where):
-            deleted = self._delete([row['doc'] for row in rows if row.get('doc')])
+            # The documents may be newer than the rows.
+            deleted = self._delete([row['doc'] for row in rows if row.get('doc') and unwanted(row['doc'])])
             count += deleted
             if not deleted:
                 break  # others are faster: what is left is theirs
