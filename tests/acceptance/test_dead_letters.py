@@ -64,6 +64,13 @@ def test_refused_tasks_are_listed_shown_replayed_and_dropped(site: Site, client:
     assert succeeded(couchdb(site, 'dead', 'list')) == 'There are no dead letters.\n'
 
 
+def test_task_that_no_worker_knows(site: Site) -> None:
+    site.worker()
+    task_id = site.send('unknown.task', 1).id
+    [letter] = wait_for(lambda: letters(site), 'a dead letter')
+    assert (letter['id'], letter['task'], letter['reason'], letter['args']) == (task_id, 'unknown.task', 'rejected', [1])
+
+
 @pytest.mark.parametrize('arguments', [('replay',), ('drop',), ('drop', '--all', '--queue', 'q'), ('replay', 'id', '--all')])
 def test_which_ones_must_be_said(site: Site, arguments: tuple[str, ...]) -> None:
     done = couchdb(site, 'dead', *arguments)
