@@ -159,7 +159,7 @@ def test_who_may_not_create_the_database_is_told_what_to_do() -> None:
         raise AccessDenied('no')
 
     backend.client.get, backend.client.create = missing, create
-    with pytest.raises(AccessDenied, match=r"^http://host:5984/db: .* 'user' may not create it; have an "):
+    with pytest.raises(AccessDenied, match=r"^http://host:5984/db: .* 'user' may not create it; let an administrator run "):
         backend.get('key')
 
 
