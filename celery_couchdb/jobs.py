@@ -59,8 +59,10 @@ class Jobs:
         deadline = None if timeout is None else time.monotonic() + timeout
         last = ''
         for found in jobs.watch(self.client, task_id, timeout):
-            last = 'running' if found == 'gone' and self._has_started(task_id) else found
-            yield last
+            state = 'running' if found == 'gone' and self._has_started(task_id) else found
+            if state != last:
+                yield state
+            last = state
         if last == 'running':
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
@@ -91,10 +93,11 @@ class Jobs:
         one that is not found, for a worker may run it that has acknowledged it early. Dead letters are left.
         """
         removal = jobs.remove(self.client, task_id)
-        if removal.removed and not removal.running:
-            self._mark_as_revoked(task_id, removal.removed[0])
-        else:
+        if removal.running or not (removal.removed or removal.dead):
+            # Not for a dead letter alone: workers would refuse it when it is replayed.
             self.app.control.revoke(task_id, terminate=terminate, signal=signal)
+        elif removal.removed:
+            self._mark_as_revoked(removal.removed[0])
         return removal
 
     def replay(self, letters: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
@@ -102,10 +105,14 @@ class Jobs:
 
         Return those that are back, and by id of the others in one sentence why they are not.
         """
-        for doc in letters:
+        found = self.client.fetch([doc['_id'] for doc in letters])
+        same = [doc for doc, now in zip(letters, found, strict=True) if now and now['_rev'] == doc['_rev']]
+        changed = {doc['_id']: 'it was changed by somebody else just now' for doc in letters if doc not in same}
+        for doc in same:
             if task := task_id_of(doc):
                 self._forget(task)
-        return dead.replay(self.client, letters)
+        back, refused = dead.replay(self.client, same)
+        return back, {**changed, **refused}
 
     def decode(self, doc: Document) -> Any:
         """Return the body of a job's message: of a task `[args, kwargs, embedded]`.
@@ -127,7 +134,10 @@ class Jobs:
     def _has_started(self, task_id: str) -> bool:
         return not isinstance(self.app.backend, DisabledBackend) and bool(self.app.AsyncResult(task_id).state == states.STARTED)
 
-    def _mark_as_revoked(self, task_id: str, doc: Document) -> None:
+    def _mark_as_revoked(self, doc: Document) -> None:
+        task_id = task_id_of(doc)
+        if task_id is None:
+            return  # no Celery message
         headers = doc['message'].get('headers') or {}
         try:
             embedded = self.decode(doc)[2]

@@ -35,6 +35,6 @@ class UniqueTask(Task):
             result = super().apply_async(args, kwargs, *others, headers=headers or None, **options)
         if outcomes and outcomes[-1].task_id is not None:
             result.id = outcomes[-1].task_id  # the same object: it may be noted as a child of the task that sends
-        if job_key is not None:
+        if JOB_KEY in headers:
             result.outcome = outcomes[-1].what if outcomes else None
         return result

@@ -63,13 +63,13 @@ class Claims:
             return workitem.bury(doc, reason, self._store.client.clock.now()), lambda answer: failed()
         limit, now = self._limits.of(doc['queue']), self._store.client.clock.now()
         if workitem.has_expired(doc, now) or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
-            return workitem.acked(doc), lambda answer: failed()
+            return workitem.acked(doc, now), lambda answer: failed()
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
             reason = f'delivery limit: delivered {doc["attempts"]} times and never done'
             logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc['queue'], reason)
             return workitem.bury(doc, reason, now), lambda answer: failed()
-        claimed = workitem.acked(doc) if no_ack else workitem.claim(doc, self._lease.id, self._store.client.clock.now())
+        claimed = workitem.acked(doc, now) if no_ack else workitem.claim(doc, self._lease.id, now)
 
         def answered(answer: Document) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes.

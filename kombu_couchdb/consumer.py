@@ -37,6 +37,9 @@ __all__ = ['Consumer']
 
 logger = get_logger(__name__)
 
+#: How often a consumer that ends tries to settle a unique job that publishers change all the time.
+_LAST_TRIES = 20
+
 #: Waits between tries while the server is away, in seconds.
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
 
@@ -215,7 +218,8 @@ class Consumer:
                 first[doc['_id']] = (doc, react)
         if first:
             # Of a dead unique job with others behind it a copy is written, too, and before it.
-            docs = [part for doc, _ in first.values() for part in workitem.apart(doc)]
+            now = self._client.clock.now()
+            docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
             answers = {doc['_id']: answer for doc, answer in zip(docs, self._client.bulk(docs), strict=True)}
             for doc_id, (_, react) in first.items():
                 react(answers[doc_id])
@@ -273,12 +277,18 @@ class Consumer:
     def _finish(self) -> None:
         """Give back all that is held, at once, and end the lease."""
         self.holdings.give_back_all()
-        changes = self.holdings.take_outbox()
-        if self._lease.rev:
-            changes.append(({'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}, lambda answer: None))
+        changes: list[Change] = []
         try:
+            # Unique jobs may be changed by publishers at this very moment. As long as the lease stands nobody else decides.
+            for _ in range(_LAST_TRIES):
+                self.holdings.resettle(self._client.fetch)
+                changes = self.holdings.take_outbox()
+                if not any(doc['_id'].startswith(workitem.JOB) for doc, _ in changes):
+                    break
+                self._commit(changes)
+                changes = []
+            if self._lease.rev:
+                changes.append(({'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}, lambda answer: None))
             self._commit(changes)
-            self.holdings.resettle(self._client.fetch)
-            self._commit(self.holdings.take_outbox())
         except CouchDBError as exc:
             logger.warning('%s; what this consumer held comes back when its lease ends', exc)

@@ -104,7 +104,7 @@ class Holdings:
             if workitem.has_expired(delivery.doc, self._clock.now()):
                 # It lay in the mailbox for too long: it is not delivered late, and is done with.
                 if delivery.tag in self._held:
-                    self._settle(delivery.tag, workitem.acked)
+                    self._settle(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()))
                 self.rouse()
                 return False
             delivery.handed = True
@@ -117,7 +117,8 @@ class Holdings:
         with self._changed:
             if tag in self._held:
                 self.done[self._held[tag].doc['queue']] += 1
-            self._decide(tag, workitem.acked)
+            now = self._clock.now()
+            self._decide(tag, lambda doc: workitem.acked(doc, now))
 
     def release(self, tag: str) -> None:
         """The message shall be delivered again: put it back to its old place."""
@@ -125,7 +126,8 @@ class Holdings:
 
     def bury(self, tag: str, reason: str) -> None:
         """The message is refused: keep it as a dead letter."""
-        self._decide(tag, lambda doc: workitem.bury(doc, reason, self._clock.now()))
+        now = self._clock.now()
+        self._decide(tag, lambda doc: workitem.bury(doc, reason, now))
 
     def _decide(self, tag: str, change: Callable[[Document], Document]) -> None:
         with self._changed:
@@ -231,7 +233,7 @@ class Holdings:
                     self._write(now, change)
                 else:
                     self._settling.discard(doc['_id'])
-                    if now is not None:  # else an earlier try was stored, its answer was lost
+                    if now is not None and workitem.task_id(now) == workitem.task_id(doc):  # else our own earlier try was stored
                         logger.warning('unique job %s had been taken from this consumer before it was done', doc['_id'])
 
     def take_returned(self) -> list[Document]:

@@ -1,7 +1,7 @@
 """What a queue's arguments limit, with the meanings they have in RabbitMQ: how old, how many, how often.
 
 * `x-message-ttl` (milliseconds): a message that has waited for so long, from when it was due, is dropped;
-* `x-max-length`: of more ready messages than this the oldest are dropped;
+* `x-max-length`: of more ready messages than this those first in line are dropped;
 * `x-delivery-limit`: how often a message is delivered before it is a dead letter, instead of the transport option.
 
 A publisher that declared a queue keeps it within its length; consumers deliver nothing that is too old; and their sweep drops
@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .client import Document
+from .errors import ConfigurationError
 
-__all__ = ['LIMITS', 'Limit', 'Limits', 'limits_of']
+__all__ = ['LIMITS', 'Limit', 'Limits', 'check_limits', 'limit_in', 'limits_of']
 
 #: The arguments that can be declared anew with another value.
 LIMITS = ('x-message-ttl', 'x-max-length', 'x-delivery-limit', 'x-expires')
@@ -40,7 +41,10 @@ class Limits:
 
     def seen(self, doc: Document) -> None:
         """Take in a Queue document."""
-        self._queues[str(doc.get('name'))] = limit_in(doc)
+        if (limit := limit_in(doc)) != _NONE:
+            self._queues[str(doc.get('name'))] = limit
+        else:
+            self._queues.pop(str(doc.get('name')), None)
 
     def of(self, queue: str) -> Limit:
         """Return the limits of a queue."""
@@ -56,6 +60,13 @@ def limits_of(url: str) -> Limits:
     """Return this process's knowledge of the database at `url`."""
     with _lock:
         return _known.setdefault((os.getpid(), url), Limits())
+
+
+def check_limits(queue: str, arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` if an argument of a queue that limits it is no number from 0 on."""
+    for name in LIMITS[:3]:
+        if arguments.get(name) is not None and _number(arguments[name]) is None:
+            raise ConfigurationError(f'queue {queue!r}: the argument {name} must be a number from 0 on, not {arguments[name]!r}')
 
 
 def limit_in(doc: Mapping[str, Any]) -> Limit:

@@ -169,8 +169,8 @@ class Store:
     def release(self, docs: Iterable[Document]) -> int:
         """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
         count = 0
-        released = [releasable(doc, self.client.clock.now()) for doc in docs]
-        for part in chunks([one for doc in released for one in workitem.apart(doc)], _BATCH):
+        now = self.client.clock.now()
+        for part in chunks([one for doc in docs for one in workitem.apart(releasable(doc, now), now)], _BATCH):
             count += sum(1 for answer in self.client.bulk(part) if answer.get('ok'))
         return count
 
@@ -218,7 +218,7 @@ class Store:
         return self._count('waiting', [queue], [queue, _LAST]) > length
 
     def trim(self, queue: str, length: int) -> int:
-        """Delete the oldest of more than `length` ready items, and return how many that were; one request if none is."""
+        """Delete those first in line of more than `length` ready items, and return how many that were; one request if none is."""
         count = 0
         while self.exceeds(queue, length) and (excess := self.size(queue) - length) > 0:
             rows = self.ready(queue, min(excess, _BATCH), docs=True)
@@ -242,8 +242,8 @@ class Store:
         return count
 
     def _delete(self, docs: list[Document]) -> int:
-        docs = [doc for doc in docs if workitem.is_waiting(doc)]
-        return sum(1 for answer in self.client.bulk([workitem.acked(doc) for doc in docs]) if answer.get('ok')) if docs else 0
+        gone = [workitem.acked(doc, self.client.clock.now()) for doc in docs if workitem.is_waiting(doc)]
+        return sum(1 for answer in self.client.bulk(gone) if answer.get('ok')) if gone else 0
 
     def _count(self, view: str, start: list[Any], end: list[Any]) -> int:
         rows = self.client.view(design.NAME, view, startkey=start, endkey=end)

@@ -16,7 +16,7 @@ from typing import Any
 
 from .client import Client, Document
 from .errors import Conflict, NotFound
-from .limits import LIMITS, Limit, limits_of
+from .limits import LIMITS, Limit, check_limits, limits_of
 
 __all__ = ['BINDING', 'Routes', 'Topology', 'routes_of', 'topic_pattern']
 
@@ -122,31 +122,36 @@ class Topology:
     def declare_queue(self, name: str, arguments: Mapping[str, Any], auto_delete: bool) -> None:
         """Store a queue, if it is not there. `x-expires` in `arguments` (milliseconds, as in AMQP) is its lifetime unused.
 
-        Of one that is there the limits named in `arguments` are set, and the others left: the last declaration counts.
+        Of one that is there the limits named in `arguments` are set, and all else is left: the last declaration counts.
+        *Raises* `ConfigurationError` for a limit that is no number.
         """
-        lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY if auto_delete else None)
-        doc: Document = {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': dict(arguments),
-               'auto_delete': auto_delete, 'lifetime': lifetime,
-               'expires': self.client.clock.now() + lifetime if lifetime else None}
-        self._declared[doc['_id']] = dict(doc)
+        check_limits(name, arguments)
+        doc = self._queue(name, dict(arguments), auto_delete)
         limited = bool(arguments.keys() & set(LIMITS))
         while True:
             try:
                 self.client.put(doc)
                 break
             except Conflict:
-                if not lifetime and not limited:
-                    return
+                if not doc['lifetime'] and not limited:
+                    break
             try:
                 found = self.client.get(doc['_id'])
             except NotFound:
                 doc.pop('_rev', None)
                 continue
-            before = found.get('arguments') or {}
-            doc.update(_rev=found['_rev'], arguments={**before, **arguments} if isinstance(before, dict) else dict(arguments))
-            if not lifetime and doc['arguments'] == before:
+            before = found['arguments'] if isinstance(found.get('arguments'), dict) else {}
+            doc = {**self._queue(name, {**before, **arguments}, bool(found.get('auto_delete'))), '_rev': found['_rev']}
+            if not doc['lifetime'] and doc['arguments'] == before:
                 break  # so it is declared
-        self.limits.seen(doc)
+        self._declared[doc['_id']] = {key: value for key, value in doc.items() if key != '_rev'}
+        if limited:
+            self.limits.seen(doc)
+
+    def _queue(self, name: str, arguments: Document, auto_delete: bool) -> Document:
+        lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY if auto_delete else None)
+        return {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': arguments, 'auto_delete': auto_delete,
+                'lifetime': lifetime, 'expires': self.client.clock.now() + lifetime if lifetime else None}
 
     def limit(self, name: str) -> Limit:
         """Return the limits of a queue as they are declared now; one request."""

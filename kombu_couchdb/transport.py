@@ -154,7 +154,14 @@ class Transport(virtual.Transport):
     def publish(self, docs: list[Document]) -> None:
         """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
         self.store.publish(docs)
-        for queue in {doc['queue'] for doc in docs}:
+        try:
+            self._trim({doc['queue'] for doc in docs})
+        except CouchDBError as exc:
+            # They are stored: to publish them again would be wrong. A sweep trims the queue later.
+            logger.warning('a queue could not be kept within its length just now: %s', exc)
+
+    def _trim(self, queues: set[str]) -> None:
+        for queue in queues:
             known = self.topology.limits.of(queue).length
             # What another process has declared since counts; it is asked for only when something is to be dropped.
             if known is not None and self.store.exceeds(queue, known):

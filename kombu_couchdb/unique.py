@@ -30,6 +30,9 @@ ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
 #: How often a job is tried to be written while others change it: each failure means that another publisher succeeded.
 _TRIES = 200
 
+#: How exactly it is known when a job was sent last, in seconds: a queue's message TTL is counted from then.
+_NOTED = 1.0
+
 #: What of an item is its message's, and not the job's.
 _MESSAGE = ('priority', 'date', 'published', 'expires', 'message')
 
@@ -55,6 +58,8 @@ def told() -> Iterator[list[Outcome]]:
         yield outcomes
     finally:
         _outcomes.reset(token)
+        if (outer := _outcomes.get()) is not None:
+            outer += outcomes
 
 
 def enqueue(client: Client, doc: Document) -> Outcome:
@@ -100,11 +105,19 @@ def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Docum
         return [workitem.dead_copy(dead), {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
     if _tag(found) == _tag(doc):
         return [], Outcome(ENQUEUED, own)  # an earlier try was stored, its answer was lost
+    stored = found
+    if workitem.is_waiting(found) and workitem.has_expired(found, now):
+        found = workitem.acked(found, now)
+        if found.get('_deleted'):
+            return [{**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
     if workitem.is_waiting(found):
         if workitem.task_id(found) == own:
             return [_message_of(doc, found)], Outcome(ENQUEUED, own)
-        changed = _moved(found, doc)
-        return [changed] if changed != found else [], Outcome(MOVED, workitem.task_id(found))
+        moved = _moved(found, doc)
+        # What would change nothing is not written: that it was sent again is noted once a second.
+        if moved != stored or workitem.ready_since(found) + _NOTED < doc['published']:
+            return [{**moved, 'sent': doc['published']}], Outcome(MOVED, workitem.task_id(found))
+        return [], Outcome(MOVED, workitem.task_id(found))
     waiting = found.get('next')
     entries: list[Document] = [one for one in waiting if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})] \
         if isinstance(waiting, list) else []

@@ -6,7 +6,7 @@ other leaf is *void*, and it may be the one that readers see (measured: a void l
 
 The consumer of a void claim decides about its own leaf, some seconds later, when the nodes have told each other:
 
-* another leaf was deleted as done: delete ours;
+* another leaf was deleted as done, or is already what follows a unique job: delete ours;
 * ours is not the one that readers see: delete it, marked as void, so that nobody takes that for done;
 * ours is seen, and a living consumer has another leaf: wait;
 * ours is seen, and nobody else has one: release it.
@@ -37,8 +37,8 @@ def decide(leaves: Iterable[Document], seen: str | None, void: str, living: Coll
     if ours is None:
         return []
     others = [leaf for leaf in leaves if leaf is not ours]
-    if any(leaf.get('_deleted') and not leaf.get('void') for leaf in others):
-        return [workitem.acked(ours)]
+    if any((leaf.get('_deleted') and not leaf.get('void')) or _is_next(leaf, ours) for leaf in others):
+        return [workitem.deleted(ours)]
     if seen != void:
         return [_voided(ours)]
     rivals = [leaf for leaf in others if not leaf.get('_deleted')]
@@ -48,4 +48,9 @@ def decide(leaves: Iterable[Document], seen: str | None, void: str, living: Coll
 
 
 def _voided(leaf: Document) -> Document:
-    return {**workitem.acked(leaf), 'void': True}
+    return {**workitem.deleted(leaf), 'void': True}
+
+
+def _is_next(leaf: Document, ours: Document) -> bool:
+    """Tell whether a leaf is what came after ours was done: of a unique job that is no deletion."""
+    return 'key' in ours and not leaf.get('_deleted') and workitem.task_id(leaf) != workitem.task_id(ours)

@@ -9,7 +9,8 @@
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
      "expires": 1763709060.1,          only if the message has an expiration: when it is not delivered any more
      "consumer": "broker:consumer:…",  only if it came back: who was the last to hold it
-     "key": "customer-42",             only of a unique job (see `unique`), with `next`: what runs after it
+     "key": "customer-42",             only of a unique job (see `unique`), with `next`: what runs after it, and `sent`: when
+                                       the newest message for it was sent, or its turn came
      "message": {"body", "headers", "properties", "content-type", "content-encoding"}}
 
 A dead one also has `status: "fail"`, `reason` and `failed` (when). The state is derived: dead, claimed, scheduled
@@ -31,8 +32,9 @@ from zlib import crc32
 from .errors import ConfigurationError
 
 __all__ = [
-    'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'due_date', 'flaw', 'has_expired',
-    'is_due', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay', 'state', 'task_id', 'turn',
+    'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'due_date', 'flaw',
+    'has_expired', 'is_due', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay', 'state',
+    'task_id', 'turn',
 ]
 
 Document = dict[str, Any]
@@ -84,7 +86,7 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Docu
 
 def job_id(queue: str, task: Any, key: Any) -> str:
     """Return the id of a unique job; *raises* `ConfigurationError` if `key` is not text of a fit length."""
-    if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY:
+    if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY or any('\ud800' <= char <= '\udfff' for char in key):
         raise ConfigurationError(f'the header {JOB_KEY} must be text of 1 to {_LONGEST_KEY} characters, not {key!r:.80}')
     # JSON keeps the three apart, whatever characters they have.
     return JOB + json.dumps([queue, task, key], ensure_ascii=False, separators=(',', ':'))
@@ -120,9 +122,9 @@ def has_expired(doc: Mapping[str, Any], now: float) -> bool:
 
 
 def ready_since(doc: Mapping[str, Any]) -> float:
-    """Return when an item became ready: when it was due, or else published."""
-    date = doc.get('published') if doc.get('date') is None else doc['date']
-    return float(date) if isinstance(date, (int, float)) else 0.0
+    """Return when an item became ready: when it was due, or else published; or sent last, if that was later."""
+    dates = (doc.get('published') if doc.get('date') is None else doc['date'], doc.get('sent'))
+    return max((float(date) for date in dates if isinstance(date, (int, float))), default=0.0)
 
 
 def is_waiting(doc: Mapping[str, Any]) -> bool:
@@ -158,27 +160,33 @@ def bury(doc: Document, reason: str, now: float) -> Document:
     return {**_without_room(doc), 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now, **_holder(doc)}
 
 
-def acked(doc: Mapping[str, Any]) -> Document:
-    """Return the deletion of this revision of the item, and of no other; of a unique job, what runs after it if there is any."""
+def acked(doc: Mapping[str, Any], now: float) -> Document:
+    """Return what is to be written when an item is done: its deletion, or of a unique job what runs after it, if there is any."""
     following = doc.get('next')
     if isinstance(following, list) and following and isinstance(following[0], dict):
         kept = {name: doc[name] for name in ('_id', '_rev', 'type', 'queue', 'key') if name in doc}
         rest = {'next': following[1:]} if following[1:] else {}
-        return {**following[0], **kept, 'attempts': 0, 'claimed': None, **rest}
+        return {**following[0], **kept, 'attempts': 0, 'claimed': None, 'sent': now, **rest}
+    return deleted(doc)
+
+
+def deleted(doc: Mapping[str, Any]) -> Document:
+    """Return the deletion of this revision of the item, and of no other."""
     return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
 
 
-def apart(doc: Document) -> list[Document]:
+def apart(doc: Document, now: float) -> list[Document]:
     """Return what is to be written for an item: itself, but of a dead one with others behind it a copy, and what follows."""
     if not doc.get('status') or not doc.get('next'):
         return [doc]
-    return [dead_copy(doc), acked(doc)]
+    return [dead_copy(doc), acked(doc, now)]
 
 
 def dead_copy(doc: Document) -> Document:
-    """Return a dead unique job under an id of its own: whoever makes this again makes the same."""
-    failed = doc['failed'] if isinstance(doc.get('failed'), (int, float)) else 0.0
-    copy_id = f'{int(failed * 1e6):014x}{sha256(doc["_id"].encode()).hexdigest()[:16]}'
+    """Return a dead unique job under an id of its own, made of its message: whoever makes this again makes the same."""
+    date, message = doc.get('published'), doc.get('message')
+    known = f'{doc["_id"]}\0{json.dumps(message, default=repr)}'
+    copy_id = f'{int(date * 1e6) if isinstance(date, (int, float)) else 0:014x}{sha256(known.encode()).hexdigest()[:16]}'
     return {**{name: value for name, value in doc.items() if name not in ('_rev', 'next')}, '_id': copy_id}
 
 
@@ -190,11 +198,13 @@ def replay(doc: Document, now: float) -> Document:
 
 
 def state(doc: Mapping[str, Any], now: float) -> str:
-    """Return `dead`, `running` (claimed), `scheduled` or `pending`."""
+    """Return `dead`, `running` (claimed), `scheduled`, `pending`, or `gone` for one that has expired."""
     if doc.get('status'):
         return 'dead'
     if claimant(doc):
         return 'running'
+    if has_expired(doc, now):
+        return 'gone'
     return 'pending' if is_due(doc, now) else 'scheduled'
 
 

@@ -92,7 +92,7 @@ def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every:
         refused.update(left)
         return len(done)
 
-    done = _each(jobs, names, queue, every, yes, 'Replay', back)
+    done, _ = _each(jobs, names, queue, every, yes, 'Replay', back)
     for name, reason in refused.items():
         click.echo(f'{name}: {reason}', err=True)
     click.echo(f'{done:,} replayed.')
@@ -106,8 +106,10 @@ def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every:
 def drop(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
     """Delete dead letters for good."""
     jobs = _jobs(ctx)
-    done = _each(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs))
+    done, chosen = _each(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs))
     click.echo(f'{done:,} dropped.')
+    if done < chosen:
+        raise click.ClickException(f'{chosen - done:,} were changed by somebody else just now')
 
 
 def _jobs(ctx: click.Context) -> Jobs:
@@ -115,33 +117,43 @@ def _jobs(ctx: click.Context) -> Jobs:
 
 
 def _named(jobs: Jobs, names: Sequence[str]) -> list[Document]:
-    found: list[Document] = []
+    found: dict[str, Document] = {}
     for name in names:
         letters = [doc for doc in find(jobs.client, name) if doc.get('status')]
         if not letters:
             raise click.ClickException(f'there is no dead letter {name!r}')
-        found += letters
-    return found
+        found |= {doc['_id']: doc for doc in letters}
+    return list(found.values())
 
 
 def _each(jobs: Jobs, names: Sequence[str], queue: str | None, every: bool, yes: bool, verb: str,
-          act: Callable[[Sequence[Document]], int]) -> int:
-    """Ask, and do something with the dead letters that were chosen, some at a time; return the sum of what it returns."""
+          act: Callable[[Sequence[Document]], int]) -> tuple[int, int]:
+    """Ask, and do something with the dead letters that were chosen, some at a time.
+
+    Return the sum of what it returns, and how many were chosen.
+    """
     if sum((bool(names), queue is not None, every)) != 1:
         raise click.UsageError('Name dead letters by id, or give --queue NAME, or --all.')
-    letters: Iterator[Document] = iter(_named(jobs, names)) if names else dead.letters(jobs.client, queue)
-    total = len(names) or dead.count(jobs.client, queue)
+    named, now = _named(jobs, names), jobs.client.clock.now()
+    # What dies again meanwhile is for the next time.
+    letters: Iterator[Document] = iter(named) if names else (
+        doc for doc in dead.letters(jobs.client, queue) if not _died_after(doc, now))
+    total = len(named) or dead.count(jobs.client, queue)
     if not total:
-        return 0
+        return 0, 0
     which = f'{total:,} dead letter{"s" if total > 1 else ""}' + (f' of queue {queue}' if queue else '')
     if not yes:
         click.confirm(f'{verb} {which}?', abort=True)
-    done = 0
+    done = chosen = 0
     with click.progressbar(length=total, label=verb, file=sys.stderr) if total > _MANY else nullcontext() as bar:
-        # Only those that were there when it was asked: what dies again meanwhile is for the next time.
-        letters = islice(letters, total if not names else None)
         while part := list(islice(letters, _BATCH)):
             done += act(part)
+            chosen += len(part)
             if bar:
                 bar.update(len(part))
-    return done
+    return done, chosen
+
+
+def _died_after(doc: Document, date: float) -> bool:
+    failed = doc.get('failed')
+    return isinstance(failed, (int, float)) and failed > date

@@ -22,7 +22,9 @@ __all__ = ['described', 'json_line', 'letters_table', 'listed', 'page']
 #: How many characters of the arguments stand in a page of their own line before they are cut.
 _LONG = 2000
 
-_COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'red'}
+_NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
+
+_COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'red', 'gone': None}
 
 
 def described(jobs: Jobs, doc: Document) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def page(job: Mapping[str, Any], now: float) -> str:
         elif name in ('args', 'kwargs', 'body'):
             text = json_line(value)
         else:
-            text = str(value) + (' (waits behind one that runs)' if name == 'state' and job['behind'] else '')
+            text = str(value) + (_NOTES.get('behind' if job['behind'] else value, '') if name == 'state' else '')
         text = printable(text)
         lines.append(f'{name:<10} {text if len(text) <= _LONG else text[:_LONG] + "… (see --json)"}')
     return '\n'.join(lines)

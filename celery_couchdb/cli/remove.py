@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-from kombu_couchdb.admin.jobs import state
-
 from ..jobs import Jobs
 from .site import app_of, broker_of
 
@@ -34,7 +32,7 @@ def command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal:
             click.echo(f'{name}: a worker holds it; it was told to {"terminate" if terminate else "revoke"} it')
         elif removal.removed:
             click.echo(f'{name}: removed')
-        elif state(jobs.client, name) == 'dead':
+        elif removal.dead:
             left += 1
             click.echo(f'{name}: is a dead letter; see "dead drop"', err=True)
         else:

@@ -33,6 +33,8 @@ class Removal(NamedTuple):
     removed: list[Document]
     #: The items that a worker holds, and that are left as they are.
     running: list[Document]
+    #: The dead letters, which are left, too.
+    dead: list[Document]
 
 
 def find(client: Client, name: str) -> list[Document]:
@@ -47,7 +49,8 @@ def find(client: Client, name: str) -> list[Document]:
                                  f'"celery -A your_app couchdb setup"') from exc
     docs = {row['id']: row['doc'] for row in rows if row.get('doc')}
     if docs:
-        return [item for doc in docs.values() for item in _items(doc) if workitem.task_id(item) == name]
+        now = client.clock.now()
+        return [item for doc in docs.values() for item in _items(doc, now) if workitem.task_id(item) == name]
     try:
         doc = client.get(name)
     except NotFound:
@@ -55,11 +58,10 @@ def find(client: Client, name: str) -> list[Document]:
     return [doc] if doc.get('type') == 'WorkItem' else []
 
 
-def _items(doc: Document) -> Iterator[Document]:
+def _items(doc: Document, now: float) -> Iterator[Document]:
     """Yield an item, and those that wait behind it as they will be."""
     yield doc
-    while doc.get('next') and not workitem.acked(doc).get('_deleted'):
-        doc = workitem.acked(doc)
+    while doc.get('next') and not (doc := workitem.acked(doc, now)).get('_deleted'):
         yield {**doc, 'behind': True}
 
 
@@ -115,12 +117,13 @@ def remove(client: Client, task_id: str) -> Removal:
     """Delete what waits of a job, now or for later, for good; what a worker holds, and dead letters, are left."""
     removed: list[Document] = []
     while True:
-        docs = [doc for doc in find(client, task_id) if not doc.get('status')]
+        docs = find(client, task_id)
         waiting = [doc for doc in docs if workitem.is_waiting(doc)]
         if not waiting:
-            return Removal(removed, [doc for doc in docs if workitem.claimant(doc)])
+            dead = [doc for doc in docs if doc.get('status')]
+            return Removal(removed, [doc for doc in docs if workitem.claimant(doc) and not doc.get('status')], dead)
         for doc in waiting:
-            after = _without(client, doc) if doc.get('behind') else workitem.acked(doc)
+            after = _without(client, doc) if doc.get('behind') else workitem.acked(doc, client.clock.now())
             if after is None or client.bulk([after])[0].get('ok'):
                 removed.append(doc)
             # Else somebody has taken or changed it meanwhile: look again.
@@ -145,7 +148,9 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
         found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', _LAST], **every)
     for name in queues:
         if 'pending' in states:
-            found += [row['doc'] for row in store.ready(name, limit, docs=True) if row.get('doc')]
+            # Read a little ahead of time: what is not due yet is not pending.
+            ready = [row['doc'] for row in store.ready(name, limit, docs=True) if row.get('doc')]
+            found += [doc for doc in ready if workitem.is_due(doc, now)]
         if 'scheduled' in states:
             found += _rows(client, 'scheduled', startkey=[name, now], endkey=[name, _LAST], limit=limit, **every)
     if 'dead' in states:

@@ -12,6 +12,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 from kombu import Connection
 
+from celery_couchdb.cli import dead as cli_dead
 from celery_couchdb.jobs import Jobs, Unreadable
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb import design, workitem
@@ -124,7 +125,7 @@ def test_removed_for_good(app: Celery, client: Client, countdown: float | None) 
     with pytest.raises(TaskRevokedError, match='removed'):
         result.get(timeout=PATIENCE)
     assert [workitem.task_id(doc) for doc in items(client)] == [other.id]
-    assert Jobs(app).remove(result.id) == ([], [])
+    assert Jobs(app).remove(result.id) == ([], [], [])
 
 
 def test_removed_part_of_a_chord_fails_the_chord(app: Celery) -> None:
@@ -133,6 +134,24 @@ def test_removed_part_of_a_chord_fails_the_chord(app: Celery) -> None:
     Jobs(app).remove(result.parent.results[0].id)
     assert result.parent.results[0].state == 'REVOKED'
     assert app.backend.chords.parts(result.parent.id, ordered=True)[0]['state'] == 'REVOKED'
+
+
+def test_removed_by_the_id_of_its_document(app: Celery, client: Client) -> None:
+    result = app.send_task('unwanted')
+    [item] = items(client)
+    assert len(Jobs(app).remove(item['_id']).removed) == 1
+    assert result.state == 'REVOKED'
+
+
+def test_dead_letter_is_neither_removed_nor_revoked(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    """A worker that was told to revoke it would refuse it when it is replayed."""
+    result = app.send_task('failing')
+    kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
+    removal = Jobs(app).remove(result.id)
+    assert (removal.removed, removal.running, len(removal.dead)) == ([], [], 1)
+    assert not client.id_range('broker:broadcast:')
+    Jobs(app).remove('never there')
+    assert client.id_range('broker:broadcast:')
 
 
 def test_running_one_is_left_to_its_worker(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
@@ -193,6 +212,7 @@ def test_job_key_of_a_signature(app: Celery, report: Any, client: Client) -> Non
     report.signature((1,), job_key='k').delay()
     app.send_task('report', (2,), headers={'job_key': 'k'})
     [item] = items(client)
+    assert report.apply_async((3,), headers={'job_key': 'k'}).outcome == 'moved'
     assert item['_id'] == JOB
     assert report.apply_async((1,)).id != workitem.task_id(item)
     assert len(items(client)) == 2
@@ -280,6 +300,48 @@ def test_letter_that_somebody_else_replayed(app: Celery, connect: Callable[..., 
     assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
 
 
+def test_replay_that_comes_too_late_forgets_no_result(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    result = app.send_task('failing')
+    kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
+    letters = list(dead.letters(client))
+    Jobs(app).replay(letters)
+    app.backend.store_result(result.id, 'done', 'SUCCESS')
+    assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
+    assert result.state == 'SUCCESS'
+
+
+def test_what_dies_again_while_all_are_replayed_is_for_the_next_time(app: Celery, client: Client) -> None:
+    def letter(number: int, queue: str) -> dict[str, Any]:
+        return {**workitem.bury(workitem.new(f'{queue}{number:03}', queue, {'body': '', 'headers': {}, 'properties': {}}, 1.0),
+                                'test', 1e9 + number), 'consumer': 'x'}
+
+    client.bulk([letter(number, 'a') for number in range(250)] + [letter(number, 'b') for number in range(10)])
+    replayed: list[str] = []
+
+    def replay(docs: Any) -> int:
+        replayed.extend(doc['_id'] for doc in docs)
+        client.bulk([{**doc, 'failed': time.time() + 1} for doc in docs])
+        return len(docs)
+
+    assert cli_dead._each(Jobs(app), (), None, True, True, 'Replay', replay) == (260, 260)
+    assert len(set(replayed)) == 260
+
+
+def test_dead_unique_job_while_another_runs(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
+    first = report.apply_async((1,), job_key='k')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    kill_all(inbox, client, 1)
+    second = report.apply_async((2,), job_key='k')
+    inbox.wait(2)
+    [letter] = dead.letters(client)
+    back, refused = Jobs(app).replay([letter])
+    assert (len(back), refused) == (1, {})
+    inbox.messages[1].ack()
+    inbox.wait(3)
+    assert [message.headers['id'] for message in inbox.messages] == [first.id, second.id, first.id]
+    assert dead.count(client) == 0
+
+
 def test_dead_unique_job(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
     first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
@@ -289,15 +351,15 @@ def test_dead_unique_job(app: Celery, report: Any, connect: Callable[..., Connec
     inbox.messages[1].reject()
     wait_for(lambda: dead.count(client) == 1)
     inbox.consumer.cancel()
-    second = report.apply_async((2,), job_key='k')
+    second = report.apply_async((2,), job_key='k', countdown=3600)
     assert second.outcome == 'enqueued'
     [letter] = dead.letters(client)
     assert workitem.task_id(letter) == first.id
+    [item] = [doc for doc in items(client) if not doc.get('status')]
     back, refused = Jobs(app).replay([letter])
     assert back == []
-    assert 'stands for it' in refused[letter['_id']]
-    [item] = items(client)
-    assert workitem.task_id(item) == second.id
+    assert refused == {letter['_id']: 'another message with its job key waits'}
+    assert items(client) == [letter, item]
 
 
 # -- what a message says
@@ -333,3 +395,5 @@ def test_listing(app: Celery, connect: Callable[..., Connection], client: Client
     assert (count('pending', queue='q1'), count('running', queue='q1'), count('pending', queue='q0')) == (0, 2, 3)
     assert count('pending', limit=2) == 2
     assert [workitem.task_id(doc) for doc in jobs.listing(client, ('scheduled',), 'q0', 10)] == [later.id]
+    app.send_task('soon', queue='q0', countdown=3)
+    assert (count('pending', queue='q0'), count('pending', 'scheduled', queue='q0')) == (3, 5)

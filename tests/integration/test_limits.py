@@ -10,6 +10,7 @@ from kombu import Connection, Queue
 
 from kombu_couchdb import workitem
 from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from kombu_couchdb.store import Store
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
@@ -208,6 +209,35 @@ def test_publishers_together_drop_none_too_many(connect: Callable[..., Connectio
     store.ready = slow  # type: ignore[method-assign,assignment]
     store.trim('q', 10)
     assert [doc['message']['body'] for doc in items(client)] == [str(number) for number in range(20, 30)]
+
+
+def test_publish_whose_trimming_fails_has_succeeded(connection: Connection, client: Client,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    Queue('q', max_length=1)(connection.channel()).declare()
+
+    def fail(*args: object) -> None:
+        raise ServerUnavailable('just now')
+
+    monkeypatch.setattr(Store, 'trim', fail)
+    for number in range(3):
+        publish(connection, number, retry=True, retry_policy={'max_retries': 1})
+    assert [doc['message']['body'] for doc in items(client)] == ['0', '1', '2']
+
+
+def test_limit_declared_for_a_queue_leaves_the_rest_of_it(connect: Callable[..., Connection], client: Client) -> None:
+    Queue('q', expires=60)(connect().channel()).declare()
+    Queue('q2', auto_delete=True)(connect().channel()).declare()
+    for name in ('q', 'q2'):
+        Queue(name, max_length=10)(connect().channel()).declare()
+    first, second = (client.get(f'broker:queue:{name}') for name in ('q', 'q2'))
+    assert (first['lifetime'], first['arguments']) == (60, {'x-expires': 60_000, 'x-max-length': 10})
+    assert first['expires'] > client.clock.now()
+    assert second['auto_delete'] is True
+
+
+def test_limit_that_is_no_number_is_refused(connection: Connection) -> None:
+    with pytest.raises(ConfigurationError, match="queue 'q': the argument x-max-length must be a number from 0 on, not 'ten'"):
+        Queue('q', queue_arguments={'x-max-length': 'ten'})(connection.channel()).declare()
 
 
 def test_limit_that_another_process_has_raised_since(connection: Connection, client: Client) -> None:

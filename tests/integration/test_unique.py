@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from kombu import Connection
+import pytest
+from kombu import Connection, Queue
 
 from kombu_couchdb.client import Client
+from kombu_couchdb.store import Store
 from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, told
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, eta, items, publish, publish_many
@@ -201,3 +203,67 @@ def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connectio
     inbox.messages[1].ack()
     wait_for(lambda: not items(client), 'the second to be done')
     inbox.stays(2, 0.2)
+
+
+def contend(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], times: int) -> None:
+    """Let something happen just before each of the next writes of the job by a consumer."""
+    bulk, left = Client.bulk, list(range(times))
+
+    def contended(self: Client, docs: Any, **kwargs: Any) -> Any:
+        if left and any(doc['_id'] == JOB for doc in docs):
+            act(left.pop(0))
+        return bulk(self, docs, **kwargs)
+
+    monkeypatch.setattr(Client, 'bulk', contended)
+
+
+def test_acknowledged_while_publishers_send_all_the_time(connect: Callable[..., Connection], client: Client,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, consuming = connect(), connect()
+    inbox = Inbox(consuming, ack=False)
+    send(connection, 'a')
+    inbox.wait(1)
+    contend(monkeypatch, lambda number: send(connection, f'b{number}', **eta(3600 + number)), 5)
+    inbox.messages[0].ack()
+    consuming.release()
+    [item] = items(client)
+    assert (item['message']['body'], item['claimed'], 'next' in item) == ('"b0"', None, False)
+    assert not client.id_range('broker:consumer:')
+
+
+def test_refused_while_publishers_send_all_the_time(connect: Callable[..., Connection], client: Client,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, inbox = connect(), Inbox(connect(), ack=False)
+    send(connection, 'a')
+    inbox.wait(1)
+    send(connection, 'b', **eta(3600))
+    contend(monkeypatch, lambda number: send(connection, f'c{number}', **eta(7200 + number)), 4)
+    inbox.messages[0].reject()
+    wait_for(lambda: any(doc['message']['body'] == '"b"' for doc in items(client)), 'the next to take its place')
+    assert [doc['message']['body'] for doc in items(client) if doc.get('status')] == ['"a"']
+
+
+def test_message_ttl_counts_from_the_last_time_it_was_sent(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    queue = Queue('q', message_ttl=30)
+    queue(connection.channel()).declare()
+    send(connection, 'a')
+    [item] = items(client)
+    client.put({**item, 'published': item['published'] - 60})
+    assert send(connection, 'b') == Outcome(MOVED, 'a')
+    Store(client).drop_older('q', 30)
+    inbox = Inbox(connect(), queue, ack=False)
+    assert inbox.wait(1) == ['a']
+    send(connection, 'c')
+    [item] = items(client)
+    # It waited behind the running one for longer than it may wait in the queue.
+    client.put({**item, 'next': [{**item['next'][0], 'published': item['published'] - 60}]})
+    inbox.messages[0].ack()
+    assert inbox.wait(2) == ['a', 'c']
+
+
+def test_who_asks_within_asks_for_all(connection: Connection, client: Client) -> None:
+    with told() as outer:
+        assert send(connection, 'a') == Outcome(ENQUEUED, 'a')
+        send(connection, 'b')
+    assert outer == [Outcome(ENQUEUED, 'a'), Outcome(MOVED, 'a')]

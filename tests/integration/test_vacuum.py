@@ -56,7 +56,7 @@ def write(client: Client, docs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def finish(client: Client, count: int) -> list[str]:
     """Let so many WorkItems be created, claimed and done, and return their ids."""
     claimed = write(client, [workitem.claim(doc, 'broker:consumer:x', 1.0) for doc in create(client, count)])
-    client.bulk([workitem.acked(doc) for doc in claimed])
+    client.bulk([workitem.deleted(doc) for doc in claimed])
     return [doc['_id'] for doc in claimed]
 
 
@@ -241,7 +241,7 @@ def test_no_row_stays_in_an_index_that_had_not_seen_the_deletions(couch: Client)
                'views': {'lib': {'a': 'exports.a = 1'}, 'all': {'map': 'function (doc) { emit(doc.type); }'}}})
     docs = create(couch, 300)
     assert len(couch.view('shop', 'all')) == 300
-    couch.bulk([workitem.acked(doc) for doc in docs])
+    couch.bulk([workitem.deleted(doc) for doc in docs])
     assert vacuum(couch, quiet, age=0).purged == 300  # it compacts that index, too
     assert couch.view('shop', 'all') == []
     assert rows(couch) == []

@@ -37,7 +37,7 @@ def test_id_is_made_of_queue_task_and_key() -> None:
     assert workitem.new('plain', 'q', {'body': '', 'headers': {'id': 'a'}, 'properties': {}}, NOW)['_id'] == 'plain'
 
 
-@pytest.mark.parametrize('key', ['', 'x' * 501, 5, True, ['k'], {}], ids=str)
+@pytest.mark.parametrize('key', ['', 'x' * 501, 5, True, ['k'], {}, '\ud800'], ids=repr)
 def test_key_that_cannot_be_one_is_refused(key: Any) -> None:
     with pytest.raises(ConfigurationError, match='job_key must be text of 1 to 500 characters'):
         job('a', key=key)
@@ -72,6 +72,43 @@ def test_what_would_change_nothing_is_not_written() -> None:
     assert merge(stored(job('a')), job('b'), NOW) == ([], Outcome(MOVED, 'a'))
 
 
+def test_that_it_was_sent_again_is_noted_for_its_queue_s_ttl() -> None:
+    found = stored(job('a'))
+    [noted], outcome = merge(found, job('b', now=NOW + 5), NOW + 5)
+    assert outcome == Outcome(MOVED, 'a')
+    assert noted == {**found, 'sent': NOW + 5}
+    assert workitem.ready_since(noted) == NOW + 5
+    assert merge(noted, job('c', now=NOW + 5.5), NOW + 5.5) == ([], Outcome(MOVED, 'a'))
+
+
+@pytest.mark.parametrize('behind', [False, True], ids=['alone', 'with another behind it'])
+def test_one_that_has_expired_is_finished(behind: bool) -> None:
+    expired = stored(job('a', expiration=1000))
+    if behind:
+        [marked], _ = merge(running(expired), job('b'), NOW)
+        expired = workitem.release(marked)
+    docs, outcome = merge(expired, job('c', now=NOW + 2), NOW + 2)
+    if behind:
+        assert outcome == Outcome(MOVED, 'b')
+        [moved] = docs
+        assert (workitem.task_id(moved), 'next' in moved, 'expires' in moved) == ('b', False, False)
+    else:
+        assert (docs, outcome) == ([{**job('c', now=NOW + 2), '_rev': '1-a'}], Outcome(ENQUEUED, 'c'))
+
+
+def test_what_waited_behind_is_ready_since_its_turn_came() -> None:
+    [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
+    assert workitem.ready_since(workitem.acked(marked, NOW + 60)) == NOW + 60
+
+
+def test_copies_of_one_dead_letter_are_one() -> None:
+    [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
+    [changed], _ = merge(marked, job('c', eta='2025-11-21T08:00:00+00:00'), NOW)
+    ids = {workitem.apart(workitem.bury(doc, 'because', date), date)[0]['_id'] for date, doc in enumerate([marked, changed])}
+    assert len(ids) == 1
+    assert ids != {workitem.dead_copy(workitem.bury(job('d'), 'because', NOW))['_id']}
+
+
 def test_running_one_runs_again_once() -> None:
     held = running(stored(job('a')))
     [first], outcome = merge(held, job('b'), NOW)
@@ -81,12 +118,12 @@ def test_running_one_runs_again_once() -> None:
     assert outcome == Outcome(MOVED, 'b')
     assert [one['message']['body'] for one in second['next']] == ['b']
     assert second['next'][0]['date'] == job('c', eta='2025-11-21T08:00:00+00:00')['date']
-    done = workitem.acked(second)
+    done = workitem.acked(second, NOW)
     assert workitem.task_id(done) == 'b'
     assert (done['_id'], done['_rev'], done['key'], done['attempts'], done['claimed']) == (held['_id'], '2-a', 'k', 0, None)
     assert workitem.flaw(done) is None
     assert 'next' not in done
-    assert workitem.acked(done) == {'_id': held['_id'], '_rev': '2-a', '_deleted': True}
+    assert workitem.acked(done, NOW) == {'_id': held['_id'], '_rev': '2-a', '_deleted': True}
 
 
 def test_retry_goes_before_what_waits_behind() -> None:
@@ -99,7 +136,7 @@ def test_retry_goes_before_what_waits_behind() -> None:
     [kept], outcome = merge(again, job('c', eta='2025-11-21T08:00:00+00:00'), NOW)
     assert outcome == Outcome(MOVED, 'b')
     assert [workitem.task_id(one) for one in kept['next']] == ['a', 'b']
-    retrying = workitem.acked(kept)
+    retrying = workitem.acked(kept, NOW)
     assert (workitem.task_id(retrying), [workitem.task_id(one) for one in retrying['next']]) == ('a', ['b'])
 
 
@@ -150,7 +187,7 @@ def test_what_is_spoilt_behind_a_running_one_is_dropped() -> None:
 
 def test_dead_one_with_others_behind_makes_way() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
-    [copy, following] = workitem.apart(workitem.bury(marked, 'because', NOW))
+    [copy, following] = workitem.apart(workitem.bury(marked, 'because', NOW), NOW)
     assert (workitem.task_id(copy), copy['status'], 'next' in copy, '_rev' in copy) == ('a', 'fail', False, False)
     assert (following['_id'], following['_rev'], workitem.task_id(following)) == (marked['_id'], '2-a', 'b')
     assert workitem.is_waiting(following)

@@ -67,3 +67,15 @@ def test_however_all_losers_decide_one_leaf_stays() -> None:
                 del leaves[doc['_rev']]
                 leaves[f'3{doc["_rev"][1:]}'] = {**doc, '_rev': f'3{doc["_rev"][1:]}'}
         assert released == 1
+
+
+def test_unique_job_that_another_has_done_makes_way_for_what_follows_it() -> None:
+    def job(rev: str, by: str | None, task: str, **more: Any) -> dict[str, Any]:
+        return leaf(rev, by, key='k', message={'headers': {'id': task}}, **more)
+
+    ours, follows = job('2-b', 'us', 'a', next=[{'message': {'headers': {'id': 'b'}}}]), job('3-a', None, 'b')
+    for seen in ('2-b', '3-a'):
+        assert decide([ours, follows], seen, '2-b', {'us'}) == [{'_id': 'x', '_rev': '2-b', '_deleted': True}]
+    # A claim of the same message is a rival's, and what is deleted as void brings nothing to life.
+    assert decide([ours, job('2-c', 'them', 'a')], '2-c', '2-b', {'us', 'them'}) == [
+        {'_id': 'x', '_rev': '2-b', '_deleted': True, 'void': True}]

@@ -162,7 +162,7 @@ def test_a_buried_item_is_kept_with_its_reason() -> None:
 
 
 def test_an_ack_deletes_this_revision_and_says_nothing_else() -> None:
-    gone = workitem.acked(workitem.claim(item(), 'me', NOW))
+    gone = workitem.acked(workitem.claim(item(), 'me', NOW), NOW)
     assert gone == {'_id': 'id', '_rev': '1-a', '_deleted': True}
     assert not workitem.is_waiting(gone)
 
@@ -174,7 +174,7 @@ def test_nothing_changes_the_document_it_was_given() -> None:
         workitem.release(doc)
         workitem.release(doc, delivered=False)
         workitem.bury(doc, 'because', NOW)
-        workitem.acked(doc)
+        workitem.acked(doc, NOW)
         workitem.flaw(doc)
         assert doc == before
 
@@ -305,7 +305,8 @@ def test_replayed_one_is_as_if_it_were_new_at_the_end_of_its_queue() -> None:
 
 @pytest.mark.parametrize(('doc', 'state'), [
     (item(), 'pending'), (item(date=NOW - 1), 'pending'), (item(date=NOW + 1), 'scheduled'), (item(date='spoilt'), 'pending'),
-    (workitem.claim(item(), 'me', NOW), 'running'), (workitem.bury(item(), 'because', NOW), 'dead')])
+    (item(expires=NOW - 1), 'gone'), (item(expires=NOW + 1), 'pending'), (workitem.claim(item(), 'me', NOW), 'running'),
+    (workitem.bury(item(), 'because', NOW), 'dead')])
 def test_states(doc: dict[str, Any], state: str) -> None:
     assert workitem.state(doc, NOW) == state
 
@@ -324,4 +325,4 @@ def test_who_held_it_last_is_kept() -> None:
 
 @pytest.mark.parametrize('following', [None, [], 'spoilt', ['spoilt'], {}])
 def test_spoilt_followers_are_none(following: Any) -> None:
-    assert workitem.acked(item(key='k', next=following)) == {'_id': 'id', '_rev': '1-a', '_deleted': True}
+    assert workitem.acked(item(key='k', next=following), NOW) == {'_id': 'id', '_rev': '1-a', '_deleted': True}
