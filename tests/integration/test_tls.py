@@ -1,0 +1,160 @@
+"""TLS: certificates are verified, client certificates are shown, and what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from kombu import Connection
+from urllib3.exceptions import InsecureRequestWarning
+
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError, CouchDBError
+from tests.conftest import PATIENCE, Server
+from tests.support import Inbox, publish
+
+
+class TLSProxy:
+    """Ends TLS on loopback and passes the rest on to the server; a context manager."""
+
+    def __init__(self, server: Server, context: ssl.SSLContext) -> None:
+        self._server, self._context = server, context
+        self._listener = socket.create_server(('127.0.0.1', 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(here,), daemon=True).start()
+
+    def _serve(self, here: socket.socket) -> None:
+        try:
+            with self._context.wrap_socket(here, server_side=True) as inside, \
+                    socket.create_connection((self._server.host, self._server.port)) as there:
+                threading.Thread(target=_pass_on, args=(there, inside), daemon=True).start()
+                _pass_on(inside, there)
+        except OSError:
+            pass  # no handshake: that is what some of the tests are about
+
+    def __enter__(self) -> TLSProxy:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def _pass_on(here: socket.socket, there: socket.socket) -> None:
+    try:
+        while data := here.recv(65536):
+            there.sendall(data)
+        there.shutdown(socket.SHUT_RDWR)
+    except (OSError, ValueError):
+        pass  # one of the two was closed
+
+
+@pytest.fixture(scope='module')
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a CA (`ca.pem`), and certificates with keys of a server (for localhost) and a client, which it signed."""
+    if shutil.which('openssl') is None:
+        pytest.skip('openssl is not installed')
+    folder = tmp_path_factory.mktemp('certificates')
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(['openssl', *arguments], cwd=folder, check=True, capture_output=True, timeout=PATIENCE)
+
+    openssl('req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-keyout', 'ca.key', '-out', 'ca.pem', '-days', '2',
+            '-subj', '/CN=Test CA')
+    for name in ('server', 'client'):
+        (folder / f'{name}.txt').write_text('subjectAltName=DNS:localhost\n')
+        openssl('req', '-newkey', 'rsa:2048', '-nodes', '-keyout', f'{name}.key', '-out', f'{name}.csr', '-subj', f'/CN={name}')
+        openssl('x509', '-req', '-in', f'{name}.csr', '-CA', 'ca.pem', '-CAkey', 'ca.key', '-CAcreateserial', '-days', '2',
+                '-out', f'{name}.pem', '-extfile', f'{name}.txt')
+    return folder
+
+
+@pytest.fixture
+def secured(server: Server, client: Client, database: str, certificates: Path) -> Iterator[Callable[..., str]]:
+    """Returns a function that starts a TLS end before the server, and returns the URL of the test's database through it."""
+    proxies: list[TLSProxy] = []
+
+    def secured(*, needs_client: bool = False) -> str:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates / 'server.pem', certificates / 'server.key')
+        if needs_client:
+            context.load_verify_locations(certificates / 'ca.pem')
+            context.verify_mode = ssl.CERT_REQUIRED
+        proxies.append(TLSProxy(server, context))
+        return server.couchdb_url(database).replace('couchdb://', 'couchdbs://').replace(
+            f'@{server.host}:{server.port}', f'@localhost:{proxies[-1].port}')
+
+    yield secured
+    for proxy in proxies:
+        proxy.__exit__()
+
+
+def works(url: str, **options: object) -> None:
+    with Connection(url, **options) as connection:
+        publish(connection, 'hello')
+        assert Inbox(connection).wait(1) == ['hello']
+
+
+def test_ca_in_the_url(secured: Callable[..., str], certificates: Path) -> None:
+    works(f'{secured()}?ssl_ca_certs={certificates / "ca.pem"}')
+
+
+def test_ca_in_the_settings(secured: Callable[..., str], certificates: Path) -> None:
+    works(secured(), ssl={'ca_certs': str(certificates / 'ca.pem')})
+
+
+def test_client_certificate(secured: Callable[..., str], certificates: Path) -> None:
+    files = {'ca_certs': 'ca.pem', 'certfile': 'client.pem', 'keyfile': 'client.key'}
+    works(secured(needs_client=True), ssl={name: str(certificates / file) for name, file in files.items()})
+
+
+def test_server_that_wants_a_client_certificate_and_gets_none(secured: Callable[..., str], certificates: Path) -> None:
+    with pytest.raises(CouchDBError), Connection(secured(needs_client=True), ssl={'ca_certs': str(certificates / 'ca.pem')}) as c:
+        c.connect()
+
+
+def test_unknown_authority_is_refused(secured: Callable[..., str], server: Server) -> None:
+    with pytest.raises(CouchDBError, match=r'the TLS certificate could not be verified; give the CA file') as caught, \
+            Connection(secured()) as connection:
+        connection.connect()
+    assert server.password not in str(caught.value)
+
+
+def test_wrong_name_is_refused(secured: Callable[..., str], certificates: Path) -> None:
+    url = secured().replace('@localhost:', '@127.0.0.1:')
+    with pytest.raises(CouchDBError, match='could not be verified'), \
+            Connection(url, ssl={'ca_certs': str(certificates / 'ca.pem')}) as connection:
+        connection.connect()
+
+
+def test_verification_can_be_switched_off_by_name(secured: Callable[..., str]) -> None:
+    with pytest.warns(InsecureRequestWarning, match='Unverified'):
+        works(secured(), ssl={'cert_reqs': ssl.CERT_NONE})
+
+
+def test_file_that_is_not_there(secured: Callable[..., str], certificates: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r'no-such\.pem'), \
+            Connection(secured(), ssl={'ca_certs': str(certificates / 'no-such.pem')}) as connection:
+        connection.connect()
+
+
+def test_results(secured: Callable[..., str], certificates: Path) -> None:
+    app = Celery('tls', set_as_current=False, backend=f'{secured()}?ssl_ca_certs={certificates / "ca.pem"}')
+    app.backend.store_result('a', 42, 'SUCCESS')
+    assert app.AsyncResult('a').get(timeout=PATIENCE) == 42
+    app.close()
