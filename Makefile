@@ -11,7 +11,7 @@ unexport PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench clean
 
 demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on an embedded server
 	@$(RUN) -m examples.demo
@@ -22,6 +22,9 @@ test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an emb
 lint: $(VENV)/installed-dev  ## Check style and types
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
+
+bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/; BENCH_ARGS="--quick"
+	@$(RUN) -m benchmarks $(BENCH_ARGS)
 
 clean:  ## Remove the environment and all that was built
 	@echo 'Removing $(VENV), caches and builds'
@@ -39,6 +42,10 @@ $(VENV)/installed: setup.cfg pyproject.toml
 
 $(VENV)/installed-dev: setup.cfg pyproject.toml
 	$(call install,.[dev])
+	@touch $(VENV)/installed
+
+$(VENV)/installed-bench: setup.cfg pyproject.toml
+	$(call install,.[bench])
 	@touch $(VENV)/installed
 
 # $(VENV)/unfinished is there while something is installed: what was interrupted is made anew from the start.

@@ -1,0 +1,56 @@
+"""Medians, percentiles and ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+__all__ = ['median_of', 'number', 'percentile', 'ratio', 'times']
+
+
+def median_of(values: Sequence[float]) -> float | None:
+    """Return the median, or None of nothing."""
+    return float(median(values)) if values else None
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the least of the values that at least this share of them does not exceed.
+
+    >>> percentile([1, 2, 3, 4], 0.5), percentile([1, 2, 3, 4], 0.99)
+    (2, 4)
+    """
+    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """Return how many times `base` a value is, or None if that cannot be said."""
+    return None if value is None or not base else value / base
+
+
+def number(value: float | None) -> str:
+    """Return a value with three digits that count, or a dash.
+
+    >>> number(12345.6), number(123.4), number(1.234), number(0.0123), number(0), number(None)
+    ('12,300', '123', '1.23', '0.0123', '0', '–')
+    """
+    if value is None:
+        return '–'
+    if value == 0:
+        return '0'
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f'{round(value, digits):,.{max(0, digits)}f}'
+
+
+def times(value: float | None) -> str:
+    """Return a ratio with two digits that count, or a dash.
+
+    >>> times(12.34), times(0.456), times(123.4), times(None)
+    ('×12', '×0.46', '×120', '–')
+    """
+    if value is None:
+        return '–'
+    if value == 0:
+        return '×0'
+    digits = 1 - math.floor(math.log10(abs(value)))
+    return f'×{round(value, digits):,.{max(0, digits)}f}'

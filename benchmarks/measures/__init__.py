@@ -1,0 +1,13 @@
+"""The measures, in the order of the report. Each module has `TITLE` and `cases(size)`."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import consume, delay, idle, job, publish, requests, results
+
+__all__ = ['MEASURES']
+
+MEASURES: dict[str, ModuleType] = {
+    'publish': publish, 'consume': consume, 'delay': delay, 'job': job, 'results': results, 'requests': requests, 'idle': idle,
+}

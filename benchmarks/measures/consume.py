@@ -1,0 +1,41 @@
+"""Consume and acknowledge what waits in a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from .. import loops, peers
+from ..cases import Case, Figure, NotMeasured
+from ..sizes import Load, Size, amount, count
+from ..systems import System
+
+__all__ = ['TITLE', 'cases', 'rate']
+
+TITLE = 'Consume and acknowledge'
+#: A system that is slow to fill is left out above this, and the others are measured in fewer rounds from it on.
+_MUCH = 100_000
+
+
+def cases(size: Size) -> Iterator[Case]:
+    """Yield a case for each load."""
+    for load in size.loads:
+        label = (f'prefetch {load.prefetch}, {count(load.consumers, "consumer")}, {amount(load.body)}, '
+                 f'backlog {load.backlog:,}')
+        rounds = size.long_rounds if load.backlog >= _MUCH else None
+        yield Case('consume', label, (Figure('messages/s'),), partial(rate, load), rounds)
+
+
+def rate(load: Load, system: System) -> Sequence[float]:
+    """Return how many messages a second the consumers take and acknowledge together."""
+    if load.backlog > _MUCH and not system.fills_fast:
+        raise NotMeasured('such a backlog would take too long to be made')
+    with system.place() as place:
+        if place.raw:  # without claims, consumers of one queue would all take the same
+            places = [place.part(number) for number in range(load.consumers)]
+            for part in places:
+                loops.fill(part, load.body, load.backlog // load.consumers)
+        else:
+            places = [place] * load.consumers
+            loops.fill(place, load.body, load.backlog)
+        return [load.take / peers.consume(places, load.prefetch, load.take, whole=load.take == load.backlog)]

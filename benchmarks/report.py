@@ -1,0 +1,92 @@
+"""The report: a page in reStructuredText with a table for each measure, and a plot beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from .cases import Results
+from .plot import plot
+from .sizes import count
+from .table import simple_table, table_of
+
+__all__ = ['Run', 'inserted', 'page', 'write']
+
+#: What stands between these in a page is the benchmark's; the rest is its author's.
+_BEGIN, _END = '.. benchmark begins: what stands below is written by `make bench`', '.. benchmark ends'
+_PLOT = 'performance.svg'
+
+EXPLAINED = """\
+Each figure is the median of the rounds, in which the systems take turns on each case. It is followed by its ratio to that of
+this project (*couchdb*) and, in brackets, to that of the raw limit (*raw*): the same documents written, read by a view and
+deleted by the simplest loop over HTTP, without claims and so without a safe delivery. Publishing returns when the server has
+the message: CouchDB and PostgreSQL have it on the disk then, RabbitMQ has confirmed it, and Redis has it in memory, unless it
+is set up otherwise. Who consumes begins with a connection that is open and a queue that is full. A delay is that of one queue
+with one consumer; the busy one gets 50 other messages a second and works 5 ms on each. kombu's SQLAlchemy transport asks for
+messages once a second. Requests are counted with those of connecting. The processor time of a server is all it uses, its
+housekeeping included."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was run: the date, how much (`quick`, `default`, `full`), how many rounds, and which version of what."""
+
+    day: date
+    size: str
+    rounds: int
+    versions: Mapping[str, str]
+    #: The names of the systems, in the order of the columns, with their titles.
+    systems: Mapping[str, str]
+    #: Those that were left out, with the reason.
+    absent: Mapping[str, str]
+    #: The headlines of the measures, by their names.
+    titles: Mapping[str, str]
+
+
+def page(run: Run, results: Results) -> str:
+    """Return the report as reStructuredText."""
+    names = list(run.systems)
+    parts = [
+        f'Measured on {run.day.isoformat()}, size *{run.size}*, {count(run.rounds, "round")}, with '
+        + ', '.join(f'{name} {version}' for name, version in run.versions.items()) + '.',
+        EXPLAINED,
+        simple_table([['Column', 'System'], *([name, title] for name, title in run.systems.items())]),
+        *(f'*{name}* was left out: {reason}.' for name, reason in run.absent.items()),
+    ]
+    for measure, title in run.titles.items():
+        rows = {row: values for row, values in results.values.items() if row.measure == measure}
+        if not rows:
+            continue
+        here = [name for name in names if any(values.get(name) for values in rows.values())]
+        parts += [f'{title}\n{"-" * len(title)}', table_of(rows, here)] if here else [f'{title}\n{"-" * len(title)}']
+        taken = max((len(found) for values in rows.values() for found in values.values()), default=0)
+        if 0 < taken < run.rounds:
+            parts.append(f'Measured in {count(taken, "round")} only.')
+        without = [f'{name}: {reason}' for (of, name), reason in results.missing.items() if of == measure]
+        if without:
+            parts.append(f'Not measured: {"; ".join(without)}.')
+    parts.append(f'.. image:: {_PLOT}\n   :alt: The same figures as bars')
+    return '\n\n'.join(parts)
+
+
+def inserted(existing: str, report: str) -> str:
+    """Return a page's text with the report in its place, or a new page if it has none."""
+    block = f'{_BEGIN}\n\n{report}\n\n{_END}'
+    before, begin, rest = existing.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if begin and end:
+        return before + block + after
+    title = '===========\nPerformance\n===========\n'
+    return f'{existing.rstrip() or title}\n\n{block}\n'.replace('\n\n\n', '\n\n')
+
+
+def write(run: Run, results: Results, folder: Path) -> list[Path]:
+    """Write page and plot into a folder, and return their paths; of a page that exists, only the benchmark's part changes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text, image = folder / 'performance.rst', folder / _PLOT
+    existing = text.read_text('utf-8') if text.exists() else ''
+    text.write_text(inserted(existing, page(run, results)), 'utf-8')
+    image.write_text(plot(results.values, list(run.systems), run.titles), 'utf-8')
+    return [text, image]

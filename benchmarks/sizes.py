@@ -1,0 +1,80 @@
+"""How much is measured: about a minute, about ten, or as long as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ['SIZES', 'Load', 'Size', 'amount', 'count']
+
+
+@dataclass(frozen=True)
+class Load:
+    """What consumers have before them: `take` messages of the `backlog` are consumed and timed; `body` is in bytes."""
+
+    prefetch: int
+    consumers: int = 1
+    body: int = 200
+    backlog: int = 1000
+    take: int = 1000
+
+
+@dataclass(frozen=True)
+class Size:
+    """The amounts of one run."""
+
+    rounds: int
+    #: How many messages are published, by the size of their body in bytes.
+    published: Mapping[int, int]
+    threads: tuple[int, ...]
+    loads: tuple[Load, ...]
+    #: Messages whose delay is measured.
+    probes: int
+    #: Tasks sent to a Celery worker.
+    tasks: int
+    #: Results stored and got.
+    results: int
+    #: Messages whose requests are counted.
+    counted: int
+    #: How long an idle worker is watched, in seconds.
+    idle: float
+    #: What takes long (idle worker, Celery job, large backlogs) or hardly varies (requests) is measured in the first so many
+    #: rounds.
+    long_rounds: int
+    #: Measures that are left out unless they are asked for.
+    skipped: frozenset[str] = frozenset()
+
+
+_PREFETCH = (Load(1, take=200), Load(8, take=500), Load(64), Load(256))
+_CONSUMERS = (Load(64, consumers=4), Load(64, consumers=8))
+_BODIES = (Load(64, body=2000), Load(64, body=100_000, backlog=100, take=100))
+_FEW = tuple(Load(prefetch, consumers, backlog=200, take=200) for prefetch, consumers in ((1, 1), (64, 1), (64, 4)))
+_LONG = tuple(Load(64, consumers, backlog=backlog, take=5000) for backlog in (100_000, 1_000_000) for consumers in (1, 8))
+
+SIZES = {
+    'quick': Size(1, {200: 100}, (1, 8), _FEW, probes=20, tasks=100, results=50, counted=200, idle=3.0,
+                  long_rounds=1, skipped=frozenset({'idle'})),
+    'default': Size(3, {200: 400, 2000: 400, 100_000: 50}, (1, 8), (*_PREFETCH, *_CONSUMERS, *_BODIES), probes=40, tasks=2000,
+                    results=100, counted=500, idle=15.0, long_rounds=1),
+    'full': Size(5, {200: 2000, 2000: 2000, 100_000: 200}, (1, 8),
+                 (*(Load(prefetch, consumers) for prefetch in (1, 8, 64, 256) for consumers in (1, 4, 8)), *_BODIES, *_LONG),
+                 probes=200, tasks=2000, results=1000, counted=2000, idle=60.0, long_rounds=3),
+}
+
+
+def amount(size: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> amount(200), amount(2000)
+    ('200 B', '2 kB')
+    """
+    return f'{size} B' if size < 1000 else f'{size // 1000} kB'
+
+
+def count(number: int, one: str) -> str:
+    """Return a number of things for people.
+
+    >>> count(1, 'thread'), count(8, 'thread'), count(100_000, 'message')
+    ('1 thread', '8 threads', '100,000 messages')
+    """
+    return f'{number:,} {one}{"" if number == 1 else "s"}'

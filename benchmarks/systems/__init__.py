@@ -1,0 +1,42 @@
+"""The systems that are compared, and which of them are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from ..text import in_one_line
+from .base import Place, System
+from .couchdb import CouchDB, Raw
+from .postgresql import PostgreSQL
+from .rabbitmq import RabbitMQ
+from .redis import Redis
+
+__all__ = ['NAMES', 'Place', 'System', 'reachable']
+
+#: Where each is looked for: the variable of the environment, and what is taken if it is not set.
+_KNOWN: tuple[tuple[type[System], str, str], ...] = (
+    (CouchDB, 'COUCHDB_URL', 'http://localhost:5984'),
+    (Raw, 'COUCHDB_URL', 'http://localhost:5984'),
+    (Redis, 'REDIS_URL', 'redis://localhost:6379/0'),
+    (PostgreSQL, 'POSTGRES_URL', 'postgresql://postgres@localhost:5432/postgres'),
+    (RabbitMQ, 'RABBITMQ_URL', 'amqp://guest:guest@localhost:5672//'),
+)
+NAMES = tuple(kind.name for kind, _, _ in _KNOWN)
+
+
+def reachable(names: Iterable[str]) -> tuple[dict[System, str], dict[str, str]]:
+    """Return the systems that answer, with their versions; and of the others, by name, one sentence why not."""
+    found: dict[System, str] = {}
+    absent: dict[str, str] = {}
+    for kind, variable, default in _KNOWN:
+        if kind.name not in names:
+            continue
+        system = kind(os.environ.get(variable) or default)
+        try:
+            found[system] = system.version()
+        except ImportError as exc:
+            absent[kind.name] = f"the Python module {exc.name} is missing: pip install 'celery-couchdb[bench]'"
+        except Exception as exc:  # each client has errors of its own; whatever it is, this system cannot be measured
+            absent[kind.name] = f'not reached; set {variable} ({in_one_line(exc)})'
+    return found, absent

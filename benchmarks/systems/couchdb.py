@@ -1,0 +1,89 @@
+"""Ours, and the raw limit beside it: the same documents without kombu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from kombu_couchdb import design
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
+
+from .base import Place, System, fresh_name
+
+__all__ = ['RAW_DESIGN', 'CouchDB', 'Raw']
+
+#: The design document of the raw limit has nothing but the view it reads.
+RAW_DESIGN = 'raw'
+
+
+class CouchDB(System):
+    """The transport and the result backend of this project."""
+
+    name, title, server = 'couchdb', 'this project on CouchDB', 'CouchDB'
+    default_port = 5984
+
+    def client(self, database: str) -> Client:
+        """Return a client for a database on this server."""
+        parts = urlsplit(self.url)
+        return Client(Address(
+            host=self.host, port=self.port, database=database, user=unquote(parts.username or '') or None,
+            password=unquote(parts.password or ''), tls=parts.scheme == 'https'), request_timeout=60.0)
+
+    def url_of(self, scheme: str, database: str) -> str:
+        """Return the URL of a database with this scheme, `s` added if the server is reached over TLS."""
+        parts = urlsplit(self.url)
+        secure = 's' if parts.scheme == 'https' else ''
+        login = f'{parts.username}:{parts.password or ""}@' if parts.username else ''
+        return f'{scheme}{secure}://{login}{self.host}:{self.port}/{quote(database, safe="")}'
+
+    def version(self) -> str:
+        """Return the version of CouchDB."""
+        greeting = self.client('any').welcome()
+        return str(greeting.get('version', 'embedded'))
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """Return two names; the transport and the backend make the databases themselves."""
+        name = fresh_name()
+        try:
+            yield Place(self.url_of('couchdb', name), 'bench', backend=self.url_of('couchdb', f'{name}-results'))
+        finally:
+            self._delete(name, f'{name}-results')
+
+    def requests(self) -> int | None:
+        """Return CouchDB's own count; an administrator may read it."""
+        root = Client(self.client('any').address.root)
+        try:
+            count: Any = root.request('GET', '/_node/_local/_stats/couchdb/httpd/requests')
+        except CouchDBError:
+            return None
+        return int(count['value'])
+
+    def _delete(self, *databases: str) -> None:
+        for database in databases:
+            try:
+                self.client(database).delete()
+            except (NotFound, DatabaseMissing):
+                pass  # this measure had no need of it
+
+
+class Raw(CouchDB):
+    """The simplest loop over HTTP that writes, reads and deletes such documents: what CouchDB can do at most."""
+
+    name, title = 'raw', 'bare CouchDB: the raw limit'
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """Make a database with the view that the loop reads."""
+        name = fresh_name()
+        client = self.client(name)
+        client.create()
+        try:
+            client.put(design.load('kombu_couchdb.design', RAW_DESIGN, {'waiting': '_count'}))
+            yield Place(self.url_of('http', name), 'bench', raw=True)
+        finally:
+            self._delete(name)

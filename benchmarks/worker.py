@@ -1,0 +1,68 @@
+"""A real Celery worker, and the app that sends to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from celery import Celery
+
+from .systems import Place
+
+__all__ = ['app_of', 'settings_of', 'working']
+
+_ROOT = Path(__file__).parents[1]
+_PATIENCE = 120.0
+#: Tasks run before the clock starts, so that all processes of the worker have run one.
+_WARM_UP = 20
+
+
+def settings_of(place: Place) -> dict[str, Any]:
+    """Return Celery's settings for a place."""
+    return {
+        'broker_url': place.broker, 'result_backend': place.backend, 'broker_transport_options': place.options,
+        'task_default_queue': place.queue, 'broker_connection_retry_on_startup': True, **place.settings,
+    }
+
+
+def app_of(place: Place) -> Celery:
+    """Return an app that sends tasks to a place and reads their results there."""
+    app = Celery('benchmarks', set_as_current=False)
+    app.conf.update(settings_of(place))
+    return app
+
+
+@contextmanager
+def working(place: Place, app: Celery, concurrency: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker with a prefork pool, which has run some tasks already; *raises* `RuntimeError` with its log if it has not."""
+    # The settings, which have passwords, reach it through the environment only.
+    environment = {**os.environ, 'BENCHMARK_SETTINGS': json.dumps(settings_of(place)), 'PYTHONPATH': str(_ROOT)}
+    with TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'celery', '-A', 'benchmarks.tasks', 'worker', '--pool', 'prefork', '--concurrency',
+             str(concurrency), '-l', 'WARNING', '-n', f'{place.queue}@benchmark'],
+            cwd=_ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            try:
+                for result in [app.send_task('add', (number, 1)) for number in range(_WARM_UP)]:
+                    result.get(timeout=_PATIENCE)
+            except Exception as exc:
+                log.seek(0)
+                sys.stderr.write(log.read().decode(errors='replace'))
+                raise RuntimeError('the worker ran no task; its log is above') from exc
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

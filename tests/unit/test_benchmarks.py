@@ -1,0 +1,206 @@
+"""What the benchmark makes of its figures: medians, ratios, tables, plot and page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.__main__ import main
+from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
+from benchmarks.figures import median_of, number, percentile, ratio, times
+from benchmarks.loops import body_of
+from benchmarks.measures.requests import written
+from benchmarks.plot import plot
+from benchmarks.report import Run, inserted, page, write
+from benchmarks.run import run
+from benchmarks.sizes import SIZES
+from benchmarks.systems import reachable
+from benchmarks.table import simple_table, table_of
+from benchmarks.text import in_one_line
+
+SPEED = Row('publish', 'one thread', 'messages/s', True)
+DELAY = Row('delay', 'idle, p50', 'ms', False)
+VALUES = {
+    SPEED: {'couchdb': [100.0, 900.0, 200.0], 'raw': [400.0], 'redis': [1000.0, 3000.0]},
+    DELAY: {'couchdb': [10.0], 'raw': [], 'redis': [2.5]},
+}
+SYSTEMS = ['couchdb', 'raw', 'redis']
+
+
+class Named:
+    """Stands for a system: cases need its name only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def a_run(**changes: Any) -> Run:
+    given: dict[str, Any] = {
+        'day': date(2026, 11, 21), 'size': 'quick', 'rounds': 3, 'versions': {'Python': '3.11', 'CouchDB': '3.5'},
+        'systems': {'couchdb': 'ours', 'raw': 'bare', 'redis': 'Redis'}, 'absent': {'rabbitmq': 'not reached'},
+        'titles': {'publish': 'Publish', 'delay': 'Delay'}, **changes}
+    return Run(**given)
+
+
+@pytest.mark.parametrize(('values', 'expected'), [([], None), ([3.0], 3.0), ([9.0, 1.0, 2.0], 2.0), ([1.0, 3.0], 2.0)])
+def test_median(values: list[float], expected: float | None) -> None:
+    assert median_of(values) == expected
+
+
+@pytest.mark.parametrize(('share', 'expected'), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1)])
+def test_percentile(share: float, expected: float) -> None:
+    assert percentile(list(range(100, 0, -1)), share) == expected
+
+
+def test_a_ratio_needs_both_and_no_zero_below() -> None:
+    assert ratio(6.0, 3.0) == 2.0
+    assert ratio(0.0, 3.0) == 0.0
+    assert ratio(None, 3.0) is ratio(6.0, None) is ratio(6.0, 0.0) is None
+
+
+@pytest.mark.parametrize(('value', 'text'), [
+    (None, '–'), (0.0, '0'), (0.012345, '0.0123'), (1.005, '1.00'), (98.76, '98.8'), (999.6, '1,000'), (1234567.0, '1,230,000'),
+])
+def test_a_number_has_three_digits_that_count(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(('value', 'text'), [(None, '–'), (0.0, '×0'), (0.456, '×0.46'), (2.0, '×2.0'), (123.0, '×120')])
+def test_a_ratio_has_two(value: float | None, text: str) -> None:
+    assert times(value) == text
+
+
+def test_a_table_has_medians_and_their_ratios_to_ours_and_to_raw() -> None:
+    lines = table_of(VALUES, SYSTEMS).splitlines()
+    assert lines[1].split() == ['\\', 'Unit', 'couchdb', 'raw', 'redis']
+    assert lines[3].split() == ['one', 'thread', 'messages/s', '200', '(×0.50)', '400', '×2.0', '2,000', '×10', '(×5.0)']
+    assert lines[4].split() == ['idle,', 'p50', 'ms', '10.0', '–', '2.50', '×0.25']
+
+
+def test_a_simple_table_keeps_its_columns() -> None:
+    assert simple_table([['', 'b'], ['long', '']]) == '==== =\n\\    b\n==== =\nlong \\\n==== ='
+
+
+def test_the_page_says_with_what_it_was_measured_and_what_is_missing() -> None:
+    report = page(a_run(), Results(VALUES, {('delay', 'raw'): 'its loop waits for nothing'}))
+    assert 'on 2026-11-21' in report
+    assert 'Python 3.11, CouchDB 3.5' in report
+    assert '*rabbitmq* was left out: not reached.' in report
+    assert 'Not measured: raw: its loop waits for nothing.' in report
+    delays = report.partition('Delay\n-----')[2]
+    assert 'redis' in delays
+    assert 'raw ' not in delays.partition('Not measured')[0]  # no empty column
+    assert 'Measured in 1 round only' in delays
+
+
+def test_a_page_keeps_what_its_author_wrote(tmp_path: Path) -> None:
+    text, image = write(a_run(), Results(VALUES), tmp_path)
+    written_first = text.read_text('utf-8')
+    assert written_first.startswith('===========\nPerformance\n===========\n')
+    text.write_text('Before\n\n' + written_first + '\nAfter\n', 'utf-8')
+    write(a_run(size='full'), Results(VALUES), tmp_path)
+    again = text.read_text('utf-8')
+    assert again == 'Before\n\n' + written_first.replace('*quick*', '*full*') + '\nAfter\n'
+    assert '<svg' in image.read_text('utf-8')
+
+
+def test_a_page_without_a_place_gets_the_report_at_its_end() -> None:
+    assert inserted('Mine\n', 'report').startswith('Mine\n\n.. benchmark begins')
+    assert inserted(inserted('Mine\n', 'old'), 'new') == inserted('Mine\n', 'new')
+
+
+def test_the_plot_has_a_bar_for_each_median_the_longest_of_each_row_alike() -> None:
+    image = ElementTree.fromstring(plot(VALUES, SYSTEMS, {'publish': 'Publish <it>', 'delay': 'Delay'}))
+    space = '{http://www.w3.org/2000/svg}'
+    texts = [element.text for element in image.iter(f'{space}text')]
+    assert 'Publish <it>' in texts
+    assert [text for text in texts if text in SYSTEMS] == ['couchdb', 'raw', 'redis', 'couchdb', 'redis']
+    widths = [float(element.attrib['width']) for element in image.iter(f'{space}rect')][1:]
+    assert widths[2] == widths[3] == max(widths)
+    assert widths[0] == pytest.approx(widths[2] / 10, abs=0.1)
+    assert widths[4] == pytest.approx(widths[3] / 4, abs=0.1)
+
+
+def test_systems_take_turns_in_each_round() -> None:
+    order: list[tuple[str, str]] = []
+
+    def case(label: str, rounds: int | None = None) -> Case:
+        def measured(system: Any) -> Sequence[float | None]:
+            order.append((label, system.name))
+            return [float(len(order)), None]
+
+        return Case('publish', label, (Figure('s'), Figure('s', name='other')), measured, rounds)
+
+    systems: list[Any] = [Named('a'), Named('b')]
+    results = Results()
+    run([case('x'), case('once', 1)], systems, 2, results, lambda text: None)
+    assert order == [('x', 'a'), ('x', 'b'), ('once', 'a'), ('once', 'b'), ('x', 'a'), ('x', 'b')]
+    assert results.values[Row('publish', 'x', 's', True)] == {'a': [1.0, 5.0], 'b': [2.0, 6.0]}
+    assert results.values[Row('publish', 'x, other', 's', True)] == {'a': [], 'b': []}
+
+
+def test_what_fails_on_one_system_costs_the_others_nothing() -> None:
+    told: list[str] = []
+
+    def measured(system: Any) -> Sequence[float | None]:
+        if system.name == 'broken':
+            raise ConnectionError('amqp://guest:secret@localhost refused')
+        if system.name == 'lacking':
+            raise NotMeasured('no such thing')
+        return [1.0]
+
+    systems: list[Any] = [Named('broken'), Named('lacking'), Named('fine')]
+    results = Results()
+    run([Case('publish', 'x', (Figure('s'),), measured)], systems, 1, results, told.append)
+    assert results.values[Row('publish', 'x', 's', True)] == {'broken': [], 'lacking': [], 'fine': [1.0]}
+    assert results.missing == {('publish', 'broken'): 'failed (ConnectionError: amqp://localhost refused)',
+                               ('publish', 'lacking'): 'no such thing'}
+    assert len(told) == 2
+    assert 'secret' not in ''.join(told)
+
+
+def test_a_server_that_is_away_is_named_with_what_to_set_and_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('RABBITMQ_URL', 'amqp://guest:secret@127.0.0.1:1//')
+    found, absent = reachable(['rabbitmq'])
+    assert not found
+    assert absent['rabbitmq'].startswith('not reached; set RABBITMQ_URL')
+    assert 'secret' not in absent['rabbitmq']
+
+
+def test_without_any_server_there_is_one_sentence_and_no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv('RABBITMQ_URL', 'amqp://guest:secret@127.0.0.1:1//')
+    done = CliRunner().invoke(main, ['-s', 'rabbitmq', '--output', str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].startswith('Error: no system can be reached; set COUCHDB_URL')
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_is_one_short_line() -> None:
+    assert in_one_line(ValueError('a\n b')) == 'ValueError: a b'
+    assert len(in_one_line(ValueError('x' * 1000))) == 200
+
+
+@pytest.mark.parametrize(('method', 'url', 'body', 'expected'), [
+    ('PUT', 'http://h/db/id', b'{}', 1), ('DELETE', 'http://h/db/id?rev=1', None, 1), ('GET', 'http://h/db/id', None, 0),
+    ('POST', 'http://h/db/_bulk_docs', b'{"docs": [{}, {}]}', 2), ('POST', 'http://h/db/_changes?since=0', b'{"docs": [{}]}', 0),
+])
+def test_writes_are_told_from_reads(method: str, url: str, body: bytes | None, expected: int) -> None:
+    assert written(method, url, body) == expected
+
+
+@pytest.mark.parametrize('size', [200, 2000, 100_000])
+def test_a_body_has_its_size_and_is_always_the_same(size: int) -> None:
+    assert len(json.dumps(body_of(size))) == size
+    assert body_of(size) == body_of(size)
+
+
+@pytest.mark.parametrize('size', SIZES.values(), ids=list(SIZES))
+def test_no_load_takes_more_than_there_is(size: Any) -> None:
+    assert all(load.take <= load.backlog and load.backlog % load.consumers == 0 for load in size.loads)
