@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time as time_module
+import uuid
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -159,7 +160,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.docs: dict[str, Document] = {}
-        self.address = SimpleNamespace(url=f'http://{id(self)}')
+        self.address = SimpleNamespace(url=f'http://{uuid.uuid4()}')
         self.clock = SimpleNamespace(now=lambda: NOW)
         self.reads: list[str] = []
 
