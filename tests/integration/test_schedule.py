@@ -67,7 +67,7 @@ def test_on_time_while_others_flow(connect: Callable[..., Connection], client: C
     late = [(message, at) for message, at in zip(inbox.messages, inbox.times, strict=True) if message.headers.get('eta')]
     assert [message.decode()[1] for message, _ in late] == [0, 1, 2]
     assert all(0 <= at - due(message) < LATE for message, at in late)
-    assert len(inbox.messages) > 100
+    assert len(inbox.messages) > 10
 
 
 def test_priorities_among_those_due_together(connect: Callable[..., Connection], client: Client) -> None:
