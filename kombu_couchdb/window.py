@@ -27,6 +27,9 @@ _LOOK = 1.0
 #: How many rows of the head it looks at.
 _HEAD = 16
 
+#: So many items of others are looked at one by one.
+_FEW = 32
+
 #: How many items are read at first, and at least; who takes them fast reads more at a time.
 _LEAST = 128
 
@@ -51,7 +54,7 @@ class Window:
         self._candidates: dict[str, _Candidate] = {}
         self._taken = 0
         self._last: Row | None = None  # where to read on
-        self._looked = float('-inf')
+        self._looked = self._sifted = float('-inf')
         self._share_only = False  # whether what others go first for is left to them
         self._place = (0, 1)
         self._quiet_until = float('-inf')
@@ -133,6 +136,7 @@ class Window:
             chosen = list(itertools.takewhile(lambda c: not c.foreign, eligible))[:count - len(taken)]
             if not chosen and not taken:
                 # Nothing of its own: a few of those that others left lying, which they may be after themselves just now.
+                eligible = self._still_there(eligible)
                 chosen = eligible[:max(1, count // self._place[1])]
             if not chosen:
                 break
@@ -152,6 +156,25 @@ class Window:
                     taken.append(doc)
         self._taken += len(taken)
         return taken
+
+    def _still_there(self, others: list[_Candidate]) -> list[_Candidate]:
+        """Return those of many candidates that others went first for and did not take; the rest are no candidates any more.
+
+        One read of the view (12 µs a row, measured) instead of their documents (185 µs each), a few at a time.
+        """
+        now = time.monotonic()
+        if len(others) <= _FEW or now - self._sifted < _STAGGER:
+            return others
+        self._sifted = now
+        rows = self._store.ready(self._queue, self._read_ahead, docs=False)
+        if len(rows) >= self._read_ahead:
+            return others  # the queue is too long for that
+        there = {row['id'] for row in rows}
+        for candidate in others:
+            if candidate.order[3] not in there:
+                del self._candidates[candidate.order[3]]
+                self.dirty = True  # in a cluster the view may lack what is new: it is read once more in the end
+        return [candidate for candidate in others if candidate.order[3] in there]
 
     def clear(self) -> None:
         """Forget everything: it must be read anew."""

@@ -314,6 +314,36 @@ def test_what_others_go_first_for_is_read_again(store: FakeStore) -> None:
     assert store.reads('fetch') == [[taken, left]]
 
 
+def test_of_many_that_others_went_first_for_those_left_are_found_in_one_read(store: FakeStore) -> None:
+    window = placed(store)
+    foreign = names_for(1)
+    many = [next(foreign) for _ in range(100)]
+    for name in many:
+        store.add(name)
+    window.refill()
+    for name in many[:90]:
+        store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
+    store.passed += 1.0
+    store.asked.clear()
+    assert names(window.take(64)) == many[90:]
+    assert len(store.reads('ready')) == 1
+    assert store.reads('fetch') == [many[90:]]
+    assert len(window) == 0
+    assert window.outdated
+
+
+def test_in_a_queue_that_is_too_long_for_one_read_they_are_looked_at(store: FakeStore) -> None:
+    window = window_of(store, read_ahead=50)
+    window.settle((0, 2))
+    store.passed += 1.0
+    foreign = names_for(1)
+    for _ in range(60):
+        window.offer(store.add(next(foreign)))
+    store.passed += 1.0
+    assert len(window.take(10)) == 5
+    assert len(window) == 55
+
+
 def test_what_is_gone_or_dead_when_it_is_read_again_is_forgotten(store: FakeStore) -> None:
     window = placed(store)
     foreign = names_for(1)
