@@ -36,10 +36,7 @@ def number(value: float | None) -> str:
     """
     if value is None:
         return '–'
-    if value == 0:
-        return '0'
-    digits = 2 - math.floor(math.log10(abs(value)))
-    return f'{round(value, digits):,.{max(0, digits)}f}'
+    return _rounded(value, 3)
 
 
 def times(value: float | None) -> str:
@@ -50,7 +47,9 @@ def times(value: float | None) -> str:
     """
     if value is None:
         return '–'
-    if value == 0:
-        return '×0'
-    digits = 1 - math.floor(math.log10(abs(value)))
-    return f'×{round(value, digits):,.{max(0, digits)}f}'
+    return f'×{_rounded(value, 2)}'
+
+
+def _rounded(value: float, digits: int) -> str:
+    places = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+    return f'{round(value, places):,.{max(0, places)}f}'

@@ -58,17 +58,19 @@ class Claims:
         def failed() -> None:
             self._holdings.spend(credit, no_ack, -1)
 
-        if reason := workitem.flaw(doc):
+        def set_aside(reason: str) -> Change:
             logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)
-            return workitem.bury(doc, reason, self._store.client.clock.now()), lambda answer: failed()
-        limit, now = self._limits.of(doc['queue']), self._store.client.clock.now()
+            return workitem.bury(doc, reason, now), lambda answer: failed()
+
+        now = self._store.client.clock.now()
+        if reason := workitem.flaw(doc):
+            return set_aside(reason)
+        limit = self._limits.of(doc['queue'])
         if workitem.has_expired(doc, now) or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             return workitem.acked(doc, now), lambda answer: failed()
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
-            reason = f'delivery limit: delivered {doc["attempts"]} times and never done'
-            logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc['queue'], reason)
-            return workitem.bury(doc, reason, now), lambda answer: failed()
+            return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
         claimed = workitem.acked(doc, now) if no_ack else workitem.claim(doc, self._lease.id, now)
 
         def answered(answer: Document) -> None:

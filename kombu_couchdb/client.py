@@ -23,12 +23,15 @@ from . import errors
 from .address import Address
 from .clock import ServerClock
 
-__all__ = ['Client', 'Document', 'Row']
+__all__ = ['LAST', 'Client', 'Document', 'Row', 'chunks']
 
 #: A document or a part of one.
 Document = dict[str, Any]
 #: A row of a view or of `_all_docs`: `id`, `key`, `value`, and `doc` if documents were asked for.
 Row = dict[str, Any]
+
+#: Sorts after every string and number in a view's key.
+LAST: dict[str, Any] = {}
 
 #: The errors in an answer to `_bulk_docs` that are the server's decision; any other is its trouble.
 _DECIDED = frozenset({'conflict', 'forbidden', 'unauthorized', 'document_too_large'})

@@ -189,7 +189,7 @@ class Consumer:
                 if self._orphans:
                     self._release_orphans()
                 self._listen(credit)
-            if any(workitem.is_waiting(doc) or doc['_id'].startswith(workitem.JOB) for doc, _ in outbox):
+            if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in outbox):
                 # What is given back keeps its place: it goes before anything that is claimed with the credit it freed.
                 # A unique job that is done may be there again, to be claimed anew: one request cannot do both.
                 self._commit(outbox)
@@ -283,7 +283,7 @@ class Consumer:
             for _ in range(_LAST_TRIES):
                 self.holdings.resettle(self._client.fetch)
                 changes = self.holdings.take_outbox()
-                if not any(doc['_id'].startswith(workitem.JOB) for doc, _ in changes):
+                if not any(workitem.is_unique(doc) for doc, _ in changes):
                     break
                 self._commit(changes)
                 changes = []

@@ -28,7 +28,6 @@ logger = get_logger(__name__)
 #: A document to be written, and what to do with CouchDB's answer.
 Change = tuple[Document, Callable[[Document], None]]
 
-
 #: What the delivery tag of a broadcast begins with.
 _BROADCAST = 'broadcast-'
 
@@ -214,7 +213,7 @@ class Holdings:
         with self._changed:
             # What was stored already conflicts with itself when it is sent again: that is no news.
             # A unique job may also conflict since a publisher has changed it: it is read again.
-            again: list[Change] = [(doc, react if doc['_id'].startswith(workitem.JOB) else
+            again: list[Change] = [(doc, react if workitem.is_unique(doc) else
                                     lambda answer, doc=doc: self._settling.discard(doc['_id']))  # type: ignore[misc]
                                    for doc, react in outbox]
             self._outbox = again + self._outbox

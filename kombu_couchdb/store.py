@@ -9,17 +9,18 @@ from typing import Any, cast
 from kombu.log import get_logger
 
 from . import design, unique, void, workitem
-from .client import Client, Document, Row, chunks
+from .client import LAST, Client, Document, Row, chunks
 from .errors import AccessDenied, Conflict, CouchDBError, DatabaseMissing, DocumentTooLarge, NotCouchDB, NotFound
 
-__all__ = ['HORIZON', 'Store']
+__all__ = ['HORIZON', 'REVISIONS', 'Store']
 
 logger = get_logger(__name__)
 
+#: How many revisions of a document are remembered: heartbeats and broadcasts are written again and again, and each would keep
+#: 1,000 without a limit.
+REVISIONS = 20
 #: How far beyond now the view is read, in seconds: the clocks that wrote `published` may run that much ahead of ours.
 HORIZON = 5.0
-#: Sorts after every string and number in a view's key.
-_LAST: dict[str, Any] = {}
 #: Where the view has what is spoilt, instead of a date: a consumer sets it aside, and nothing else does away with it.
 _SPOILT = 0
 #: Documents rewritten or deleted in one request by housekeeping.
@@ -69,9 +70,8 @@ class Store:
             raise AccessDenied(
                 f'{self.client.address.url}: user {self.client.address.user!r} may not set up the database; let an '
                 f'administrator run "celery -A your_app couchdb setup" once') from exc
-        # Heartbeats and broadcasts rewrite their documents: without a limit each would keep 1,000 old revisions.
         try:
-            self.client.request('PUT', '/_revs_limit', body=20)
+            self.client.request('PUT', '/_revs_limit', body=REVISIONS)
         except CouchDBError as exc:
             logger.debug('revs_limit is left as it is: %s', exc)
 
@@ -143,7 +143,7 @@ class Store:
     def next_due(self, queue: str, after: float) -> float | None:
         """Return when the first item that is planned for later than `after` becomes due, or None if there is none."""
         rows = self.client.view(design.NAME, 'scheduled', startkey=[queue, after],
-                                endkey=[queue, _LAST], limit=1, reduce=False)
+                                endkey=[queue, LAST], limit=1, reduce=False)
         return float(rows[0]['key'][1]) if rows else None
 
     # -- leases
@@ -162,7 +162,7 @@ class Store:
 
     def claims(self, consumer: str) -> list[Document]:
         """Return the items that a consumer has claimed."""
-        rows = self.client.view(design.NAME, 'leases', startkey=['claim', consumer], endkey=['claim', consumer, _LAST],
+        rows = self.client.view(design.NAME, 'leases', startkey=['claim', consumer], endkey=['claim', consumer, LAST],
                                 include_docs=True, reduce=False)
         return [row['doc'] for row in rows if row.get('doc') and workitem.claimant(row['doc']) == consumer]
 
@@ -191,12 +191,12 @@ class Store:
 
     def size(self, queue: str) -> int:
         """Return how many items of a queue are ready: neither claimed nor planned for later."""
-        waiting = self._count('waiting', [queue], [queue, _LAST])
-        return max(0, waiting - self._count('scheduled', [queue, self.client.clock.now()], [queue, _LAST])) if waiting else 0
+        waiting = self._count('waiting', [queue], [queue, LAST])
+        return max(0, waiting - self._count('scheduled', [queue, self.client.clock.now()], [queue, LAST])) if waiting else 0
 
     def purge(self, queue: str) -> int:
         """Delete what waits in a queue, now or for later, and return how many; claimed items are left."""
-        return self._drop('waiting', lambda doc: True, startkey=[queue], endkey=[queue, _LAST])
+        return self._drop('waiting', lambda doc: True, startkey=[queue], endkey=[queue, LAST])
 
     # -- limits
 
@@ -208,14 +208,14 @@ class Store:
     def drop_older(self, queue: str, ttl: float) -> int:
         """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""
         until = self.client.clock.now() - ttl
-        ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, _LAST],
+        ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, LAST],
                                                            group_level=2)]
         return sum(self._drop('waiting', lambda doc: workitem.ready_since(doc) <= until, startkey=[queue, rank, _SPOILT + 1],
                               endkey=[queue, rank, until]) for rank in ranks)
 
     def exceeds(self, queue: str, length: int) -> bool:
         """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
-        return self._count('waiting', [queue], [queue, _LAST]) > length
+        return self._count('waiting', [queue], [queue, LAST]) > length
 
     def trim(self, queue: str, length: int) -> int:
         """Delete those first in line of more than `length` ready items, and return how many that were; one request if none is."""

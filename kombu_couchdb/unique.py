@@ -118,10 +118,15 @@ def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Docum
         if moved != stored or workitem.ready_since(found) + _NOTED < doc['published']:
             return [{**moved, 'sent': doc['published']}], Outcome(MOVED, workitem.task_id(found))
         return [], Outcome(MOVED, workitem.task_id(found))
-    waiting = found.get('next')
+    return _behind(found, doc)
+
+
+def _behind(found: Document, doc: Document) -> tuple[list[Document], Outcome]:
+    """Return the same where `found` runs: `doc` waits behind it, or moves what does."""
+    own, waiting = workitem.task_id(doc), found.get('next')
     entries: list[Document] = [one for one in waiting if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})] \
         if isinstance(waiting, list) else []
-    entry = {name: doc[name] for name in _MESSAGE if name in doc}
+    entry = _message(doc)
     retries = [one for one in entries if workitem.task_id(one) == workitem.task_id(found)]
     others = [one for one in entries if one not in retries]
     if own == workitem.task_id(found):
@@ -146,7 +151,11 @@ def _moved(found: Document, doc: Document) -> Document:
 def _message_of(doc: Document, found: Document) -> Document:
     """Return the item with the message of `doc`: a newer one of the same task, its retry."""
     kept = {name: value for name, value in found.items() if name not in _MESSAGE}
-    return {**kept, **{name: doc[name] for name in _MESSAGE if name in doc}}
+    return {**kept, **_message(doc)}
+
+
+def _message(doc: Document) -> Document:
+    return {name: doc[name] for name in _MESSAGE if name in doc}
 
 
 def _tag(doc: Mapping[str, Any]) -> Any:

@@ -33,8 +33,8 @@ from .errors import ConfigurationError
 
 __all__ = [
     'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'due_date', 'flaw',
-    'has_expired', 'is_due', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay', 'state',
-    'task_id', 'turn',
+    'has_expired', 'is_due', 'is_unique', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay',
+    'state', 'task_id', 'task_name', 'turn',
 ]
 
 Document = dict[str, Any]
@@ -210,10 +210,17 @@ def state(doc: Mapping[str, Any], now: float) -> str:
 
 def task_id(doc: Mapping[str, Any]) -> str | None:
     """Return the id of the task in an item, or in what waits behind one; None if it is no Celery message."""
-    message = doc.get('message')
-    headers = message.get('headers') if isinstance(message, dict) else None
-    found = headers.get('id') if isinstance(headers, dict) else None
-    return found if isinstance(found, str) else None
+    return _header(doc, 'id')
+
+
+def task_name(doc: Mapping[str, Any]) -> str | None:
+    """Return the name of the task in an item, or None if it is no Celery message."""
+    return _header(doc, 'task')
+
+
+def is_unique(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a document, or its deletion, is that of a unique job, under the id that its key makes."""
+    return str(doc['_id']).startswith(JOB)
 
 
 def flaw(doc: Mapping[str, Any]) -> str | None:
@@ -254,6 +261,13 @@ def _lifetime(message: Mapping[str, Any]) -> float | None:
         return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _header(doc: Mapping[str, Any], name: str) -> str | None:
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    found = headers.get(name) if isinstance(headers, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _holder(doc: Document) -> Document:

@@ -15,9 +15,9 @@ from kombu_couchdb.admin.jobs import find
 from kombu_couchdb.client import Document
 
 from ..jobs import Jobs
-from .described import described, json_line, letters_table, page
+from .described import described, json_line, letters_table, shown
 from .output import coloured, width
-from .site import app_of, broker_of
+from .site import jobs_of
 
 __all__ = ['command']
 
@@ -40,7 +40,7 @@ def command() -> None:
 @click.pass_context
 def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the oldest of each queue first."""
-    jobs = _jobs(ctx)
+    jobs = jobs_of(ctx)
     docs = list(islice(dead.letters(jobs.client, queue), limit))
     if as_json:
         for doc in docs:
@@ -60,10 +60,8 @@ def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> N
 @click.pass_context
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show a dead letter, with its message decoded. ID is that of its task, or of its document."""
-    jobs = _jobs(ctx)
-    found = [described(jobs, doc) for doc in _named(jobs, [name])]
-    click.echo('\n'.join(map(json_line, found)) if as_json
-               else '\n\n'.join(page(job, jobs.client.clock.now()) for job in found))
+    jobs = jobs_of(ctx)
+    click.echo(shown(jobs, _named(jobs, [name]), as_json))
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +82,7 @@ def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every:
 
     What they may have left as results is forgotten, and they do not expire any more.
     """
-    jobs = _jobs(ctx)
+    jobs = jobs_of(ctx)
     refused: dict[str, str] = {}
 
     def back(docs: Sequence[Document]) -> int:
@@ -105,15 +103,11 @@ def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every:
 @click.pass_context
 def drop(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
     """Delete dead letters for good."""
-    jobs = _jobs(ctx)
+    jobs = jobs_of(ctx)
     done, chosen = _each(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs))
     click.echo(f'{done:,} dropped.')
     if done < chosen:
         raise click.ClickException(f'{chosen - done:,} were changed by somebody else just now')
-
-
-def _jobs(ctx: click.Context) -> Jobs:
-    return Jobs(app_of(ctx), broker_of(app_of(ctx)))
 
 
 def _named(jobs: Jobs, names: Sequence[str]) -> list[Document]:

@@ -10,14 +10,13 @@ from typing import Any
 from kombu.utils.json import JSONEncoder
 
 from kombu_couchdb import workitem
-from kombu_couchdb.admin.jobs import task_name
 from kombu_couchdb.client import Document
 from kombu_couchdb.lease import CONSUMER
 
 from ..jobs import Jobs, Unreadable
 from .output import NONE, Cell, Column, age, printable, table
 
-__all__ = ['described', 'json_line', 'letters_table', 'listed', 'page']
+__all__ = ['described', 'json_line', 'letters_table', 'listed', 'page', 'shown']
 
 #: How many characters of the arguments stand in a page of their own line before they are cut.
 _LONG = 2000
@@ -37,7 +36,7 @@ def described(jobs: Jobs, doc: Document) -> dict[str, Any]:
         body, unreadable = None, str(exc)
     task = isinstance(body, (list, tuple)) and len(body) == 3
     return {
-        'id': workitem.task_id(doc), 'document': doc['_id'], 'task': task_name(doc), 'queue': doc.get('queue'),
+        'id': workitem.task_id(doc), 'document': doc['_id'], 'task': workitem.task_name(doc), 'queue': doc.get('queue'),
         'state': workitem.state(doc, jobs.client.clock.now()), 'behind': bool(doc.get('behind')), 'priority': doc.get('priority'),
         'published': doc.get('published'), 'due': doc.get('date'), 'expires': doc.get('expires'),
         'attempts': doc.get('attempts'), 'consumer': workitem.claimant(doc) or doc.get('consumer'),
@@ -59,6 +58,12 @@ class _Encoder(JSONEncoder):
             return super().default(o)
         except TypeError:
             return repr(o)
+
+
+def shown(jobs: Jobs, docs: Sequence[Document], as_json: bool) -> str:
+    """Return all that is known of jobs, a JSON object a line or a page each."""
+    found = [described(jobs, doc) for doc in docs]
+    return '\n'.join(map(json_line, found)) if as_json else '\n\n'.join(page(job, jobs.client.clock.now()) for job in found)
 
 
 def page(job: Mapping[str, Any], now: float) -> str:
@@ -97,7 +102,7 @@ def listed(docs: Sequence[Document], now: float, room: int) -> str:
     rows = []
     for doc in docs:
         state = workitem.state(doc, now)
-        rows.append([workitem.task_id(doc) or doc['_id'], task_name(doc) or NONE, str(doc.get('queue')),
+        rows.append([workitem.task_id(doc) or doc['_id'], workitem.task_name(doc) or NONE, str(doc.get('queue')),
                      Cell(state, {'fg': _COLOURS[state]} if _COLOURS[state] else {}), _when(doc, state, now),
                      _attempts(doc)])
     return table([Column('ID', least=36), Column('TASK', least=8), Column('QUEUE', least=6), Column('STATE'),
@@ -106,7 +111,7 @@ def listed(docs: Sequence[Document], now: float, room: int) -> str:
 
 def letters_table(docs: Sequence[Document], now: float, room: int) -> str:
     """Return dead letters as a table."""
-    rows = [[workitem.task_id(doc) or doc['_id'], task_name(doc) or NONE, str(doc.get('queue')),
+    rows = [[workitem.task_id(doc) or doc['_id'], workitem.task_name(doc) or NONE, str(doc.get('queue')),
              _ago(doc.get('failed'), now), _attempts(doc), Cell(str(doc.get('reason')), {'fg': 'red'})] for doc in docs]
     return table([Column('ID', least=36), Column('TASK', least=6), Column('QUEUE', least=6), Column('AGE', right=True),
                   Column('TRY', right=True), Column('REASON', least=10)], rows, room)

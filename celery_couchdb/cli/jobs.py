@@ -6,10 +6,9 @@ import click
 
 from kombu_couchdb.admin.jobs import STATES, find, listing
 
-from ..jobs import Jobs
-from .described import described, json_line, listed, page
+from .described import described, json_line, listed, shown
 from .output import coloured, width
-from .site import app_of, broker_of
+from .site import jobs_of
 
 __all__ = ['command']
 
@@ -28,7 +27,7 @@ def command() -> None:
 @click.pass_context
 def list_(ctx: click.Context, queue: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List jobs: those that run first, then the next to be taken."""
-    jobs = Jobs(app_of(ctx), broker_of(app_of(ctx)))
+    jobs = jobs_of(ctx)
     docs = listing(jobs.client, states or STATES[:3], queue, limit + 1)
     if as_json:
         for doc in docs[:limit]:
@@ -48,14 +47,11 @@ def list_(ctx: click.Context, queue: str | None, states: tuple[str, ...], limit:
 @click.pass_context
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show a job, with its message decoded. ID is that of its task, or of its document."""
-    jobs = Jobs(app_of(ctx), broker_of(app_of(ctx)))
-    found = [described(jobs, doc) for doc in find(jobs.client, name)]
-    if not found:
+    jobs = jobs_of(ctx)
+    docs = find(jobs.client, name)
+    if not docs:
         holders = ', '.join(f'{worker} ({how})' for worker, how in jobs.workers(name).items())
         raise click.ClickException(f'job {name!r} is not in a queue' + (
             f': it was acknowledged early, and is with {holders}' if holders
             else ' and with no worker: it is done, has expired or was removed, or was never here'))
-    if as_json:
-        click.echo('\n'.join(map(json_line, found)))
-    else:
-        click.echo('\n\n'.join(page(job, jobs.client.clock.now()) for job in found))
+    click.echo(shown(jobs, docs, as_json))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..jobs import Jobs
-from .site import app_of, broker_of
+from .site import jobs_of
 
 __all__ = ['command']
 
@@ -22,7 +21,7 @@ def command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal:
     What waits, now or for later, is deleted for good. What a worker holds is revoked, and with --terminate halted. Who waits
     for the result of a removed job is told that it was revoked. Dead letters are left: see "dead drop".
     """
-    jobs = Jobs(app_of(ctx), broker_of(app_of(ctx)))
+    jobs = jobs_of(ctx)
     if not yes:
         click.confirm(f'Remove {names[0]}?' if len(names) == 1 else f'Remove {len(names)} jobs?', abort=True)
     left = 0

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 import kombu_couchdb.design
-from kombu_couchdb.admin.setup import REVISIONS, Step, Wanted, layouts, plan
+from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
+from kombu_couchdb.store import REVISIONS
 from kombu_couchdb.transport import Transport
 
 from .. import design

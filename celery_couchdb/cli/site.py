@@ -12,9 +12,9 @@ import click
 from kombu_couchdb.client import Client
 
 from ..backend import CouchDBBackend
-from ..jobs import client_of
+from ..jobs import Jobs, client_of
 
-__all__ = ['administrator', 'app_of', 'broker_of', 'results_of']
+__all__ = ['administrator', 'app_of', 'broker_of', 'jobs_of', 'results_of']
 
 F = TypeVar('F', bound=Callable[..., Any])
 
@@ -33,6 +33,11 @@ def app_of(ctx: click.Context) -> Any:
 def broker_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
     """Return a client for the broker's database; with `admin`, a user and password, as that user."""
     return _client(client_of(app), admin)
+
+
+def jobs_of(ctx: click.Context) -> Jobs:
+    """Return the jobs in the broker's database of the app that `celery -A` named."""
+    return Jobs(app_of(ctx), broker_of(app_of(ctx)))
 
 
 def results_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .. import design, unique, workitem
-from ..client import Client, Document, chunks
+from ..client import LAST, Client, Document, chunks
 from ..unique import MOVED
 
 __all__ = ['count', 'drop', 'letters', 'replay']
-
-#: Sorts after every string and number in a view's key.
-_LAST: dict[str, str] = {}
 
 #: Documents read or written in one request.
 _BATCH = 200
@@ -38,7 +35,7 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
 
 
 def _of(queue: str | None) -> dict[str, object]:
-    return {'startkey': [queue], 'endkey': [queue, _LAST]} if queue is not None else {}
+    return {'startkey': [queue], 'endkey': [queue, LAST]} if queue is not None else {}
 
 
 def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
@@ -55,7 +52,7 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
             refused[doc['_id']] = 'it is no dead letter (any more)'
         elif reason := workitem.flaw({**alive, 'claimed': None}):
             refused[doc['_id']] = f'it cannot be delivered: {reason}'
-        elif 'key' in doc and not doc['_id'].startswith(workitem.JOB):
+        elif 'key' in doc and not workitem.is_unique(doc):
             # A dead unique job that made way for a newer one: it has to find its place among those of its key.
             if _is_back_in_place(client, doc):
                 back.append(doc)

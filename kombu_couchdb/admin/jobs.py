@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .. import design, workitem
-from ..client import Client, Document
+from ..client import LAST, Client, Document
 from ..errors import ConfigurationError, NotFound
 from ..feed import Longpoll
 from ..store import Store
 
-__all__ = ['STATES', 'Removal', 'find', 'listing', 'remove', 'state', 'task_name', 'watch']
+__all__ = ['STATES', 'Removal', 'find', 'listing', 'remove', 'state', 'watch']
 
 STATES = ('running', 'pending', 'scheduled', 'dead', 'gone')
 
-#: Sorts after every string and number in a view's key.
-_LAST: dict[str, str] = {}
+#: How long one wait for a change lasts at the most, in seconds: for what no change tells of.
+_LONGEST = 300.0
 
 
 class Removal(NamedTuple):
@@ -99,10 +99,6 @@ def watch(client: Client, task_id: str, timeout: float | None = None) -> Iterato
         _wait(longpoll, turn, since, sorted({doc['_id'] for doc in docs}), max(left, 0.01))
 
 
-#: How long one wait for a change lasts at the most, in seconds: for what no change tells of.
-_LONGEST = 300.0
-
-
 def _wait(longpoll: Longpoll, turn: int, since: object, ids: list[str], seconds: float) -> None:
     timer = threading.Timer(seconds, longpoll.interrupt)
     timer.daemon = True
@@ -145,27 +141,19 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
     every = {'include_docs': True, 'reduce': False}
     queues = [queue] if queue else [str(row['key'][0]) for row in client.view(design.NAME, 'waiting', group_level=1)]
     if 'running' in states:
-        found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', _LAST], **every)
+        found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST], **every)
     for name in queues:
         if 'pending' in states:
             # Read a little ahead of time: what is not due yet is not pending.
             ready = [row['doc'] for row in store.ready(name, limit, docs=True) if row.get('doc')]
             found += [doc for doc in ready if workitem.is_due(doc, now)]
         if 'scheduled' in states:
-            found += _rows(client, 'scheduled', startkey=[name, now], endkey=[name, _LAST], limit=limit, **every)
+            found += _rows(client, 'scheduled', startkey=[name, now], endkey=[name, LAST], limit=limit, **every)
     if 'dead' in states:
-        of = {'startkey': [queue], 'endkey': [queue, _LAST]} if queue else {}
+        of = {'startkey': [queue], 'endkey': [queue, LAST]} if queue else {}
         found += _rows(client, 'dead', limit=limit, **of, **every)
     return [doc for doc in found if workitem.state(doc, now) in states and (not queue or doc.get('queue') == queue)][:limit]
 
 
 def _rows(client: Client, view: str, **where: object) -> list[Document]:
     return [row['doc'] for row in client.view(design.NAME, view, **where) if row.get('doc')]
-
-
-def task_name(doc: Document) -> str | None:
-    """Return the name of the task in an item, or None if it is no Celery message."""
-    message = doc.get('message')
-    headers = message.get('headers') if isinstance(message, dict) else None
-    name = headers.get('task') if isinstance(headers, dict) else None
-    return name if isinstance(name, str) else None

@@ -18,10 +18,7 @@ from ..client import Client, Document
 from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound
 from ..lease import CONSUMER
 
-__all__ = ['REVISIONS', 'Step', 'Wanted', 'layouts', 'plan']
-
-#: How many revisions of a broker's document are remembered: heartbeats and broadcasts are written again and again.
-REVISIONS = 20
+__all__ = ['Step', 'Wanted', 'layouts', 'plan']
 
 #: The layout of consumers that do not say which one they have.
 _FIRST = 'celery-v1'

@@ -11,15 +11,12 @@ from collections.abc import Iterable
 from typing import Any, TypedDict
 
 from .. import design
-from ..client import Client, Document, Row
+from ..client import LAST, Client, Document, Row
 from ..errors import DatabaseMissing, NotFound
 from ..lease import CONSUMER
 from ..topology import QUEUE
 
 __all__ = ['Consumer', 'Database', 'Queue', 'Server', 'Status', 'status']
-
-#: Sorts after every string and number in a view's key.
-_LAST: dict[str, Any] = {}
 
 
 class Queue(TypedDict):
@@ -119,7 +116,7 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
             dead[name] += row['value']
         else:
             spoilt += row['value']
-    for row in client.view(design.NAME, 'leases', group_level=3, startkey=['claim'], endkey=['claim', _LAST]):
+    for row in client.view(design.NAME, 'leases', group_level=3, startkey=['claim'], endkey=['claim', LAST]):
         if isinstance(name := row['key'][2], str):
             running[name] += row['value']['count']
     now = client.clock.now()
@@ -132,7 +129,7 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
 def _scheduled(client: Client, queues: Iterable[str], now: float) -> dict[str, int]:
     """Return how many messages of each queue are planned for later than `now`."""
     names = list(queues)
-    answers = _queries(client, 'scheduled', [{'startkey': [name, now], 'endkey': [name, _LAST]} for name in names])
+    answers = _queries(client, 'scheduled', [{'startkey': [name, now], 'endkey': [name, LAST]} for name in names])
     return {name: rows[0]['value'] for name, rows in zip(names, answers, strict=True) if rows}
 
 

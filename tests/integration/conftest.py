@@ -8,11 +8,15 @@ from urllib.parse import quote
 
 import pytest
 import requests
+from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.unique import UniqueTask
+from kombu_couchdb.admin import dead
 from kombu_couchdb.client import Client
-from tests.conftest import PATIENCE, Server
-from tests.support import Request, record_requests, release_all
+from kombu_couchdb.errors import DatabaseMissing, NotFound
+from tests.conftest import PATIENCE, Server, wait_for
+from tests.support import Inbox, Request, record_requests, release_all
 
 
 @pytest.fixture
@@ -55,3 +59,34 @@ def users(server: Server) -> Iterator[Callable[[str, str], None]]:
     for path in made:
         rev = requests.get(server.url + path, timeout=PATIENCE).json()['_rev']
         requests.delete(server.url + path, params={'rev': rev}, timeout=PATIENCE)
+
+
+@pytest.fixture
+def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
+    """An app whose results are in a database of their own."""
+    results = f'{database}-results'
+    app = Celery('jobs', set_as_current=False, broker=server.couchdb_url(database), backend=server.couchdb_url(results))
+    app.connection_for_write().ensure_connection(max_retries=1)
+    yield app
+    app.close()
+    try:
+        server.client(results).delete()
+    except (NotFound, DatabaseMissing):
+        pass
+
+
+def kill_all(inbox: Inbox, client: Client, count: int) -> None:
+    """Reject so many messages, and wait until they are dead letters."""
+    inbox.wait(count)
+    for message in inbox.messages:
+        message.reject()
+    wait_for(lambda: dead.count(client) == count, 'the dead letters')
+
+
+@pytest.fixture
+def report(app: Celery) -> Any:
+    @app.task(name='report', base=UniqueTask, shared=False)
+    def report(number: int) -> int:
+        return number
+
+    return report

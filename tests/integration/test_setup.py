@@ -12,9 +12,10 @@ from kombu import Connection
 
 import celery_couchdb.design
 from kombu_couchdb import design
-from kombu_couchdb.admin.setup import REVISIONS, Step, Wanted, layouts, plan
+from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
+from kombu_couchdb.store import REVISIONS
 from tests.conftest import Server
 from tests.support import Inbox, publish
 

@@ -1,0 +1,145 @@
+"""Dead letters: listed, replayed and dropped, those of unique jobs, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery
+from kombu import Connection
+
+from celery_couchdb.cli import dead as cli_dead
+from celery_couchdb.jobs import Jobs
+from kombu_couchdb import workitem
+from kombu_couchdb.admin import dead
+from kombu_couchdb.client import Client
+from tests.conftest import wait_for
+from tests.support import Inbox, items, publish
+
+from .conftest import kill_all
+
+JOB = 'job:["celery","report","k"]'
+
+
+def test_dead_letters_are_replayed_at_the_end_of_their_queue(app: Celery, connect: Callable[..., Connection],
+                                                             client: Client) -> None:
+    result = app.send_task('failing', expires=3600)
+    app.backend.store_result(result.id, ValueError('once'), 'FAILURE')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    kill_all(inbox, client, 1)
+    waiting = app.send_task('waiting')
+    inbox.wait(2)
+    [letter] = dead.letters(client)
+    back, refused = Jobs(app).replay([letter])
+    assert (len(back), refused) == (1, {})
+    assert result.state == 'PENDING'
+    inbox.wait(3)
+    message = inbox.messages[2]
+    assert [one.headers['id'] for one in inbox.messages[1:]] == [waiting.id, result.id]
+    assert message.properties['delivery_info']['redelivered'] is False
+    assert message.headers['expires'] is None
+    assert dead.count(client) == 0
+
+
+def test_letters_of_a_queue(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    for number in range(3):
+        publish(connection, number, to='q')
+    publish(connection, 'other', to='q2')
+    kill_all(Inbox(connect(), 'q', 'q2', ack=False), client, 4)
+    assert dead.count(client, 'q') == 3
+    assert {doc['message']['body'] for doc in dead.letters(client, 'q')} == {'0', '1', '2'}
+    assert dead.drop(client, list(dead.letters(client, 'q'))) == 3
+    assert [doc['message']['body'] for doc in items(client)] == ['"other"']
+
+
+def test_many_letters_are_read_in_pages(client: Client, connection: Connection) -> None:
+    publish(connection, 'x')
+    [item] = items(client)
+    client.bulk([{**{k: v for k, v in item.items() if k != '_rev'}, '_id': f'{number:030d}', 'status': 'fail', 'reason': 'test',
+                  'failed': 1e9 + number // 5} for number in range(450)])
+    assert len({doc['_id'] for doc in dead.letters(client)}) == 450
+    letters = dead.letters(client, 'q')
+    assert sum(dead.drop(client, [doc]) for doc in letters) == 450
+
+
+def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
+    letter = {'_id': 'spoilt', 'type': 'WorkItem', 'queue': 'q', 'status': 'fail', 'reason': 'spoilt: body', 'failed': 1e9,
+              'attempts': 0, 'message': {'headers': {}, 'properties': {}, 'body': {}}}
+    client.put(letter)
+    [letter] = dead.letters(client)
+    back, refused = Jobs(app).replay([letter])
+    assert back == []
+    assert refused == {'spoilt': 'it cannot be delivered: spoilt: message.body is missing or of a wrong type'}
+    assert dead.count(client) == 1
+
+
+def test_letter_that_somebody_else_replayed(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    app.send_task('failing')
+    kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
+    letters = list(dead.letters(client))
+    assert dead.drop(client, letters) == 1
+    assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
+
+
+def test_replay_that_comes_too_late_forgets_no_result(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    result = app.send_task('failing')
+    kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
+    letters = list(dead.letters(client))
+    Jobs(app).replay(letters)
+    app.backend.store_result(result.id, 'done', 'SUCCESS')
+    assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
+    assert result.state == 'SUCCESS'
+
+
+def test_what_dies_again_while_all_are_replayed_is_for_the_next_time(app: Celery, client: Client) -> None:
+    def letter(number: int, queue: str) -> dict[str, Any]:
+        return {**workitem.bury(workitem.new(f'{queue}{number:03}', queue, {'body': '', 'headers': {}, 'properties': {}}, 1.0),
+                                'test', 1e9 + number), 'consumer': 'x'}
+
+    client.bulk([letter(number, 'a') for number in range(250)] + [letter(number, 'b') for number in range(10)])
+    replayed: list[str] = []
+
+    def replay(docs: Any) -> int:
+        replayed.extend(doc['_id'] for doc in docs)
+        client.bulk([{**doc, 'failed': time.time() + 1} for doc in docs])
+        return len(docs)
+
+    assert cli_dead._each(Jobs(app), (), None, True, True, 'Replay', replay) == (260, 260)
+    assert len(set(replayed)) == 260
+
+
+def test_dead_unique_job_while_another_runs(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
+    first = report.apply_async((1,), job_key='k')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    kill_all(inbox, client, 1)
+    second = report.apply_async((2,), job_key='k')
+    inbox.wait(2)
+    [letter] = dead.letters(client)
+    back, refused = Jobs(app).replay([letter])
+    assert (len(back), refused) == (1, {})
+    inbox.messages[1].ack()
+    inbox.wait(3)
+    assert [message.headers['id'] for message in inbox.messages] == [first.id, second.id, first.id]
+    assert dead.count(client) == 0
+
+
+def test_dead_unique_job(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
+    first = report.apply_async((1,), job_key='k')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    kill_all(inbox, client, 1)
+    Jobs(app).replay(list(dead.letters(client)))
+    inbox.wait(2)
+    inbox.messages[1].reject()
+    wait_for(lambda: dead.count(client) == 1)
+    inbox.consumer.cancel()
+    second = report.apply_async((2,), job_key='k', countdown=3600)
+    assert second.outcome == 'enqueued'
+    [letter] = dead.letters(client)
+    assert workitem.task_id(letter) == first.id
+    [item] = [doc for doc in items(client) if not doc.get('status')]
+    back, refused = Jobs(app).replay([letter])
+    assert back == []
+    assert refused == {letter['_id']: 'another message with its job key waits'}
+    assert items(client) == [letter, item]
