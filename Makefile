@@ -11,7 +11,7 @@ unexport PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test versions model lint docs bench chaos clean
 
 demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on an embedded server
 	@$(RUN) -m examples.demo
@@ -19,20 +19,32 @@ demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on
 test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an embedded server; PYTEST_ARGS="-k lease -x"
 	@$(RUN) -m pytest $(PYTEST_ARGS)
 
+versions: $(VENV)/installed-dev  ## Run tests with other Pythons and Celerys, those that are there; TOX_ARGS="-e py310-oldest -- -x"
+	@$(RUN) -m tox run $(TOX_ARGS)
+
+model: $(VENV)/installed-dev  ## Explore the protocol of claims and leases for longer: twenty times as many runs, and faults put in
+	@MODEL_EXAMPLES=20 $(RUN) -m pytest tests/model $(PYTEST_ARGS)
+
 lint: $(VENV)/installed-dev  ## Check style and types
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
 
+docs: $(VENV)/installed-docs  ## Build the documentation into build/docs; a warning is an error
+	@$(RUN) -m sphinx -q -E -n -W --keep-going docs build/docs
+
 bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/; BENCH_ARGS="--quick"
 	@$(RUN) -m benchmarks $(BENCH_ARGS)
 
+chaos: $(VENV)/installed-dev  ## Prove the promises while things fail, on $COUCHDB_URL or else on an embedded server; CHAOS_ARGS="--seed 1"
+	@$(RUN) -m chaos $(CHAOS_ARGS)
+
 clean:  ## Remove the environment and all that was built
 	@echo 'Removing $(VENV), caches and builds'
-	@rm -rf $(VENV) build dist *.egg-info .cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist *.egg-info .cache .tox .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## Show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 # If the Python that the environment was made with is gone, so is all that was installed.
 $(shell $(RUN) -c '' 2>/dev/null || rm -f $(VENV)/installed*)
@@ -42,6 +54,10 @@ $(VENV)/installed: setup.cfg pyproject.toml
 
 $(VENV)/installed-dev: setup.cfg pyproject.toml
 	$(call install,.[dev])
+	@touch $(VENV)/installed
+
+$(VENV)/installed-docs: setup.cfg pyproject.toml
+	$(call install,.[docs])
 	@touch $(VENV)/installed
 
 $(VENV)/installed-bench: setup.cfg pyproject.toml

@@ -6,8 +6,6 @@ waiting is done in `waiting`, what ends a chord in `unlock`, and how results go 
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,8 +14,11 @@ from celery._state import task_join_will_block
 from celery.backends.base import BaseKeyValueStoreBackend
 from kombu.exceptions import EncodeError
 from kombu.utils.encoding import bytes_to_str
+from kombu.utils.url import maybe_sanitize_url
 
 from kombu_couchdb.errors import RETRIED, DatabaseMissing, DocumentTooLarge, NotFound
+from kombu_couchdb.forks import reset_in_child
+from kombu_couchdb.healer import Healer
 
 from . import expiry
 from .address import address_of
@@ -25,12 +26,17 @@ from .ahead import ReadAhead
 from .callbacks import Callbacks
 from .chords import Chords
 from .documents import Document, is_final, pack, stamp, unpack
+from .leaves import RULES
 from .options import Options
 from .reader import Reader
 from .unlock import ChordMixin
 from .waiting import PushMixin
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
+
+#: A pool with so many children stores their results through its parent (see `relay`). Measured on two cores, tasks that do
+#: nothing, with and without: 4 children 151 and 154 a second, 8 children 197 and 171, 16 children 254 and 188.
+_MANY_CHILDREN = 6
 
 #: How long a chord is left alone, in seconds, before it is taken for one whose worker is gone.
 _PATIENCE = 30.0
@@ -58,24 +64,39 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         conf = self.app.conf
         failures = conf.get('result_failure_expires')
         self.failure_expires = self.expires if failures is None else self.prepare_expires(failures)
-        self.reader = Reader.of(address_of(url or 'couchdb://'), self.options)
+        self.reader = Reader.of(address_of(url or 'couchdb://', self.options.credentials, self.options.auth), self.options)
         self.store, self.client = self.reader.store, self.reader.store.client
         self.callbacks = Callbacks(self.reader, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
         self.ahead = ReadAhead(self.store, self.callbacks.following)
         self.chords = Chords(self.store, self.chord_keyprefix, self._chord_lifetime(),
                              max(_PATIENCE, 2 * (conf.result_chord_join_timeout or 0.0)))
+        self.healer = Healer(self.client, RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
         self.forked = False
         signals.worker_ready.connect(self._on_worker_ready)
         signals.worker_shutdown.connect(self._on_worker_shutdown)
-        _living.add(self)
+        signals.worker_before_create_process.connect(self._on_before_create_process)
+        reset_in_child(self)
 
     def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), 'expires': self.expires, 'url': self.url})
 
+    def as_uri(self, include_password: bool = False) -> str:
+        """Return the URL, or the list of them, without passwords unless they are asked for."""
+        urls = (self.url or '').split(';')
+        # kombu adds a slash to a URL that has nothing but a scheme.
+        return ';'.join(urls if include_password else (maybe_sanitize_url(url).replace(':///', '://') for url in urls))
+
     def exception_safe_to_retry(self, exc: Exception) -> bool:
         """Tell Celery what the setting `result_backend_always_retry` covers."""
         return isinstance(exc, RETRIED)
+
+    def reset(self) -> None:
+        """Start over, after a fork: threads, and whoever waits for a result, are the parent's."""
+        self.forked = True
+        self.callbacks.reset()
+        self.store.relay.reset()
+        self.sweeper.reset()
 
     # -- what Celery's base class needs of a store
 
@@ -97,6 +118,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists; two requests."""
+        self.ahead.drop()
         self.store.delete(bytes_to_str(key))
 
     def get_many(self, task_ids: Iterable[str], timeout: float | None = None, interval: float | None = 0.5,
@@ -152,10 +174,15 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             self.store.set_up()
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         self.end_unfinished_chords(unfinished)
+        self.healer.look()
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
             self.sweeper.start()
+
+    def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:
+        if getattr(sender, '_processes', 0) >= _MANY_CHILDREN:
+            self.store.relay.open()
 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
@@ -177,22 +204,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def _write(self, doc: Document, lifetime: float | None, *, final_stays: bool = False,
                also: Document | None = None) -> None:
+        self.ahead.drop()
         try:
             self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)
         except DocumentTooLarge as exc:
             raise ResultTooLarge(f'the result of {doc.get("task") or doc["_id"]} cannot be stored: {exc}') from exc
-
-
-#: All backends of this process, for `_after_fork`.
-_living: weakref.WeakSet[CouchDBBackend] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for backend in list(_living):
-        backend.forked = True
-        backend.callbacks.reset()
-        backend.sweeper.reset()
-
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_after_fork)

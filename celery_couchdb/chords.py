@@ -13,10 +13,11 @@ A chord expires, with its parts, when no part has come for the lifetime of resul
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
+from kombu_couchdb.answers import anything, items, maybe, members, number, text
 from kombu_couchdb.errors import Conflict
 from kombu_couchdb.once import is_repeated
 
@@ -32,15 +33,15 @@ _REMEMBERED = 1000
 #: first asked, for 1 ms, whether enough has been written at all since they were last counted.
 _FEW = 100
 
+#: In a cluster parts that were written just now may not be seen yet. If no more than so many are missing they are counted once
+#: more, so many seconds later: else it might be that nobody has seen the last.
+_LAST, _LAG = 3, 0.1
+
 #: Where a part goes that has no place in the header: to the end.
 _UNORDERED = 99_999_999
 
 #: What a chord's document has from the start.
 _NEW: Document = {'type': 'Chord', 'size': None, 'added': [], 'body': None, 'nested': False, 'claimed': None, 'sent': False}
-
-#: What a chord's document must be made of, if nobody has spoilt it and its size is known.
-_KINDS: dict[str, Any] = {'size': int, 'added': list, 'date': (int, float), 'body': (dict, type(None)),
-                          'claimed': (str, type(None))}
 
 #: How often a chord's document is tried to be changed while others change it.
 _ATTEMPTS = 100
@@ -67,7 +68,7 @@ class Chords:
         `body` is its encoded callback; `nested` says that there are groups in the header.
         """
         doc: Document = {'_id': self._prefix + group_id, **_NEW, 'body': body, 'nested': nested, 'run': uuid.uuid4().hex}
-        if is_repeated() and self._store.client.known([doc['_id']]):
+        if is_repeated() and self._store.known([doc['_id']]):
             return  # who sent this before was killed, after he had come to this point
         for _ in range(_ATTEMPTS):
             if rev := self._put(doc):
@@ -94,7 +95,7 @@ class Chords:
         doc_id = self._prefix + group_id
         for _ in range(_ATTEMPTS):
             doc = self._known.pop(group_id, None) or self._store.current(doc_id)
-            if doc is None and is_repeated() and self._store.client.known([doc_id]):
+            if doc is None and is_repeated() and self._store.known([doc_id]):
                 return  # it is done
             if self._put(change(doc or {'_id': doc_id, **_NEW})):
                 return
@@ -115,9 +116,9 @@ class Chords:
 
     def parts(self, group_id: str, *, ordered: bool) -> list[Document]:
         """Return the parts of a chord in the order of its header, or else in the order of their arrival."""
-        rows = self._store.client.id_range(f'{self._prefix}{group_id}:part:', docs=True)
+        rows = self._store.id_range(f'{self._prefix}{group_id}:part:', docs=True)
         docs = [row['doc'] for row in rows if row.get('doc')]
-        return docs if ordered else sorted(docs, key=lambda doc: doc['date'])
+        return docs if ordered else sorted(docs, key=lambda doc: doc['date'] if number(doc.get('date')) else 0.0)
 
     # -- the end
 
@@ -128,22 +129,23 @@ class Chords:
         """
         for _ in range(_ATTEMPTS):
             chord = self._known.get(group_id) or self._store.current(self._prefix + group_id)
-            if chord is None and self._store.client.known([self._prefix + group_id]):
+            if chord is None and self._store.known([self._prefix + group_id]):
                 self._store.delete(part)  # the chord is done: this is a late duplicate
-            if chord is None or not _is_sound(chord) or chord['claimed']:
+            if chord is None or not _is_sound(chord) or chord.get('claimed'):
                 return None  # or its header is still being sent
             self._known[group_id] = chord
-            if not self._complete(group_id, size_of(chord)):
+            complete = self._complete(group_id, size_of(chord))
+            if complete is False:
                 return None
-            if claimed := self._claim(chord):
+            if complete and (claimed := self._claim(chord)):
                 return claimed
-            self._forget(group_id)  # somebody else has it, or a part was added
+            self._forget(group_id)  # it is over, somebody else has it, or a part was added
         return None
 
     def done(self, group_id: str, chord: Document) -> None:
         """Note that a chord has ended, and delete what was stored of it, itself at the very last."""
         self._forget(group_id)
-        if not chord['sent']:
+        if not chord.get('sent'):
             rev = self._put({**chord, 'sent': True})
             if rev is None:
                 return  # somebody else has it now
@@ -164,9 +166,9 @@ class Chords:
             group_id = chord['_id'].removeprefix(self._prefix)
             if chord.get('sent'):
                 self.done(group_id, chord)
-            elif chord['body'] and (chord['claimed'] or self._complete(group_id, size_of(chord))) \
+            elif chord.get('body') and (chord.get('claimed') or self._complete(group_id, size_of(chord))) \
                     and (claimed := self._claim(chord)):
-                yield group_id, claimed, bool(chord['claimed'])
+                yield group_id, claimed, bool(chord.get('claimed'))
 
     def expire(self, ids: Iterable[str], parts: Iterable[Document]) -> int:
         """Delete chords and parts whose time is over, if none of their chord has come since; return how many are gone."""
@@ -205,25 +207,37 @@ class Chords:
         return {**claimed, '_rev': rev} if rev else None
 
     def _parts(self, group_id: str) -> Iterator[Document]:
-        for row in self._store.client.id_range(f'{self._prefix}{group_id}:part:'):
+        for row in self._store.id_range(f'{self._prefix}{group_id}:part:'):
             yield {'_id': row['id'], '_rev': row['value']['rev']}
 
-    def _count(self, group_id: str) -> int:
-        return sum(1 for _ in self._parts(group_id))
+    def _count(self, group_id: str) -> int | None:
+        """Return how many parts are there; None if the chord itself is not."""
+        chord = self._prefix + group_id
+        ids = [row['id'] for row in self._store.id_range(chord)]  # its own sorts just before those of its parts
+        return sum(1 for doc_id in ids if doc_id.startswith(f'{chord}:part:')) if chord in ids else None
 
-    def _complete(self, group_id: str, size: int) -> bool:
-        """Tell whether all parts are there.
+    def _complete(self, group_id: str, size: int) -> bool | None:
+        """Tell whether all parts are there; None if the chord is not, for it was brought to its end.
 
         Each part is one write, and CouchDB numbers its writes: as long as that number has grown by less than there were
-        parts to come, they cannot all have come.
+        parts to come, they cannot all have come. In a cluster each copy has numbers of its own.
         """
+        if self._store.client.is_cluster():
+            count = self._count(group_id)
+            if count is not None and 0 < size - count <= _LAST:
+                time.sleep(_LAG)  # not for an event: the copy that was read does not say that it lags behind
+                count = self._count(group_id)
+            return None if count is None else count >= size
         if size <= _FEW:
-            return self._count(group_id) >= size
-        written = int(str(self._store.client.sequence()).partition('-')[0])
-        count, then = self._counted.get(group_id, (0, written - size))
-        if written - then < size - count:
+            count = self._count(group_id)
+            return None if count is None else count >= size
+        written = self._store.writes()
+        known, then = self._counted.get(group_id, (0, written - size))
+        if written - then < size - known:
             return False
         count = self._count(group_id)
+        if count is None:
+            return None
         self._counted[group_id] = (count, written)
         return count >= size
 
@@ -233,6 +247,6 @@ def size_of(chord: Document) -> int:
     return int(chord['size']) + len(chord['added'])
 
 
-def _is_sound(chord: Document) -> bool:
-    return bool(chord.get('size')) and all(
-        isinstance(chord.get(name), kind) and not isinstance(chord[name], bool) for name, kind in _KINDS.items())
+#: Tells whether nobody has spoilt a chord's document, and its size is known.
+_is_sound = members(size=lambda size: isinstance(size, int) and size > 0, added=items(anything), date=number,
+                    body=maybe(members()), claimed=maybe(text))

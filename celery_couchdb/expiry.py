@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from kombu.log import get_logger
 
+from kombu_couchdb.answers import exactly, members, revision, text
 from kombu_couchdb.errors import RETRIED, CouchDBError
 
 from .chords import Chords
@@ -21,6 +22,9 @@ from .store import Store
 __all__ = ['Sweeper', 'sweep']
 
 logger = get_logger(__name__)
+
+#: The rows of the view: what it is, and its revision.
+_DUE = members(id=text, value=exactly(text, revision))
 
 #: Documents deleted before the server is given a rest.
 _BATCH = 500
@@ -36,7 +40,7 @@ def sweep(store: Store, chords: Chords, is_over: Callable[[], bool]) -> list[str
     left = 0
     while not is_over():
         began = time.monotonic()
-        rows = store.view('due', endkey=now, limit=_BATCH, skip=left)
+        rows = store.view('due', _DUE, endkey=now, limit=_BATCH, skip=left)
         found: dict[str, list[dict[str, str]]] = {}
         for row in rows:
             kind, rev = row['value']

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kombu_couchdb.answers import number
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import checked
 
@@ -32,6 +33,11 @@ class Options:
     result_chord_ordered: bool = True
     #: Create the database and its design document when they are missing and the user may.
     create_database: bool = True
+    #: Where user and password come from, instead of the URL: 'environment', or the dotted path of a function that returns both.
+    credentials: str | None = None
+    #: How they are sent: 'basic', with each request, or 'cookie', once for a session. None is 'cookie' with `credentials`, else
+    #: 'basic'.
+    auth: str | None = None
     #: The arguments of `kombu.utils.functional.retry_over_time` for writes.
     retry_policy: Mapping[str, float] = field(default_factory=lambda: _RETRY_POLICY)
 
@@ -42,10 +48,14 @@ class Options:
         # CouchDB keeps ids that begin with an underscore for itself.
         if prefix is not None and (not isinstance(prefix, str) or prefix.startswith('_')):
             raise ConfigurationError(
-                f'transport option global_keyprefix must be text that does not begin with "_", not {prefix!r}')
+                f'transport option global_keyprefix must be text that does not begin with "_", not {prefix!r:.80}')
         policy = given.get('retry_policy') or {}
         if not isinstance(policy, Mapping) or not set(policy) <= set(_RETRY_POLICY):
             raise ConfigurationError(
                 f'transport option retry_policy must be a dictionary with any of {", ".join(_RETRY_POLICY)}')
+        for name, value in policy.items():
+            # Without a limit it is tried for ever.
+            if not (name == 'max_retries' and value is None) and not (number(value) and value >= 0):
+                raise ConfigurationError(f'transport option retry_policy: {name} must be a number from 0 on, not {value!r:.80}')
         known = {f.name: f.default for f in fields(cls) if f.name not in _OTHERS}
         return cls(**checked(known, given, ignored=_OTHERS), retry_policy={**_RETRY_POLICY, **policy})

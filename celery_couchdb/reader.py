@@ -10,7 +10,6 @@ Nothing is missed while the connection is down: afterwards all is looked up anew
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import RETRIED, AccessDenied, ConfigurationError, CouchDBError, NotCouchDB
 from kombu_couchdb.feed import Longpoll
+from kombu_couchdb.forks import Shared, reset_in_child
 
 from .documents import Document
 from .options import Options
@@ -103,16 +103,13 @@ class Reader:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.reset()
+        reset_in_child(self)
 
     @classmethod
     def of(cls, address: Address, options: Options) -> Reader:
         """Return the one reader of this process for a database: Celery may make a backend for each thread."""
-        with _lock:
-            reader = _readers.get((address, repr(options)))
-            if reader is None:
-                client = Client(address, options.request_timeout, options.connect_timeout)
-                reader = _readers[address, repr(options)] = cls(Store(client, options))
-            return reader
+        return _readers.of((address, repr(options)), lambda: cls(Store(
+            Client(address, options.request_timeout, options.connect_timeout), options)))
 
     def reset(self) -> None:
         """Start over, after a fork: the thread and whoever waited are the parent's."""
@@ -193,7 +190,8 @@ class Reader:
         if self._since is None or many != self._all:
             self._since, self._all, new = self.store.sequence() if many else 0, many, wanted
         if many:
-            self._deliver(self.store.read_many(new))
+            # A change of which the node that is listened to had heard before is never told: so it is asked, too.
+            self._deliver(self.store.read_many(new, everywhere=True))
         since = 0 if new and not many else self._since
         body = {} if many else {'doc_ids': sorted(wanted)}
         limit = _MANY if many else len(wanted)
@@ -260,16 +258,4 @@ def _generation(rev: str) -> int:
     return int(rev.partition('-')[0])
 
 
-_readers: WeakValueDictionary[tuple[Address, str], Reader] = WeakValueDictionary()
-_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    for reader in list(_readers.values()):
-        reader.reset()
-
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_after_fork)
+_readers: Shared[tuple[Address, str], Reader] = Shared(WeakValueDictionary())

@@ -8,12 +8,15 @@ from typing import Any, TypeVar
 from kombu.log import get_logger
 from kombu.utils.functional import retry_over_time
 
+from kombu_couchdb.answers import Shape
 from kombu_couchdb.client import Client, Row, chunks
-from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, NotFound
+from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, NotFound, from_answer
+from kombu_couchdb.group_commit import GroupCommit
 
 from . import design
 from .documents import Document, is_expired, is_final
 from .options import Options
+from .relay import Relay
 
 __all__ = ['Recent', 'Store']
 
@@ -30,6 +33,9 @@ _READ = 250
 #: Documents deleted in one request.
 _DELETE = 500
 
+#: How much longer than the server's time limits a pool's child waits for its parent, in seconds.
+_SLOW = 1.0
+
 #: Tasks that have begun and whose revision is remembered, so that their end is one request, too.
 _BEGUN = 1000
 
@@ -44,7 +50,8 @@ class Recent(dict[str, T]):
     def __setitem__(self, key: str, value: T) -> None:
         super().__setitem__(key, value)
         if len(self) > self._limit:
-            for old in list(self)[:len(self) - self._limit]:
+            # A few more than need be: to make the list costs as much as to drop them.
+            for old in list(self)[:len(self) - self._limit + self._limit // 10]:
                 self.pop(old, None)
 
 
@@ -53,6 +60,7 @@ class Store:
 
     def __init__(self, client: Client, options: Options) -> None:
         self.client, self._options = client, options
+        self.relay = Relay(GroupCommit(client), sum(client.timeouts) + _SLOW)
         self._revs: Recent[str] = Recent(_BEGUN)
 
     # -- reading
@@ -62,9 +70,14 @@ class Store:
         doc = self._current(doc_id)
         return None if doc is None or is_expired(doc, self.client.clock.now()) else doc
 
-    def read_many(self, ids: Iterable[str]) -> list[Document | None]:
-        """Return documents in the order of `ids`, None for those that do not exist or have expired; few requests."""
-        docs = [doc for part in chunks(list(ids), _READ) for doc in self._call(self.client.fetch, part)]
+    def read_many(self, ids: Iterable[str], *, everywhere: bool = False) -> list[Document | None]:
+        """Return documents in the order of `ids`, None for those that do not exist or have expired; few requests.
+
+        With `everywhere`, all nodes of a cluster that keep them and answer are asked, and not as many as suffice.
+        """
+        copies = {'r': self.client.replicas} if everywhere and self.client.replicas > 1 else {}
+        docs = [doc for part in chunks(list(ids), _READ)
+                for doc in self._call(lambda part: self.client.fetch(part, **copies), part)]
         now = self.client.clock.now()
         return [None if doc is None or is_expired(doc, now) else doc for doc in docs]
 
@@ -72,11 +85,11 @@ class Store:
         """Return the point in the history of the database at which it stands now."""
         return self._call(lambda _: self.client.sequence(), None)
 
-    def view(self, view: str, **params: Any) -> list[Row]:
-        """Return the rows of a view of the design document; *raises* `NotFound` if that is missing."""
-        return self.client.view(design.NAME, view, **params)
+    def view(self, view: str, row: Shape, **params: Any) -> list[Row]:
+        """Return the rows of a view of the design document, each of the shape `row`; *raises* `NotFound` if that is missing."""
+        return self.client.view(design.NAME, view, row, **params)
 
-    # -- writing: tried again while the server is away, see `retry_policy`
+    # -- writing, and what else a task that has ended waits for: tried again while the server is away, see `retry_policy`
 
     def write(self, doc: Document, *, final_stays: bool = False, also: Document | None = None) -> None:
         """Store a document over any other; with `final_stays`, not over a result that is final.
@@ -105,6 +118,18 @@ class Store:
     def current(self, doc_id: str) -> Document | None:
         """Return a document, though it may have expired, None if there is none."""
         return self._retried(self._current, doc_id)
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Return those of these ids under which there is a document, or was one that has been deleted."""
+        return self._retried(self.client.known, ids)
+
+    def id_range(self, prefix: str, *, docs: bool = False) -> list[Row]:
+        """Return the rows of all documents whose id starts with `prefix`."""
+        return self._retried(lambda: self.client.id_range(prefix, docs=docs))
+
+    def writes(self) -> int:
+        """Return how many writes the database has seen, as CouchDB numbers them."""
+        return self._retried(lambda: int(str(self.client.sequence()).partition('-')[0]))
 
     def put(self, doc: Document) -> str | None:
         """Store a document as it is and return its revision; None if it is in conflict with what is there."""
@@ -151,21 +176,16 @@ class Store:
                 pass  # another process was first, with the same
             except AccessDenied as exc:
                 raise AccessDenied(
-                    f'{self.client.address.url}: user {self.client.address.user!r} may not write the design document; let '
+                    f'{self.client.address.url}: user {self.client.user!r} may not write the design document; let '
                     f'an administrator run "celery -A your_app couchdb setup"') from exc
 
     # -- requests
 
     def _put(self, doc: Document, also: Document | None) -> str | None:
-        """Return the new revision, None in case of a conflict."""
-        if also is None:
-            try:
-                return self._call(self.client.put, doc)
-            except Conflict:
-                return None
-        [answer, _] = self._call(self.client.bulk, [doc, also])
+        """Return the new revision, None in case of a conflict; what other threads store meanwhile shares the next request."""
+        answer, *_ = self._call(self.relay.write, [doc] if also is None else [doc, also])
         if answer.get('error', 'conflict') != 'conflict':
-            raise AccessDenied(f'{self.client.address.url}: {answer["error"]}: {answer.get("reason")}')
+            raise from_answer(answer, self.client.address.url)
         return answer.get('rev')
 
     def _current(self, doc_id: str) -> Document | None:
@@ -196,7 +216,7 @@ class Store:
                 self.client.create()
             except AccessDenied as exc:
                 raise AccessDenied(
-                    f'{address.url}: the database does not exist and user {address.user!r} may not create it; let an '
+                    f'{address.url}: the database does not exist and user {self.client.user!r} may not create it; let an '
                     f'administrator run "celery -A your_app couchdb setup", or name an existing one in result_backend'
                 ) from exc
         return request(argument)

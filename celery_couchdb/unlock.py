@@ -105,7 +105,11 @@ class ChordMixin:
             part = self._part(request, state, self.encode_result(result, state))
             self.chords.store_part(part)
             part_id = part['_id']
-        chord = self.chords.claim(group_id, part_id)
+        try:
+            chord = self.chords.claim(group_id, part_id)
+        except RETRIED as exc:  # the part is stored, and its task has not failed
+            logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
+            return
         if chord is not None:
             self._end(group_id, chord, maybe_signature(request.chord, app=self.app))
 
@@ -119,7 +123,7 @@ class ChordMixin:
         for group_id, chord, again in self.chords.unfinished(ids):
             logger.warning('chord %s was left unfinished by a worker that is gone; it is brought to its end', group_id)
             try:
-                body = maybe_signature(self.decode(unpack(chord['body']))['body'], app=self.app)
+                body = maybe_signature(self.decode(unpack(chord.get('body')))['body'], app=self.app)
                 if again and self.store.read(self.get_key_for_task(str(body.id))) is not None:
                     self.chords.done(group_id, chord)  # its body was sent: it has a result
                 else:
@@ -138,7 +142,7 @@ class ChordMixin:
                 with once(f'{group_id}:{chord.get("run")}', again=again):
                     body.delay(results)
             except (OperationalError, *RETRIED) as exc:
-                if chord['body']:
+                if chord.get('body'):
                     logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
                     return
                 raise
@@ -148,7 +152,7 @@ class ChordMixin:
             logger.error('chord %s fails: %s', group_id, error)
             self.chord_error_from_stack(body, error)
         self.chords.done(group_id, chord)
-        if chord['nested']:
+        if chord.get('nested'):
             self.delete_group(group_id)
 
     def _join(self, group_id: str, chord: Document) -> list[Any]:
@@ -159,7 +163,7 @@ class ChordMixin:
         stored = [part['task_id'] for part in parts if 'value' not in part]
         docs = dict(zip(stored, self.store.read_many(map(self.get_key_for_task, stored)), strict=True))
         results = [self._result(part, docs) for part in parts]
-        if not chord['nested']:
+        if not chord.get('nested'):
             return results
         group = GroupResult.restore(group_id, backend=self, app=self.app)
         if group is None:

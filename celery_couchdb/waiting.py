@@ -15,6 +15,7 @@ from celery.exceptions import TimeoutError
 
 from kombu_couchdb.errors import RETRIED
 
+from .ahead import ReadAhead
 from .callbacks import Callbacks
 from .documents import Document
 from .reader import Reader, Waiter
@@ -32,11 +33,12 @@ _PARENT = 0.005
 
 
 class PushMixin:
-    """The waiting half of a backend. `store`, `reader` and `callbacks` are the other half's to make."""
+    """The waiting half of a backend. `store`, `reader`, `callbacks` and `ahead` are the other half's to make."""
 
     store: Store
     reader: Reader
     callbacks: Callbacks
+    ahead: ReadAhead
     is_async = True
 
     if TYPE_CHECKING:  # Celery's base class has these
@@ -44,6 +46,14 @@ class PushMixin:
         always_retry: bool
         get_key_for_task: Callable[[str], str]
         decode_document: Callable[[Document], Meta]
+
+    # -- called by celery.app
+
+    def on_task_call(self, producer: Any, task_id: str) -> dict[str, Any]:
+        """Note that a task is being sent whose result may be asked for; return what is to be sent with it: nothing."""
+        if isinstance(task_id, str):  # else Celery says later what it thinks of it
+            self.ahead.sent(self.get_key_for_task(task_id))
+        return {}
 
     # -- called by celery.result
 
@@ -111,7 +121,7 @@ class PushMixin:
         ids = {self.get_key_for_task(task_id): task_id for task_id in task_ids}
         found: Collection[Document | None] = ()
         try:
-            found = self.store.read_many(ids)
+            found = [self.ahead.read(next(iter(ids)))] if len(ids) == 1 else self.store.read_many(ids)
         except RETRIED:
             if not self.always_retry:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import quote
@@ -25,21 +25,34 @@ class Address:
     port: int = 5984
     database: str = 'celery'
     user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: str | Callable[[], str] | None = field(default=None, repr=False)
     tls: bool = False
     #: A file of CA certificates, or True for those that `requests` trusts; False only if asked for by name.
     verify: bool | str = True
     #: The client's certificate: one file, or certificate and key.
     cert: str | tuple[str, str] | None = None
+    #: Where user and password come from, if not from here: the option of that name.
+    credentials: str | None = None
+    #: How they are sent: 'basic' or 'cookie'.
+    auth: str = 'basic'
+    #: The same database on other nodes of its cluster, which are asked in turn while this one does not answer.
+    others: tuple[Address, ...] = ()
 
     def __post_init__(self) -> None:
+        try:
+            ':'.join(map(str, (self.host, self.user, self.password))).encode('utf-8')
+        except UnicodeEncodeError:
+            raise ConfigurationError('host, user or password has half of a surrogate pair in it, which is no text') from None
         if '@' in self.database:
             # Part of a password would stand here: it is not quoted.
             raise ConfigurationError('the URL cannot be read: percent-encode / # ? and @ in user and password')
         if not _DATABASE.match(self.database):
             raise ConfigurationError(
-                f'{self.database!r} is not a CouchDB database name: lower-case letters, digits and _$()+-/ only, '
+                f'{self.database!r:.80} is not a CouchDB database name: lower-case letters, digits and _$()+-/ only, '
                 f'starting with a letter')
+        if self.credentials and (self.user or self.password):
+            raise ConfigurationError('user and password are given twice, in the URL or the settings and by the option '
+                                     'credentials: leave one of the two out')
 
     @property
     def server(self) -> str:
@@ -55,11 +68,13 @@ class Address:
     @property
     def root(self) -> Address:
         """The server itself, as if it were a database: for what concerns it as a whole."""
-        return _Root(**{field.name: getattr(self, field.name) for field in fields(self)})
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _Root(**{**given, 'others': tuple(other.root for other in self.others)})
 
     @classmethod
     def of(cls, *, scheme: str, host: str | None, port: int | None, database: str | None, default_database: str,
-           user: str | None, password: Any, tls: Any = None) -> Address:
+           user: str | None, password: Any, tls: Any = None, credentials: str | None = None,
+           auth: str | None = None) -> Address:
         """Return the address for the parts that kombu's URL parser gives.
 
         `tls` is `broker_use_ssl` or what `ssl_*` in the URL's query gave: True, or a mapping with `ca_certs`,
@@ -80,10 +95,13 @@ class Address:
             port=port or (6984 if secure else 5984),
             database=(database or '').strip('/') or default_database,
             user=user or None,
-            password=password() if callable(password) else password,
+            password=password or None,
             tls=secure,
             verify=verify,
             cert=(certfile, keyfile) if certfile and keyfile else certfile,
+            credentials=credentials,
+            # With `basic` each process would send a password that was changed once more, and five lock the user.
+            auth=auth or ('cookie' if credentials or callable(password) else 'basic'),
         )
 
 

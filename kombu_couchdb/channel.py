@@ -17,7 +17,10 @@ from .batch import PublishBatch
 from .body import decoded, encoded
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
+from .errors import ServerUnavailable
 from .once import fixed_id, is_fixed
+from .qos import Message, QoS
+from .storable import check_names, check_value
 from .topology import topic_pattern
 
 __all__ = ['Channel']
@@ -27,64 +30,17 @@ logger = get_logger(__name__)
 
 class _PublishTag(str):
     """The id of a message that is being published. kombu keeps it when it tries again, and so a message whose first try was
-    stored, though the answer was lost, is not stored twice. One that came out of JSON is a plain string, and another message."""
+    stored, though the answer was lost, is not stored twice, not even if it was done and deleted meanwhile. One that came out
+    of JSON is a plain string, and another message."""
 
     __slots__ = ()
-
-
-class QoS:
-    """What a channel has delivered and not seen acknowledged: ids only. The revisions stay with the I/O thread."""
-
-    restore_at_shutdown = True
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self._tags: dict[str, None] = {}
-
-    @property
-    def prefetch_count(self) -> int:
-        """How many messages may be unacknowledged; 0 is no limit."""
-        return self.channel.credit.limit
-
-    def can_consume(self) -> bool:
-        """Tell whether the channel may have another message."""
-        return not self.prefetch_count or len(self._tags) < self.prefetch_count
-
-    def append(self, message: Any, delivery_tag: str) -> None:
-        """Note a message that was delivered."""
-        self._tags[delivery_tag] = None
-
-    def ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """Acknowledge a message, or with `multiple` all that were delivered up to it."""
-        for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
-            self._tags.pop(tag, None)
-            self.channel.connection.consumer.holdings.ack(tag)
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Refuse a message: with `requeue` it is delivered again, else kept as a dead letter."""
-        self._tags.pop(delivery_tag, None)
-        if requeue:
-            self.channel.connection.consumer.holdings.release(delivery_tag)
-        else:
-            self.channel.connection.consumer.holdings.bury(delivery_tag, 'rejected')
-
-    def restore_unacked(self) -> None:
-        """Let everything unacknowledged be delivered again."""
-        tags, self._tags = list(self._tags), {}
-        for tag in tags:
-            self.channel.connection.consumer.holdings.release(tag)
-
-    restore_unacked_once = restore_unacked
-
-    def _up_to(self, delivery_tag: str) -> list[str]:
-        tags = list(self._tags)
-        return tags[:tags.index(delivery_tag) + 1] if delivery_tag in self._tags else []
 
 
 class Channel(virtual.Channel):
     """A channel of a connection to CouchDB."""
 
     QoS = QoS
+    Message = Message
     supports_fanout = True
     do_restore = True
     from_transport_options = ('deadletter_queue',)
@@ -97,7 +53,12 @@ class Channel(virtual.Channel):
 
     def basic_publish(self, message: Document, exchange: str, routing_key: str, *,
                       _publish_batch: PublishBatch | None = None, **kwargs: Any) -> None:
-        """Store a message: one document for each queue it goes to, all in one request."""
+        """Store a message: one document for each queue it goes to, all in one request; *raises* what `storable` does."""
+        check_names(exchange=exchange, routing_key=routing_key)
+        if self.connection is None:
+            # kombu declares queues first, and goes on with the channel it had although that made it reconnect.
+            raise ServerUnavailable('the channel was closed, for its connection was lost meanwhile')
+        again = isinstance(message['properties'].get('delivery_tag'), _PublishTag)
         self._inplace_augment_message(message, exchange, routing_key)
         if exchange and self._type(exchange) == 'fanout':
             if _publish_batch is not None:
@@ -109,7 +70,7 @@ class Channel(virtual.Channel):
         tag = message['properties']['delivery_tag']
         queues = sorted(queue for queue in self._lookup(exchange, routing_key) if queue)
         docs = [workitem.new(tag if not i else f'{tag}-{i}', queue, message, now) for i, queue in enumerate(queues)]
-        if is_fixed():
+        if again or is_fixed():
             docs = self.connection.store.unpublished(docs)
         if _publish_batch is not None:
             _publish_batch.add(docs)
@@ -122,6 +83,7 @@ class Channel(virtual.Channel):
 
     def _inplace_augment_message(self, message: Document, exchange: str, routing_key: str) -> None:
         message['body'], encoding = self.encode_body(message['body'], message.get('content-encoding'))
+        check_value('the message', message)
         properties = message['properties']
         if not isinstance(properties.get('delivery_tag'), _PublishTag):
             now = self.connection.couchdb.clock.now()
@@ -152,6 +114,7 @@ class Channel(virtual.Channel):
     def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str,
                       **kwargs: Any) -> None:
         """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events."""
+        check_names(queue=queue)
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
@@ -175,6 +138,7 @@ class Channel(virtual.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
+        check_names(queue=queue)
         delivery = self.connection.consumer.pull(queue, no_ack, self.credit)
         if delivery is None or not self.connection.consumer.holdings.hand_over(delivery):
             return None
@@ -210,12 +174,14 @@ class Channel(virtual.Channel):
                          auto_delete: bool = False, arguments: Any = None, nowait: bool = False,
                          passive: bool = False) -> None:
         """Declare an exchange; a passive declaration fails with 404 for one that nobody bound a queue to."""
+        check_names(exchange=exchange)
         if passive and exchange not in self.state.exchanges and self.connection.topology.bindings(exchange):
             return
         super().exchange_declare(exchange, type, durable, auto_delete, arguments, nowait, passive)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         """Delete an exchange's bindings; its queues stay."""
+        check_names(exchange=exchange)
         for binding in self.connection.topology.bindings(exchange):
             self.connection.topology.unbind(exchange, binding['routing_key'], binding['queue'])
         self.state.exchanges.pop(exchange, None)
@@ -224,6 +190,8 @@ class Channel(virtual.Channel):
                       exclusive: bool = False, arguments: Any = None, **kwargs: Any) -> queue_declare_ok_t:
         """Declare a queue and return `(name, messages ready, 0)`; a passive declaration fails with 404 if it is not there."""
         queue = queue or f'amq.gen-{uuid()}'
+        check_names(queue=queue)
+        check_value(f'an argument of queue {queue!r:.80}', arguments or {})
         if passive:
             if not self._has_queue(queue):
                 raise amqp.NotFound(f'no queue {queue!r} in database {self.connection.couchdb.address.database!r}',
@@ -243,6 +211,7 @@ class Channel(virtual.Channel):
                    **kwargs: Any) -> None:
         """Bind a queue to an exchange, for all processes at once."""
         exchange = exchange or 'amq.direct'
+        check_names(exchange=exchange, queue=queue, routing_key=routing_key)
         if self._type(exchange) == 'fanout':
             self.connection.listen(exchange, queue)
             return
@@ -252,6 +221,7 @@ class Channel(virtual.Channel):
     def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None,
                      **kwargs: Any) -> None:
         """Remove a binding."""
+        check_names(exchange=exchange, queue=queue, routing_key=routing_key)
         if exchange and self._type(exchange) == 'fanout':
             self.connection.listener.unbind(queue)
         else:
@@ -280,7 +250,9 @@ class Channel(virtual.Channel):
         return bool(self.connection.topology.has_queue(queue))
 
     def _size(self, queue: str) -> int:
+        check_names(queue=queue)
         return int(self.connection.store.size(queue))
 
     def _purge(self, queue: str) -> int:
+        check_names(queue=queue)
         return int(self.connection.store.purge(queue))

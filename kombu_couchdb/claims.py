@@ -74,8 +74,9 @@ class Claims:
         claimed = workitem.acked(doc, now) if no_ack else workitem.claim(doc, self._lease.id, now)
 
         def answered(answer: Document) -> None:
-            # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes.
-            if not answer.get('ok') or answer.get('accepted'):
+            # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted
+            # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
+            if not answer.get('ok') or (answer.get('accepted') and not no_ack):
                 if answer.get('accepted'):
                     self._void[doc['_id']] = (answer['rev'], time.monotonic())
                 failed()
@@ -99,7 +100,7 @@ class Claims:
         now = self._store.client.clock.now()
         for doc in (row['doc'] for row in self._store.ready(pull.queue, 8, docs=True) if row.get('doc')):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
-                self._holdings.rouse()  # should the claim fail, the next turn looks again
+                self._holdings.bell.ring()  # should the claim fail, the next turn looks again
                 self._holdings.spend(pull.credit, pull.no_ack)
                 return [self._claim(doc, pull.credit, pull.no_ack, None, pull)]
         self.pulls.remove(pull)

@@ -5,7 +5,8 @@ and the heartbeat. A turn is caused by an ack, by credit, by the feed, by a due 
 turns the thread sleeps.
 
 If the server is away the thread tries again, and says so once; kombu is not told, since the leases and what is to be
-acknowledged outlive the connection. Only what a person must mend (rights, options) is handed to kombu as an error.
+acknowledged outlive the connection. So it does if something else answers for a while, such as a proxy with a page of its own.
+Only what a person must mend (rights, options) is handed to kombu as an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from . import workitem
 from .claims import Claims
 from .client import Client, Document
 from .delivery import Credit, Delivery
-from .errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB
+from .errors import AccessDenied, ConfigurationError, CouchDBError
+from .heartbeat import Heartbeat
 from .holdings import Change, Holdings
 from .lease import Lease, Sweeper
 from .mailbox import Mailbox
@@ -40,6 +42,10 @@ logger = get_logger(__name__)
 #: How often a consumer that ends tries to settle a unique job that publishers change all the time.
 _LAST_TRIES = 20
 
+#: In a cluster the queues are read at least this often, in seconds. What a node holds that was behind when it was read, the feed,
+#: which follows another one, never tells.
+_BEHIND = 10.0
+
 #: Waits between tries while the server is away, in seconds.
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
 
@@ -54,11 +60,12 @@ class Consumer:
         self._lease = Lease(options.visibility_timeout)
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         self.holdings = Holdings(self._lease, mailbox, client.clock, options.unlimited_prefetch)
+        self._heartbeat = Heartbeat(client, self._lease, self.holdings)
         self._claims = Claims(self._store, options, self.holdings, self._lease, self._sweeper.void,
                               topology.limits)
         self._windows: dict[str, Window] = {}
-        self._poll_at = time.monotonic() + options.polling_interval
-        self._orphans = self._lease_in_doubt = False
+        self._polled = time.monotonic()
+        self._orphans = False
         self._failures = 0
         self._closing = threading.Event()
         self._pid = os.getpid()
@@ -80,7 +87,7 @@ class Consumer:
         """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
         pull = Pull(queue, no_ack, credit)
         self._claims.pulls.append(pull)
-        self.holdings.rouse()
+        self.holdings.bell.ring()
         return pull.wait(self._thread)
 
     def watch(self, queue: str) -> None:
@@ -91,7 +98,7 @@ class Consumer:
         """Give everything back, end the lease and the thread; wait up to `timeout` seconds for that."""
         atexit.unregister(self._at_exit)
         self._closing.set()
-        self.holdings.rouse()
+        self.holdings.bell.ring()
         self._thread.join(timeout)
 
     def _at_exit(self) -> None:
@@ -102,7 +109,7 @@ class Consumer:
     # -- the thread
 
     def _run(self) -> None:
-        self._news.start(self.holdings.rouse)
+        self._news.start(self.holdings.bell.ring)
         try:
             while not self._closing.is_set():
                 self._guard(self._cycle)
@@ -113,13 +120,13 @@ class Consumer:
                 pull.answer(CouchDBError('the connection was closed'))
 
     def _cycle(self) -> None:
-        self.holdings.wait(self._sleep())
+        self.holdings.bell.wait(self._sleep())
         self._turn()
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except (AccessDenied, ConfigurationError, NotCouchDB) as exc:
+        except (AccessDenied, ConfigurationError) as exc:
             self._give_up(exc)
         except CouchDBError as exc:
             self._retry_later(exc)
@@ -128,7 +135,7 @@ class Consumer:
             self._give_up(exc)
         else:
             if self._failures:
-                logger.warning('%s answers again', self._client.address.url)
+                logger.warning('%s answers again', self._client.url)
                 self._failures = 0
 
     def _give_up(self, exc: Exception) -> None:
@@ -143,7 +150,7 @@ class Consumer:
             logger.warning('%s; trying again until it answers', exc)
         self._failures += 1
         self._orphans = True  # a claim may have been stored, its answer lost
-        self._lease_in_doubt = True  # the database may be another
+        self._heartbeat.in_doubt = True  # the database may be another
         self._news.lost()
         for window in self._windows.values():
             window.clear()
@@ -154,7 +161,12 @@ class Consumer:
             self._topology.redeclare()
         except CouchDBError as again:
             logger.debug('still away: %s', again)
-        self.holdings.rouse()
+        self.holdings.bell.ring()
+
+    @property
+    def _poll_at(self) -> float:
+        interval = self._options.polling_interval
+        return self._polled + (interval if self._client.replicas == 1 else min(interval, _BEHIND))
 
     def _sleep(self) -> float:
         """Return how long nothing will be to do, in seconds."""
@@ -183,9 +195,7 @@ class Consumer:
                          for queue in sorted(queues) if not self._news.listener.listens(queue)}
         try:
             if queues or pulls or self._lease.written:
-                self._register(queues)
-                if not self._lease.written:
-                    self._register(queues)  # under a new id: the old one was swept
+                self._heartbeat.register(queues)
                 if self._orphans:
                     self._release_orphans()
                 self._listen(credit)
@@ -198,7 +208,8 @@ class Consumer:
             self._claims.pulled(pulls, changes)
             self._claims.wanted(credit, self._windows, changes)
             if self._lease.written and self._lease.needs_beat(queues):
-                changes.append((self._beat(queues), self._beaten))
+                changes.append(self._heartbeat.change(queues))
+            self.holdings.hungry = any(window.dirty or len(window) for window in self._windows.values())
             self._commit(outbox + changes)
         except CouchDBError:
             # Whether any of it was stored is unknown.
@@ -224,40 +235,24 @@ class Consumer:
             for doc_id, (_, react) in first.items():
                 react(answers[doc_id])
 
-    def _register(self, queues: set[str]) -> None:
-        """Write the heartbeat document before anything is claimed: a claim without one counts as a dead consumer's."""
-        if not self._lease.written or self._lease_in_doubt:
-            self._lease_in_doubt = False
-            self._beaten(self._client.bulk([self._beat(queues)])[0])
-
-    def _beat(self, queues: set[str]) -> Document:
-        return self._lease.beat(self._client.clock.now(), queues, self.holdings.done)
-
-    def _beaten(self, answer: Document) -> None:
-        if answer.get('ok'):
-            self._lease.beaten(answer['rev'])
-        elif answer.get('error') == 'conflict':
-            # Others found us silent for too long and gave away what we held: begin anew, without it.
-            self._lease.renew()
-            logger.warning('this consumer was silent for longer than the visibility timeout of %g s and lost its lease; '
-                           '%d messages it held are delivered again', self._lease.timeout, self.holdings.drop_all())
-        elif answer.get('error') != 'unanswered':
-            logger.warning('the heartbeat was not stored: %s', answer.get('reason'))
-
     def _on_orphans(self) -> None:
         self._orphans = True
 
     def _release_orphans(self) -> None:
         """Give back claims of ours that we do not know of: the answer that told of them was lost."""
         known = self.holdings.ids() | self._sweeper.void.keys()
-        self._store.release(doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known)
+        orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
+        if self._client.replicas > 1:  # others may have been told that they have them
+            self._sweeper.void.update({doc['_id']: (doc['_rev'], time.monotonic()) for doc in orphans})
+        else:
+            self._store.release(orphans)
         self._orphans = False
 
     def _listen(self, credit: dict[str, int]) -> None:
         """Take in what the feed told, and see to it that it listens for what is of interest now."""
         poll = time.monotonic() >= self._poll_at
         if poll:
-            self._poll_at = time.monotonic() + self._options.polling_interval
+            self._polled = time.monotonic()
         for queue, window in self._windows.items():
             if credit.get(queue, 0) > 0 and not window.dirty and (poll or window.is_due):
                 window.refill()  # the feed goes on: it has told all but what became due

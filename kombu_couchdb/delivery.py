@@ -10,9 +10,13 @@ from typing import Any
 
 from kombu.utils.json import object_hook
 
+from . import workitem
 from .client import Document
 
-__all__ = ['Credit', 'Delivery', 'Subscription']
+__all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
+
+#: What the delivery tag of a broadcast begins with.
+BROADCAST_TAG = 'broadcast-'
 
 
 @dataclass(eq=False)
@@ -70,9 +74,19 @@ class Delivery:
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
 
 
+def broadcast(message: Document, subscription: Subscription) -> Delivery:
+    """Return a broadcast as a delivery, which waits to be handed over and not to be acknowledged."""
+    subscription.credit.waiting += 1
+    return Delivery({'_id': BROADCAST_TAG + workitem.new_id(time.time()), 'message': message}, subscription.credit,
+                    subscription, no_ack=True)
+
+
 def _typed(value: Any) -> Any:
     """Return a header with kombu's `{"__type__": …}` turned back into dates, UUIDs and decimals."""
     if isinstance(value, dict):
         members = {name: _typed(member) for name, member in value.items()}
-        return object_hook(members) if '__type__' in members else members
+        try:
+            return object_hook(members) if '__type__' in members else members
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return members  # it only looks like one
     return [_typed(member) for member in value] if isinstance(value, list) else value

@@ -4,6 +4,7 @@
 
     CouchDBError
      ├── ServerUnavailable      refused, cut off, too slow, 5xx, 429: try again
+     │    └── BrokenAnswer      an answer that CouchDB never gives to this request: try again
      ├── DatabaseMissing        404 for the whole database: try again, it is created anew
      ├── AccessDenied           401, 403: a person has to change a password or a right
      ├── NotCouchDB             something else answers at that address
@@ -11,7 +12,9 @@
      ├── DocumentTooLarge       413: the message or result is larger than the server takes
      ├── NotFound               404 for one document
      ├── Conflict               409: somebody else was first
+     ├── Unstorable             a message, name or result has in it what CouchDB cannot hold (a ValueError too)
      └── RequestRefused         any other 4xx: our request was wrong
+          └── NestedTooDeeply   a document in the database that Python cannot read
 
 kombu and Celery retry on `RETRIED`; everything else reaches the caller at once. No error text holds a password.
 """
@@ -25,8 +28,8 @@ import requests
 from requests import exceptions as http
 
 __all__ = [
-    'RETRIED', 'AccessDenied', 'ConfigurationError', 'Conflict', 'CouchDBError', 'DatabaseMissing',
-    'DocumentTooLarge', 'NotCouchDB', 'NotFound', 'RequestRefused', 'ServerUnavailable',
+    'RETRIED', 'AccessDenied', 'BrokenAnswer', 'ConfigurationError', 'Conflict', 'CouchDBError', 'DatabaseMissing',
+    'DocumentTooLarge', 'NestedTooDeeply', 'NotCouchDB', 'NotFound', 'RequestRefused', 'ServerUnavailable', 'Unstorable',
 ]
 
 
@@ -36,6 +39,15 @@ class CouchDBError(Exception):
 
 class ServerUnavailable(CouchDBError, ConnectionError):
     """The server gave no usable answer; whether a write was stored is unknown. Safe to try again."""
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the connection was refused or cut: a server or proxy may close an idle one as it is used again."""
+        return isinstance(self.__cause__, http.ConnectionError) and not isinstance(self.__cause__, http.Timeout)
+
+
+class BrokenAnswer(ServerUnavailable):
+    """The answer is none that CouchDB gives to this request: it was cut off, or something between us changed it."""
 
 
 class DatabaseMissing(CouchDBError, ConnectionError):
@@ -66,8 +78,16 @@ class Conflict(CouchDBError):
     """The document was changed by somebody else since it was read."""
 
 
+class Unstorable(CouchDBError, ValueError):
+    """A message, name or result has in it what CouchDB cannot hold; nothing was sent, and the text says what it is."""
+
+
 class RequestRefused(CouchDBError):
     """The server refused the request as malformed."""
+
+
+class NestedTooDeeply(RequestRefused):
+    """A document in the database is nested more deeply than Python can read."""
 
 
 #: What kombu and Celery reconnect and retry on.
@@ -80,10 +100,8 @@ def from_transport(exc: Exception, where: str) -> CouchDBError:
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
     if not isinstance(exc, http.RequestException):  # requests says so of a certificate file that is not there
         return ConfigurationError(f'{where}: {exc}')
-    if isinstance(exc, http.SSLError):
-        return ServerUnavailable(
-            f'{where}: the TLS certificate could not be verified; give the CA file as ssl_ca_certs '
-            f'in the URL or as ca_certs in broker_use_ssl ({_short(exc)})')
+    if isinstance(exc, http.SSLError) or 'SSL' in _short(exc):
+        return ServerUnavailable(f'{where}: {_tls(_short(exc))} ({_short(exc)})')
     if isinstance(exc, http.ConnectTimeout):
         return ServerUnavailable(f'{where}: no connection within the time limit; is host and port right?')
     if isinstance(exc, http.Timeout):
@@ -95,8 +113,7 @@ def from_transport(exc: Exception, where: str) -> CouchDBError:
 
 def from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
     """Return our error for an answer with a status of 400 or more; `size` is that of the request body in bytes."""
-    status, body = response.status_code, _json(response)
-    reason = str(body.get('reason') or body.get('error') or response.reason or '').strip()[:300]
+    status, reason = response.status_code, reason_of(response)
     who = f'user {user!r}' if user else 'nobody (no user in the URL)'
     if status in (401, 403):
         return AccessDenied(f'{where} refused {who}: {reason.rstrip(".") or "access denied"}; ' + (
@@ -117,11 +134,41 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     return RequestRefused(f'{where} answered {status}: {reason}')
 
 
+def reason_of(response: requests.Response) -> str:
+    """Return what the server says of an answer with a status of 400 or more."""
+    body = _json(response)
+    return _line(body.get('reason') or body.get('error') or response.reason or '')[:300]
+
+
+def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
+    """Return our error for one document in an answer to `_bulk_docs`."""
+    error, text = answer.get('error'), f'{where}: {_line(answer.get("error"))}: {_line(answer.get("reason"))[:300]}'
+    if error == 'conflict':
+        return Conflict(text)
+    if error in ('forbidden', 'unauthorized'):
+        return AccessDenied(text)
+    return DocumentTooLarge(text) if error == 'document_too_large' else ServerUnavailable(text)
+
+
+#: What OpenSSL says, and what it means.
+_TLS = {
+    r'has expired|not yet valid': "the server's TLS certificate is out of date, or this machine's clock is wrong",
+    r'mismatch': "the server's TLS certificate is for another host; use the name that stands in it",
+    r'CERTIFICATE_VERIFY_FAILED|certificate verify failed':
+        "the server's TLS certificate could not be verified; give the CA file as ssl_ca_certs in the URL or as ca_certs in "
+        'broker_use_ssl',
+    r'': 'TLS failed; does the server speak TLS at this port, or want a client certificate (certfile and keyfile)?',
+}
+
 #: How CouchDB says that a user, whose password is right, is no member of a database.
 _NO_MEMBER = 'You are not allowed to access this db.'
 
 #: How CouchDB and PouchDB say that the database itself is missing; a missing document has other reasons.
 _NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})
+
+
+def _tls(reason: str) -> str:
+    return next(meaning for pattern, meaning in _TLS.items() if re.search(pattern, reason))
 
 
 def _json(response: requests.Response) -> dict[str, Any]:
@@ -132,6 +179,11 @@ def _json(response: requests.Response) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
+def _line(text: Any) -> str:
+    """Return what a server said as one line that can stand in a log."""
+    return ''.join(char if char.isprintable() else ' ' for char in str(text)).strip()
+
+
 def _short(exc: BaseException) -> str:
     """Return the innermost cause of `exc` in one line: urllib3 wraps it three times."""
     seen = exc
@@ -140,5 +192,5 @@ def _short(exc: BaseException) -> str:
         if not isinstance(inner, BaseException):
             break
         seen = inner
-    text = str(seen).split('\n')[0]
+    text = _line(str(seen).split('\n')[0])
     return re.sub(r'^.*?(>|\)): ', '', text)[:200] or type(seen).__name__  # without urllib3's name of the connection

@@ -2,12 +2,14 @@
 
 A publisher numbers its broadcasts and keeps each for `fanout_retention` seconds; then it writes the next one over it, and so
 broadcasts leave no tombstones behind. A listener remembers the last number of each publisher: it takes every later one,
-in order, and where a number is missing it knows that it fell behind. Nothing is acknowledged.
+in order, and where a number stays missing it knows that it fell behind. The nodes of a cluster may tell of two broadcasts
+in another order than they were sent in: then the earlier one is taken when it comes. Nothing is acknowledged.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -31,6 +33,10 @@ _ADOPT = 50
 
 #: Publishers whose last number a listener remembers; one that long silent counts as new.
 _REMEMBERED = 10_000
+
+#: How long a number that was passed over may still come, in seconds: as long as nodes take to tell each other (see `void`), and
+#: more. So many of them are waited for.
+_LATE, _PASSED = 15.0, 1000
 
 
 class Broadcaster:
@@ -64,9 +70,8 @@ class Broadcaster:
         self._number, self._sent = self._number + 1, now
 
     def _adoptable(self, now: float) -> list[tuple[float, str, str]]:
-        rows = self._client.request('GET', '/_all_docs', {
-            'startkey': f'"{BROADCAST}"', 'endkey': f'"{BROADCAST}~"', 'include_docs': True, 'limit': _ADOPT}, repeat=True)
-        old = [row['doc'] for row in rows['rows'] if isinstance(row['doc'].get('expires'), (int, float))]
+        rows = self._client.id_range(BROADCAST, docs=True, limit=_ADOPT)
+        old = [row['doc'] for row in rows if isinstance(row['doc'].get('expires'), (int, float))]
         return [(0.0, doc['_id'], doc['_rev']) for doc in old if doc['expires'] + self._retention < now]
 
 
@@ -77,6 +82,8 @@ class Listener:
         self._lock = threading.Lock()
         self._queues: defaultdict[str, set[str]] = defaultdict(set)
         self._last: dict[str, int] = {}
+        #: Publisher and number of what was passed over, with the monotonic time of that.
+        self._passed: dict[tuple[str, int], float] = {}
         self._primed = False
 
     @property
@@ -117,22 +124,35 @@ class Listener:
         # By time among publishers, by number for each: a publisher's clock may step back.
         ordered = [numbered[_source(doc)[0]].pop(0) for doc in sorted(new, key=_date)]
         with self._lock:
-            return [pair for doc in ordered for pair in self._take(doc)]
+            pairs = [pair for doc in ordered for pair in self._take(doc)]
+            self._give_up()
+        return pairs
 
     def _take(self, doc: Document) -> list[tuple[str, dict[str, Any]]]:
         publisher, number = _source(doc)
         last = self._last.get(publisher, 0)
-        if number <= last or not isinstance(doc.get('message'), dict):
+        if not isinstance(doc.get('message'), dict) or (number <= last and (publisher, number) not in self._passed):
             return []
-        self._last.pop(publisher, None)
-        self._last[publisher] = number  # the newest last
-        if len(self._last) > _REMEMBERED:
-            del self._last[next(iter(self._last))]
         queues = sorted(self._queues.get(str(doc.get('exchange')), ()))
-        if queues and number > last + 1:
-            logger.warning('this listener fell behind: %d broadcasts of a publisher were gone before it could read them '
-                           '(see the transport option fanout_retention)', number - last - 1)
+        if self._passed.pop((publisher, number), None) is None:
+            self._last.pop(publisher, None)
+            self._last[publisher] = number  # the newest last
+            if len(self._last) > _REMEMBERED:
+                del self._last[next(iter(self._last))]
+            if queues:
+                now = time.monotonic()
+                self._passed |= {(publisher, passed): now for passed in range(max(last + 1, number - _PASSED), number)}
         return [(queue, doc['message']) for queue in queues]
+
+    def _give_up(self) -> None:
+        """Wait no longer for what was passed over long ago, or too much of it."""
+        before = time.monotonic() - _LATE
+        lost = [key for place, (key, since) in enumerate(reversed(self._passed.items())) if since < before or place >= _PASSED]
+        for key in lost:
+            del self._passed[key]
+        if lost:
+            logger.warning('this listener fell behind: %d broadcasts were gone before it could read them '
+                           '(see the transport option fanout_retention)', len(lost))
 
 
 def _date(doc: Document) -> float:

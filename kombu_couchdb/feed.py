@@ -7,14 +7,15 @@ armed, and each answer must be followed by arming it again: an owner that is bus
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import requests
 from kombu.log import get_logger
 
-from .client import Client, Document, Row
-from .errors import CouchDBError, ServerUnavailable
+from .client import CHANGES, Client, Document, Row
+from .errors import BrokenAnswer, CouchDBError, ServerUnavailable
 
 __all__ = ['LIMIT', 'Feed', 'Longpoll']
 
@@ -22,6 +23,9 @@ logger = get_logger(__name__)
 
 #: The most rows of one answer; as many mean that there may be more than is worth reading here.
 LIMIT = 200
+
+#: The least time from one wait to the next, in seconds: each costs the server 3 ms, one change in it 0.1 ms.
+_APART = 0.015
 
 #: The server sends an empty line this often, in seconds: a feed that hears none for twice as long is cut off.
 _BEAT = 4.0
@@ -83,10 +87,9 @@ class Longpoll:
             response.close()
         if turn != self._turn:
             return None
-        answer = self._client.decode(bytes(text))
-        if not isinstance(answer, dict) or 'last_seq' not in answer:
-            raise ServerUnavailable(f'{self._client.address.url}: the feed of changes gave a broken answer')
-        return answer
+        if not text.strip():  # a proxy may end it so, between two of its empty lines
+            raise BrokenAnswer(f'{self._client.address.url}: the feed of changes was cut off')
+        return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
 
 
 class Feed:
@@ -104,6 +107,7 @@ class Feed:
         self._wake = threading.Condition()
         self._wanted: tuple[Any, Document] | None = None
         self._closed = False
+        self._began = float('-inf')
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -140,7 +144,11 @@ class Feed:
                 since, body = self._wanted
                 self._wanted = None
                 turn = self._longpoll.turn
+                pause = self._began + _APART - time.monotonic()
             try:
+                if pause > 0:
+                    time.sleep(pause)  # not for an event: what comes in quick succession shares one answer, and one claim
+                self._began = time.monotonic()
                 answer = self._longpoll.wait(turn, since, body)
             except CouchDBError as exc:
                 if turn == self._longpoll.turn:

@@ -17,14 +17,16 @@ from typing import Any
 
 from kombu.log import get_logger
 
-from . import design
+from . import design, void
 from .client import Document
+from .healer import SYNC, Healer
 from .limits import limit_in
+from .members import queues_of
 from .store import Store
 from .tidy import Tidier
 from .topology import Topology
 
-__all__ = ['CONSUMER', 'Lease', 'Sweeper']
+__all__ = ['CONSUMER', 'Lease', 'Sweeper', 'lives']
 
 logger = get_logger(__name__)
 
@@ -32,10 +34,6 @@ CONSUMER = 'broker:consumer:'
 
 #: How long after its time a lease is still honoured, in seconds: clocks may differ by that much.
 _GRACE = 2.0
-
-
-#: How long the nodes of a cluster may take to tell each other of a write, in seconds (mem3's sync_delay is 5).
-_SYNC = 10.0
 
 
 #: How often what was left behind by killed processes is tidied away, in seconds, and how many documents of a kind at a time.
@@ -60,6 +58,8 @@ class Lease:
         self._beats = 0
         self._done: Mapping[str, int] = {}
         self._sent = self._valid_until = float('-inf')
+        #: Whether the last heartbeat is on enough nodes of a cluster to prove that nobody has swept this consumer.
+        self.proven = True
 
     @property
     def written(self) -> bool:
@@ -96,12 +96,22 @@ class Lease:
             doc['_rev'] = self.rev
         return doc
 
-    def beaten(self, rev: str) -> None:
-        """Note that the heartbeat made by `beat` was stored."""
-        self.rev = rev
+    def beaten(self, rev: str, *, proven: bool = True) -> None:
+        """Note that the heartbeat made by `beat` was stored; if it is not `proven`, the lease lasts no longer for that."""
+        self.rev, self.proven = rev, proven
         self._beats += 1
         self._sent, self._done = self._tried, self._doing
-        self._valid_until = self._tried + self.timeout
+        if proven:
+            self._valid_until = self._sent + self.timeout
+
+    def confirm(self, leaves: Collection[Document]) -> bool:
+        """Tell whether, by all `leaves` of the document, nobody has swept this consumer; go on from the last heartbeat then."""
+        if not leaves or any(leaf.get('_deleted') for leaf in leaves):
+            return False
+        # Nobody else writes it: these are our own, though an answer was lost, or a cluster could not prove one.
+        self.rev = str(max(leaves, key=lambda leaf: _number(leaf.get('date')))['_rev'])
+        self.proven, self._valid_until = True, self._sent + self.timeout
+        return True
 
 
 class Sweeper:
@@ -113,10 +123,18 @@ class Sweeper:
         self.left: set[str] = set()
         #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
         self.void: dict[str, tuple[str, float]] = {}
+        self._healer = Healer(store.client, {
+            'WorkItem': store.heal,
+            **dict.fromkeys(('Queue', 'Binding', 'Broadcast'), lambda leaves, living: void.keep_seen(leaves))})
         self._tidier = Tidier(store.client)
         self._tidy_at = time.monotonic() + random.uniform(0.2, 1.0) * _TIDY
         # The first sweep is soon: a worker that is started again should find what it left behind.
-        self.due = time.monotonic() + random.uniform(0.2, 1.0)
+        self._next = time.monotonic() + random.uniform(0.2, 1.0)
+
+    @property
+    def due(self) -> float:
+        """The monotonic time of the next sweep."""
+        return min([self._next, self._healer.due, *(since + SYNC for _, since in self.void.values())])
 
     def sweep(self, own: str, held: Collection[str], on_orphans: Callable[[], None]) -> set[str]:
         """Sweep once and return the ids of the consumers that live.
@@ -132,28 +150,35 @@ class Sweeper:
         # The view may be older than the claims that name a consumer: only the primary index can say that it is gone.
         unknown = [name for name in leases['claim'] if name not in consumers and name != own]
         missing = [name for name, doc in zip(unknown, self._store.client.fetch(unknown), strict=True) if doc is None]
-        for name in [doc['_id'] for doc in dead] + missing:
-            count = self._store.release(self._store.claims(name))
+        gone = [doc['_id'] for doc in dead] + missing
+        contested = self._healer.contested() if gone and self._store.client.replicas > 1 else {}
+        for name in gone:
+            # Of a contested one the claim that is seen may be void, and another one be held.
+            count = self._store.release(doc for doc in self._store.claims(name) if doc['_id'] not in contested)
             if count:
                 logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
         living = set(consumers) - {doc['_id'] for doc in dead}
         overdue = [name for name, stats in leases['queue'].items() if float(stats['max']) + _GRACE < now]
-        left = self.left | {queue for doc in dead for queue in doc.get('queues') or ()}
+        left = self.left | {queue for doc in dead for queue in queues_of(doc)}
         if overdue or left:
             self._remove_unused(overdue, left, living, now)
         self._keep_limits(leases, now)
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
             on_orphans()
         for doc_id, (rev, since) in list(self.void.items()):
-            if time.monotonic() - since > _SYNC and self._store.settle_void(doc_id, rev, living):
-                del self.void[doc_id]
+            if time.monotonic() - since > SYNC:
+                self.void[doc_id] = (rev, time.monotonic())
+                if self._store.settle_void(doc_id, rev, living):
+                    del self.void[doc_id]
+        if time.monotonic() >= self._healer.due:
+            self._healer.heal(living)
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
             self._tidier.tidy(_TIDIED)
         others = [expires for name, expires in consumers.items() if name in living and name != own]
         # Just after the first of them would be overdue: those that live have then long beaten again.
         wait = min([expires - now + _GRACE for expires in others] + [self._timeout])
-        self.due = time.monotonic() + max(wait, self._timeout / 10) + random.uniform(0.1, 1.0)
+        self._next = time.monotonic() + max(wait, self._timeout / 10) + random.uniform(0.1, 1.0)
         return living
 
     def _fence(self, expired: list[str], now: float) -> list[Document]:
@@ -184,7 +209,7 @@ class Sweeper:
             logger.info('%d messages were dropped: they had expired, or were more than their queues may hold', dropped)
 
     def _remove_unused(self, overdue: list[str], left: set[str], living: set[str], now: float) -> None:
-        used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in doc.get('queues') or ()}
+        used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in queues_of(doc)}
         docs = self._topology.queues(sorted({*overdue, *left}))
         self.left &= used & {doc['name'] for doc in docs}
         for doc in docs:
@@ -197,6 +222,11 @@ class Sweeper:
                 self._store.purge(name)
                 self._topology.delete_queue(name)
                 logger.info('queue %r, which nobody used any more, was removed', name)
+
+
+def lives(doc: Document, now: float) -> bool:
+    """Tell whether the lease of a Consumer document has not ended."""
+    return _number(doc.get('expires')) > now
 
 
 def _number(value: Any) -> float:

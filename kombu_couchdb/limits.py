@@ -10,13 +10,14 @@ what neither met. A queue without limits costs no request and no write.
 
 from __future__ import annotations
 
+import math
 import os
-import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .client import Document
 from .errors import ConfigurationError
+from .forks import Shared
 
 __all__ = ['LIMITS', 'Limit', 'Limits', 'check_limits', 'limit_in', 'limits_of']
 
@@ -52,14 +53,12 @@ class Limits:
 
 
 _NONE = Limit()
-_known: dict[tuple[int, str], Limits] = {}
-_lock = threading.Lock()
+_known: Shared[tuple[int, str], Limits] = Shared({})
 
 
 def limits_of(url: str) -> Limits:
     """Return this process's knowledge of the database at `url`."""
-    with _lock:
-        return _known.setdefault((os.getpid(), url), Limits())
+    return _known.of((os.getpid(), url), Limits)
 
 
 def check_limits(queue: str, arguments: Mapping[str, Any]) -> None:
@@ -78,4 +77,4 @@ def limit_in(doc: Mapping[str, Any]) -> Limit:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf else None

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ['Members']
+__all__ = ['Members', 'queues_of']
 
 Document = dict[str, Any]
+
+
+def queues_of(doc: Document) -> frozenset[str]:
+    """Return the queues that a Consumer document names; none, if somebody spoilt it."""
+    queues = doc.get('queues')
+    return frozenset(name for name in queues if isinstance(name, str)) if isinstance(queues, list) else frozenset()
 
 
 class Members:
@@ -21,7 +27,7 @@ class Members:
         if doc.get('_deleted'):
             self._queues.pop(doc['_id'], None)
         else:
-            self._queues[doc['_id']] = frozenset(doc.get('queues') or ())
+            self._queues[doc['_id']] = queues_of(doc)
 
     def keep(self, living: Collection[str]) -> None:
         """Forget all but these ids."""

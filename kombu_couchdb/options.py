@@ -17,8 +17,15 @@ _KOMBU = frozenset({
 })
 
 
+#: Where one of some words is expected.
+_WORDS = {'auth': ('basic', 'cookie')}
+
 #: Where 0 means without.
 _MAY_BE_ZERO = frozenset({'delivery_limit'})
+
+
+#: Above that Python cannot wait.
+_MOST = 1e9
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,12 @@ class Options:
     delivery_limit: int = 20
     #: Create the database and its design document when they are missing and the user may.
     create_database: bool = True
+    #: Where user and password come from, instead of the URL: 'environment', or the dotted path of a function that returns both.
+    #: It is asked at first, and again when they are refused.
+    credentials: str | None = None
+    #: How they are sent: 'basic', with each request, or 'cookie', once for a session. None is 'cookie' with `credentials`, else
+    #: 'basic'.
+    auth: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -62,19 +75,29 @@ def checked(known: Mapping[str, Any], given: Mapping[str, Any], ignored: Contain
     unknown = sorted(name for name in given if name not in known and name not in ignored)
     if unknown:
         raise ConfigurationError(
-            f'unknown transport option {unknown[0]!r} for couchdb://; known are: {", ".join(sorted(known))}')
+            f'unknown transport option {unknown[0]!r:.80} for couchdb://; known are: {", ".join(sorted(known))}')
     return {name: _checked(name, given[name], default) for name, default in known.items() if name in given}
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
     if isinstance(default, bool):
         if not isinstance(value, bool):
-            raise ConfigurationError(f'transport option {name} must be True or False, not {value!r}')
+            raise ConfigurationError(f'transport option {name} must be True or False, not {value!r:.80}')
+        return value
+    if name in _WORDS:
+        if value not in _WORDS[name]:
+            raise ConfigurationError(f'transport option {name} must be one of {", ".join(_WORDS[name])}')
+        return value
+    if default is None:
+        # A function itself could not be told in `inspect stats`, nor the value here: a password may stand there.
+        if not isinstance(value, str) or not value:
+            raise ConfigurationError(f'transport option {name} must be "environment" or the dotted path of a function, as text, '
+                                     f'such as "shop.secrets:couchdb"')
         return value
     kind = 'a whole number' if isinstance(default, int) else 'a number of seconds'
     accepted = int if isinstance(default, int) else (int, float)
     least = 'from 0 on' if name in _MAY_BE_ZERO else 'above 0'
-    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 <= value < float('inf') \
+    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 <= value <= _MOST \
             or (value == 0 and name not in _MAY_BE_ZERO):
-        raise ConfigurationError(f'transport option {name} must be {kind} {least}, not {value!r}')
+        raise ConfigurationError(f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {_MOST:.0f}')
     return type(default)(value)

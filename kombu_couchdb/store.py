@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from kombu.log import get_logger
 
 from . import design, unique, void, workitem
+from .answers import exactly, maybe, members, number, text
 from .client import LAST, Client, Document, Row, chunks
-from .errors import AccessDenied, Conflict, CouchDBError, DatabaseMissing, DocumentTooLarge, NotCouchDB, NotFound
+from .errors import AccessDenied, BrokenAnswer, Conflict, CouchDBError, DatabaseMissing, NotFound, ServerUnavailable, from_answer
+from .group_commit import GroupCommit
+from .healer import write_each
 
 __all__ = ['HORIZON', 'REVISIONS', 'Store']
 
@@ -23,6 +26,16 @@ REVISIONS = 20
 HORIZON = 5.0
 #: Where the view has what is spoilt, instead of a date: a consumer sets it aside, and nothing else does away with it.
 _SPOILT = 0
+#: The rows of the views, and of their reductions by queue or kind.
+_WAITING = members(id=text, key=exactly(text, number, number))
+_SCHEDULED = members(id=text, key=exactly(text, number))
+_COUNT = members(value=number)
+_RANK = members(key=exactly(text, number))
+_LEASES = members(key=exactly(text, maybe(text)), value=members(count=number, min=number, max=number))
+_IDS = members(id=text)
+
+#: Documents published in one request.
+_PUBLISHED = 5000
 #: Documents rewritten or deleted in one request by housekeeping.
 _BATCH = 500
 
@@ -32,6 +45,7 @@ class Store:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self._commits: GroupCommit | None = None
         #: Per queue, the ranks above the lowest in which items planned for later were met: they are stepped over.
         self._planned: defaultdict[str, set[int]] = defaultdict(set)
 
@@ -44,11 +58,11 @@ class Store:
         """
         wanted = f'_design/{design.NAME}'
         try:
-            found = self.client.get(wanted)
-            if not isinstance(found, dict) or found.get('_id') != wanted:
-                self.client.welcome()
-                raise NotCouchDB(f'{self.client.address.server} does not answer as CouchDB does; check host and port')
+            self.client.get(wanted)
             return
+        except BrokenAnswer:
+            self.client.welcome()
+            raise
         except (NotFound, DatabaseMissing) as exc:
             self.client.welcome()
             if not create:
@@ -68,12 +82,18 @@ class Store:
                     pass  # another process was first, with the same
         except (AccessDenied, DatabaseMissing) as exc:
             raise AccessDenied(
-                f'{self.client.address.url}: user {self.client.address.user!r} may not set up the database; let an '
+                f'{self.client.address.url}: user {self.client.user!r} may not set up the database; let an '
                 f'administrator run "celery -A your_app couchdb setup" once') from exc
         try:
             self.client.request('PUT', '/_revs_limit', body=REVISIONS)
         except CouchDBError as exc:
             logger.debug('revs_limit is left as it is: %s', exc)
+
+    def close(self) -> None:
+        """Close the idle connections; the store can still be used."""
+        self.client.close()
+        if self._commits is not None:
+            self._commits.close()
 
     # -- publish
 
@@ -87,46 +107,47 @@ class Store:
             if 'key' in doc:
                 unique.enqueue(self.client, doc)
         docs = [doc for doc in docs if 'key' not in doc]
-        if len(docs) == 1:
+        if self._commits is None:
+            self._commits = GroupCommit.of(self.client)
+        for part in chunks(docs, _PUBLISHED):
             try:
-                self.client.request('PUT', '/' + docs[0]['_id'], body=docs[0], repeat=True)
-            except Conflict:
-                pass  # a try before this one was stored, its answer was lost
-            return
-        for part in chunks(docs, 5000):
-            for answer in self.client.bulk(part, repeat=True):
+                answers = self._commits.write(part)
+            except ServerUnavailable as exc:
+                if not exc.was_cut:
+                    raise
+                # They may have been stored, and what was done meanwhile must not be there again.
+                left = self.unpublished(part)
+                answers = self._commits.write(left) if left else []
+            for answer in answers:
+                # In conflict is what a try before this one has stored, whose answer was lost.
                 if answer.get('error') and answer['error'] != 'conflict':
-                    raise self._refused(answer)
+                    raise from_answer(answer, self.client.address.url)
 
     def unpublished(self, docs: Sequence[Document]) -> list[Document]:
         """Return those of new items under whose ids there never was one, and the unique jobs, which look for themselves."""
         known = self.client.known([doc['_id'] for doc in docs])
         return [doc for doc in docs if 'key' in doc or doc['_id'] not in known]
 
-    def _refused(self, answer: Document) -> CouchDBError:
-        text = f'{self.client.address.url}: {answer.get("error")}: {answer.get("reason")}'
-        if answer['error'] in ('forbidden', 'unauthorized'):
-            return AccessDenied(text)
-        return DocumentTooLarge(text)
-
     # -- consume
 
-    def ready(self, queue: str, limit: int, *, docs: bool, after: Row | None = None) -> list[Row]:
-        """Return up to `limit` rows of the view, next first: highest priority, then oldest due.
+    def ready(self, queue: str, limit: int, *, docs: bool = False, after: Row | None = None,
+              update: str = 'true') -> list[Row]:
+        """Return up to `limit` rows of the view, next first: highest priority, then oldest due; with `docs`, their documents.
 
-        With `after`, the last row of an earlier read, what follows it, as the index stands: it is not waited for. Rows
-        near the present may be due only in some seconds, and any row may have been claimed a moment ago: the document
-        decides. One request, plus one for each higher priority in which something waits for later.
+        With `after`, the last row of an earlier read, what follows it. `update` is CouchDB's: with `false` the index is read as
+        it stands, with `lazy` it is brought up to date afterwards. Rows near the present may be due only in some seconds, and
+        any row may have been claimed a moment ago: the document decides. One request, plus one for each higher priority in
+        which something waits for later.
         """
         horizon = self.client.clock.now() + HORIZON
-        planned, found = self._planned[queue], list[Row]()
-        rank, start = (int(after['key'][1]), after['key']) if after else (0, [queue, 0])
-        more: dict[str, Any] = {'startkey_docid': after['id'], 'skip': 1, 'update': False} if after else {}
+        name, planned, found = design.key_of(queue), self._planned[queue], list[Row]()
+        rank, start = (int(after['key'][1]), after['key']) if after else (0, [name, 0])
+        more: dict[str, Any] = {'startkey_docid': after['id'], 'skip': 1} if after else {}
         while rank <= workitem.HIGHEST and len(found) < limit:
             last = min((r for r in planned if r >= rank), default=workitem.HIGHEST)
             wanted = limit - len(found)
-            page = self.client.view(design.NAME, 'waiting', startkey=start, endkey=[queue, last, horizon], limit=wanted,
-                                    include_docs=docs, reduce=False, **more)
+            page = self.client.view(design.NAME, 'waiting', _WAITING, startkey=start, endkey=[name, last, horizon], limit=wanted,
+                                    include_docs=docs, reduce=False, update=update, **more)
             later = next((i for i, row in enumerate(page) if row['key'][2] > horizon), None)
             if later is None:
                 found += page
@@ -137,13 +158,12 @@ class Store:
                 found += page[:later]
                 rank = int(page[later]['key'][1]) + 1
                 planned.add(rank - 1)
-            start, more = [queue, rank], {}
+            start, more = [name, rank], {}
         return found
 
     def next_due(self, queue: str, after: float) -> float | None:
         """Return when the first item that is planned for later than `after` becomes due, or None if there is none."""
-        rows = self.client.view(design.NAME, 'scheduled', startkey=[queue, after],
-                                endkey=[queue, LAST], limit=1, reduce=False)
+        rows = self.client.view(design.NAME, 'scheduled', _SCHEDULED, **design.rows_of(queue, after), limit=1, reduce=False)
         return float(rows[0]['key'][1]) if rows else None
 
     # -- leases
@@ -155,14 +175,14 @@ class Store:
         statistics are CouchDB's `_stats`: `sum`, `count`, `min`, `max`. One request.
         """
         leases: dict[str, dict[str, Document]] = {'consumer': {}, 'claim': {}, 'queue': {}, 'limit': {}, 'expiry': {}}
-        for row in self.client.view(design.NAME, 'leases', group_level=2):
+        for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
             kind, name = row['key']
-            leases[kind][name] = row['value']
+            leases.setdefault(kind, {})[str(design.queue_of(name)) if kind in ('queue', 'limit') else name] = row['value']
         return leases
 
     def claims(self, consumer: str) -> list[Document]:
         """Return the items that a consumer has claimed."""
-        rows = self.client.view(design.NAME, 'leases', startkey=['claim', consumer], endkey=['claim', consumer, LAST],
+        rows = self.client.view(design.NAME, 'leases', _IDS, startkey=['claim', consumer], endkey=['claim', consumer, LAST],
                                 include_docs=True, reduce=False)
         return [row['doc'] for row in rows if row.get('doc') and workitem.claimant(row['doc']) == consumer]
 
@@ -176,27 +196,32 @@ class Store:
 
     def settle_void(self, doc_id: str, rev: str, living: set[str]) -> bool:
         """Do what is to be done about a claim that a cluster did not prove; tell whether that was all."""
-        try:
-            answers = cast('list[Any]', self.client.get(doc_id, open_revs='all'))
-            seen = self.client.fetch([doc_id])[0]
-        except NotFound:
-            return True
-        leaves = [answer['ok'] for answer in answers if isinstance(answer, dict) and 'ok' in answer]
-        changes = void.decide(leaves, str(seen['_rev']) if seen else None, rev, living)
-        if changes:
-            self.client.bulk(changes)
-        return changes is not None
+        leaves = self.client.leaves(doc_id)
+        seen = self.client.fetch([doc_id])[0]
+        changes = void.decide(leaves, str(seen['_rev']) if seen else None, rev, self._claimants(leaves, living),
+                              self.client.clock.now())
+        return changes is not None and write_each(self.client, changes)
+
+    def heal(self, leaves: list[Document], living: Collection[str]) -> list[Document] | None:
+        """Return what is to be written about an item with these leaves; see `void.heal`."""
+        return void.heal(leaves, self._claimants(leaves, living), self.client.clock.now())
+
+    def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
+        """Return those of the claimants that live: the view which said so may have lagged behind."""
+        names = {by for leaf in leaves if (by := workitem.claimant(leaf))}
+        unknown = sorted(names - set(living))
+        return (names & set(living)) | {name for name, doc in zip(unknown, self.client.fetch(unknown), strict=True) if doc}
 
     # -- queues
 
     def size(self, queue: str) -> int:
         """Return how many items of a queue are ready: neither claimed nor planned for later."""
-        waiting = self._count('waiting', [queue], [queue, LAST])
-        return max(0, waiting - self._count('scheduled', [queue, self.client.clock.now()], [queue, LAST])) if waiting else 0
+        waiting = self._count('waiting', queue)
+        return max(0, waiting - self._count('scheduled', queue, self.client.clock.now())) if waiting else 0
 
     def purge(self, queue: str) -> int:
         """Delete what waits in a queue, now or for later, and return how many; claimed items are left."""
-        return self._drop('waiting', lambda doc: True, startkey=[queue], endkey=[queue, LAST])
+        return self._drop('waiting', lambda doc: True, **design.rows_of(queue))
 
     # -- limits
 
@@ -207,15 +232,14 @@ class Store:
 
     def drop_older(self, queue: str, ttl: float) -> int:
         """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""
-        until = self.client.clock.now() - ttl
-        ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', startkey=[queue], endkey=[queue, LAST],
-                                                           group_level=2)]
-        return sum(self._drop('waiting', lambda doc: workitem.ready_since(doc) <= until, startkey=[queue, rank, _SPOILT + 1],
-                              endkey=[queue, rank, until]) for rank in ranks)
+        name, until = design.key_of(queue), self.client.clock.now() - ttl
+        ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', _RANK, **design.rows_of(queue), group_level=2)]
+        return sum(self._drop('waiting', lambda doc: workitem.ready_since(doc) <= until, startkey=[name, rank, _SPOILT + 1],
+                              endkey=[name, rank, until]) for rank in ranks)
 
     def exceeds(self, queue: str, length: int) -> bool:
         """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
-        return self._count('waiting', [queue], [queue, LAST]) > length
+        return self._count('waiting', queue) > length
 
     def trim(self, queue: str, length: int) -> int:
         """Delete those first in line of more than `length` ready items, and return how many that were; one request if none is."""
@@ -233,7 +257,7 @@ class Store:
 
     def _drop(self, view: str, unwanted: Callable[[Document], bool], **where: Any) -> int:
         count = 0
-        while rows := self.client.view(design.NAME, view, limit=_BATCH, include_docs=True, reduce=False, **where):
+        while rows := self.client.view(design.NAME, view, _IDS, limit=_BATCH, include_docs=True, reduce=False, **where):
             # The documents may be newer than the rows.
             deleted = self._delete([row['doc'] for row in rows if row.get('doc') and unwanted(row['doc'])])
             count += deleted
@@ -245,8 +269,8 @@ class Store:
         gone = [workitem.acked(doc, self.client.clock.now()) for doc in docs if workitem.is_waiting(doc)]
         return sum(1 for answer in self.client.bulk(gone) if answer.get('ok')) if gone else 0
 
-    def _count(self, view: str, start: list[Any], end: list[Any]) -> int:
-        rows = self.client.view(design.NAME, view, startkey=start, endkey=end)
+    def _count(self, view: str, queue: str, *after: float) -> int:
+        rows = self.client.view(design.NAME, view, _COUNT, **design.rows_of(queue, *after))
         return int(rows[0]['value']) if rows else 0
 
 

@@ -6,7 +6,6 @@ and heartbeats of consumers that ended long ago. Deletions leave tombstones, as 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -97,7 +96,7 @@ def _is_over(doc: Document, now: float) -> bool:
 
 def _documents(client: Client, prefix: str) -> Iterator[Document]:
     """Yield the documents whose ids start with `prefix`, a page at a time."""
-    params = {'startkey': json.dumps(prefix), 'endkey': json.dumps(prefix + '\uffff'), 'include_docs': True, 'limit': _PAGE}
-    while rows := client.request('GET', '/_all_docs', params, repeat=True)['rows']:
-        yield from (row['doc'] for row in rows if row.get('doc'))
-        params |= {'startkey': json.dumps(rows[-1]['id']), 'skip': 1}
+    last = None
+    while rows := client.id_range(prefix, docs=True, limit=_PAGE, after=last):
+        yield from (row['doc'] for row in rows)
+        last = rows[-1]['id']

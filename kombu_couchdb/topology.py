@@ -14,8 +14,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from .answers import maybe, members, number, text
 from .client import Client, Document
 from .errors import Conflict, NotFound
+from .forks import Shared
 from .limits import LIMITS, Limit, check_limits, limits_of
 
 __all__ = ['BINDING', 'Routes', 'Topology', 'routes_of', 'topic_pattern']
@@ -88,20 +90,16 @@ class Routes:
         """Return the queues that a message goes to."""
         with self._lock:
             table = [b for b in self._bindings.values() if b.get('exchange') == exchange]
-        return {
-            b['queue'] for b in table
-            if (re.match(b['pattern'], '.' + routing_key) if b.get('pattern') else b.get('routing_key') == routing_key)
-        }
+        return {b['queue'] for b in table if _is_sound(b) and (
+            topic_matches(b['routing_key'], routing_key) if b.get('pattern') else b['routing_key'] == routing_key)}
 
 
-_tables: dict[tuple[int, str], Routes] = {}
-_tables_lock = threading.Lock()
+_tables: Shared[tuple[int, str], Routes] = Shared({})
 
 
 def routes_of(url: str) -> Routes:
     """Return this process's table for the database at `url`."""
-    with _tables_lock:
-        return _tables.setdefault((os.getpid(), url), Routes())
+    return _tables.of((os.getpid(), url), Routes)
 
 
 class Topology:
@@ -161,15 +159,16 @@ class Topology:
 
     def prolong(self, doc: Document, now: float) -> None:
         """Move the end of a queue that is in use, as read: far enough that this is seldom to be done."""
-        self.client.bulk([{**doc, 'expires': now + (doc.get('lifetime') or 0.0) + _IN_USE}])
+        self.client.bulk([{**doc, 'expires': now + (doc['lifetime'] if number(doc.get('lifetime')) else 0.0) + _IN_USE}])
 
     def has_queue(self, name: str) -> bool:
         """Tell whether a queue is declared."""
         return self.client.fetch([QUEUE + name])[0] is not None
 
     def queues(self, names: list[str]) -> list[Document]:
-        """Return the Queue documents of those names that are declared."""
-        return [doc for doc in self.client.fetch([QUEUE + name for name in names]) if doc]
+        """Return the Queue documents of those names that are declared; one that somebody spoilt beyond its name is none."""
+        docs = self.client.fetch([QUEUE + name for name in names])
+        return [doc for name, doc in zip(names, docs, strict=True) if doc and doc.get('name') == name]
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue and its bindings; its messages are the Store's."""
@@ -188,7 +187,10 @@ class Topology:
         try:
             self.client.put(doc)
         except Conflict:
-            pass  # it is there
+            found = self.client.fetch([doc['_id']])[0]
+            if found and doc != {name: value for name, value in found.items() if name != '_rev'}:
+                # Somebody spoilt it, and it leads elsewhere. In conflict, another one has mended it.
+                self.client.bulk([{**doc, '_rev': found['_rev']}])
         self.routes.update(doc)
 
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
@@ -210,7 +212,7 @@ class Topology:
     def bindings(self, exchange: str) -> list[Document]:
         """Read the bindings of an exchange."""
         prefix, before = f'{BINDING}[{_quoted(exchange)},', time.monotonic()
-        docs = [row['doc'] for row in self.client.id_range(prefix, docs=True)]
+        docs = [row['doc'] for row in self.client.id_range(prefix, docs=True) if _is_sound(row['doc'])]
         self.routes.replace({doc['_id']: doc for doc in docs}, before, prefix)
         self.routes.was_read(exchange, before)
         return docs
@@ -229,6 +231,29 @@ def topic_pattern(routing_key: str) -> str:
     """
     wildcards = {'*': r'\.[^.]*', '#': r'(?:\.[^.]*)*'}
     return '^' + ''.join(wildcards.get(word, r'\.' + re.escape(word)) for word in routing_key.split('.')) + '$'
+
+
+def topic_matches(binding: str, routing_key: str) -> bool:
+    """Tell whether the routing key of a message is one of those that a topic binding names.
+
+    As `topic_pattern` says it, but in a time that is bounded: a regular expression with many `#` could take for ever.
+    """
+    wanted = binding.split('.')
+
+    def beyond(places: set[int]) -> set[int]:  # and behind each `#`, which may stand for nothing
+        for place in range(len(wanted)):
+            if place in places and wanted[place] == '#':
+                places.add(place + 1)
+        return places
+
+    places = beyond({0})
+    for word in routing_key.split('.'):
+        fit = [place for place in places if place < len(wanted) and wanted[place] in ('#', '*', word)]
+        places = beyond({place if wanted[place] == '#' else place + 1 for place in fit})
+    return len(wanted) in places
+
+
+_is_sound = members(exchange=text, routing_key=text, queue=text, pattern=maybe(text))
 
 
 def _binding_id(exchange: str, routing_key: str, queue: str) -> str:

@@ -1,7 +1,8 @@
 """kombu's transport: one connection to one CouchDB database.
 
 * URL: `couchdb://user:password@host:5984/database`, or `couchdbs://…` for TLS. User, password and database are
-  percent-encoded; the default database is `celery`. A list `url;url` is tried in turn.
+  percent-encoded; the default database is `celery`. A list `url;url` names the nodes of a cluster, each of which is asked
+  while the others do not answer.
 * Options: see `kombu_couchdb.options.Options`.
 * A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import requests
@@ -24,12 +26,14 @@ from .consumer import Consumer
 from .delivery import Credit, Delivery
 from .errors import CouchDBError
 from .fanout import BROADCAST, Broadcaster, Listener
-from .lease import CONSUMER
+from .lease import CONSUMER, lives
 from .mailbox import Mailbox
+from .members import queues_of
 from .news import News
 from .options import Options
 from .store import Store
 from .topology import Topology
+from .urls import parse
 
 __all__ = ['Transport']
 
@@ -66,7 +70,9 @@ class Transport(virtual.Transport):
         self.polling_interval = None  # the virtual transport would sleep for it between polls
         self.address = Address.of(
             scheme=str(client.transport_cls), host=client.hostname, port=client.port, database=client.virtual_host,
-            default_database='celery', user=client.userid, password=client.password, tls=client.ssl)
+            default_database='celery', user=client.userid, password=client.password, tls=client.ssl,
+            credentials=self.options.credentials, auth=self.options.auth)
+        self.address = replace(self.address, others=_others(self.address, client))
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
         self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
@@ -103,7 +109,7 @@ class Transport(virtual.Transport):
             self._consumer.close(self.options.request_timeout + self.options.connect_timeout)
             self._consumer = None
         self._mailbox.close()
-        self.couchdb.close()
+        self.store.close()
 
     _collect = close_connection
 
@@ -179,7 +185,7 @@ class Transport(virtual.Transport):
     def listen(self, exchange: str, queue: str) -> None:
         """Let a queue have what is broadcast to `exchange` from now on."""
         if not self.listener.primed:
-            self.listener.prime(row['doc'] for row in self.couchdb.id_range(BROADCAST, docs=True) if row.get('doc'))
+            self.listener.prime(row['doc'] for row in self.couchdb.id_range(BROADCAST, docs=True))
         self.listener.bind(exchange, queue)
 
     def used(self, queue: str) -> bool:
@@ -187,8 +193,8 @@ class Transport(virtual.Transport):
         if any(queue in channel._active_queues for channel in self.channels):
             return True
         now, own = self.couchdb.clock.now(), self._consumer and self._consumer.id
-        return any(queue in (row['doc'].get('queues') or ()) and row['doc'].get('expires', 0) > now
-                   for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own and row.get('doc'))
+        return any(queue in queues_of(row['doc']) and lives(row['doc'], now)
+                   for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own)
 
     def left(self, queue: str) -> None:
         """A consumer of the queue was cancelled: if the queue is temporary and that was the last one, delete it."""
@@ -204,3 +210,11 @@ class Transport(virtual.Transport):
                 self.topology.delete_queue(queue)
         except CouchDBError as exc:
             logger.warning('queue %r could not be removed and is left to its expiry: %s', queue, exc)
+
+
+def _others(address: Address, client: Any) -> tuple[Address, ...]:
+    """Return the other addresses in kombu's failover list, those first that come after this one."""
+    given = [parse(url, 'broker_url', 'celery', tls=client.ssl, credentials=address.credentials, auth=address.auth)
+             for url in client.alt if url.startswith(('couchdb:', 'couchdbs:'))]
+    at = given.index(address) if address in given else -1
+    return tuple(dict.fromkeys(other for other in given[at + 1:] + given[:at + 1] if other != address))

@@ -14,16 +14,16 @@ it finds (`Holdings.resettle`). A retry that a task sends of itself goes before 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from . import workitem
 from .client import Client, Document
-from .errors import Conflict, NotFound, ServerUnavailable
+from .errors import Conflict, NotFound, ServerUnavailable, from_answer
 
-__all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'enqueue', 'merge', 'told']
+__all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'apart_from', 'enqueue', 'gather', 'merge', 'told']
 
 ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
 
@@ -72,7 +72,7 @@ def enqueue(client: Client, doc: Document) -> Outcome:
         docs, outcome = merge(found, doc, client.clock.now())
         try:
             for one in docs:
-                _put(client, one, doc['_id'])
+                _store(client, one, doc['_id'])
         except Conflict:
             try:
                 found = client.get(doc['_id'])
@@ -85,13 +85,36 @@ def enqueue(client: Client, doc: Document) -> Outcome:
     raise ServerUnavailable(f'{client.address.url}: the unique job {doc["_id"]} is changed by others all the time')
 
 
-def _put(client: Client, doc: Document, job: str) -> None:
-    try:
-        client.put(doc)
-    except Conflict:
-        if doc['_id'] == job:
-            raise
-        # A copy of the dead letter, which another publisher has made, too.
+def _store(client: Client, doc: Document, job: str) -> None:
+    """Write one document; *raises* `Conflict` if the job was changed by others."""
+    [answer] = client.bulk([doc])
+    if answer.get('error', 'conflict') != 'conflict':
+        raise from_answer(answer, client.address.url)
+    if doc['_id'] != job:
+        return  # in conflict, a copy of the dead letter is there: another publisher has made it, too
+    if answer.get('error') or (answer.get('accepted') and _yields(client, doc, answer['rev'])):
+        raise Conflict(f'{client.address.url}: {job} was changed by others')
+
+
+def _yields(client: Client, doc: Document, rev: str) -> bool:
+    """Take back what a cluster accepted on too few nodes, if others have changed the job on other ones; tell whether that was so.
+
+    If nobody has, the nodes are down, or cut off, and it stays. If a consumer has taken it meanwhile, it stays, too.
+    """
+    if not any(_is_rival(leaf, doc) for leaf in client.leaves(doc['_id'], revs=True) if leaf['_rev'] != rev):
+        return False
+    [answer] = client.bulk([{**workitem.deleted({**doc, '_rev': rev}), 'void': True}])
+    return bool(answer.get('ok'))
+
+
+def _is_rival(leaf: Document, ours: Document) -> bool:
+    """Tell whether what others wrote stands for what we wrote over: if it comes of the same, or there was nothing."""
+    if '_rev' not in ours:
+        return not leaf.get('_deleted')
+    generation, _, text = ours['_rev'].partition('-')
+    revisions = leaf['_revisions']
+    place = int(revisions['start']) - int(generation)
+    return not leaf.get('void') and 0 < place < len(revisions['ids']) and bool(revisions['ids'][place] == text)
 
 
 def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Document], Outcome]:
@@ -103,7 +126,7 @@ def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Docum
     if found.get('status') or reason:
         dead = found if found.get('status') else workitem.bury(found, str(reason), now)
         return [workitem.dead_copy(dead), {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
-    if _tag(found) == _tag(doc):
+    if workitem.tag(found) == workitem.tag(doc):
         return [], Outcome(ENQUEUED, own)  # an earlier try was stored, its answer was lost
     stored = found
     if workitem.is_waiting(found) and workitem.has_expired(found, now):
@@ -123,21 +146,25 @@ def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Docum
 
 def _behind(found: Document, doc: Document) -> tuple[list[Document], Outcome]:
     """Return the same where `found` runs: `doc` waits behind it, or moves what does."""
-    own, waiting = workitem.task_id(doc), found.get('next')
-    entries: list[Document] = [one for one in waiting if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})] \
-        if isinstance(waiting, list) else []
-    entry = _message(doc)
+    own, waiting, entries, entry = workitem.task_id(doc), found.get('next'), _entries(found), _message(doc)
     retries = [one for one in entries if workitem.task_id(one) == workitem.task_id(found)]
     others = [one for one in entries if one not in retries]
     if own == workitem.task_id(found):
         outcome, entries = Outcome(AGAIN, own), [entry, *others]
     elif others:
-        same = _tag(others[0]) == _tag(doc)
+        same = workitem.tag(others[0]) == workitem.tag(doc)
         outcome = Outcome(AGAIN if same else MOVED, workitem.task_id(others[0]))
-        entries = [*retries, others[0] if same else _moved(others[0], doc)]
+        entries = [*retries, others[0] if same else _moved(others[0], doc), *others[1:]]
     else:
         outcome, entries = Outcome(AGAIN, own), [*retries, entry]
     return [{**found, 'next': entries}] if entries != waiting else [], outcome
+
+
+def _entries(doc: Document) -> list[Document]:
+    """Return what waits behind a job, without what is spoilt."""
+    waiting = doc.get('next')
+    return [one for one in waiting if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})] \
+        if isinstance(waiting, list) else []
 
 
 def _moved(found: Document, doc: Document) -> Document:
@@ -158,5 +185,24 @@ def _message(doc: Document) -> Document:
     return {name: doc[name] for name in _MESSAGE if name in doc}
 
 
-def _tag(doc: Mapping[str, Any]) -> Any:
-    return doc['message']['properties'].get('delivery_tag')
+def gather(kept: Document, others: list[Document], done: Collection[Any]) -> Document:
+    """Return a job with the messages behind it that other leaves of its document have, and it has not, the oldest first.
+
+    `done` has the tags of messages that are done.
+    """
+    known = {*done, *_tags(kept)}
+    missing = {workitem.tag(entry): entry for leaf in others for entry in (_message(leaf), *_entries(leaf))
+               if not workitem.flaw({**entry, 'attempts': 0}) and workitem.tag(entry) not in known}
+    if not missing:
+        return kept
+    return {**kept, 'next': [*_entries(kept), *sorted(missing.values(), key=workitem.ready_since)]}
+
+
+def apart_from(leaf: Document, others: list[Document]) -> Document:
+    """Return a job without those messages behind it that other leaves of its document have, or are done with."""
+    known = {tag for other in others if not other.get('void') for tag in (other.get('done'), *_tags(other))}
+    return {**leaf, 'next': [entry for entry in _entries(leaf) if workitem.tag(entry) not in known]}
+
+
+def _tags(doc: Document) -> list[Any]:
+    return [workitem.tag(one) for one in (doc, *_entries(doc))]

@@ -10,7 +10,8 @@
      "expires": 1763709060.1,          only if the message has an expiration: when it is not delivered any more
      "consumer": "broker:consumer:…",  only if it came back: who was the last to hold it
      "key": "customer-42",             only of a unique job (see `unique`), with `next`: what runs after it, and `sent`: when
-                                       the newest message for it was sent, or its turn came
+                                       the newest message for it was sent, or its turn came; and `done`: the delivery tag
+                                       of what ran before it, or in its tombstone of what ran last
      "message": {"body", "headers", "properties", "content-type", "content-encoding"}}
 
 A dead one also has `status: "fail"`, `reason` and `failed` (when). The state is derived: dead, claimed, scheduled
@@ -34,7 +35,7 @@ from .errors import ConfigurationError
 __all__ = [
     'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'due_date', 'flaw',
     'has_expired', 'is_due', 'is_unique', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay',
-    'state', 'task_id', 'task_name', 'turn',
+    'size', 'state', 'tag', 'task_id', 'task_name', 'turn',
 ]
 
 Document = dict[str, Any]
@@ -151,7 +152,8 @@ def claim(doc: Document, by: str, now: float) -> Document:
 def release(doc: Document, *, delivered: bool = True) -> Document:
     """Return the item as waiting again, at its old place in the queue; undelivered, the attempt does not count."""
     if not delivered:
-        return {**doc, 'claimed': None, 'attempts': doc['attempts'] - 1}
+        attempts = doc.get('attempts')
+        return {**doc, 'claimed': None, **({'attempts': attempts - 1} if isinstance(attempts, int) else {})}
     return {**doc, 'claimed': None, **_holder(doc)}
 
 
@@ -166,13 +168,13 @@ def acked(doc: Mapping[str, Any], now: float) -> Document:
     if isinstance(following, list) and following and isinstance(following[0], dict):
         kept = {name: doc[name] for name in ('_id', '_rev', 'type', 'queue', 'key') if name in doc}
         rest = {'next': following[1:]} if following[1:] else {}
-        return {**following[0], **kept, 'attempts': 0, 'claimed': None, 'sent': now, **rest}
+        return {**following[0], **kept, 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
     return deleted(doc)
 
 
 def deleted(doc: Mapping[str, Any]) -> Document:
     """Return the deletion of this revision of the item, and of no other."""
-    return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
+    return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True, **_done(doc)}
 
 
 def apart(doc: Document, now: float) -> list[Document]:
@@ -216,6 +218,20 @@ def task_id(doc: Mapping[str, Any]) -> str | None:
 def task_name(doc: Mapping[str, Any]) -> str | None:
     """Return the name of the task in an item, or None if it is no Celery message."""
     return _header(doc, 'task')
+
+
+def tag(doc: Mapping[str, Any]) -> Any:
+    """Return the delivery tag that the publisher gave the message in an item, or in what waits behind one; None without one."""
+    message = doc.get('message')
+    properties = message.get('properties') if isinstance(message, dict) else None
+    return properties.get('delivery_tag') if isinstance(properties, dict) else None
+
+
+def size(doc: Mapping[str, Any]) -> int:
+    """Return about how many characters an item has; what is small in any case is not counted."""
+    message = doc.get('message')
+    body = message.get('body') if isinstance(message, dict) else None
+    return len(body) if isinstance(body, str) else 0
 
 
 def is_unique(doc: Mapping[str, Any]) -> bool:
@@ -273,6 +289,11 @@ def _header(doc: Mapping[str, Any], name: str) -> str | None:
 def _holder(doc: Document) -> Document:
     by = claimant(doc)
     return {'consumer': by} if by else {}
+
+
+def _done(doc: Mapping[str, Any]) -> Document:
+    # The id of a unique job is used again: what is said of it is said of this message.
+    return {'done': tag(doc)} if 'key' in doc and tag(doc) is not None else {}
 
 
 def _without_room(doc: Document) -> Document:

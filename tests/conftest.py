@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from typing import TypeVar
+from urllib.parse import quote
 
 import pytest
+import requests
 
-from kombu_couchdb.address import Address
+from celery_couchdb.testing import Server
 from kombu_couchdb.client import Client
-from kombu_couchdb.embedded import EmbeddedServer
-from kombu_couchdb.errors import DatabaseMissing, NotFound
+
+pytest_plugins = ['celery_couchdb.testing']
 
 T = TypeVar('T')
+
+# A shell has its background jobs ignore Ctrl-C, and so would whatever the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: How long a test waits for something that must come true, in seconds: generous, since no test may depend on speed.
 PATIENCE = 60.0
@@ -32,34 +37,10 @@ def wait_for(condition: Callable[[], T], what: str = '', timeout: float = PATIEN
     return value
 
 
-class Server:
-    """The CouchDB server under test: its parts, and URLs for databases on it."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self.url = url
-        self.host, self.port = parts.hostname or 'localhost', parts.port or 5984
-        self.user, self.password = unquote(parts.username or ''), unquote(parts.password or '')
-
-    def couchdb_url(self, database: str, user: str | None = None, password: str | None = None) -> str:
-        """Return the `couchdb://` URL of a database, as a user writes it in a Celery configuration."""
-        login = f'{quote(user or self.user, safe="")}:{quote(password or self.password, safe="")}@'
-        return f'couchdb://{login}{self.host}:{self.port}/{quote(database, safe="")}'
-
-    def client(self, database: str, **address: Any) -> Client:
-        """Return a client for a database on this server."""
-        given = {'user': self.user, 'password': self.password, **address}
-        return Client(Address(host=self.host, port=self.port, database=database, **given))
-
-
 @pytest.fixture(scope='session')
-def server() -> Iterator[Server]:
+def server(couchdb_server: Server) -> Server:
     """The server all integration tests share; each has databases of its own."""
-    if url := os.environ.get('COUCHDB_URL'):
-        yield Server(url)
-    else:
-        with EmbeddedServer() as embedded:
-            yield Server(embedded.url)
+    return couchdb_server
 
 
 @pytest.fixture(scope='session')
@@ -68,15 +49,53 @@ def apache_couchdb(server: Server) -> bool:
     return 'couchdb' in server.client('any').welcome()
 
 
+class Users:
+    """Ordinary users of the server, which is Apache CouchDB."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._made: dict[str, str] = {}
+
+    def __call__(self, name: str, password: str, *roles: str) -> None:
+        """Create a user, or give one another password or other roles."""
+        path = self._server.url + f'/_users/{quote(f"org.couchdb.user:{name}", safe="")}'
+        doc = {'name': name, 'password': password, 'roles': roles, 'type': 'user'}
+        if name in self._made:
+            doc['_rev'] = requests.get(path, timeout=PATIENCE).json()['_rev']
+        answer = requests.put(path, timeout=PATIENCE, json=doc)
+        assert answer.status_code == 201, answer.text
+        self._made[name] = path
+
+    def delete(self) -> None:
+        """Delete those that were created."""
+        for path in self._made.values():
+            rev = requests.get(path, timeout=PATIENCE).json()['_rev']
+            requests.delete(path, params={'rev': rev}, timeout=PATIENCE)
+
+
+@pytest.fixture
+def users(server: Server) -> Iterator[Users]:
+    """Creates users by name and password, and deletes them afterwards; Apache CouchDB only."""
+    users = Users(server)
+    yield users
+    users.delete()
+
+
+@pytest.fixture
+def member(users: Users, apache_couchdb: bool) -> dict[str, str]:
+    """A user without any right: `user` and `password`."""
+    if not apache_couchdb:
+        pytest.skip('the embedded server has one user')
+    login = {'user': f'member-{uuid.uuid4().hex[:12]}', 'password': f'secret-{uuid.uuid4().hex}'}
+    users(login['user'], login['password'])
+    return login
+
+
 @pytest.fixture
 def database(server: Server) -> Iterator[str]:
     """The name of a database of this test's own; it is deleted afterwards, whoever created it."""
-    name = f'test-{uuid.uuid4().hex[:12]}'
-    yield name
-    try:
-        server.client(name).delete()
-    except (NotFound, DatabaseMissing):
-        pass
+    with server.fresh_database() as name:
+        yield name
 
 
 @pytest.fixture

@@ -56,6 +56,11 @@ def items(client: Client) -> list[dict[str, Any]]:
     return [row['doc'] for row in rows if row['doc'].get('type') == 'WorkItem']
 
 
+def leave_leaf(client: Client, doc_id: str, rev: str, **fields: Any) -> None:
+    """Leave a leaf of a document as another node of a cluster would that could not be asked: whatever else there is stays."""
+    client.request('POST', '/_bulk_docs', body={'new_edits': False, 'docs': [{**fields, '_id': doc_id, '_rev': rev}]})
+
+
 class Inbox:
     """A consumer of some queues, on a channel of its own, that remembers what it gets and when."""
 
@@ -120,7 +125,7 @@ class Request:
     @property
     def docs(self) -> list[dict[str, Any]]:
         """The documents it writes."""
-        if not isinstance(self.body, dict) or self.method == 'GET':
+        if not isinstance(self.body, dict) or self.method == 'GET' or self.path == '/_bulk_get':
             return []
         return self.body.get('docs', [self.body] if 'type' in self.body else [])
 
@@ -137,7 +142,7 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Requ
 
     def recorded(self: Client, method: str, path: str | None, params: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
         if self.address.database == database:
-            log.append(Request(method, path, body, time.monotonic()))
+            log.append(Request(method, path, json.loads(body) if isinstance(body, bytes) else body, time.monotonic()))
         return send(self, method, path, params, body, *args, **kwargs)
 
     monkeypatch.setattr(Client, '_send', recorded)

@@ -68,7 +68,7 @@ def _broker(app: Any, members: tuple[str, ...], admin: Login, *, needed: bool) -
     with app.connection_for_write() as connection:
         if not needed and not issubclass(connection.get_transport_cls(), Transport):
             return None  # only the results are in CouchDB
-    client, user = broker_of(app, admin), broker_of(app).address.user
+    client, user = broker_of(app, admin), broker_of(app).user
     return Wanted(client, kombu_couchdb.design.documents(), _members(user, members, admin), not user, REVISIONS)
 
 
@@ -76,7 +76,8 @@ def _results(app: Any, members: tuple[str, ...], admin: Login) -> Wanted | None:
     client, own = results_of(app, admin), results_of(app)
     if client is None or own is None:
         return None
-    return Wanted(client, [design.document()], _members(own.address.user, members, admin), not own.address.user)
+    return Wanted(client, [kombu_couchdb.design.contested(), design.document()], _members(own.user, members, admin),
+                  not own.user)
 
 
 def _members(user: str | None, members: tuple[str, ...], admin: Login) -> list[str]:
@@ -88,6 +89,6 @@ def _merged(broker: Wanted | None, results: Wanted | None) -> list[Wanted]:
     """Return what is wanted, once for each database: broker and results may share one."""
     if not broker or not results or broker.client.address.url != results.client.address.url:
         return [wanted for wanted in (broker, results) if wanted]
-    return [replace(broker, documents=[*broker.documents, *results.documents],
+    return [replace(broker, documents=[*broker.documents, *(doc for doc in results.documents if doc not in broker.documents)],
                     members=list(dict.fromkeys([*broker.members, *results.members])),
                     anonymous=broker.anonymous or results.anonymous)]

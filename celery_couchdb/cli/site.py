@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client
 
 from ..backend import CouchDBBackend
@@ -57,5 +58,9 @@ def administrator(command: F) -> F:
 
 
 def _client(client: Client, admin: tuple[str, str] | None) -> Client:
-    address = replace(client.address, user=admin[0], password=admin[1]) if admin else client.address
-    return Client(address, _PATIENCE)
+    return Client(_as(client.address, *admin) if admin else client.address, _PATIENCE)
+
+
+def _as(address: Address, user: str, password: str) -> Address:
+    others = tuple(_as(other, user, password) for other in address.others)
+    return replace(address, user=user, password=password, credentials=None, others=others)

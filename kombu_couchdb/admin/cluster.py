@@ -75,7 +75,3 @@ class Cluster:
         tasks = self.server.request('GET', '/_active_tasks', repeat=True)
         part = re.compile(rf'shards/[^/]*/{re.escape(self.client.address.database)}\.\d+')
         return any(task.get('type') in kinds and part.match(str(task.get('database'))) for task in tasks)
-
-    def replicas(self) -> int:
-        """Return how many nodes keep each part of the database."""
-        return int(self.client.request('GET', '', repeat=True)['cluster']['n'])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .. import design, unique, workitem
-from ..client import LAST, Client, Document, chunks
+from ..client import Client, Document, chunks
 from ..unique import MOVED
 
 __all__ = ['count', 'drop', 'letters', 'replay']
@@ -34,8 +35,8 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
         where = {**where, 'startkey': rows[_BATCH]['key'], 'startkey_docid': rows[_BATCH]['id']}
 
 
-def _of(queue: str | None) -> dict[str, object]:
-    return {'startkey': [queue], 'endkey': [queue, LAST]} if queue is not None else {}
+def _of(queue: str | None) -> dict[str, Any]:
+    return {} if queue is None else design.rows_of(queue)
 
 
 def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:

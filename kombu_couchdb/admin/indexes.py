@@ -57,7 +57,7 @@ class Indexes:
         An index that was never built has no rows, and without `build` is left so. *Raises* `Refused` if one cannot be
         brought up to date.
         """
-        replicas = self._cluster.replicas()
+        replicas = int(self._client.info()['cluster']['n'])
         found = [(_path(name), view, self._info(_path(name))) for name, view in self.designs().items()]
         # What is built from now on sees the tombstones only, and makes no row of them. Of one copy that can be known.
         found = [(path, view, info) for path, view, info in found

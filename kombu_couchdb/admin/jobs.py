@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import design, workitem
+from ..answers import exactly, members
 from ..client import LAST, Client, Document
 from ..errors import ConfigurationError, NotFound
 from ..feed import Longpoll
@@ -21,6 +22,9 @@ from ..store import Store
 __all__ = ['STATES', 'Removal', 'find', 'listing', 'remove', 'state', 'watch']
 
 STATES = ('running', 'pending', 'scheduled', 'dead', 'gone')
+
+#: A row of `waiting` by queue; that of a spoilt item may have anything for a name.
+_BY_QUEUE = members(key=exactly(lambda name: True))
 
 #: How long one wait for a change lasts at the most, in seconds: for what no change tells of.
 _LONGEST = 300.0
@@ -139,7 +143,8 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
     found: list[Document] = []
     now, store = client.clock.now(), Store(client)
     every = {'include_docs': True, 'reduce': False}
-    queues = [queue] if queue else [str(row['key'][0]) for row in client.view(design.NAME, 'waiting', group_level=1)]
+    queues = [queue] if queue else [name for row in client.view(design.NAME, 'waiting', _BY_QUEUE, group_level=1)
+                                    if (name := design.queue_of(row['key'][0])) is not None]
     if 'running' in states:
         found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST], **every)
     for name in queues:
@@ -148,12 +153,12 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
             ready = [row['doc'] for row in store.ready(name, limit, docs=True) if row.get('doc')]
             found += [doc for doc in ready if workitem.is_due(doc, now)]
         if 'scheduled' in states:
-            found += _rows(client, 'scheduled', startkey=[name, now], endkey=[name, LAST], limit=limit, **every)
+            found += _rows(client, 'scheduled', **design.rows_of(name, now), limit=limit, **every)
     if 'dead' in states:
-        of = {'startkey': [queue], 'endkey': [queue, LAST]} if queue else {}
+        of = design.rows_of(queue) if queue else {}
         found += _rows(client, 'dead', limit=limit, **of, **every)
     return [doc for doc in found if workitem.state(doc, now) in states and (not queue or doc.get('queue') == queue)][:limit]
 
 
-def _rows(client: Client, view: str, **where: object) -> list[Document]:
+def _rows(client: Client, view: str, **where: Any) -> list[Document]:
     return [row['doc'] for row in client.view(design.NAME, view, **where) if row.get('doc')]

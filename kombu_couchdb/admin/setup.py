@@ -194,7 +194,7 @@ def _administers(user: Document, security: Document) -> bool:
 
 
 def _denied(client: Client) -> AccessDenied:
-    who = f'user {client.address.user!r}' if client.address.user else 'nobody (no user in the URL)'
+    who = f'user {client.user!r}' if client.user else 'nobody (no user in the URL)'
     return AccessDenied(f'{client.address.url}: {who} may not set up the database; name an administrator of CouchDB with --admin')
 
 

@@ -11,12 +11,23 @@ from collections.abc import Iterable
 from typing import Any, TypedDict
 
 from .. import design
+from ..answers import Shape, exactly, items, maybe, members, number, text
 from ..client import LAST, Client, Document, Row
 from ..errors import DatabaseMissing, NotFound
 from ..lease import CONSUMER
 from ..topology import QUEUE
 
 __all__ = ['Consumer', 'Database', 'Queue', 'Server', 'Status', 'status']
+
+
+#: The rows of the views, as they are read here.
+_COUNT = members(value=number)
+_COUNTED = members(key=exactly(lambda queue: True, number), value=number)
+_DEAD = members(key=exactly(lambda queue: True), value=number)
+_CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
+_WAITING = members(key=exactly(text, number, number))
+#: What a database says of itself.
+_INFO = members(doc_count=number, doc_del_count=maybe(number), sizes=maybe(members(file=maybe(number), active=maybe(number))))
 
 
 class Queue(TypedDict):
@@ -107,17 +118,17 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
     waiting, dead, running = Counter[str](), Counter[str](), Counter[str]()
     ranks: dict[str, list[int]] = defaultdict(list)
     spoilt = 0
-    for row in client.view(design.NAME, 'waiting', group_level=2):
-        if isinstance(name := row['key'][0], str):
+    for row in client.view(design.NAME, 'waiting', _COUNTED, group_level=2):
+        if (name := design.queue_of(row['key'][0])) is not None:
             waiting[name] += row['value']
             ranks[name].append(row['key'][1])
-    for row in client.view(design.NAME, 'dead', group_level=1):
-        if isinstance(name := row['key'][0], str):
+    for row in client.view(design.NAME, 'dead', _DEAD, group_level=1):
+        if (name := design.queue_of(row['key'][0])) is not None:
             dead[name] += row['value']
         else:
             spoilt += row['value']
-    for row in client.view(design.NAME, 'leases', group_level=3, startkey=['claim'], endkey=['claim', LAST]):
-        if isinstance(name := row['key'][2], str):
+    for row in client.view(design.NAME, 'leases', _CLAIMED, group_level=3, startkey=['claim'], endkey=['claim', LAST]):
+        if (name := design.queue_of(row['key'][2])) is not None:
             running[name] += row['value']['count']
     now = client.clock.now()
     scheduled, oldest = _scheduled(client, waiting, now), _oldest(client, ranks, now)
@@ -129,7 +140,7 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
 def _scheduled(client: Client, queues: Iterable[str], now: float) -> dict[str, int]:
     """Return how many messages of each queue are planned for later than `now`."""
     names = list(queues)
-    answers = _queries(client, 'scheduled', [{'startkey': [name, now], 'endkey': [name, LAST]} for name in names])
+    answers = _queries(client, 'scheduled', _COUNT, [design.rows_of(name, now) for name in names])
     return {name: rows[0]['value'] for name, rows in zip(names, answers, strict=True) if rows}
 
 
@@ -137,8 +148,9 @@ def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str
     """Return how long the oldest message of each queue has been due, of those that are; `ranks` says which priorities it has."""
     pairs = [(name, rank) for name, found in ranks.items() for rank in found]
     # The date of a spoilt message is 0 in the view.
-    answers = _queries(client, 'waiting', [{'startkey': [name, rank, 1], 'endkey': [name, rank, now], 'limit': 1, 'reduce': False}
-                                           for name, rank in pairs])
+    answers = _queries(client, 'waiting', _WAITING, [
+        {'startkey': [key, rank, 1], 'endkey': [key, rank, now], 'limit': 1, 'reduce': False}
+        for key, rank in ((design.key_of(name), rank) for name, rank in pairs)])
     oldest: dict[str, float] = {}
     for (name, _), rows in zip(pairs, answers, strict=True):
         for row in rows:
@@ -146,11 +158,12 @@ def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str
     return oldest
 
 
-def _queries(client: Client, view: str, queries: list[Document]) -> list[list[Row]]:
+def _queries(client: Client, view: str, row: Shape, queries: list[Document]) -> list[list[Row]]:
     """Return the rows of several reads of a view, in one request."""
     if not queries:
         return []
-    answer = client.request('POST', f'/_design/{design.NAME}/_view/{view}/queries', body={'queries': queries}, repeat=True)
+    answer = client.request('POST', f'/_design/{design.NAME}/_view/{view}/queries', body={'queries': queries}, repeat=True,
+                            shape=members(results=exactly(*[members(rows=items(row))] * len(queries))))
     return [result['rows'] for result in answer['results']]
 
 
@@ -175,7 +188,7 @@ def _rates(doc: Document) -> dict[str, float]:
 # -- databases and server
 
 def _database(client: Client) -> Database:
-    info = client.request('GET', '', repeat=True)
+    info = client.info(_INFO)
     sizes = info.get('sizes') or {}
     return {'name': client.address.database, 'documents': info['doc_count'], 'tombstones': info.get('doc_del_count'),
             'size': sizes.get('file'), 'active': sizes.get('active')}

@@ -108,7 +108,7 @@ class Tombstones:
 
     def count(self) -> int:
         """Return how many there are, those of other applications included."""
-        return int(self._client.request('GET', '', repeat=True)['doc_del_count'])
+        return int(self._client.info()['doc_del_count'])
 
     def old(self, mark: Any) -> Iterator[list[Tombstone]]:
         """Yield ours that are older than the point `mark`, in pages."""

@@ -155,7 +155,7 @@ class _Vacuum:
 
     def _compacting(self) -> bool:
         # The first knows of some nodes only, the second not of all that belongs to a compaction.
-        return bool(self._client.request('GET', '', repeat=True)['compact_running']) \
+        return bool(self._client.info()['compact_running']) \
             or self._cluster.busy('database_compaction', 'view_compaction')
 
     def _pause(self, step: str, left: Callable[[], float]) -> None:
@@ -166,4 +166,4 @@ class _Vacuum:
             time.sleep(min(0.5, seconds))
 
     def _file(self) -> int:
-        return int(self._client.request('GET', '', repeat=True)['sizes']['file'])
+        return int(self._client.info()['sizes']['file'])

@@ -2,7 +2,8 @@
 
 The name of a design document carries the version of its views. A change to a view makes a new name, and so workers of both
 versions run side by side, each with its own index. Workers read the views of `NAME`. Those of `JOBS` are for people and
-for who asks for a job by its task: their index is brought up to date when it is read, and costs who does not ask nothing.
+for who asks for a job by its task, and `CONTESTED` is for who heals what a cluster left behind: their indexes are brought up
+to date when they are read, and cost who does not ask nothing.
 """
 
 from __future__ import annotations
@@ -10,17 +11,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote, unquote
 
-__all__ = ['JOBS', 'NAME', 'documents', 'load']
+__all__ = ['CONTESTED', 'JOBS', 'NAME', 'contested', 'documents', 'key_of', 'load', 'queue_of', 'rows_of']
 
-NAME, JOBS = 'celery-v2', 'celery-jobs-v1'
+NAME, JOBS, CONTESTED = 'celery-v3', 'celery-jobs-v1', 'celery-contested-v1'
 
 _REDUCE = {'waiting': '_count', 'scheduled': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
 
 
 def documents() -> list[dict[str, Any]]:
     """Return the design documents, without revisions; that of `NAME` is the last, so that where it is, all are."""
-    return [{**load(__name__, JOBS, {'by_task': ''}), 'autoupdate': False}, load(__name__, NAME, _REDUCE)]
+    jobs = {**load(__name__, JOBS, {'by_task': ''}), 'autoupdate': False}
+    return [jobs, contested(), load(__name__, NAME, _REDUCE)]
+
+
+def contested() -> dict[str, Any]:
+    """Return the design document `CONTESTED`, which databases of results have, too."""
+    return {**load(__name__, CONTESTED, {'contested': ''}), 'autoupdate': False}
+
+
+def key_of(queue: str) -> str:
+    """Return how a queue's name stands in the views: as `encodeURIComponent` writes it.
+
+    CouchDB compares keys as people sort words: without that `é` would be the same queue as `e` with an accent after it, and `1`
+    the same as an Arabic one, and a name the same with and without what nobody sees, such as a zero-width space.
+    """
+    return quote(queue, safe="!~*'()")
+
+
+def queue_of(key: Any) -> str | None:
+    """Return the queue's name that stands in a view, None for a spoilt item's, which is none."""
+    return unquote(key) if isinstance(key, str) else None
+
+
+def rows_of(queue: str, *after: float) -> dict[str, Any]:
+    """Return `startkey` and `endkey` for the rows of one queue, or for those of them from what comes `after` its name on."""
+    name = key_of(queue)
+    return {'startkey': [name, *after], 'endkey': [name, {}]}  # an object sorts after every number
 
 
 def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 // PouchDB behind express-pouchdb: in memory, one user, 127.0.0.1 only, for development and tests.
 // The starter writes one line of JSON to stdin, {port, user, password}, and holds stdin open while it lives;
 // the answer is one line of JSON on stdout, {port} or {error}.
-const {createHash, timingSafeEqual} = require('crypto');
+const {createHash, randomBytes, timingSafeEqual} = require('crypto');
 const {createInterface} = require('readline');
 const express = require('express');
-const {sendJSON} = require('express-pouchdb/lib/utils');
+const {jsonParser, sendJSON} = require('express-pouchdb/lib/utils');
 const couchRoutes = require('./routes');
 
 const answer = (message, then) => process.stdout.write(`${JSON.stringify(message)}\n`, then);
@@ -13,15 +13,29 @@ const hash = text => createHash('sha256').update(text).digest();
 
 function authorizer(user, password) {
   const expected = hash(`${user}:${password}`);
+  const sessions = new Set();
+  const refuse = (res, reason) => sendJSON(res, 401, {error: 'unauthorized', reason});
+  const begin = (req, res) => {
+    if (!timingSafeEqual(hash(`${req.body.name}:${req.body.password}`), expected)) {
+      return refuse(res, 'Name or password is incorrect.');
+    }
+    const session = randomBytes(16).toString('hex');
+    sessions.add(session);
+    res.set('Set-Cookie', `AuthSession=${session}; Version=1; Max-Age=600; Path=/; HttpOnly`);
+    sendJSON(res, 200, {ok: true, name: user, roles: ['_admin']});
+  };
   return (req, res, next) => {
     req.headers.accept = 'application/json'; // express-pouchdb would answer text/plain otherwise
     const [scheme, credentials = ''] = (req.headers.authorization || '').split(' ');
     const given = scheme.toLowerCase() === 'basic' ? Buffer.from(credentials, 'base64').toString() : '';
-    if (timingSafeEqual(hash(given), expected)) {
+    const [, session] = /\bAuthSession=(\w+)/.exec(req.headers.cookie) || [];
+    if (req.method === 'POST' && req.path === '/_session') {
+      return jsonParser(req, res, error => (error ? next(error) : begin(req, res)));
+    }
+    if (timingSafeEqual(hash(given), expected) || sessions.has(session)) {
       req.couchSession = {userCtx: {name: user, roles: ['_admin']}};
     } else if (given || !['/', '/_up'].includes(req.path)) {
-      const reason = given ? 'Name or password is incorrect.' : 'Authentication required.';
-      return sendJSON(res, 401, {error: 'unauthorized', reason});
+      return refuse(res, given ? 'Name or password is incorrect.' : 'Authentication required.');
     }
     next();
   };

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-import requests
 from celery import Celery
 from kombu import Connection
 
@@ -15,7 +13,7 @@ from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from tests.conftest import PATIENCE, Server, wait_for
+from tests.conftest import Server, wait_for
 from tests.support import Inbox, Request, record_requests, release_all
 
 
@@ -45,29 +43,13 @@ def sent(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
 
 
 @pytest.fixture
-def users(server: Server) -> Iterator[Callable[[str, str], None]]:
-    """Returns a function that creates a user by name and password; Apache CouchDB only."""
-    made: list[str] = []
-
-    def create(name: str, password: str) -> None:
-        made.append(f'/_users/{quote(f"org.couchdb.user:{name}", safe="")}')
-        answer = requests.put(f'{server.url}{made[-1]}', timeout=PATIENCE, json={
-            'name': name, 'password': password, 'roles': [], 'type': 'user'})
-        assert answer.status_code == 201, answer.text
-
-    yield create
-    for path in made:
-        rev = requests.get(server.url + path, timeout=PATIENCE).json()['_rev']
-        requests.delete(server.url + path, params={'rev': rev}, timeout=PATIENCE)
-
-
-@pytest.fixture
 def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
     """An app whose results are in a database of their own."""
     results = f'{database}-results'
     app = Celery('jobs', set_as_current=False, broker=server.couchdb_url(database), backend=server.couchdb_url(results))
     app.connection_for_write().ensure_connection(max_retries=1)
     yield app
+    app.pool.force_close_all()
     app.close()
     try:
         server.client(results).delete()

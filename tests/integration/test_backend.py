@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import pytest
 import requests
-from celery import Celery, chain, chord, group, states
+from celery import Celery, chain, chord, group, signals, states
 from celery.app.task import Context
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import TaskRevokedError, TimeoutError
@@ -550,8 +550,15 @@ def working(server: Any) -> Iterator[Celery]:
     def too_large() -> str:
         return 'x' * 9_000_000
 
-    with start_worker(app, pool='solo', perform_ping_check=False, shutdown_timeout=60):
-        yield app
+    def untouched(**_: Any) -> None:
+        """Leave this process's logging as it is: tests that come later read it."""
+
+    signals.setup_logging.connect(untouched)
+    try:
+        with start_worker(app, pool='solo', perform_ping_check=False, shutdown_timeout=60):
+            yield app
+    finally:
+        signals.setup_logging.disconnect(untouched)
     server.client(database).delete()
 
 

@@ -130,6 +130,53 @@ def test_duplicate_after_the_end_changes_nothing(site: Site) -> None:
     assert site.left() == []
 
 
+def test_duplicate_at_a_worker_that_remembers_the_chord(site: Site) -> None:
+    parts = site.send('a', 'b', 'c')
+    worker = site.backend()
+    end(worker, parts[0])
+    for part in parts[1:]:
+        end(site.backend(), part)
+    end(worker, parts[1])
+    assert site.bodies() == [[[0, 1, 2]]]
+    assert site.left() == []
+
+
+@pytest.mark.parametrize('size', [2, 120], ids=['few', 'many'])
+def test_server_that_is_away_while_the_last_part_is_counted(site: Site, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    parts = site.send(*range(size))
+    first, last = site.backend(), site.backend()
+    for part in parts[:-1]:
+        end(first, part)
+    for name in ('id_range', 'sequence'):
+        real, failures = getattr(last.client, name), iter([ServerUnavailable('no')])
+
+        def fails_first(*args: Any, real: Any = real, failures: Any = failures, **kwargs: Any) -> Any:
+            for exc in failures:
+                raise exc
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(last.client, name, fails_first)
+    end(last, parts[-1])
+    assert site.bodies() == [[list(range(size))]]
+
+
+def test_part_that_cannot_be_counted_has_not_failed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = site.send('a', 'b')
+    worker, last = site.backend(), site.backend()
+    end(worker, parts[0])
+    object.__setattr__(last.options, 'retry_policy', {'max_retries': 1, 'interval_start': 0})
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        raise ServerUnavailable('no')
+
+    monkeypatch.setattr(last.client, 'id_range', away)
+    end(last, parts[1])
+    assert worker.get_state(parts[1].id) == states.SUCCESS
+    assert site.bodies() == []
+    sweep(worker)
+    assert site.bodies() == [[[0, 1]]]
+
+
 @pytest.mark.parametrize('count', [2, 24])
 def test_last_parts_at_once(site: Site, count: int) -> None:
     parts = site.send(*range(count))
@@ -167,7 +214,9 @@ def test_parts_may_end_before_all_are_sent(site: Site) -> None:
     assert site.bodies() == [[[0, 1]]]
 
 
-def test_chord_of_many_parts_is_not_counted_each_time(site: Site, sent: list[Request]) -> None:
+def test_chord_of_many_parts_is_not_counted_each_time(site: Site, sent: list[Request], client: Client) -> None:
+    if client.is_cluster():
+        pytest.skip('each node of a cluster numbers its own writes, and so the parts are counted each time')
     parts = site.send(*range(150))
     workers = [site.backend() for _ in range(3)]
     sent.clear()
@@ -450,6 +499,21 @@ def test_claim_that_a_cluster_did_not_prove(site: Site, monkeypatch: pytest.Monk
     end(worker, part)
     assert site.bodies() == []
     sweep(site.backend())
+    assert site.bodies() == [[[0]]]
+
+
+def test_last_part_that_a_copy_in_a_cluster_does_not_show_yet(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    [part] = site.send('a')
+    worker = site.backend()
+    monkeypatch.setattr(worker.client, 'is_cluster', lambda: True)
+    id_range, asked = worker.client.id_range, list[str]()
+
+    def behind(prefix: str, **options: Any) -> Any:
+        asked.append(prefix)
+        return id_range(prefix, **options) if len(asked) > 1 else []
+
+    monkeypatch.setattr(worker.client, 'id_range', behind)
+    end(worker, part)
     assert site.bodies() == [[[0]]]
 
 

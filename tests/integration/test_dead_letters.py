@@ -59,7 +59,7 @@ def test_many_letters_are_read_in_pages(client: Client, connection: Connection) 
     [item] = items(client)
     client.bulk([{**{k: v for k, v in item.items() if k != '_rev'}, '_id': f'{number:030d}', 'status': 'fail', 'reason': 'test',
                   'failed': 1e9 + number // 5} for number in range(450)])
-    assert len({doc['_id'] for doc in dead.letters(client)}) == 450
+    wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 450, 'all to be seen')
     letters = dead.letters(client, 'q')
     assert sum(dead.drop(client, [doc]) for doc in letters) == 450
 

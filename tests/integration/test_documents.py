@@ -19,7 +19,7 @@ from tests.support import Inbox, eta, items, publish
 def test_fields_of_a_message_that_is_ready(connection: Connection, client: Client) -> None:
     before = time.time()
     publish(connection, {'name': 'Zoë'}, 'orders', priority=7)
-    [item] = items(client)
+    [item] = wait_for(lambda: items(client), 'the message')
     assert {name: item[name] for name in ('type', 'queue', 'priority', 'date', 'claimed', 'attempts')} == {
         'type': 'WorkItem', 'queue': 'orders', 'priority': 7, 'date': None, 'claimed': None, 'attempts': 0}
     assert before - 3 < item['published'] < time.time() + 3

@@ -146,15 +146,15 @@ def test_removed_while_others_claim(app: Celery, connect: Callable[..., Connecti
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is claimed between being found and being deleted is found to be running."""
     result = app.send_task('contested')
-    bulk = Client.bulk
-
-    def late(self: Client, docs: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(Client, 'bulk', bulk)
-        Inbox(connect(), 'celery', ack=False).wait(1)
-        return bulk(self, docs, **kwargs)
-
     known = Jobs(app)
-    monkeypatch.setattr(Client, 'bulk', late)
+    bulk = known.client.bulk
+
+    def late(docs: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(known.client, 'bulk', bulk)
+        Inbox(connect(), 'celery', ack=False).wait(1)
+        return bulk(docs, **kwargs)
+
+    monkeypatch.setattr(known.client, 'bulk', late)
     removal = known.remove(result.id)
     assert (removal.removed, len(removal.running)) == ([], 1)
 
@@ -233,7 +233,7 @@ def test_listing(app: Celery, connect: Callable[..., Connection], client: Client
     def count(*states: str, queue: str | None = None, limit: int = 50) -> int:
         return len(jobs.listing(client, states, queue, limit))
 
-    assert (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0)
+    wait_for(lambda: (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs')
     assert count('pending', 'running', 'scheduled') == 6
     assert (count('pending', queue='q1'), count('running', queue='q1'), count('pending', queue='q0')) == (0, 2, 3)
     assert count('pending', limit=2) == 2

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.client import Client, Document
+from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish, publish_many
 
@@ -82,6 +85,34 @@ def test_consumer_that_lost_its_lease_goes_on(url: str, connect: Callable[..., C
         peer.signal(signal.SIGCONT)
         publish(publisher, 'second')
         assert peer.next()['got'] == 'second'
+
+
+@pytest.mark.parametrize('beat', [0, 1], ids=['first', 'later'])
+def test_heartbeat_whose_answer_was_lost(connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch,
+                                         caplog: pytest.LogCaptureFixture, beat: int) -> None:
+    """What was held is held on: the next heartbeat is in conflict with this consumer's own."""
+    publish(connect(), 'hello')
+    bulk, beats = Client.bulk, list[object]()
+
+    def bulk_and_lose(self: Client, docs: Sequence[Document], **options: Any) -> list[Document]:
+        answers = bulk(self, docs, **options)
+        if any(doc.get('type') == 'Consumer' for doc in docs):
+            beats.append(answers)
+            if len(beats) == beat + 1:
+                raise ServerUnavailable('the answer was lost')
+        return answers
+
+    monkeypatch.setattr(Client, 'bulk', bulk_and_lose)
+    holder = Inbox(connect(visibility_timeout=LEASE), ack=False)
+    holder.wait(1)
+    wait_for(lambda: len(beats) >= beat + 4, 'some more heartbeats')
+    [item] = items(client)
+    [heartbeat] = client.id_range('broker:consumer:')
+    assert item['claimed']['by'] == holder.connection.transport.consumer.id == heartbeat['id']
+    assert item['attempts'] == 1
+    assert 'lost its lease' not in caplog.text
+    holder.messages[0].ack()
+    wait_for(lambda: not items(client), 'the ack to be stored')
 
 
 def test_one_heartbeat_however_much_is_held(connect: Callable[..., Connection], client: Client,

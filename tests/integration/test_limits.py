@@ -158,6 +158,7 @@ def test_consumer_learns_of_a_limit_while_it_consumes(connect: Callable[..., Con
     publish(connect(), 'first')
     inbox.wait(1)
     publish(connect(), 'second')
+    wait_for(lambda: len(items(client)) == 2, 'both to be seen')
     [_, second] = items(client)
     client.put({**second, 'published': second['published'] - 60})
     Queue('q', message_ttl=30)(connect().channel()).declare()

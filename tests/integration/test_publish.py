@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+import requests
 from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_couchdb.client import Client
@@ -68,6 +69,28 @@ def test_answer_that_was_lost(connection: Connection, client: Client, monkeypatc
     publish(connection, 'hello', retry=True, retry_policy={'interval_start': 0, 'max_retries': 3})
     assert len(lost) == 1
     assert len(items(client)) == 2
+
+
+@pytest.mark.parametrize('cause', [None, requests.ConnectionError()], ids=['no answer', 'cut'])
+def test_message_that_was_done_before_its_publisher_tries_again(
+        connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch, cause: Exception | None) -> None:
+    publish(connection, 'the first may set the database up')
+    request, lost = Client.request, list[object]()
+
+    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+        answer = request(self, method, *args, **kwargs)
+        if method == 'PUT' and not lost:
+            lost.append(answer)
+            other = Inbox(connection.clone())
+            assert sorted(other.wait(2)) == ['hello', 'the first may set the database up']
+            other.connection.release()
+            raise ServerUnavailable('the answer was lost') from cause
+        return answer
+
+    monkeypatch.setattr(Client, 'request', request_and_lose)
+    publish(connection, 'hello', retry=True, retry_policy={'interval_start': 0, 'max_retries': 3})
+    assert len(lost) == 1
+    assert items(client) == []
 
 
 def test_message_published_twice_is_two_messages(connection: Connection, client: Client) -> None:

@@ -101,7 +101,7 @@ def test_get_is_woken(app: Celery, worker: CouchDBBackend, sent: list[Request]) 
     worker.mark_as_done(task_id, {'sum': 3})
     assert waiting.value() == {'sum': 3}
     paths = [request.path for request in sent]
-    assert paths[:2] == ['/_all_docs', '/_changes']
+    assert paths[:2] == [f'/celery-task-meta-{task_id}', '/_changes']
     assert len(paths) <= 4  # with the PUT, and with one more wait if this thread is slow to leave
 
 

@@ -189,4 +189,4 @@ def test_names_of_any_characters(connect: Callable[..., Connection], client: Cli
     assert connection.channel().queue_declare(name, passive=True).message_count == 0
     inbox.consumer.cancel()
     connection.channel().queue_delete(name)
-    assert not queues(client)
+    wait_for(lambda: not queues(client), 'the queue to be gone')

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
 import traceback
 import uuid
+from base64 import b64encode
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from celery import Celery
 from kombu import Connection
 
+from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
-from tests.conftest import Server
+from kombu_couchdb.login import Login
+from tests.conftest import PATIENCE, Server
 from tests.support import Inbox, publish
 
 
@@ -46,6 +53,68 @@ def test_log_and_errors(server: Server, database: str, client: Client, connect: 
     inbox.wait(1)
     assert secret not in caplog.text
     assert f'{server.user}:{server.password}' not in caplog.text
+
+
+def secrets_of(login: Login) -> list[str]:
+    """Return what must not be seen: the password, and what stands for it in headers."""
+    headers = login.headers(lambda data: pytest.fail('there is a session'))
+    return [str(login._address.password), *(value.split(None, 1)[-1].removeprefix('AuthSession=') for value in headers.values())]
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+def test_nothing_of_ours_shows_it(server: Server, database: str, url: str, client: Client, auth: str,
+                                  caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    caplog.set_level(logging.DEBUG)
+    app = Celery('secrets', set_as_current=False, broker=url, backend=url)
+    app.conf.update(broker_transport_options={'auth': auth}, result_backend_transport_options={'auth': auth})
+    with app.connection_for_read() as connection:
+        inbox = Inbox(connection, 'celery')
+        sent = app.send_task('add', (1, 2))
+        inbox.wait(1)
+        app.backend.store_result(sent.id, 3, 'SUCCESS')
+        assert sent.get(timeout=PATIENCE) == 3
+        secrets = secrets_of(connection.transport.couchdb._nodes.current.login)
+        assert len(secrets) == 2
+        ours = [thing for thing in gc.get_objects()
+                if str(type(thing).__module__).startswith(('kombu_couchdb', 'celery_couchdb'))]
+        assert {'Address', 'Login', 'Client', 'Options', 'Transport', 'Consumer', 'CouchDBBackend', 'Reader'} <= {
+            type(thing).__name__ for thing in ours}
+        told = capfd.readouterr()
+        seen = [caplog.text, told.out, told.err, repr(connection.info() | {'password': None}), *map(repr, ours), *map(str, ours)]
+    app.close()
+    # A short password may be an ordinary word: it is looked for where a URL would have it.
+    secrets[0] = f':{secrets[0]}@' if len(secrets[0]) < 12 else secrets[0]
+    assert [text for text in seen for secret in secrets if secret in text] == []
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+@pytest.mark.parametrize('status', [302, 400, 401, 403, 404, 409, 413, 429, 500, 503])
+def test_no_error_has_it_nor_what_caused_it(status: int, auth: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret, session = f'secret-{uuid.uuid4().hex}', uuid.uuid4().hex
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header('Location', self.headers.get('Cookie') or 'http://elsewhere.example/')
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header('Set-Cookie', f'AuthSession={session}; Max-Age=600')
+            self.end_headers()
+            self.wfile.write(b'{}')
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as peer:
+        threading.Thread(target=peer.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(CouchDBError) as caught:
+            Client(Address(host='127.0.0.1', port=peer.server_port, user='joe', password=secret, auth=auth)).get('x')
+        peer.shutdown()
+    text = ''.join(traceback.format_exception(caught.value)) + caplog.text
+    assert not any(word in text for word in (secret, session, b64encode(f'joe:{secret}'.encode()).decode()))
 
 
 @pytest.mark.parametrize('url', [

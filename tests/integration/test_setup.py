@@ -16,7 +16,7 @@ from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.store import REVISIONS
-from tests.conftest import Server
+from tests.conftest import Server, wait_for
 from tests.support import Inbox, publish
 
 
@@ -165,7 +165,8 @@ def test_who_is_there_stays(client: Client) -> None:
               'admins': {'names': ['boss'], 'roles': ['bosses']}}
     client.request('PUT', '/_security', body=before)
     set_up(wanted(client, 'ann', 'bob'))
-    assert security(client) == {**before, 'members': {'names': ['eve', 'ann', 'bob'], 'roles': ['staff']}}
+    wanted_now = {**before, 'members': {'names': ['eve', 'ann', 'bob'], 'roles': ['staff']}}
+    wait_for(lambda: security(client) == wanted_now, 'the new members')
     assert to_do(wanted(client, 'bob')) == []
 
 

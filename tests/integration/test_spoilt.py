@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kombu import Connection
+from kombu import Connection, Exchange, Queue
 from kombu.exceptions import DecodeError
 
 from kombu_couchdb import design
@@ -20,7 +20,7 @@ LONG_AGO = 1e9
 def good(client: Client, connection: Connection) -> dict[str, Any]:
     """Return a proper WorkItem as it is stored, and remove it."""
     publish(connection, 'good')
-    [item] = items(client)
+    [item] = wait_for(lambda: items(client), 'the message')
     client.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True}])
     del item['_rev']
     return {**item, '_id': 'spoilt', 'published': LONG_AGO}
@@ -145,6 +145,23 @@ def test_body_that_cannot_be_decoded_reaches_the_application(connection: Connect
         inbox.messages[0].decode()
 
 
+@pytest.mark.parametrize('settle', [lambda message: message.ack(), lambda message: message.reject()], ids=['ack', 'reject'])
+def test_body_that_cannot_be_decoded_is_kept_whatever_the_application_does(
+        connection: Connection, client: Client, settle: Callable[[Any], None]) -> None:
+    publish(connection, '{broken json', serializer=None, content_type='application/json', content_encoding='utf-8')
+    publish(connection, 'hello')
+    inbox = Inbox(connection, ack=False)
+    wait_for(lambda: inbox.drain(0.5) or len(inbox.messages) == 2)
+    spoilt, good = sorted(inbox.messages, key=lambda message: len(message.body), reverse=True)
+    assert good.decode() == 'hello'
+    with pytest.raises(DecodeError):
+        spoilt.decode()
+    good.ack()
+    settle(spoilt)
+    wait_for(lambda: [item.get('status') for item in items(client)] == ['fail'], 'one dead letter')
+    assert items(client)[0]['reason'].startswith('spoilt: the body cannot be decoded (')
+
+
 def test_spoilt_items_are_told_of_without_their_body(url: str, connect: Callable[..., Connection],
                                                      client: Client) -> None:
     item = good(client, connect())
@@ -153,3 +170,26 @@ def test_spoilt_items_are_told_of_without_their_body(url: str, connect: Callable
     with Peer(url, ack=True) as peer:
         wait_for(lambda: any('dead letter' in line for line in peer.log))
     assert not any('private words' in line for line in peer.log)
+
+
+@pytest.mark.parametrize('number', [1e300, -1e300])
+def test_a_number_too_large_to_be_squared_stops_nobody(connect: Callable[..., Connection], client: Client, number: float) -> None:
+    connection = connect()
+    item = good(client, connection)
+    client.bulk([{**item, 'expires': number}, {**item, '_id': 'claimed', 'claimed': {'by': 'nobody', 'date': number}},
+                 {'_id': 'broker:consumer:x', 'type': 'Consumer', 'expires': number},
+                 {'_id': 'broker:queue:x', 'type': 'Queue', 'name': 'x', 'expires': number}])
+    publish(connection, 'next')
+    assert 'next' in Inbox(connect(visibility_timeout=1.5)).wait(1 if number < 0 else 2)
+
+
+def test_a_binding_that_leads_elsewhere_is_mended_when_it_is_declared_again(connect: Callable[..., Connection],
+                                                                            client: Client) -> None:
+    queue = Queue('mine', Exchange('direct', type='direct'), routing_key='a')
+    queue(connect().default_channel).declare()
+    [row] = client.id_range('broker:binding:', docs=True)
+    client.put({**row['doc'], 'queue': 'elsewhere'})
+    connection = connect()
+    inbox = Inbox(connection, queue)
+    connect().Producer().publish('hello', exchange=queue.exchange, routing_key='a', serializer='json')
+    assert inbox.wait(1) == ['hello']

@@ -31,7 +31,7 @@ def test_one_request_for_a_new_one(connection: Connection, client: Client, sent:
     publish(connection, 'warm')
     sent.clear()
     assert send(connection, 'a') == Outcome(ENQUEUED, 'a')
-    assert [request.method for request in sent] == ['PUT']
+    assert [request.path for request in sent] == ['/_bulk_docs']
 
 
 def test_waiting_one_is_delivered_once(connect: Callable[..., Connection], client: Client) -> None:
@@ -191,14 +191,14 @@ def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connectio
     send(connection, 'a')
     inbox.wait(1)
     holdings = consuming.transport.consumer.holdings
-    with holdings._changed:  # the I/O thread waits, as for a server that is away
+    with holdings._lock:  # the I/O thread waits, as for a server that is away
         inbox.messages[0].ack()
         outbox = holdings.take_outbox()
         answers = client.bulk([doc for doc, _ in outbox])
         assert [answer.get('ok') for answer in answers] == [True]
         assert send(connection, 'b') == Outcome(ENQUEUED, 'b')
         holdings.return_outbox(outbox)
-        holdings.rouse()
+        holdings.bell.ring()
     assert inbox.wait(2) == ['a', 'b']
     inbox.messages[1].ack()
     wait_for(lambda: not items(client), 'the second to be done')
@@ -207,11 +207,13 @@ def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connectio
 
 def contend(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], times: int) -> None:
     """Let something happen just before each of the next writes of the job by a consumer."""
-    bulk, left = Client.bulk, list(range(times))
+    bulk, left, acting = Client.bulk, list(range(times)), list[bool]()
 
     def contended(self: Client, docs: Any, **kwargs: Any) -> Any:
-        if left and any(doc['_id'] == JOB for doc in docs):
+        if left and not acting and any(doc['_id'] == JOB for doc in docs):
+            acting.append(True)
             act(left.pop(0))
+            acting.clear()
         return bulk(self, docs, **kwargs)
 
     monkeypatch.setattr(Client, 'bulk', contended)

@@ -69,8 +69,24 @@ def test_what_couchdb_takes_for_no_name_is_refused(name: str) -> None:
 # -- user and password
 
 
-def test_a_password_may_be_a_function() -> None:
-    assert of(user='me', password=lambda: SECRET).password == SECRET
+def test_a_password_may_be_a_function_that_is_asked_later() -> None:
+    password = lambda: pytest.fail('asked')  # noqa: E731
+    assert of(user='me', password=password).password is password
+
+
+@pytest.mark.parametrize(('parts', 'auth'), [
+    ({'user': 'me', 'password': SECRET}, 'basic'), ({'credentials': 'environment'}, 'cookie'),
+    ({'password': lambda: SECRET}, 'cookie'), ({'user': 'me', 'auth': 'cookie'}, 'cookie'),
+    ({'credentials': 'environment', 'auth': 'basic'}, 'basic')])
+def test_what_may_change_is_sent_for_a_session_unless_something_else_is_said(parts: dict[str, Any], auth: str) -> None:
+    assert of(**parts).auth == auth
+
+
+@pytest.mark.parametrize('given', [{'user': 'me', 'password': SECRET}, {'user': 'me'}, {'password': SECRET}])
+def test_credentials_are_given_once(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match='given twice') as caught:
+        of(**given, credentials='environment')
+    assert SECRET not in str(caught.value)
 
 
 def test_no_user_is_none() -> None:

@@ -53,7 +53,7 @@ def tops(module: str) -> set[str]:
 
 def test_imports_are_read_as_they_are_written() -> None:
     assert {'kombu_couchdb.errors', 'kombu_couchdb.address', 'kombu_couchdb.clock', 'requests', 'requests.adapters'} \
-        <= IMPORTS['kombu_couchdb.client']
+        <= IMPORTS['kombu_couchdb.nodes']
     assert 'kombu_couchdb.client' in IMPORTS['celery_couchdb.store']
     assert 'kombu_couchdb.design' in IMPORTS['kombu_couchdb.store']
 
@@ -77,12 +77,12 @@ def test_pure_modules_need_none_that_does_input_or_output(name: str) -> None:
 
 
 def test_few_know_requests() -> None:
-    allowed = {f'kombu_couchdb.{name}' for name in ('client', 'errors', 'feed', 'transport')}
+    allowed = {f'kombu_couchdb.{name}' for name in ('client', 'errors', 'feed', 'http', 'login', 'nodes', 'transport')}
     assert {module for module in FILES if tops(module) & {'requests', 'urllib3'}} <= allowed
 
 
 def test_kombu_s_classes_stay_at_the_edge() -> None:
-    edge = {'kombu_couchdb.transport', 'kombu_couchdb.channel'}
+    edge = {'kombu_couchdb.transport', 'kombu_couchdb.channel', 'kombu_couchdb.qos'}
     assert {module for module in FILES if any(name.startswith('kombu.transport') for name in IMPORTS[module])} <= \
         edge | {'kombu_couchdb'}  # the last for the table of schemes
 
@@ -97,6 +97,12 @@ def test_workers_need_nothing_of_the_operators() -> None:
     operators = {'kombu_couchdb.admin', 'celery_couchdb.cli', 'celery_couchdb.jobs'}
     ours = {module for module in FILES if not any(module.startswith(name) for name in operators)}
     assert not {found for module in ours for found in IMPORTS[module] if any(found.startswith(name) for name in operators)}
+
+
+def test_only_what_is_for_tests_knows_pytest() -> None:
+    own = {module for module in FILES if module.startswith('celery_couchdb.testing')}
+    for module in FILES.keys() - own:
+        assert not [name for name in IMPORTS[module] if name.startswith(('pytest', 'celery_couchdb.testing'))]
 
 
 @pytest.mark.parametrize('module', FILES)

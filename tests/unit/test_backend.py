@@ -133,7 +133,7 @@ def test_always_retry_tries_again() -> None:
 def test_write_gives_up_when_others_are_always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, tries = app_of('couchdb://host').backend, []
 
-    def put(doc: dict[str, Any]) -> str:
+    def put(doc: dict[str, Any], **_: Any) -> str:
         tries.append(doc)
         raise Conflict('never')
 

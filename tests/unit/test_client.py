@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,9 +20,15 @@ import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
-from kombu_couchdb import errors
+from kombu_couchdb import errors, login
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client, chunks
+from kombu_couchdb.forks import Shared
+
+#: A document as it is stored.
+DOC = {'_id': 'x', '_rev': '1-a'}
+#: The answer when it was stored.
+STORED = {'ok': True, 'id': 'x', 'rev': '1-a'}
 
 #: Instead of an answer: the connection is cut.
 CUT = None
@@ -64,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         text = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         self.server.seen.append(Request(self.command, self.path, self.headers, text, self.client_address[1]))
-        told = self.server.answers.pop(0) if self.server.answers else answer({})
+        told = self.server.answers.pop(0) if self.server.answers else answer(DOC)
         if told is not CUT:
             self.wfile.write(told)
             self.wfile.flush()
@@ -96,6 +105,7 @@ def peer(running: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
     for name in ('no_proxy', 'NO_PROXY'):
         monkeypatch.setenv(name, '*')
     running.answers, running.seen = [], []
+    monkeypatch.setattr(login, '_shared', Shared({}))  # what one test has found out of the server, another does not know
     return running
 
 
@@ -123,11 +133,10 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_a_read_has_no_body_and_says_who_asks(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'_id': 'x'})]
-    assert client.get('x', revs=True, open_revs='all') == {'_id': 'x'}
+    assert client.get('x', revs=True, rev='1-a') == DOC
     [request] = peer.seen
     assert (request.method, request.path, request.text) == ('GET', '/a%2Fb/x', b'')
-    assert request.query == {'revs': 'true', 'open_revs': 'all'}
+    assert request.query == {'revs': 'true', 'rev': '1-a'}
     assert request.headers['Accept'] == request.headers['Content-Type'] == 'application/json'
     assert request.headers['User-Agent'] == 'celery-couchdb'
     assert b64decode(request.headers['Authorization'].removeprefix('Basic ')).decode() == 'jürgen:p:ß@ /'
@@ -140,7 +149,7 @@ def test_without_a_user_nothing_is_said_of_one(peer: Peer) -> None:
 
 
 def test_a_document_is_compact_utf8_json(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'ok': True, 'rev': '1-a'}, 201)]
+    peer.answers = [answer(STORED, 201)]
     assert client.put({'_id': 'x', 'text': 'ß€', 'list': [1, None]}) == '1-a'
     [request] = peer.seen
     assert (request.method, request.path) == ('PUT', '/a%2Fb/x')
@@ -150,7 +159,7 @@ def test_a_document_is_compact_utf8_json(peer: Peer, client: Client) -> None:
 
 
 def test_what_kombu_makes_json_of_can_be_sent(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'ok': True, 'rev': '1-a'}, 201)]
+    peer.answers = [answer(STORED, 201)]
     client.put({'_id': 'x', 'eta': datetime(2025, 11, 21, tzinfo=timezone.utc)})
     assert peer.seen[0].body['eta'] == {'__type__': 'datetime', '__value__': '2025-11-21T00:00:00+00:00'}
 
@@ -159,17 +168,55 @@ def test_what_kombu_makes_json_of_can_be_sent(peer: Peer, client: Client) -> Non
     ('a/b?c#d%', '/a%2Fb%3Fc%23d%25'), ('ü', '/%C3%BC'), ('_design/x', '/_design/x'), ('_local/x y', '/_local/x%20y'),
     ('broker:binding:["a","b"]', '/broker%3Abinding%3A%5B%22a%22%2C%22b%22%5D')])
 def test_ids_are_quoted(peer: Peer, client: Client, doc_id: str, path: str) -> None:
+    peer.answers = [answer({**DOC, '_id': doc_id})]
     client.get(doc_id)
     assert peer.seen[0].path == '/a%2Fb' + path
 
 
 def test_documents_are_fetched_in_the_order_asked_for(peer: Peer, client: Client) -> None:
-    doc = {'_id': 'b'}
-    peer.answers = [answer({'rows': [{'key': 'a', 'error': 'not_found'}, {'id': 'b', 'doc': doc}, {'id': 'c', 'doc': None}]})]
-    assert client.fetch(('a', 'b', 'c')) == [None, doc, None]
+    doc = {'_id': 'b', '_rev': '1-b'}
+    peer.answers = [answer({'results': [
+        {'id': 'a', 'docs': [{'error': {'id': 'a', 'rev': 'undefined', 'error': 'not_found', 'reason': 'missing'}}]},
+        {'id': 'b', 'docs': [{'ok': doc}]},
+        {'id': 'c', 'docs': [{'ok': {'_id': 'c', '_rev': '2-c', '_deleted': True}}]},
+        {'id': 'd', 'docs': [{}]}]})]  # the embedded server's way to say that there is none
+    assert client.fetch(('a', 'b', 'c', 'd')) == [None, doc, None, None]
     [request] = peer.seen
-    assert (request.method, request.path, request.body) == ('POST', '/a%2Fb/_all_docs', {'keys': ['a', 'b', 'c']})
-    assert request.query == {'include_docs': 'true'}
+    assert (request.method, request.path, request.query) == ('POST', '/a%2Fb/_bulk_get', {})
+    assert request.body == {'docs': [{'id': 'a'}, {'id': 'b'}, {'id': 'c'}, {'id': 'd'}]}
+
+
+def test_of_a_document_in_conflict_the_winner_is_fetched(peer: Peer, client: Client) -> None:
+    one, other = {'_id': 'b', '_rev': '2-a'}, {'_id': 'b', '_rev': '2-b'}
+    plain = {'_id': 'a', '_rev': '1-a'}
+    peer.answers = [answer({'results': [{'id': 'a', 'docs': [{'ok': plain}]},
+                                        {'id': 'b', 'docs': [{'ok': one}, {'ok': other}]}]}),
+                    answer({'rows': [{'id': 'b', 'key': 'b', 'doc': other}]})]
+    assert client.fetch(['a', 'b']) == [plain, other]
+    assert (peer.seen[1].path, peer.seen[1].query, peer.seen[1].body) == (
+        '/a%2Fb/_all_docs', {'include_docs': 'true'}, {'keys': ['b']})
+
+
+@pytest.mark.parametrize('results', [
+    [{'id': 'x', 'docs': [{'error': {'id': 'x', 'error': 'internal_fabric_error', 'reason': 'nodedown'}}]}],
+    [], [{'id': 'y', 'docs': []}]], ids=['trouble', 'nothing', 'another'])
+def test_what_the_server_cannot_say_is_not_taken_for_missing(peer: Peer, client: Client, results: Any) -> None:
+    peer.answers = [answer({'results': results})]
+    with pytest.raises(errors.ServerUnavailable):
+        client.fetch(['x'])
+
+
+def test_many_documents_of_a_view_are_fetched_apart(peer: Peer, client: Client) -> None:
+    doc = {'_id': 'a', '_rev': '1-a'}
+    peer.answers = [answer({'rows': [{'id': 'a', 'key': 1}]}), answer({'results': [{'id': 'a', 'docs': [{'ok': doc}]}]})]
+    assert client.view('d', 'v', include_docs=True, limit=100) == [{'id': 'a', 'key': 1, 'doc': doc}]
+    assert peer.seen[0].query == {'limit': '100'}
+
+
+def test_few_documents_of_a_view_come_with_it(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'rows': [{'id': 'x', 'doc': DOC}]})]
+    assert client.view('d', 'v', include_docs=True, limit=2) == [{'id': 'x', 'doc': DOC}]
+    assert peer.seen[0].query == {'limit': '2', 'include_docs': 'true'}
 
 
 def test_nothing_to_fetch_is_no_request(peer: Peer, client: Client) -> None:
@@ -178,8 +225,9 @@ def test_nothing_to_fetch_is_no_request(peer: Peer, client: Client) -> None:
 
 
 def test_a_range_of_ids_ends_after_the_prefix(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'rows': [{'id': 'pre-1'}]})]
-    assert client.id_range('pre-') == [{'id': 'pre-1'}]
+    row = {'id': 'pre-1', 'value': {'rev': '1-a'}}
+    peer.answers = [answer({'rows': [row]})]
+    assert client.id_range('pre-') == [row]
     assert peer.seen[0].query == {'startkey': '"pre-"', 'endkey': r'"pre-\uffff"', 'include_docs': 'false'}
 
 
@@ -245,18 +293,18 @@ def test_a_closed_client_connects_anew(peer: Peer, client: Client) -> None:
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
 @pytest.mark.parametrize('closes', [False, True])
 def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: Client, closes: bool) -> None:
-    peer.answers = [answer('parent'), answer('child'), answer('parent again')]
-    assert client.get('x') == 'parent'
+    peer.answers = [answer({**DOC, 'to': whom}) for whom in ('parent', 'child', 'parent again')]
+    assert client.get('x')['to'] == 'parent'
     child = os.fork()
     if not child:
         try:
             if closes:
                 client.close()  # not the parent's
-            os._exit(0 if client.get('x') == 'child' else 1)
+            os._exit(0 if client.get('x')['to'] == 'child' else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert client.get('x') == 'parent again'
+    assert client.get('x')['to'] == 'parent again'
     parent, other, again = (request.connection for request in peer.seen)
     assert parent == again != other
 
@@ -269,7 +317,8 @@ def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: C
     lambda client: client.id_range('x'), lambda client: client.sequence(), lambda client: client.welcome()],
     ids=['get', 'fetch', 'view', 'id_range', 'sequence', 'welcome'])
 def test_a_read_is_repeated_once(peer: Peer, client: Client, read: Callable[[Client], Any]) -> None:
-    peer.answers = [CUT, answer({'rows': [{'doc': None}], 'update_seq': 1, 'couchdb': 'Welcome'})]
+    peer.answers = [CUT, answer({**DOC, 'rows': [], 'results': [{'id': 'x', 'docs': [{}]}], 'update_seq': 1,
+                                 'couchdb': 'Welcome'})]
     read(client)
     first, second = peer.seen
     assert (first.method, first.url, first.text) == (second.method, second.url, second.text)
@@ -315,7 +364,7 @@ def test_an_error_says_where_and_never_the_password(peer: Peer, client: Client) 
     peer.answers = [answer({'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, 401)]
     with pytest.raises(errors.AccessDenied, match='jürgen') as caught:
         client.get('x')
-    assert client.address.url in str(caught.value)
+    assert client.address.server in str(caught.value)
     assert 'p:ß@' not in str(caught.value)
 
 
@@ -351,12 +400,49 @@ def test_an_error_of_the_feed_that_is_cut_off_is_one_of_ours(peer: Peer, client:
         client.open_changes(0, {}, 10, 4.0)
 
 
+@pytest.mark.parametrize(('status', 'retry_after', 'seconds'), [
+    (429, '60', 60), (503, '60', 60), (429, '{in_60_s}', 60), (429, '3600', 100), (429, 'soon', 0), (429, '-5', 0),
+    (500, '60', 0)])
+def test_a_server_that_asks_for_patience_has_it(peer: Peer, monkeypatch: pytest.MonkeyPatch, status: int, retry_after: str,
+                                                seconds: float) -> None:
+    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
+    slept: list[float] = []
+    monkeypatch.setattr('kombu_couchdb.nodes.time.sleep', slept.append)
+    date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
+    peer.answers = [answer({'error': 'busy'}, status, **{'Retry-After': retry_after.format(in_60_s=date)})]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+    assert slept == []
+    client.get('x')
+    assert seconds / 2 <= sum(slept) <= seconds
+    client.close()
+
+
 @pytest.mark.parametrize('status', [301, 302, 307, 308])
 def test_a_redirect_is_told_and_not_followed(peer: Peer, client: Client, status: int) -> None:
     peer.answers = [answer({}, status, Location='http://elsewhere.example/')]
     with pytest.raises(errors.NotCouchDB, match='redirects to another address'):
         client.get('x')
     assert len(peer.seen) == 1
+
+
+def test_with_tls_a_proxy_learns_the_host_and_no_more(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ('no_proxy', 'NO_PROXY'):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv('HTTPS_PROXY', f'http://127.0.0.1:{peer.server_port}')
+    peer.answers = [answer({}, 403)] * 2
+    with pytest.raises(errors.ServerUnavailable):
+        Client(Address(host='db.example', port=6984, tls=True, user='me', password='p')).get('x')
+    for request in peer.seen:
+        assert (request.method, request.url) == ('CONNECT', 'db.example:6984')
+        assert not {'authorization', 'cookie'} & {name.lower() for name in request.headers}
+
+
+def test_who_is_given_by_the_url_alone(peer: Peer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / 'netrc').write_text('default login me password p\n')
+    monkeypatch.setenv('NETRC', str(tmp_path / 'netrc'))
+    Client(Address(host='127.0.0.1', port=peer.server_port)).get('x')
+    assert 'Authorization' not in peer.seen[0].headers
 
 
 @pytest.mark.parametrize('status', [201, 202, 500])
@@ -377,7 +463,7 @@ def test_many_documents_without_an_answer_each_are_no_answer(peer: Peer, client:
 
 
 def test_the_server_s_date_is_observed(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({}, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
+    peer.answers = [answer(DOC, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
     client.get('x')
     assert datetime.fromtimestamp(client.clock.now(), timezone.utc).year == 2099
 

@@ -50,9 +50,11 @@ def test_the_document_is_left_as_it_is() -> None:
     assert delivery.doc == before
 
 
-def test_headers_of_an_unknown_type_cannot_be_delivered() -> None:
-    with pytest.raises(ValueError, match='type'):
-        delivered({'name': {'__type__': 'unheard of', '__value__': 1}}).payload()
+@pytest.mark.parametrize(('kind', 'value'), [
+    ('unheard of', 1), ('datetime', 'tomorrow'), ('decimal', 'x'), ('uuid', 5), ('uuid', {}), ([], 1), (None, None)])
+def test_headers_that_only_look_like_a_type_of_kombus_stay_as_they_are(kind: Any, value: Any) -> None:
+    header = {'__type__': kind, '__value__': value}
+    assert delivered({'name': [header]}).payload()['headers'] == {'name': [header]}
 
 
 def test_the_message_is_passed_on_with_its_tag() -> None:

@@ -235,6 +235,24 @@ def test_a_wrong_password_is_refused_as_by_couchdb(shared: EmbeddedServer) -> No
     assert request(shared, 'GET', '/shared')[0] == 200
 
 
+def test_a_session_goes_with_a_cookie_as_in_couchdb(shared: EmbeddedServer) -> None:
+    connection = HTTPConnection('127.0.0.1', shared.port, timeout=_PATIENCE)
+
+    def ask(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+        connection.request(method, path, json.dumps(body), {'Content-Type': 'application/json', **headers})
+        response = connection.getresponse()
+        response.read()
+        return response.status, response.headers['Set-Cookie'] or ''
+
+    assert ask('POST', '/_session', {'name': shared.user, 'password': 'wrong'}) == (401, '')
+    assert ask('POST', '/_session', {}) == (401, '')
+    status, cookie = ask('POST', '/_session', {'name': shared.user, 'password': shared.password})
+    assert (status, cookie.split('; ')[1:]) == (200, ['Version=1', 'Max-Age=600', 'Path=/', 'HttpOnly'])
+    assert ask('GET', '/shared', Cookie=cookie.split(';')[0]) == (200, '')
+    assert ask('GET', '/shared', Cookie='AuthSession=deadbeef') == (401, '')
+    connection.close()
+
+
 def test_without_a_password_only_the_health_is_told(shared: EmbeddedServer) -> None:
     connection = HTTPConnection('127.0.0.1', shared.port, timeout=_PATIENCE)
     statuses = {}

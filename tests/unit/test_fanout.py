@@ -35,11 +35,10 @@ class FakeClient:
         self.docs[doc['_id']] = {**doc, '_rev': rev}
         return rev
 
-    def request(self, method: str, path: str, params: Document, *, repeat: bool) -> Document:
-        assert (method, path, params['include_docs']) == ('GET', '/_all_docs', True)
+    def id_range(self, prefix: str, *, docs: bool, limit: int) -> list[Document]:
         self.reads += 1
-        ids = sorted(name for name in self.docs if params['startkey'] <= f'"{name}"' <= params['endkey'])
-        return {'rows': [{'id': name, 'doc': self.docs[name]} for name in ids[:params['limit']]]}
+        ids = sorted(name for name in self.docs if name.startswith(prefix))
+        return [{'id': name, 'doc': self.docs[name]} for name in ids[:limit]]
 
     def sent(self) -> list[tuple[str, int, str]]:
         return [(doc['publisher'], doc['number'], doc['message']['body']) for doc in self.docs.values()]
@@ -237,11 +236,33 @@ def test_who_binds_late_has_what_comes_later(listener: Listener) -> None:
     assert had(listener.take([broadcast(1, 'o', 'other'), broadcast(2, 'o', 'other')])) == [('r', 'o2')]
 
 
-def test_who_falls_behind_is_told_how_far(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_falls_behind_is_told_how_far(listener: Listener, caplog: pytest.LogCaptureFixture,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
     with caplog.at_level(logging.WARNING):
         listener.take([broadcast(1), broadcast(5)])
+        assert caplog.records == []  # they may still come
+        monkeypatch.setattr('kombu_couchdb.fanout._LATE', -1.0)
+        listener.take([])
+        listener.take([])
     [record] = caplog.records
     assert 'fell behind: 3 broadcasts' in record.getMessage()
+
+
+def test_what_a_cluster_tells_of_late_is_not_lost(listener: Listener, caplog: pytest.LogCaptureFixture,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    assert had(listener.take([broadcast(1), broadcast(4)])) == [('q', 'p1'), ('q', 'p4')]
+    assert had(listener.take([broadcast(3), broadcast(4)])) == [('q', 'p3')]
+    assert had(listener.take([broadcast(2), broadcast(3)])) == [('q', 'p2')]
+    assert had(listener.take([broadcast(2), broadcast(3), broadcast(4)])) == []
+    monkeypatch.setattr('kombu_couchdb.fanout._LATE', -1.0)
+    listener.take([])
+    assert caplog.records == []
+
+
+def test_it_does_not_wait_for_too_much(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
+    listener.take([broadcast(1), broadcast(10_000)])
+    listener.take([broadcast(1, 'r'), broadcast(10, 'r')])
+    assert [record.getMessage().split(': ')[1].split()[0] for record in caplog.records] == ['8']
 
 
 def test_without_a_gap_nothing_is_said(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -422,15 +423,36 @@ def test_a_broadcast_waits_for_its_consumer(desk: Desk) -> None:
     lambda desk, delivery: desk.holdings.release(delivery.tag),
     lambda desk, delivery: desk.holdings.bury(delivery.tag, 'because'),
     lambda desk, delivery: desk.holdings.drop_all(),
-    lambda desk, delivery: desk.holdings.rouse(),
-], ids=['subscribe', 'cancel', 'set_credit', 'ack', 'release', 'bury', 'drop_all', 'rouse'])
+], ids=['subscribe', 'cancel', 'set_credit', 'ack', 'release', 'bury', 'drop_all'])
 def test_it_wakes_for_what_concerns_it_and_sleeps_again(desk: Desk, news: Callable[[Desk, Delivery], Any]) -> None:
     desk.subscribe()
     delivery = desk.claim()
     desk.take()
-    desk.holdings.wait(0.0)
-    assert not desk.holdings._roused
+    desk.holdings.bell.wait(0.0)
     news(desk, delivery)
-    assert desk.holdings._roused
-    desk.holdings.wait(100.0)  # at once
-    assert not desk.holdings._roused
+    began = time.monotonic()
+    desk.holdings.bell.wait(100.0)
+    assert time.monotonic() - began < 50.0
+
+
+@pytest.mark.parametrize(('hungry', 'limit', 'held', 'key', 'patience'), [
+    (False, 8, 8, None, 0.02),  # nothing to claim: the ack may wait for company
+    (True, 8, 8, None, 0.005),  # more is there, and others will be done in a moment
+    (True, 8, 5, None, 0.0),  # half of the credit is free
+    (True, 1, 1, None, 0.0),
+    (True, 0, 5, None, 0.0),
+    (False, 8, 8, 'k', 0.0),  # who waits behind a unique job waits for its ack
+])
+def test_how_long_an_ack_may_wait_for_others(
+        desk: Desk, monkeypatch: pytest.MonkeyPatch, hungry: bool, limit: int, held: int, key: str | None,
+        patience: float) -> None:
+    rung: list[float] = []
+    subscription = desk.subscribe()
+    desk.holdings.set_credit(subscription.credit, limit)
+    deliveries = [desk.claim(f'{workitem.JOB}{n}' if key else f'item{n}') for n in range(held)]
+    for _ in deliveries:
+        desk.take()
+    monkeypatch.setattr(desk.holdings.bell, 'ring', lambda within=0.0: rung.append(within))
+    desk.holdings.hungry = hungry
+    desk.holdings.ack(deliveries[0].tag)
+    assert rung == [patience]

@@ -12,7 +12,7 @@ import pytest
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import Options
 
-NUMBERS = [f.name for f in fields(Options) if not isinstance(f.default, bool)]
+NUMBERS = [f.name for f in fields(Options) if type(f.default) in (int, float)]
 WHOLE = [f.name for f in fields(Options) if type(f.default) is int]
 SECONDS = [f.name for f in fields(Options) if isinstance(f.default, float)]
 SWITCHES = [f.name for f in fields(Options) if isinstance(f.default, bool)]
@@ -45,6 +45,30 @@ def test_numbers_are_taken(name: str) -> None:
 @pytest.mark.parametrize('value', [True, False])
 def test_switches_are_taken(name: str, value: bool) -> None:
     assert getattr(Options.of({name: value}), name) is value
+
+
+@pytest.mark.parametrize('value', ['environment', 'shop.secrets:couchdb', 'shop.secrets.couchdb'])
+def test_the_source_of_credentials_is_named(value: str) -> None:
+    assert Options.of({'credentials': value}).credentials == value
+
+
+@pytest.mark.parametrize('value', [
+    ('user', 'secret-word'), {'user': 'secret-word'}, lambda: ('user', 'secret-word'), '', None, 1])
+def test_credentials_themselves_are_refused_and_not_told(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match='credentials must be "environment" or the dotted path of a function') as caught:
+        Options.of({'credentials': value})
+    assert 'secret-word' not in str(caught.value)
+
+
+@pytest.mark.parametrize('value', ['basic', 'cookie'])
+def test_the_ways_to_send_them_are_taken(value: str) -> None:
+    assert Options.of({'auth': value}).auth == value
+
+
+@pytest.mark.parametrize('value', ['digest', 'Cookie', '', None, True])
+def test_another_way_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match='auth must be one of basic, cookie'):
+        Options.of({'auth': value})
 
 
 def test_one_option_leaves_the_others() -> None:

@@ -123,7 +123,7 @@ def test_running_one_runs_again_once() -> None:
     assert (done['_id'], done['_rev'], done['key'], done['attempts'], done['claimed']) == (held['_id'], '2-a', 'k', 0, None)
     assert workitem.flaw(done) is None
     assert 'next' not in done
-    assert workitem.acked(done, NOW) == {'_id': held['_id'], '_rev': '2-a', '_deleted': True}
+    assert workitem.acked(done, NOW) == {'_id': held['_id'], '_rev': '2-a', '_deleted': True, 'done': 'tag-b'}
 
 
 def test_retry_goes_before_what_waits_behind() -> None:

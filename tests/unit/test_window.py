@@ -45,8 +45,8 @@ class FakeStore:
             self.asked.append(('fetch', list(ids)))
         return [self.docs.get(name) for name in ids]
 
-    def ready(self, queue: str, limit: int, *, docs: bool, after: Any = None) -> list[Document]:
-        self.asked.append(('ready', (limit, docs, after and after['id'])))
+    def ready(self, queue: str, limit: int, *, docs: bool = False, after: Any = None, update: str = "true") -> list[Document]:
+        self.asked.append(("ready", (limit, update, after and after["id"])))
         rows = []
         for doc in self.docs.values():
             rank = 9 - doc['priority'] if isinstance(doc.get('priority'), (int, float)) else 0
@@ -83,6 +83,12 @@ def names(docs: Sequence[Document]) -> list[str]:
 def names_for(turn: int, members: int = 2, position: int = 0, prefix: str = 'item') -> Any:
     """Names of items for which a consumer at `position` comes after `turn` others."""
     return (name for name in (f'{prefix}{n:04}' for n in count()) if workitem.turn(name, position, members) == turn)
+
+
+def add_foreign(store: FakeStore, count: int) -> list[str]:
+    """Add so many items that the other one of two consumers goes first for, and return their ids."""
+    foreign = names_for(1)
+    return [store.add(next(foreign))['_id'] for _ in range(count)]
 
 
 def placed(store: FakeStore, members: int = 2) -> Window:
@@ -137,14 +143,48 @@ def test_no_more_is_taken_than_wanted_and_each_once(store: FakeStore) -> None:
     assert window.take(2) == []
 
 
-def test_alone_one_read_brings_documents_and_nothing_is_read_twice(store: FakeStore) -> None:
+def test_documents_are_read_ahead_and_none_twice(store: FakeStore) -> None:
     for name in 'abc':
         store.add(name)
     window = window_of(store)
     window.refill()
-    window.take(10)
-    assert store.reads('ready') == [(128, True, None)]
-    assert store.reads('fetch') == []
+    assert [names(window.take(1)) for _ in range(3)] == [['a'], ['b'], ['c']]
+    assert store.reads('ready') == [(128, 'true', None)]
+    assert store.reads('fetch') == [['a', 'b', 'c']]
+
+
+def test_few_large_documents_are_read_ahead(store: FakeStore) -> None:
+    for name in fill(store, 100):
+        store.docs[name]['message']['body'] = 'x' * 300_000
+    window = window_of(store)
+    window.refill()
+    for _ in range(100):
+        window.take(1)
+    assert [len(ids) for ids in store.reads('fetch')] == [8, *[3] * 30, 2]
+
+
+def test_more_and_more_small_documents_are_read_ahead(store: FakeStore) -> None:
+    fill(store, 128)
+    window = window_of(store)
+    window.refill()
+    for _ in range(128):
+        window.take(1)
+    assert [len(ids) for ids in store.reads('fetch')] == [8, 16, 32, 64, 8]
+
+
+def test_after_a_read_that_failed_fewer_are_read(store: FakeStore) -> None:
+    fill(store, 128)
+    window = window_of(store)
+    window.refill()
+    fetch, store.client.fetch = store.client.fetch, None
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            window.take(1)
+        window.clear()
+        window.refill()
+    store.client.fetch = fetch
+    window.take(1)
+    assert [len(ids) for ids in store.reads('fetch')] == [2]
 
 
 def test_offered_twice_is_there_once(store: FakeStore) -> None:
@@ -290,10 +330,7 @@ def test_priority_goes_before_ones_share(store: FakeStore) -> None:
 
 def test_of_what_others_left_only_a_share_is_taken(store: FakeStore) -> None:
     window = placed(store)
-    foreign = names_for(1)
-    left = [next(foreign) for _ in range(10)]
-    for name in left:
-        store.add(name)
+    left = add_foreign(store, 10)
     window.refill()
     store.passed += 1.0
     assert names(window.take(8)) == left[:4]
@@ -316,10 +353,7 @@ def test_what_others_go_first_for_is_read_again(store: FakeStore) -> None:
 
 def test_of_many_that_others_went_first_for_those_left_are_found_in_one_read(store: FakeStore) -> None:
     window = placed(store)
-    foreign = names_for(1)
-    many = [next(foreign) for _ in range(100)]
-    for name in many:
-        store.add(name)
+    many = add_foreign(store, 100)
     window.refill()
     for name in many[:90]:
         store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
@@ -336,9 +370,8 @@ def test_in_a_queue_that_is_too_long_for_one_read_they_are_looked_at(store: Fake
     window = window_of(store, read_ahead=50)
     window.settle((0, 2))
     store.passed += 1.0
-    foreign = names_for(1)
-    for _ in range(60):
-        window.offer(store.add(next(foreign)))
+    for name in add_foreign(store, 60):
+        window.offer(store.docs[name])
     store.passed += 1.0
     assert len(window.take(10)) == 5
     assert len(window) == 55
@@ -403,7 +436,6 @@ def test_an_unchanged_place_changes_nothing(store: FakeStore) -> None:
     window.refill()
     window.settle((0, 1))
     assert names(window.take(10)) == ['a']
-    assert store.reads('fetch') == []
 
 
 def test_the_last_one_left_goes_first_for_all(store: FakeStore) -> None:
@@ -465,11 +497,11 @@ def test_who_takes_fast_reads_more_but_never_more_than_allowed(store: FakeStore)
     assert [limit for limit, _, _ in store.reads('ready')] == [128, 512, 600, 600]
 
 
-def test_several_consumers_read_more_without_documents(store: FakeStore) -> None:
+def test_several_consumers_read_more(store: FakeStore) -> None:
     window = placed(store, 3)
     fill(store, 10)
     window.refill()
-    assert store.reads('ready') == [(384, False, None)]
+    assert store.reads('ready') == [(384, 'true', None)]
 
 
 def test_a_long_queue_stays_dirty_until_its_end_was_read(store: FakeStore) -> None:
@@ -506,7 +538,7 @@ def test_the_head_is_looked_at_again_for_what_is_more_urgent(store: FakeStore) -
     store.passed += 1.01
     assert window.outdated
     window.refill()
-    assert store.reads('ready')[-1] == (16, False, None)
+    assert store.reads('ready')[-1] == (16, 'lazy', None)
     assert names(window.take(2)) == ['urgent', 'item00100']
     assert not window.outdated
 
@@ -540,4 +572,33 @@ def test_cleared_it_knows_nothing(store: FakeStore) -> None:
     window.clear()
     assert (len(window), window.dirty, window.next_due, window.outdated) == (0, True, None, True)
     window.refill()
-    assert store.reads('ready')[-1] == (128, True, None)
+    assert store.reads('ready')[-1] == (128, 'true', None)
+
+
+def test_what_the_head_was_known_to_hold_is_no_news(store: FakeStore) -> None:
+    fill(store, 1000)
+    window = window_of(store)
+    window.refill()
+    taken = window.take(100)  # claimed, and the index does not know it yet
+    store.passed += 1.01
+    window.refill()
+    assert len(window) == 28
+    taken += window.take(1)
+    assert names(taken[100:]) == ['item00100']
+    assert [after for _, _, after in store.reads('ready')] == [None, None]
+    claimed(store, taken)
+    for doc in taken[:3]:
+        store.docs[doc['_id']] = doc  # given back
+    store.passed += 5.0
+    window.refill()
+    assert names(window.take(4)) == ['item00000', 'item00001', 'item00002', 'item00101']
+
+
+def test_the_index_is_brought_up_to_date_by_one_of_them_at_a_time(store: FakeStore) -> None:
+    fill(store, 1000)
+    window = placed(store, 3)
+    window.refill()
+    for _ in range(6):
+        store.passed += 1.01
+        window.refill()
+    assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') == 2

@@ -1,0 +1,64 @@
+"""The heartbeat of one consumer: when its document is written, and what the answer says of its lease."""
+
+from __future__ import annotations
+
+from kombu.log import get_logger
+
+from .client import Client, Document
+from .holdings import Change, Holdings
+from .lease import Lease
+
+__all__ = ['Heartbeat']
+
+logger = get_logger(__name__)
+
+
+class Heartbeat:
+    """Keeps the lease of what is in `holdings`; for the I/O thread alone."""
+
+    def __init__(self, client: Client, lease: Lease, holdings: Holdings) -> None:
+        self._client, self._lease, self._holdings = client, lease, holdings
+        #: Whether the document may be gone, for the database may be another.
+        self.in_doubt = False
+        self._contested = False
+
+    def register(self, queues: set[str]) -> None:
+        """Write the heartbeat document before anything is claimed: a claim without one counts as a dead consumer's."""
+        self._register(queues)
+        if not self._lease.written:
+            self._register(queues)  # under a new id: the old one was swept
+
+    def change(self, queues: set[str]) -> Change:
+        """Return the next heartbeat, to be written with other changes."""
+        return self._lease.beat(self._client.clock.now(), queues, self._holdings.done), self._beaten
+
+    def _register(self, queues: set[str]) -> None:
+        if not self._lease.written or self.in_doubt:
+            self.in_doubt = False
+            doc, react = self.change(queues)
+            react(self._client.bulk([doc])[0])
+        if self._contested:
+            if not self._lease.confirm(self._client.leaves(self._lease.id)):
+                self._begin_anew()
+            self._contested = False
+
+    def _beaten(self, answer: Document) -> None:
+        if answer.get('ok'):
+            proven = not answer.get('accepted')
+            # While this node was cut off from the others, they may have swept this consumer without its knowing.
+            self._contested |= proven and not self._lease.proven and not self._lease.valid
+            self._lease.beaten(answer['rev'], proven=proven and not self._contested)
+            if not proven:
+                self._client.leave_node()
+        elif answer.get('error') == 'conflict':
+            self._contested = True  # others have swept it, or the answer to the last heartbeat was lost
+        elif answer.get('error') != 'unanswered':
+            logger.warning('the heartbeat was not stored: %s', answer.get('reason'))
+        if self._contested:
+            self._holdings.bell.ring()
+
+    def _begin_anew(self) -> None:
+        """Others found this consumer silent for too long and gave away what it held: go on without it."""
+        self._lease.renew()
+        logger.warning('this consumer was silent for longer than the visibility timeout of %g s and lost its lease; '
+                       '%d messages it held are delivered again', self._lease.timeout, self._holdings.drop_all())

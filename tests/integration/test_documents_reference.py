@@ -1,0 +1,149 @@
+"""What docs/reference/documents.rst says of each kind of document, beside what is really written."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, chord
+from kombu import Connection, Exchange, Queue
+
+from celery_couchdb import design as results_design
+from kombu_couchdb import design
+from kombu_couchdb.client import Client
+from kombu_couchdb.unique import told
+from tests.support import Inbox, Request, eta, items, publish
+
+from .conftest import kill_all
+
+PAGE = (Path(__file__).parents[2] / 'docs/reference/documents.rst').read_text('utf-8')
+SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
+
+#: Members whose own members are told of.
+OPENED = ('claimed', 'message')
+
+
+def told_of(kind: str) -> dict[str, str]:
+    """Return the members of a kind of document, each with `always` or `some`."""
+    return dict(re.findall(r'^``([\w.-]+)``\s+(always|some)\s', SECTIONS[kind], re.MULTILINE))
+
+
+def members(doc: dict[str, Any]) -> set[str]:
+    """Return the names of a document's members, those within some of them after a dot."""
+    own = {name for name in doc if not name.startswith('_')}
+    if doc['type'] != 'WorkItem':
+        return own
+    inner = {f'{name}.{member}' for name in OPENED if isinstance(doc.get(name), dict) for member in doc[name]}
+    return (own - {'message'}) | inner
+
+
+def written(sent: list[Request]) -> dict[str, list[dict[str, Any]]]:
+    """Return the documents that were written, by type."""
+    docs = defaultdict(list)
+    for request in sent:
+        for doc in request.docs:
+            if isinstance(doc.get('type'), str):
+                docs[doc['type']].append(doc)
+    return docs
+
+
+def compare(kind: str, docs: list[dict[str, Any]]) -> None:
+    """Fail the test unless the page tells of all members of these documents, of no others, and rightly what is always there."""
+    found = [members(doc) for doc in docs]
+    page = told_of(kind)
+    assert set(page) == set().union(*found)
+    assert {name for name, there in page.items() if there == 'always'} == set.intersection(*found)
+
+
+def test_all_kinds_are_told_of() -> None:
+    assert set(SECTIONS) == {
+        'WorkItem', 'Consumer', 'Queue', 'Binding', 'Broadcast', 'Result', 'Group', 'Value', 'Chord', 'Part'}
+
+
+def test_views() -> None:
+    found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
+    documents = [*design.documents(), results_design.document()]
+    assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
+
+
+def test_messages(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+    connection = connect()
+    publish(connection, 'planned', headers=eta(3600))
+    publish(connection, 'expires', 'other', expiration=3600)
+    publish(connection, 'x' * 150_000, 'other')
+    job = {'id': 'a', 'task': 'report', 'job_key': 'k'}
+    publish(connection, 'job', 'jobs', headers=job)
+    publish(connection, 'job', 'jobs', headers={**job, 'id': 'b', **eta(3600)})
+    publish(connection, 'job', 'jobs', headers={**job, 'id': 'c'})
+    worker = Inbox(connect(), 'jobs', ack=False)
+    worker.wait(1)
+    with told() as outcomes:
+        publish(connection, 'job', 'jobs', headers={**job, 'id': 'd'})
+    assert outcomes[0].what == 'again'
+    worker.messages[0].requeue()
+    worker.wait(2)
+    worker.messages[1].ack()
+    worker.wait(3)
+    publish(connection, 'refused')
+    kill_all(Inbox(connect(), ack=False), client, 1)
+    compare('WorkItem', written(sent)['WorkItem'] + items(client))
+
+
+def test_what_else_the_broker_writes(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+    connection, channel = connect(), connect().channel()
+    for kind in ('direct', 'topic', 'fanout'):
+        exchange = Exchange(f'to {kind}', kind)
+        Queue(f'of {kind}', exchange, 'a.b', expires=60)(channel).declare()
+        connection.Producer().publish('hello', exchange=exchange, routing_key='a.b', declare=[exchange])
+    inbox = Inbox(connect(), 'of direct')
+    inbox.wait(1)
+    docs = written(sent)
+    for kind in ('Consumer', 'Queue', 'Binding', 'Broadcast'):
+        compare(kind, docs[kind])
+
+
+@pytest.fixture
+def made(url: str, client: Client) -> Iterator[Callable[..., Celery]]:
+    """Returns a function that makes an app whose results are in the test's database, too."""
+    apps: list[Celery] = []
+
+    def make(**conf: Any) -> Celery:
+        app = Celery('test', set_as_current=False, broker=url, backend=url)
+        app.conf.update(conf)
+        apps.append(app)
+        return app
+
+    yield make
+    for app in apps:
+        app.pool.force_close_all()
+        app.close()
+
+
+def test_results(made: Callable[..., Celery], sent: list[Request]) -> None:
+    for conf in ({}, {'result_expires': None}, {'result_serializer': 'pickle'}):
+        backend = made(**conf).backend
+        backend.store_result(f'of {conf}', 1, 'SUCCESS')
+        backend.save_group(f'of {conf}', backend.app.GroupResult('c', []))
+    backend.set('text', 'mine')
+    backend.set('bytes', b'mine')
+    docs = written(sent)
+    for kind in ('Result', 'Group', 'Value'):
+        compare(kind, docs[kind])
+
+
+def test_chords(made: Callable[..., Celery], sent: list[Request]) -> None:
+    for app in (made(), made(result_expires=None)):
+        result = chord([app.signature('part', task_id=name) for name in 'ab'], app=app)(app.signature('body'))
+        group_id = result.parent.id
+        chords = app.backend.chords
+        chords.add(group_id, 'c')
+        chords.store_part(chords.part(group_id, 0, 'a', 'SUCCESS', None))
+        chords.store_part(chords.part(group_id, None, 'c', 'SUCCESS', {'value': {}}))
+        chords.add(f'unprepared {group_id}', 'd')
+    docs = written(sent)
+    compare('Chord', docs['Chord'])
+    compare('Part', docs['Part'])

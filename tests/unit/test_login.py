@@ -1,0 +1,344 @@
+"""Who a process is for a server (`kombu_couchdb.login`), without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from kombu_couchdb.address import Address
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
+from kombu_couchdb.login import Login, environment
+from tests.conftest import PATIENCE
+
+SECRET = 'tell-nobody'
+WRONG = 'Name or password is incorrect.'
+LOCKED = 'Account is temporarily locked due to multiple authentication failures'
+
+
+def answer(status: int = 200, reason: str = '', **headers: str) -> requests.Response:
+    """Return an answer of CouchDB."""
+    response = requests.Response()
+    response.status_code = status
+    response._content = json.dumps({'error': 'unauthorized', 'reason': reason}).encode()
+    response.headers.update({name.replace('_', '-'): value for name, value in headers.items()})
+    return response
+
+
+def cookie(name: str, age: int = 600) -> str:
+    return f'AuthSession={name}; Version=1; Expires=Sat, 21-Nov-2026 21:26:17 GMT; Max-Age={age}; Path=/; HttpOnly'
+
+
+class Sessions:
+    """A server's `/_session`: notes what is posted, and gives the sessions s1, s2 and so on, or the `answers` in turn."""
+
+    def __init__(self, *answers: requests.Response, age: int = 600) -> None:
+        self.posted: list[Any] = []
+        self._answers, self._age = list(answers), age
+
+    def __call__(self, data: bytes) -> requests.Response:
+        self.posted.append(json.loads(data))
+        return self._answers.pop(0) if self._answers else answer(Set_Cookie=cookie(f's{len(self.posted)}', self._age))
+
+
+def never(data: bytes) -> requests.Response:
+    pytest.fail('there is nothing to post')
+
+
+def basic(user: str, password: str) -> Login:
+    return Login(Address(user=user, password=password))
+
+
+def session() -> Login:
+    return Login(Address(user='me', password=SECRET, auth='cookie'))
+
+
+def decoded(headers: Any) -> str:
+    return b64decode(headers['Authorization'].removeprefix('Basic ')).decode()
+
+
+#: What the function `credentials` returns in turn, the last for ever, and how often it was asked.
+given: list[Any] = []
+asked: list[None] = []
+
+
+def credentials() -> Any:
+    """Return what a test has prepared."""
+    asked.append(None)
+    found = given.pop(0) if len(given) > 1 else given[0]
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The dotted path of `credentials`."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    yield f'{__name__}:credentials'
+    given.clear()
+    asked.clear()
+
+
+# -- with each request
+
+def test_nobody_says_nothing() -> None:
+    assert Login(Address()).headers(never) == {}
+    assert Login(Address(auth='cookie')).headers(never) == {}
+
+
+def test_basic_is_said_with_each_request_in_utf8() -> None:
+    login = basic('jürgen', 'p:ß@')
+    assert decoded(login.headers(never)) == 'jürgen:p:ß@'
+    assert login.headers(never) is login.headers(never)
+    assert login.user == 'jürgen'
+
+
+@pytest.mark.parametrize(('status', 'reason'), [
+    (403, 'You are not allowed to access this db.'), (401, 'You are not a server admin.')])
+def test_a_right_that_is_missing_is_no_wrong_password(status: int, reason: str) -> None:
+    login = basic('me', SECRET)
+    assert not login.renewed(login.headers(never), answer(status, reason))
+    assert decoded(login.headers(never)) == f'me:{SECRET}'
+
+
+@pytest.mark.parametrize(('status', 'reason'), [(401, WRONG), (403, LOCKED)])
+def test_what_was_refused_is_not_sent_again_for_a_while(status: int, reason: str) -> None:
+    login = basic('me', SECRET)
+    with pytest.raises(AccessDenied, match=r"http://localhost:5984 refused user 'me': .*check the user, password"):
+        login.renewed(login.headers(never), answer(status, reason))
+    for _ in range(3):
+        with pytest.raises(AccessDenied, match=r'is not sent again for 1(20|19) s') as caught:
+            login.headers(never)
+        assert SECRET not in str(caught.value)
+    login._rests_until = 0.0
+    assert decoded(login.headers(never)) == f'me:{SECRET}'
+
+
+def test_all_clients_of_a_server_and_a_user_share_what_is_known() -> None:
+    one = Address(user='me', password=SECRET, database='one', host='shared')
+    assert Login.of(one) is Login.of(Address(user='me', password=SECRET, database='two', host='shared'))
+    for other in ({'user': 'you'}, {'password': 'x'}, {'host': 'other'}, {'auth': 'cookie'}, {'tls': True}, {'port': 1}):
+        assert Login.of(one) is not Login.of(Address(**{'user': 'me', 'password': SECRET, 'host': 'shared', **other}))
+
+
+# -- sessions
+
+def test_the_password_goes_once_for_a_session() -> None:
+    login, sessions = session(), Sessions()
+    assert login.headers(sessions) == login.headers(sessions) == {'Cookie': 'AuthSession=s1'}
+    assert sessions.posted == [{'name': 'me', 'password': SECRET}]
+
+
+def test_a_session_that_has_ended_is_begun_anew_before_it_is_used() -> None:
+    # With a session that is over CouchDB takes a request for nobody's, and may well answer it.
+    login, sessions = session(), Sessions(age=0)
+    assert [login.headers(sessions)['Cookie'] for _ in range(2)] == ['AuthSession=s1', 'AuthSession=s2']
+
+
+def test_a_session_that_the_server_ended_is_begun_anew() -> None:
+    login, sessions = session(), Sessions()
+    assert login.renewed(login.headers(sessions), answer(401, 'You are not authorized to access this db.'))
+    assert login.headers(sessions) == {'Cookie': 'AuthSession=s2'}
+
+
+def test_a_session_is_no_matter_of_rights() -> None:
+    login, sessions = session(), Sessions()
+    assert not login.renewed(login.headers(sessions), answer(403, 'You are not allowed to access this db.'))
+    assert login.headers(sessions) == {'Cookie': 'AuthSession=s1'}
+
+
+def test_a_prolonged_session_is_taken_over() -> None:
+    login, sessions = session(), Sessions(age=0)
+    login.observe(login.headers(sessions), answer(Set_Cookie=cookie('longer')))
+    assert login.headers(sessions) == {'Cookie': 'AuthSession=longer'}
+
+
+def test_the_answer_to_an_older_session_changes_nothing() -> None:
+    login, sessions = session(), Sessions()
+    old = login.headers(sessions)
+    assert login.renewed(old, answer(401))
+    new = login.headers(sessions)
+    assert login.renewed(old, answer(401))  # another thread, which was as late
+    login.observe(old, answer(Set_Cookie=cookie('late')))
+    assert login.headers(sessions) is new
+    assert len(sessions.posted) == 2
+
+
+@pytest.mark.parametrize('other', ['Set-Cookie', 'Server'])
+def test_other_cookies_are_not_ours(other: str) -> None:
+    login, sessions = session(), Sessions()
+    login.observe(login.headers(sessions), answer(**{other: 'route=7; Path=/'}))
+    assert login.headers(sessions) == {'Cookie': 'AuthSession=s1'}
+
+
+def test_basic_takes_no_cookie() -> None:
+    login = basic('me', SECRET)
+    login.observe(login.headers(never), answer(Set_Cookie=cookie('s1')))
+    assert 'Cookie' not in login.headers(never)
+
+
+@pytest.mark.parametrize(('status', 'reason', 'kind'), [
+    (401, WRONG, AccessDenied), (403, LOCKED, AccessDenied), (500, 'trouble', ServerUnavailable), (200, '', NotCouchDB)])
+def test_a_session_that_is_not_begun(status: int, reason: str, kind: type[CouchDBError]) -> None:
+    login, sessions = session(), Sessions(answer(status, reason), answer(status, reason))
+    for _ in range(2):
+        with pytest.raises(kind) as caught:
+            login.headers(sessions)
+        assert SECRET not in str(caught.value)
+    assert len(sessions.posted) == (1 if kind is AccessDenied else 2)
+
+
+def test_many_threads_begin_one_session() -> None:
+    login, sessions, seen = session(), Sessions(), []
+    together = threading.Barrier(8)
+
+    def use() -> None:
+        together.wait(PATIENCE)
+        seen.append(login.headers(sessions))
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert seen == [{'Cookie': 'AuthSession=s1'}] * 8
+    assert len(sessions.posted) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
+def test_a_child_goes_on_with_its_parents_session_whatever_a_thread_of_that_was_doing() -> None:
+    login = session()
+    login.headers(Sessions())
+    with login._lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if login.headers(never) == {'Cookie': 'AuthSession=s1'} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- a source of user and password
+
+def test_a_source_is_asked_when_it_is_needed(source: str) -> None:
+    given[:] = [('me', 'old')]
+    login = Login(Address(credentials=source))
+    assert asked == []
+    assert decoded(login.headers(never)) == decoded(login.headers(never)) == 'me:old'
+    assert login.user == 'me'
+    assert len(asked) == 1
+
+
+def test_who_it_is_can_be_asked_first(source: str) -> None:
+    given[:] = [('me', 'old')]
+    assert Login(Address(credentials=source)).user == 'me'
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+def test_what_was_refused_is_asked_for_again(source: str, auth: str) -> None:
+    given[:] = [('me', 'old'), ('you', 'new')]
+    login, sessions = Login(Address(credentials=source, auth=auth)), Sessions()
+    assert login.renewed(login.headers(sessions), answer(401, WRONG))
+    new = login.headers(sessions)
+    assert sessions.posted[1:] == [{'name': 'you', 'password': 'new'}] if auth == 'cookie' else decoded(new) == 'you:new'
+    assert login.user == 'you'
+
+
+def test_a_source_that_has_nothing_new_yet_is_asked_until_it_has(source: str) -> None:
+    given[:] = [('me', 'old')]
+    login = Login(Address(credentials=source))
+    with pytest.raises(ServerUnavailable, match=r"refused user 'me': Name or password is incorrect.*asked for another one"):
+        login.renewed(login.headers(never), answer(401, WRONG))
+    with pytest.raises(ServerUnavailable, match='is not sent again'):
+        login.headers(never)
+    given[:] = [('me', 'new')]
+    assert decoded(login.headers(never)) == 'me:new'
+
+
+def test_a_password_may_be_a_function_that_is_asked_again() -> None:
+    passwords = ['old', 'new', 'new']
+    login = Login(Address(user='me', password=lambda: passwords.pop(0)))
+    assert login.renewed(login.headers(never), answer(401, WRONG))
+    assert decoded(login.headers(never)) == 'me:new'
+
+
+@pytest.mark.parametrize('wrong', [None, 'me:' + SECRET, ('me',), ('me', None), (b'me', SECRET), ('me', SECRET, 1)])
+def test_a_source_that_returns_something_else(source: str, wrong: Any) -> None:
+    given[:] = [wrong]
+    with pytest.raises(ConfigurationError, match='must name a function that returns two texts, user and password') as caught:
+        Login(Address(credentials=source)).headers(never)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_source_that_fails_is_tried_again(source: str) -> None:
+    given[:] = [OSError('no vault'), ('me', 'new')]
+    login = Login(Address(credentials=source))
+    with pytest.raises(ServerUnavailable, match='the source of user and password failed') as caught:
+        login.headers(never)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert decoded(login.headers(never)) == 'me:new'
+
+
+@pytest.mark.parametrize('path', [
+    'no.such.module:credentials', 'kombu_couchdb.login:nothing', 'kombu_couchdb.login.__all__', 'x'])
+def test_a_source_that_is_not_there(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'credentials={path!r}'):
+        Login(Address(credentials=path)).headers(never)
+
+
+# -- the environment
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment, without ours."""
+    for name in ('COUCHDB_USER', 'COUCHDB_PASSWORD', 'COUCHDB_PASSWORD_FILE'):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_environment_has_user_and_password(env: pytest.MonkeyPatch) -> None:
+    env.setenv('COUCHDB_USER', 'me')
+    env.setenv('COUCHDB_PASSWORD', SECRET)
+    assert decoded(Login(Address(credentials='environment')).headers(never)) == f'me:{SECRET}'
+
+
+def test_a_file_may_have_the_password_and_change(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    env.setenv('COUCHDB_USER', 'me')
+    env.setenv('COUCHDB_PASSWORD_FILE', str(tmp_path / 'password'))
+    for password in ('old', ' new ß '):
+        (tmp_path / 'password').write_text(f'{password}\n', 'utf-8')
+        assert environment() == ('me', password)
+
+
+@pytest.mark.parametrize('names', [(), ('COUCHDB_USER',), ('COUCHDB_PASSWORD',), ('COUCHDB_PASSWORD_FILE',)])
+def test_an_environment_without_it_says_what_is_missing(env: pytest.MonkeyPatch, tmp_path: Path,
+                                                        names: tuple[str, ...]) -> None:
+    (tmp_path / 'password').write_text(SECRET)
+    for name in names:
+        env.setenv(name, str(tmp_path / 'password'))
+    with pytest.raises(ConfigurationError, match='COUCHDB_USER, and COUCHDB_PASSWORD or COUCHDB_PASSWORD_FILE'):
+        Login(Address(credentials='environment')).headers(never)
+
+
+def test_a_file_that_is_away_is_waited_for(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    env.setenv('COUCHDB_USER', 'me')
+    env.setenv('COUCHDB_PASSWORD_FILE', str(tmp_path / 'none'))
+    with pytest.raises(ServerUnavailable, match='none'):
+        Login(Address(credentials='environment')).headers(never)
+
+
+# -- what people see
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+def test_nothing_of_it_is_shown(auth: str) -> None:
+    login = Login(Address(user='me', password=SECRET, auth=auth))
+    headers = login.headers(Sessions())
+    for text in (repr(login), str(login)):
+        assert not any(word in text for word in (SECRET, *headers.values()))
