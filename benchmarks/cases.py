@@ -27,7 +27,8 @@ class Figure:
 class Case:
     """One measurement. `run(system)` returns a value for each figure, None for one that cannot be had there.
 
-    *Raises* `NotMeasured` where the system has no such thing. `rounds` limits how often it is repeated.
+    *Raises* `NotMeasured` where the system has no such thing. `rounds` limits how often it is repeated. A `headline` stands in
+    the README and in the plot, too.
     """
 
     measure: str
@@ -35,6 +36,7 @@ class Case:
     figures: tuple[Figure, ...]
     run: Callable[[System], Sequence[float | None]]
     rounds: int | None = None
+    headline: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,13 @@ class Row:
     label: str
     unit: str
     more_is_better: bool
+    headline: bool = False
 
     @classmethod
     def of(cls, case: Case, figure: Figure) -> Row:
         """Return the row of a case's figure."""
         label = ', '.join(part for part in (case.label, figure.name) if part)
-        return cls(case.measure, label, figure.unit, figure.more_is_better)
+        return cls(case.measure, label, figure.unit, figure.more_is_better, case.headline)
 
 
 @dataclass

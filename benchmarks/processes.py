@@ -1,10 +1,10 @@
-"""What processes of this machine have used of its processors."""
+"""What processes of this machine use of its processors and its memory."""
 
 from __future__ import annotations
 
 import socket
 
-__all__ = ['cpu_of', 'server_of']
+__all__ = ['cpu_of', 'memory_of', 'server_of']
 
 
 def server_of(host: str, port: int) -> int | None:
@@ -19,6 +19,13 @@ def server_of(host: str, port: int) -> int | None:
     except (OSError, psutil.AccessDenied):
         return None
     return min(listeners, default=None)
+
+
+def memory_of(pid: int) -> float:
+    """Return the resident memory of a process, without its children, in megabytes."""
+    import psutil
+
+    return float(psutil.Process(pid).memory_info().rss) / 1e6
 
 
 def cpu_of(pid: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -49,8 +49,7 @@ def page(run: Run, results: Results) -> str:
     """Return the report as reStructuredText."""
     names = list(run.systems)
     parts = [
-        f'Measured on {run.day.isoformat()}, size *{run.size}*, {count(run.rounds, "round")}, with '
-        + ', '.join(f'{name} {version}' for name, version in run.versions.items()) + '.',
+        measured(run),
         EXPLAINED,
         simple_table([['Column', 'System'], *([name, title] for name, title in run.systems.items())]),
         *(f'*{name}* was left out: {reason}.' for name, reason in run.absent.items()),
@@ -67,8 +66,26 @@ def page(run: Run, results: Results) -> str:
         without = [f'{name}: {reason}' for (of, name), reason in results.missing.items() if of == measure]
         if without:
             parts.append(f'Not measured: {"; ".join(without)}.')
-    parts.append(f'.. image:: {_PLOT}\n   :alt: The same figures as bars')
+    parts.append(image(_PLOT))
     return '\n\n'.join(parts)
+
+
+def summary(run: Run, results: Results, folder: str) -> str:
+    """Return what the README shows: the headlines in one table, and the plot, which is in `folder`."""
+    rows = {row: values for row, values in results.values.items() if row.headline and any(values.values())}
+    named = {replace(row, label=f'{run.titles[row.measure]}: {row.label}'): values for row, values in rows.items()}
+    return '\n\n'.join([measured(run), table_of(named, list(run.systems)), image(f'{folder}/{_PLOT}')])
+
+
+def image(path: str) -> str:
+    """Return the plot's place in a page."""
+    return f'.. image:: {path}\n   :alt: The same figures as bars'
+
+
+def measured(run: Run) -> str:
+    """Return when it was measured, and with what."""
+    return (f'Measured on {run.day.isoformat()}, size *{run.size}*, {count(run.rounds, "round")}, with '
+            + ', '.join(f'{name} {version}' for name, version in run.versions.items()) + '.')
 
 
 def inserted(existing: str, report: str) -> str:
@@ -83,10 +100,18 @@ def inserted(existing: str, report: str) -> str:
 
 
 def write(run: Run, results: Results, folder: Path) -> list[Path]:
-    """Write page and plot into a folder, and return their paths; of a page that exists, only the benchmark's part changes."""
+    """Write page and plot into a folder, and return their paths; of a page that exists, only the benchmark's part changes.
+
+    So does a README beside the folder that has a place for the headlines.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    text, image = folder / 'performance.rst', folder / _PLOT
+    text, drawing = folder / 'performance.rst', folder / _PLOT
     existing = text.read_text('utf-8') if text.exists() else ''
     text.write_text(inserted(existing, page(run, results)), 'utf-8')
-    image.write_text(plot(results.values, list(run.systems), run.titles), 'utf-8')
-    return [text, image]
+    headlines = {row: values for row, values in results.values.items() if row.headline}
+    drawing.write_text(plot(headlines or results.values, list(run.systems), run.titles), 'utf-8')
+    readme = folder.parent / 'README.rst'
+    if not readme.exists() or _BEGIN not in readme.read_text('utf-8'):
+        return [text, drawing]
+    readme.write_text(inserted(readme.read_text('utf-8'), summary(run, results, folder.name)), 'utf-8')
+    return [text, drawing, readme]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import consume, delay, idle, job, publish, requests, results
+from . import consume, delay, idle, job, memory, publish, requests, results
 
 __all__ = ['MEASURES']
 
 MEASURES: dict[str, ModuleType] = {
     'publish': publish, 'consume': consume, 'delay': delay, 'job': job, 'results': results, 'requests': requests, 'idle': idle,
+    'memory': memory,
 }

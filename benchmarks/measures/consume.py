@@ -15,6 +15,7 @@ __all__ = ['TITLE', 'cases', 'rate']
 TITLE = 'Consume and acknowledge'
 #: A system that is slow to fill is left out above this, and the others are measured in fewer rounds from it on.
 _MUCH = 100_000
+_HEADLINES = (Load(64), Load(64, consumers=8, backlog=3000, take=3000))
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -23,7 +24,7 @@ def cases(size: Size) -> Iterator[Case]:
         label = (f'prefetch {load.prefetch}, {count(load.consumers, "consumer")}, {amount(load.body)}, '
                  f'backlog {load.backlog:,}')
         rounds = size.long_rounds if load.backlog >= _MUCH else None
-        yield Case('consume', label, (Figure('messages/s'),), partial(rate, load), rounds)
+        yield Case('consume', label, (Figure('messages/s'),), partial(rate, load), rounds, headline=load in _HEADLINES)
 
 
 def rate(load: Load, system: System) -> Sequence[float]:

@@ -32,7 +32,7 @@ def cases(size: Size) -> Iterator[Case]:
     figures = (Figure('ms', False, 'p50'), Figure('ms', False, 'p99'))
     for busy in (False, True):
         label = 'busy consumer' if busy else 'idle consumer'
-        yield Case('delay', label, figures, partial(delays, size.probes, busy))
+        yield Case('delay', label, figures, partial(delays, size.probes, busy), headline=not busy)
 
 
 def delays(probes: int, busy: bool, system: System) -> Sequence[float]:

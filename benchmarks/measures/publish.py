@@ -18,6 +18,8 @@ __all__ = ['TITLE', 'cases']
 TITLE = 'Publish'
 #: A batch publishes that much more, to take about as long.
 _MORE = 4
+#: The size that stands for all, in bytes.
+_SMALL = 200
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -26,9 +28,9 @@ def cases(size: Size) -> Iterator[Case]:
     for threads in size.threads:
         for body, number in size.published.items():
             label = f'{count(threads, "thread")}, {amount(body)}'
-            yield Case('publish', label, figure, partial(one_by_one, body, number, threads))
+            yield Case('publish', label, figure, partial(one_by_one, body, number, threads), headline=body == _SMALL)
     for body, number in size.published.items():
-        yield Case('publish', f'batch, {amount(body)}', figure, partial(batch, body, number * _MORE))
+        yield Case('publish', f'batch, {amount(body)}', figure, partial(batch, body, number * _MORE), headline=body == _SMALL)
 
 
 def one_by_one(body: int, number: int, threads: int, system: System) -> Sequence[float]:

@@ -22,7 +22,7 @@ TITLE = 'Store and get results'
 def cases(size: Size) -> Iterator[Case]:
     """Yield the one case."""
     figures = (Figure('results/s', name='store'), Figure('results/s', name='get'))
-    yield Case('results', '200 B', figures, partial(store_and_get, size.results))
+    yield Case('results', '200 B', figures, partial(store_and_get, size.results), headline=True)
 
 
 def store_and_get(number: int, system: System) -> Sequence[float]:

@@ -111,6 +111,29 @@ def test_a_page_keeps_what_its_author_wrote(tmp_path: Path) -> None:
     assert '<svg' in image.read_text('utf-8')
 
 
+def test_a_readme_with_a_place_gets_the_headlines(tmp_path: Path) -> None:
+    headline = Row('publish', 'one thread', 'messages/s', True, headline=True)
+    results = Results({headline: VALUES[SPEED], DELAY: VALUES[DELAY]})
+    readme = tmp_path / 'README.rst'
+    readme.write_text('Before\n\n' + inserted('', 'old').partition('\n\n')[2] + '\nAfter\n')
+    assert write(a_run(), results, tmp_path / 'docs')[-1] == readme
+    text = readme.read_text()
+    assert text.startswith('Before')
+    assert text.endswith('After\n')
+    assert 'Publish: one thread' in text
+    assert 'idle, p50' not in text
+    assert '.. image:: docs/performance.svg' in text
+    assert 'idle, p50' in (tmp_path / 'docs' / 'performance.rst').read_text()
+    assert 'idle, p50' not in (tmp_path / 'docs' / 'performance.svg').read_text()
+
+
+def test_a_readme_without_a_place_stays_as_it_is(tmp_path: Path) -> None:
+    readme = tmp_path / 'README.rst'
+    readme.write_text('Before\n')
+    write(a_run(), Results(dict(VALUES)), tmp_path / 'docs')
+    assert readme.read_text() == 'Before\n'
+
+
 def test_a_page_without_a_place_gets_the_report_at_its_end() -> None:
     assert inserted('Mine\n', 'report').startswith('Mine\n\n.. benchmark begins')
     assert inserted(inserted('Mine\n', 'old'), 'new') == inserted('Mine\n', 'new')
