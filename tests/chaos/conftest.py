@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from chaos.proxy import Proxy
 from kombu_couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
 from tests.conftest import Server
 from tests.support import release_all
-
-from .proxy import Proxy
 
 
 @pytest.fixture

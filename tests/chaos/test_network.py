@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 from kombu import Connection, Exchange, Queue
+from kombu.exceptions import OperationalError
 
+from chaos.proxy import Proxy
 from kombu_couchdb.client import Client
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, record_requests
-
-from .proxy import Proxy
 
 #: How soon after its return the server is used again, in seconds: ten by promise.
 SOON = 10.0
@@ -162,6 +162,32 @@ def test_publisher_retries_until_the_server_is_back(connect: Callable[..., Conne
     threading.Timer(2, proxy.restore).start()
     publish(connection, 'retried', retry=True, retry_policy={'max_retries': None, 'interval_start': 0.2})
     assert sorted(item['message']['body'] for item in items(client)) == ['"before"', '"retried"']
+
+
+def test_first_publishing_tries_as_long_as_connecting_may_take(connect: Callable[..., Connection], proxy: Proxy,
+                                                                client: Client) -> None:
+    impatient, patient = connect(through_proxy=True), connect(through_proxy=True, connect_retries_timeout=PATIENCE)
+    policy = {'max_retries': None, 'interval_start': 0.2}
+    proxy.refuse()
+    for connection in (impatient, patient):
+        connection.connect_timeout = 0.5  # Celery's broker_connection_timeout
+    with pytest.raises(OperationalError):
+        publish(impatient, 'given up', retry=True, retry_policy=policy)
+    threading.Timer(2, proxy.restore).start()
+    publish(patient, 'stored', retry=True, retry_policy=policy)
+    assert [item['message']['body'] for item in items(client)] == ['"stored"']
+
+
+def test_publisher_whose_connection_is_lost_while_it_declares(connect: Callable[..., Connection], proxy: Proxy,
+                                                               client: Client) -> None:
+    connection = connect(through_proxy=True)
+    producer = connection.Producer()
+    producer.channel  # noqa: B018 - opens it, while all is well
+    proxy.refuse()
+    threading.Timer(2, proxy.restore).start()
+    producer.publish('retried', routing_key='q', serializer='json', declare=[Queue('q')], retry=True,
+                     retry_policy={'max_retries': None, 'interval_start': 0.2})
+    assert [item['message']['body'] for item in items(client)] == ['"retried"']
 
 
 def test_database_that_was_deleted(connect: Callable[..., Connection], client: Client,

@@ -11,11 +11,10 @@ import pytest
 from celery import Celery
 from celery.exceptions import TimeoutError
 
+from chaos.proxy import Proxy
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, Server, wait_for
-
-from .proxy import Proxy
 
 COMPLAINT = 'results are not heard of'
 

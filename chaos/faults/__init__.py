@@ -1,0 +1,22 @@
+"""What can fail, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .base import Fault
+from .network import BlackHole, Broken, Cut, Failing, Refused, Slow, TooMany, Unavailable
+from .server import ServerKilled, ServerStopped
+from .workers import ChildKilled, ChildPaused, ClockAstray, WorkerKilled, WorkerPaused, WorkerStopped
+
+__all__ = ['Fault', 'faults_of']
+
+_ALWAYS: tuple[type[Fault], ...] = (
+    WorkerKilled, WorkerPaused, WorkerStopped, ClockAstray, ChildKilled, ChildPaused, Cut, Refused, Slow, BlackHole, Failing,
+    Unavailable, TooMany, Broken)
+
+
+def faults_of(*, stopping: bool, killing: bool) -> Mapping[str, type[Fault]]:
+    """Return the kinds of faults by name; those of the server only where it may be stopped or killed."""
+    kinds = [*_ALWAYS, *([ServerStopped] if stopping else []), *([ServerKilled] if killing else [])]
+    return {kind.name: kind for kind in kinds}

@@ -1,0 +1,45 @@
+"""What can happen to the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from .base import WHILE, Fault
+
+__all__ = ['ServerKilled', 'ServerStopped']
+
+
+class ServerFault(Fault):
+    """One that hits the server itself, and so all."""
+
+    span = WHILE
+
+    @property
+    def locks(self) -> list[threading.Lock]:
+        """The server."""
+        return [self.site.server.lock]
+
+    def heal(self) -> None:
+        """Start it again."""
+        self.site.server.start()
+
+
+class ServerStopped(ServerFault):
+    """The server is stopped and started again."""
+
+    name = 'server stopped'
+
+    def begin(self, children: Mapping[str, int]) -> None:
+        """Stop it."""
+        self.site.server.stop()
+
+
+class ServerKilled(ServerFault):
+    """The server is killed and started again."""
+
+    name = 'server killed'
+
+    def begin(self, children: Mapping[str, int]) -> None:
+        """Kill it."""
+        self.site.server.kill()

@@ -1,0 +1,156 @@
+"""A TCP proxy on loopback that can be cut, closed, slowed down, made silent or made to lie: a network that fails on demand."""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+__all__ = ['Answer', 'Proxy']
+
+#: How long a client may take to close a connection on which it got an answer that says so, in seconds.
+_CLOSING = 2.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that a client gets in place of the server's."""
+
+    status: int
+    body: bytes = b'{"error":"chaos","reason":"by order"}'
+    headers: tuple[tuple[str, str], ...] = ()
+    #: Whether the server is asked all the same, so that a write is stored and only its answer lost.
+    asked: bool = False
+
+    def encoded(self) -> bytes:
+        """Return it as it is sent."""
+        head = [f'HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}', 'Content-Type: application/json',
+                f'Content-Length: {len(self.body)}', 'Connection: close', *(f'{name}: {value}' for name, value in self.headers)]
+        return '\r\n'.join([*head, '', '']).encode() + self.body
+
+
+class Proxy:
+    """Passes everything on to `(host, port)`; a context manager."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener: socket.socket | None = None
+        self.port = 0
+        self._open = threading.Event()  # unset: bytes are neither read nor passed on
+        self._open.set()
+        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._lie: Callable[[], Answer | None] = lambda: None
+        #: How long each piece of a request or an answer is held back, in seconds.
+        self.delay = 0.0
+        #: How many connections were accepted, in all.
+        self.accepted = 0
+        self.restore()
+
+    def cut(self) -> None:
+        """Cut all connections; new ones are accepted."""
+        for pair in list(self._pairs):
+            for end in pair:
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    def refuse(self) -> None:
+        """Cut all connections and refuse new ones."""
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        self.cut()
+
+    def restore(self) -> None:
+        """Accept connections again, at the same port."""
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(('127.0.0.1', self.port))
+        self._listener.listen(128)
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def hang(self) -> None:
+        """Accept everything, and pass nothing on."""
+        self._open.clear()
+
+    def go_on(self) -> None:
+        """Pass on again, what was held back included."""
+        self._open.set()
+
+    def lie(self, answer: Answer, every: int = 1) -> None:
+        """Give this answer to every so-manieth request."""
+        numbers = itertools.count(1)
+        self._lie = lambda: None if next(numbers) % every else answer
+
+    def be_honest(self) -> None:
+        """Give the server's answers again."""
+        self._lie = lambda: None
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                here, _ = listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            threading.Thread(target=self._serve, args=(here,), daemon=True).start()
+
+    def _serve(self, here: socket.socket) -> None:
+        try:
+            with here, socket.create_connection(self._target) as there:
+                self._pairs.add((here, there))
+                try:
+                    self._relay(here, there)
+                finally:
+                    self._pairs.discard((here, there))
+        except OSError:
+            return
+
+    def _relay(self, here: socket.socket, there: socket.socket) -> None:
+        here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answer, asking = None, False  # nobody sends a request before the one before it was answered
+        with selectors.DefaultSelector() as selector:
+            selector.register(here, selectors.EVENT_READ, there)
+            selector.register(there, selectors.EVENT_READ, here)
+            while True:
+                for key, _ in selector.select():
+                    self._open.wait()
+                    data = key.fileobj.recv(65536)  # type: ignore[union-attr]
+                    if not data:
+                        return
+                    if key.fileobj is here and not asking:
+                        answer, asking = self._lie(), True
+                        if answer is not None and not answer.asked:
+                            return _reply(here, answer)
+                    elif key.fileobj is there and asking:
+                        asking = False
+                        if answer is not None:
+                            return _reply(here, answer)
+                    if self.delay:
+                        time.sleep(self.delay)
+                    key.data.sendall(data)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._open.set()
+        self.refuse()
+
+
+def _reply(here: socket.socket, answer: Answer) -> None:
+    here.sendall(answer.encoded())
+    here.shutdown(socket.SHUT_WR)
+    here.settimeout(_CLOSING)
+    while here.recv(65536):  # a connection that is closed with something unread is reset, and the answer with it
+        pass

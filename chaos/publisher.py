@@ -1,0 +1,57 @@
+"""A publisher: sends the orders that come on standard input, and notes in the ledger which were accepted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import sys
+import time
+
+from celery import chord, group
+
+from .plan import Order
+from .tasks import app, body, early, late, ledger, part, tried
+
+logger = logging.getLogger(__name__)
+
+
+def send(order: Order, name: str) -> list[str]:
+    """Send an order under a name and return the ids of its tasks; what it raises leaves open whether anything was sent."""
+    if order.kind in ('group', 'chord'):
+        keys = [f'{name}/{number}' for number in range(order.size)]
+        parts = [part.s(order.seconds, number).set(task_id=key) for number, key in enumerate(keys)]
+        if order.kind == 'group':
+            group(parts).apply_async()
+            return keys
+        chord(parts)(body.s().set(task_id=f'{name}/body'))
+        return [*keys, f'{name}/body']
+    if order.kind == 'planned':
+        ledger.note('due', key=name, at=time.monotonic() + order.countdown, **{'try': 0})
+        late.apply_async((order.seconds,), task_id=name, countdown=order.countdown)
+    elif order.kind == 'tried':
+        tried.apply_async((order.seconds, order.size), task_id=name)
+    else:
+        {'late': late, 'early': early}[order.kind].apply_async((order.seconds,), task_id=name)
+    return [name]
+
+
+def main() -> None:
+    """Send until standard input ends."""
+    logging.basicConfig(format='%(asctime)s %(levelname)s %(name)s %(message)s')
+    for line in sys.stdin:
+        order = Order(**json.loads(line))
+        for number in itertools.count():
+            try:
+                keys = send(order, f'{order.name}.{number}')
+            except app.connection_for_write().recoverable_connection_errors as exc:
+                # What was not accepted may be sent all the same. Another try goes by another name.
+                logger.warning('order %s was not accepted: %r', order.name, exc)
+                continue
+            ledger.note('accepted', order=order.name, kind=order.kind, keys=keys,
+                        tries=order.size if order.kind == 'tried' else 1)
+            break
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,112 @@
+"""Conduct a run: send what is planned, have things fail, wait until all is done, and judge."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from itertools import islice
+
+from .faults import Fault
+from .ledger import Progress
+from .plan import Plan, Strike
+from .site import Site
+from .verdict import Verdict, judge
+
+__all__ = ['run']
+
+#: How many tasks may be sent and not ended, and how many beyond the next fault: so many that no worker is idle, so few that
+#: faults happen to publishers, too, and all of them while there is work.
+_UNDER_WAY = 100
+
+#: Faults at the same time, at the most.
+_AT_ONCE = 3
+
+_LOOK = 0.05
+
+
+def run(plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]) -> Verdict:
+    """Do what is planned and return the verdict. Who waits for `patience` seconds without any progress waits no more."""
+    conductor = _Conductor(plan, site, kinds, patience, tell)
+    try:
+        conductor.work()
+    finally:
+        conductor.heal()
+    verdict = judge(conductor.progress.events)
+    verdict.remains = conductor.troubles + conductor.settle()
+    return verdict
+
+
+class _Conductor:
+
+    def __init__(self, plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float,
+                 tell: Callable[[str], None]) -> None:
+        self.progress = Progress(site.ledger)
+        #: In sentences, what went wrong with the run itself.
+        self.troubles: list[str] = []
+        self._plan, self._site, self._kinds, self._patience, self._tell = plan, site, kinds, patience, tell
+        self._unsent, self._strikes, self._sent = deque(plan.orders), deque(plan.strikes), 0
+        self._slots = threading.Semaphore(_AT_ONCE)
+        self._happening: list[threading.Thread] = []
+
+    def work(self) -> None:
+        """Send, strike, and return when all was done, or nothing is done any more."""
+        seen, since = 0, time.monotonic()
+        while not self._is_done():
+            self.progress.update()
+            if len(self.progress.events) != seen or any(thread.is_alive() for thread in self._happening):
+                seen, since = len(self.progress.events), time.monotonic()
+            elif time.monotonic() - since > self._patience:
+                self.troubles.append(f'nothing has happened for {self._patience:g} s')
+                break
+            reached = min([len(self.progress.ended), *(strike.after for strike in islice(self._strikes, 1))])
+            while self._unsent and self._sent - reached < _UNDER_WAY:
+                order = self._unsent.popleft()
+                self._site.send(asdict(order))
+                self._sent += order.tasks
+            if self._strikes and len(self.progress.ended) >= self._strikes[0].after and self._slots.acquire(blocking=False):
+                self._begin(self._strikes.popleft())
+            time.sleep(_LOOK)
+
+    def heal(self) -> None:
+        """Wait until what was broken is mended: a server that was stopped runs again."""
+        for thread in self._happening:
+            thread.join()
+        self.progress.update()
+
+    def settle(self) -> list[str]:
+        """Wait until only the living are left in the databases, stop them, and return in sentences what stays then."""
+        ended = [place.worker for place in self._site.places if place.process is None or place.process.poll() is not None]
+        living = {place.process.pid for place in self._site.places if place.process}
+        deadline = time.monotonic() + self._patience
+        while (found := self._site.remains(living)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        stubborn = [place.worker for place in self._site.places if not place.stop()]
+        return [*(f'{name} had ended by itself' for name in ended), *found,
+                *(f'{name} did not stop' for name in stubborn), *self._site.remains(set())]
+
+    def _is_done(self) -> bool:
+        if self._unsent or self._strikes or len(self.progress.orders) < len(self._plan.orders) \
+                or any(thread.is_alive() for thread in self._happening):
+            return False
+        # Nearly all must be there before it is worth while to look closely.
+        return len(self.progress.accepted - self.progress.ended) < _UNDER_WAY and not judge(self.progress.events).lost
+
+    def _begin(self, strike: Strike) -> None:
+        fault = self._kinds[strike.fault](self._site, strike.target)
+
+        def happen() -> None:
+            try:
+                fault.happen(strike.seconds, self.progress.children)
+            except Exception as exc:
+                self.troubles.append(f'{strike.fault} went wrong: {exc!r}')
+            finally:
+                self._slots.release()
+
+        self._happening = [thread for thread in self._happening if thread.is_alive()]
+        self._happening.append(threading.Thread(target=happen, daemon=True))
+        self._happening[-1].start()
+        self._tell(f'{len(self.progress.ended)} tasks have ended, {len(self._strikes)} faults are to come; now: '
+                   f'{strike.fault} ({strike.seconds:g} s)')

@@ -1,0 +1,66 @@
+"""The server that all depends on, which may be stopped, killed and started again if its data outlives that."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
+
+__all__ = ['Server']
+
+
+@dataclass
+class Server:
+    """A server at a URL, and the commands by which it is started, stopped and killed; without them it is left alone."""
+
+    url: str
+    starting: str | None = None
+    stopping: str | None = None
+    killing: str | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def parts(self) -> SplitResult:
+        """The parts of the URL."""
+        return urlsplit(self.url)
+
+    @property
+    def host(self) -> str:
+        """The host."""
+        return self.parts.hostname or 'localhost'
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return self.parts.port or 5984
+
+    def client(self, database: str) -> Client:
+        """Return a client for a database, which reaches it directly."""
+        return Client(Address(host=self.host, port=self.port, database=database, user=unquote(self.parts.username or '') or None,
+                              password=unquote(self.parts.password or '') or None))
+
+    def url_through(self, port: int, database: str) -> str:
+        """Return the `couchdb://` URL of a database behind a proxy."""
+        login, at, _ = self.parts.netloc.rpartition('@')
+        return f'couchdb://{login}{at}127.0.0.1:{port}/{database}'
+
+    def start(self) -> None:
+        """Start it; *raises* `CalledProcessError`."""
+        self._run(self.starting)
+
+    def stop(self) -> None:
+        """Stop it; *raises* `CalledProcessError`."""
+        self._run(self.stopping)
+
+    def kill(self) -> None:
+        """Kill it; *raises* `CalledProcessError`."""
+        self._run(self.killing)
+
+    def _run(self, command: str | None) -> None:
+        assert command is not None
+        subprocess.run(shlex.split(command), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

@@ -1,0 +1,104 @@
+"""The site of a run: databases, proxies in front of them, places for workers, publishers, and the ledger."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kombu_couchdb.admin.status import status
+from kombu_couchdb.errors import DatabaseMissing, NotFound
+
+from .crew import POOLS, Place, Publisher, Settings
+from .ledger import Ledger
+from .proxy import Proxy
+from .server import Server
+
+__all__ = ['LEASE', 'Site']
+
+#: The visibility timeout of all workers, in seconds.
+LEASE = 5.0
+
+#: What else is set for all: a request that is not answered is given up soon, and connecting at all is not.
+_OPTIONS = {'visibility_timeout': LEASE, 'request_timeout': 3.0, 'connect_timeout': 1.0, 'connect_retries_timeout': 600.0}
+
+_PUBLISHERS = 2
+
+
+class Site:
+    """A context manager: on leaving, its processes and its databases go, and its folder stays."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.database = f'chaos-{uuid.uuid4().hex[:12]}'
+        self.results = f'{self.database}-results'
+        self.client, self.result_client = server.client(self.database), server.client(self.results)
+        self.ledger = Ledger(folder / 'ledger.jsonl')
+        #: The network of the publishers; those of the workers are with their places.
+        self.proxy = Proxy(server.host, server.port)
+        self.places = [Place(f'w{number}', pool, proxy := Proxy(server.host, server.port), self._settings(proxy), folder)
+                       for number, pool in enumerate(POOLS, 1)]
+        self.publishers: list[Publisher] = []
+        #: Who breaks the network holds this until it is healed.
+        self.network = threading.Lock()
+        self._turns = itertools.count()
+
+    def start(self) -> None:
+        """Start all processes."""
+        for place in self.places:
+            place.start()
+        self.publishers = [Publisher(self._settings(self.proxy), self.folder / 'publisher.log') for _ in range(_PUBLISHERS)]
+
+    def send(self, order: Mapping[str, Any]) -> None:
+        """Have one publisher after the other send something."""
+        self.publishers[next(self._turns) % _PUBLISHERS].send(json.dumps(order))
+
+    def remains(self, living: set[int]) -> list[str]:
+        """Return in sentences what should not be in the databases when all is done, and these processes live."""
+        now = status(self.client, temporary=True)
+        found = [f'{count} messages are {state} in queue {name}' for name, queue in now['queues'].items()
+                 for state in ('ready', 'scheduled', 'running', 'dead') if (count := queue[state])]  # type: ignore[literal-required]
+        found += [f'{consumer["id"]} has a heartbeat' for consumer in now['consumers'] if consumer['pid'] not in living]
+        found += [f'{row["id"]} is left of a chord' for row in self.result_client.id_range('chord-unlock-')]
+        return found
+
+    def _settings(self, proxy: Proxy) -> Settings:
+        # All passwords are in URLs, and reach the processes through their environment only.
+        broker, results = (self.server.url_through(proxy.port, name) for name in (self.database, self.results))
+        return {'CHAOS_LEDGER': str(self.ledger.path), 'CHAOS_SETTINGS': json.dumps(_celery(broker, results))}
+
+    def __enter__(self) -> Site:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        for publisher in self.publishers:
+            publisher.close()
+        for place in self.places:
+            place.kill()
+        for proxy in [self.proxy, *(place.proxy for place in self.places)]:
+            with proxy:
+                pass
+        for client in (self.client, self.result_client):
+            try:
+                client.delete()
+            except (NotFound, DatabaseMissing):
+                pass
+
+
+def _celery(broker: str, results: str) -> dict[str, Any]:
+    return {
+        'broker_url': broker, 'result_backend': results, 'broker_transport_options': _OPTIONS,
+        'result_backend_transport_options': {name: _OPTIONS[name] for name in ('request_timeout', 'connect_timeout')},
+        'result_backend_always_retry': True,
+        'broker_connection_retry_on_startup': True, 'broker_connection_max_retries': None,
+        'task_acks_late': True, 'task_reject_on_worker_lost': True, 'task_ignore_result': True,
+        'task_publish_retry_policy': {'max_retries': None, 'interval_start': 0.1, 'interval_step': 0.2, 'interval_max': 1.0},
+        'worker_proc_alive_timeout': 60.0,  # a busy machine
+    }

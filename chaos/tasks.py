@@ -1,0 +1,105 @@
+"""The app of workers and publishers: its tasks note in the ledger what happens to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+ASTRAY = float(os.environ.get('CHAOS_ASTRAY', 0))
+if ASTRAY:
+    import time_machine
+
+    # Before anything else is imported, and for the pool's children, too, which are forks of this process.
+    time_machine.travel(datetime.now(timezone.utc) + timedelta(seconds=ASTRAY), tick=True).start()
+
+from celery import Celery, signals  # noqa: E402
+
+from .ledger import Ledger  # noqa: E402
+
+#: A worker that finds itself this much too late was not let run by the machine, in seconds.
+_LATE = 1.0
+
+app = Celery('chaos')
+app.conf.update(json.loads(os.environ['CHAOS_SETTINGS']))
+ledger = Ledger(Path(os.environ['CHAOS_LEDGER']))
+
+
+@contextmanager
+def noted(request: Any) -> Iterator[None]:
+    """Note that a run begins, and that it comes to its end."""
+    run = {'key': request.id, 'try': request.retries, 'worker': request.hostname, 'pid': os.getpid(), 'astray': bool(ASTRAY),
+           'delivery': request.properties['delivery_info']['delivery_count']}
+    ledger.note('start', at=time.monotonic(), **run)
+    yield
+    ledger.note('end', at=time.monotonic(), **run)
+
+
+@app.task(name='late', bind=True)
+def late(self: Any, seconds: float) -> None:
+    """Work for a while."""
+    with noted(self.request):
+        time.sleep(seconds)
+
+
+@app.task(name='early', bind=True, acks_late=False)
+def early(self: Any, seconds: float) -> None:
+    """Do the same, acknowledged beforehand: Celery then delivers at most once."""
+    with noted(self.request):
+        time.sleep(seconds)
+
+
+@app.task(name='tried', bind=True, max_retries=None)
+def tried(self: Any, seconds: float, tries: int) -> None:
+    """Fail all tries but the last."""
+    with noted(self.request):
+        time.sleep(seconds)
+    if self.request.retries + 1 < tries:
+        countdown = 0 if ASTRAY else 1  # a countdown begins at the worker's own time, and that is wrong there
+        ledger.note('due', key=self.request.id, at=time.monotonic() + countdown, **{'try': self.request.retries + 1})
+        raise self.retry(countdown=countdown)
+
+
+@app.task(name='part', bind=True, ignore_result=False)
+def part(self: Any, seconds: float, number: int) -> int:
+    """Return a number."""
+    with noted(self.request):
+        time.sleep(seconds)
+        return number
+
+
+@app.task(name='body', bind=True, ignore_result=False)
+def body(self: Any, numbers: list[int]) -> int:
+    """Take what the parts have returned, each in its place."""
+    if numbers != list(range(len(numbers))):
+        raise ValueError(f'the body of a chord got {numbers}')
+    with noted(self.request):
+        return len(numbers)
+
+
+@signals.task_received.connect
+def on_received(request: Any, **_: Any) -> None:
+    """Note that a message has come to this worker."""
+    ledger.note('received', key=request.id, at=time.monotonic(), worker=request.hostname,
+                delivery=request.message.delivery_info['delivery_count'], **{'try': request.request_dict['retries'] or 0})
+
+
+@signals.celeryd_after_setup.connect
+def watch_machine(sender: str, **_: Any) -> None:
+    """Note when this process is not let run: a verdict must not take a busy machine for a broken promise."""
+    def watch() -> None:
+        while True:
+            before = time.monotonic()
+            time.sleep(_LATE / 2)
+            now = time.monotonic()
+            if now - before > _LATE / 2 + _LATE:
+                ledger.note('machine', name='machine', began=before, ended=now, workers=[sender], pid=None, interrupts=True,
+                            deadly=False)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,136 @@
+"""Several nodes of a cluster in the URL: while one does not answer the next is asked, and nobody notices but the log.
+
+The nodes are two proxies in front of the server under test, so that these tests need no cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from chaos.proxy import Proxy
+from kombu_couchdb.client import Client
+from tests.conftest import PATIENCE, Server, wait_for
+from tests.support import Inbox, items, publish, publish_many, release_all
+
+#: Time limits of a request and of connecting, in seconds: a node that is silent is left after the first.
+QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
+
+
+@pytest.fixture
+def nodes(server: Server) -> Iterator[list[Proxy]]:
+    with Proxy(server.host, server.port) as first, Proxy(server.host, server.port) as second:
+        yield [first, second]
+
+
+@pytest.fixture
+def list_of(server: Server, nodes: list[Proxy]) -> Callable[[str], str]:
+    """Returns a function that gives the list of URLs of a database, one for each node."""
+    def list_of(database: str) -> str:
+        url = server.couchdb_url(database)
+        return ';'.join(url.replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{node.port}/') for node in nodes)
+    return list_of
+
+
+@pytest.fixture
+def connect_to_all(list_of: Callable[[str], str], database: str, client: Client) -> Iterator[Callable[[], Connection]]:
+    opened: list[Connection] = []
+
+    def connect() -> Connection:
+        opened.append(Connection(list_of(database), transport_options=QUICK))
+        return opened[-1]
+
+    yield connect
+    release_all(opened)
+
+
+def test_consumer_keeps_what_it_holds_when_its_node_dies(
+        connect_to_all: Callable[[], Connection], nodes: list[Proxy], client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    publish_many(connect_to_all(), range(20))
+    inbox = Inbox(connect_to_all(), ack=False, prefetch=10)
+    inbox.wait(10)
+    nodes[0].refuse()
+    held = list(inbox.messages)
+    for message in held:
+        message.ack()
+    assert sorted(inbox.wait(20)) == list(range(20))
+    for message in inbox.messages[10:]:
+        message.ack()
+    wait_for(lambda: inbox.drain(0.1) or not items(client), 'all to be acknowledged')
+    assert not [record for record in caplog.records if 'lease' in record.message or 'had been taken' in record.message]
+
+
+def test_node_that_is_silent_is_left(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
+    inbox = Inbox(connect_to_all())
+    publisher = connect_to_all()
+    publish(publisher, 'before')
+    inbox.wait(1)
+    nodes[0].hang()
+    publish(publisher, 'meanwhile', retry=True)
+    assert inbox.wait(2) == ['before', 'meanwhile']
+
+
+def test_back_and_forth(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
+    inbox, publisher = Inbox(connect_to_all()), connect_to_all()
+    for number in range(4):
+        nodes[number % 2].refuse()
+        publish(publisher, number, retry=True)
+        inbox.wait(number + 1)
+        nodes[number % 2].restore()
+    assert sorted(set(inbox.bodies)) == [0, 1, 2, 3]
+
+
+def test_channel_that_was_closed_by_a_failure_is_replaced(connect_to_all: Callable[[], Connection]) -> None:
+    connection = connect_to_all()
+    producer = connection.Producer()
+    publish(connection, 'before')
+    producer.channel.close()
+    producer.publish('after', routing_key='q', serializer='json', retry=True)
+    assert Inbox(connect_to_all()).wait(2) == ['before', 'after']
+
+
+def test_first_node_is_down_from_the_start(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
+    nodes[0].refuse()
+    inbox = Inbox(connect_to_all())
+    publish(connect_to_all(), 'hello')
+    assert inbox.wait(1) == ['hello']
+
+
+def test_one_node_without_others_is_tried_again(connect_to_all: Callable[[], Connection], nodes: list[Proxy],
+                                                caplog: pytest.LogCaptureFixture) -> None:
+    inbox = Inbox(connect_to_all())
+    for node in nodes:
+        node.refuse()
+    wait_for(lambda: inbox.drain(0.1) or [r for r in caplog.records if 'trying again' in r.message], 'the log')
+    nodes[1].restore()
+    publish(connect_to_all(), 'hello')
+    assert inbox.wait(1) == ['hello']
+    assert all(record.levelno <= logging.WARNING for record in caplog.records if record.name.startswith('kombu_couchdb'))
+
+
+def test_results_are_stored_and_awaited_on_another_node(list_of: Callable[[str], str], nodes: list[Proxy], database: str,
+                                                        client: Client) -> None:
+    app = Celery(set_as_current=False, broker='memory://', backend=list_of(database))
+    app.conf.result_backend_transport_options = QUICK
+    app.backend.mark_as_done('a', 1)
+    waiting = app.AsyncResult('b')
+    heard: list[object] = []
+    waiting.then(lambda result: heard.append(result.result))
+    nodes[0].refuse()
+    app.backend.mark_as_done('b', 2)
+    assert app.AsyncResult('a').get(timeout=PATIENCE) == 1
+    assert waiting.get(timeout=PATIENCE) == 2
+    wait_for(lambda: heard == [2], 'the callback')
+    app.close()
+
+
+def test_passwords_of_a_list_are_not_shown() -> None:
+    app = Celery(set_as_current=False, broker='memory://',
+                 backend='couchdb://me:tell-nobody@a:1/results;couchdb://me:tell-nobody@b:2/results')
+    assert app.backend.as_uri() == 'couchdb://me:**@a:1/results;couchdb://me:**@b:2/results'
+    assert 'tell-nobody' not in repr(app.backend.client.address)
+    app.close()

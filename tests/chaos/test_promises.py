@@ -1,0 +1,33 @@
+"""The short form of `make chaos`: every kind of fault once, while real workers run 200 tasks.
+
+The server itself is not stopped here: the embedded one would lose its data, and the other is not ours. The network plays the dead
+server, by refusing connections.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from chaos.faults import faults_of
+from chaos.plan import plan
+from chaos.report import complaints
+from chaos.run import run
+from chaos.server import Server as Victim
+from chaos.site import Site
+from tests.conftest import PATIENCE, Server
+
+
+def test_promises_hold(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip('time_machine', reason='time-machine is not installed, by which clocks are set wrong')
+    kinds = faults_of(stopping=False, killing=False)
+    planned = plan(6, 200, len(kinds), {name: (kind.span[0], kind.span[0]) for name, kind in kinds.items()})
+    with Site(Victim(server.url), tmp_path) as site:
+        verdict = run(planned, site, kinds, 2 * PATIENCE, print)
+        for log in sorted(tmp_path.glob('*.log')):
+            print(f'---- {log.name}\n{log.read_text()[-20_000:]}')
+    assert verdict.holds, complaints(verdict)
+    assert verdict.tasks >= 200
+    assert verdict.faults == Counter(list(kinds))

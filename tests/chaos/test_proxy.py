@@ -1,0 +1,48 @@
+"""The proxy that plays a broken network: what it does to requests is what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from chaos.proxy import Answer, Proxy
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import NotFound, ServerUnavailable
+
+
+@pytest.fixture
+def through(client: Client, proxy: Proxy) -> Client:
+    """A client whose requests go through the proxy."""
+    return Client(replace(client.address, host='127.0.0.1', port=proxy.port))
+
+
+@pytest.mark.parametrize('answer', [Answer(503), Answer(429), Answer(500), Answer(200, b'{"rows":[{"id')])
+def test_answer_in_place_of_the_server_s(proxy: Proxy, through: Client, client: Client, answer: Answer) -> None:
+    proxy.lie(answer)
+    with pytest.raises(ServerUnavailable):
+        through.put({'_id': 'x', 'text': 'x' * 200_000})
+    with pytest.raises(NotFound):
+        client.get('x')
+    proxy.be_honest()
+    through.put({'_id': 'x'})
+    assert client.get('x')['_id'] == 'x'
+
+
+def test_answer_to_what_was_done_all_the_same(proxy: Proxy, through: Client, client: Client) -> None:
+    proxy.lie(Answer(500, asked=True))
+    with pytest.raises(ServerUnavailable, match='500'):
+        through.put({'_id': 'x'})
+    assert client.get('x')['_id'] == 'x'
+
+
+def test_every_second_answer(proxy: Proxy, through: Client) -> None:
+    proxy.lie(Answer(503), every=2)
+    outcomes = []
+    for number in range(6):
+        try:
+            through.put({'_id': str(number)})
+            outcomes.append(True)
+        except ServerUnavailable:
+            outcomes.append(False)
+    assert outcomes == [True, False] * 3

@@ -1,0 +1,199 @@
+"""What the chaos suite makes of a seed and of a ledger: the plan, the verdict, the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.faults import faults_of
+from chaos.ledger import Event, Ledger, Progress
+from chaos.plan import KINDS, plan
+from chaos.report import complaints, faults_table, verdicts_table
+from chaos.verdict import Verdict, judge
+
+SPANS = {'kill': (1.0, 2.0), 'cut': (0.0, 0.0), 'pause': (5.0, 6.0)}
+
+
+# -- the plan
+
+def test_same_seed_same_plan() -> None:
+    assert plan(7, 500, 20, SPANS) == plan(7, 500, 20, SPANS)
+    assert plan(7, 500, 20, SPANS) != plan(8, 500, 20, SPANS)
+
+
+def test_plan_has_what_was_asked_for() -> None:
+    planned = plan(7, 500, 20, SPANS)
+    assert 500 <= planned.tasks < 510
+    assert {order.kind for order in planned.orders} == set(KINDS)
+    assert len({order.name for order in planned.orders}) == len(planned.orders)
+    names = [strike.fault for strike in planned.strikes]
+    assert {name: names.count(name) in (6, 7) for name in SPANS} == dict.fromkeys(SPANS, True)
+    assert all(SPANS[strike.fault][0] <= strike.seconds <= SPANS[strike.fault][1] for strike in planned.strikes)
+
+
+def test_faults_come_in_order_and_before_the_work_is_done() -> None:
+    planned = plan(7, 500, 20, SPANS)
+    after = [strike.after for strike in planned.strikes]
+    assert after == sorted(after)
+    assert after[0] >= 0
+    assert after[-1] < 0.96 * planned.tasks
+
+
+def test_server_is_left_alone_unless_it_may_be_stopped() -> None:
+    assert set(faults_of(stopping=True, killing=True)) - set(faults_of(stopping=False, killing=False)) \
+        == {'server stopped', 'server killed'}
+
+
+# -- the verdict
+
+def accepted(*keys: str, kind: str = 'late', tries: int = 1) -> Event:
+    return {'event': 'accepted', 'order': keys[0], 'kind': kind, 'keys': list(keys), 'tries': tries}
+
+
+def due(key: str, at: float, try_: int = 0) -> Event:
+    return {'event': 'due', 'key': key, 'try': try_, 'at': at}
+
+
+def run_of(key: str, at: float, *, worker: str = 'w1.1@chaos', pid: int = 1, try_: int = 0, delivery: int = 1,
+           received: float | None = None, ends: bool = True, astray: bool = False) -> list[Event]:
+    """Return the events of a run, which came to its worker a moment before it began."""
+    run: dict[str, Any] = {'key': key, 'try': try_, 'worker': worker, 'delivery': delivery}
+    begun = {**run, 'pid': pid, 'astray': astray}
+    return [{'event': 'received', 'at': at - 0.1 if received is None else received, **run},
+            {'event': 'start', 'at': at, **begun}, *([{'event': 'end', 'at': at + 0.5, **begun}] if ends else [])]
+
+
+def fault(began: float, ended: float, workers: list[str] | None = None, *, event: str = 'fault', **members: Any) -> Event:
+    return {'event': event, 'name': 'fault', 'began': began, 'ended': ended, 'workers': workers, 'pid': None, 'interrupts': True,
+            'deadly': False, **members}
+
+
+def test_all_is_well() -> None:
+    verdict = judge([accepted('a'), *run_of('a', 1.0), accepted('c/0', 'c/body', kind='chord'), *run_of('c/0', 2.0),
+                     *run_of('c/body', 7.0), fault(0.0, 9.0)])
+    assert verdict.holds
+    assert (verdict.tasks, verdict.chords, verdict.faults.total(), verdict.standstill) == (3, 1, 1, 5.0)
+
+
+def test_task_that_never_ended_is_lost() -> None:
+    verdict = judge([accepted('a', 'b'), *run_of('a', 1.0, ends=False), fault(0.0, 9.0, deadly=True)])
+    assert verdict.lost == ['a', 'b']
+    assert not verdict.holds
+
+
+def test_task_whose_last_try_never_ended_is_lost() -> None:
+    assert judge([accepted('a', tries=2), *run_of('a', 1.0)]).lost == ['a']
+    assert judge([accepted('a', tries=2), *run_of('a', 1.0), *run_of('a', 2.0, try_=1)]).lost == []
+
+
+def test_what_was_not_accepted_need_not_run() -> None:
+    assert judge(run_of('a', 1.0, ends=False)).holds
+
+
+@pytest.mark.parametrize(('fault', 'excused'), [
+    (fault(2.0, 3.0, ['w1.1@chaos'], deadly=True), True),
+    (fault(2.0, 2.0, ['w1.1@chaos'], deadly=True, pid=1), True),
+    (fault(2.0, 3.0, ['w1.2@chaos'], deadly=True), False),
+    (fault(2.0, 3.0, ['w1.1@chaos']), False),
+    (fault(0.1, 0.2, ['w1.1@chaos'], deadly=True), False),
+])
+def test_early_acknowledged_task_may_go_with_its_process(fault: Event, excused: bool) -> None:
+    verdict = judge([accepted('a', kind='early'), *run_of('a', 1.0, ends=False), fault])
+    assert (verdict.at_most_once, verdict.lost) == ((['a'], []) if excused else ([], ['a']))
+
+
+@pytest.mark.parametrize(('faults', 'explained'), [
+    ([], False),
+    ([fault(2.0, 2.0, ['w1.1@chaos'])], True),
+    ([fault(2.0, 3.0, None)], True),
+    ([fault(2.0, 3.0, ['w1'])], True),
+    ([fault(2.0, 3.0, ['w2'])], True),  # the second run's worker: it may have had the message before the first one's
+    ([fault(2.0, 3.0, ['w3'])], False),
+    ([fault(2.0, 3.0, [])], False),
+    ([fault(2.0, 3.0, ['w1.2@chaos'])], False),
+    ([fault(2.0, 3.0, ['w1.1@chaos'], pid=1)], True),
+    ([fault(2.0, 3.0, ['w1.1@chaos'], pid=9)], False),
+    ([fault(2.0, 3.0, ['w1.1@chaos'], interrupts=False)], False),
+    ([fault(0.1, 0.5, ['w1.1@chaos'])], False),
+    ([fault(6.0, 7.0, ['w1.1@chaos'])], False),
+    ([fault(2.0, 3.0, ['w1.1@chaos'], event='machine')], True),
+    ([fault(2.0, 3.0, ['w1.1@chaos'], since=0.9)], True),
+    ([fault(2.0, 3.0, ['w1.1@chaos'], since=1.1)], False),
+])
+def test_second_run_needs_a_reason(faults: list[Event], explained: bool) -> None:
+    verdict = judge([accepted('a'), *run_of('a', 1.0), *run_of('a', 5.0, worker='w2.1@chaos', delivery=2), *faults])
+    assert (verdict.explained, verdict.twice) == ((['a'], []) if explained else ([], ['a']))
+    assert verdict.holds == explained
+
+
+def test_worker_that_was_paused_before_it_began_may_be_the_second() -> None:
+    paused = run_of('a', 9.0, worker='w2.1@chaos', received=1.0)
+    assert judge([accepted('a'), *paused, *run_of('a', 8.0, delivery=2), fault(2.0, 7.0, ['w2.1@chaos'])]).explained == ['a']
+
+
+def test_each_further_run_needs_a_reason() -> None:
+    runs = [*run_of('a', 1.0), *run_of('a', 5.0, delivery=2), *run_of('a', 9.0, delivery=3)]
+    assert judge([accepted('a'), *runs, fault(2.0, 2.0, None)]).twice == ['a']
+
+
+def test_tries_are_not_doubles_and_doubles_are_inherited() -> None:
+    tries = [*run_of('a', 1.0), *run_of('a', 2.0, try_=1)]
+    assert judge([accepted('a', tries=2), *tries]).holds
+    again = [*run_of('a', 11.0, delivery=2), *run_of('a', 12.0, try_=1)]
+    assert judge([accepted('a', tries=2), *tries, *again, fault(1.2, 1.2, None)]).holds
+    assert judge([accepted('a', tries=2), *tries, *again]).twice == ['a']
+
+
+def test_body_of_a_chord_that_was_sent_twice() -> None:
+    chord = [accepted('c/0', 'c/body', kind='chord'), *run_of('c/0', 1.0), *run_of('c/body', 2.0)]
+    assert judge([*chord, *run_of('c/body', 5.0, delivery=2), fault(2.1, 2.1, None)]).holds
+    assert judge([*chord, *run_of('c/body', 5.0, delivery=2)]).twice == ['c/body']
+    assert judge([*chord, *run_of('c/body', 5.0), fault(2.1, 2.1, None)]).sent_twice == ['c/body']
+
+
+@pytest.mark.parametrize(('at', 'astray', 'early'), [
+    (9.9, False, True), (10.0, False, False), (8.0, True, False), (7.0, True, True)])
+def test_before_its_time(at: float, astray: bool, early: bool) -> None:
+    verdict = judge([accepted('a', kind='planned'), due('a', 10.0), *run_of('a', at, astray=astray)])
+    assert bool(verdict.too_early) == early
+    assert verdict.holds != early
+
+
+def test_pauses_that_no_fault_made_are_the_machine_s() -> None:
+    paused = fault(2.0, 9.0, ['w1.1@chaos'], event='machine')
+    assert judge([paused]).pauses == 1
+    assert judge([paused, fault(2.5, 8.5, ['w2.1@chaos'])]).pauses == 1
+    assert judge([paused, fault(2.5, 8.5, ['w1.1@chaos'])]).pauses == 0
+
+
+def test_what_stays_is_wrong() -> None:
+    assert not Verdict(remains=['1 messages are running in queue celery']).holds
+
+
+# -- ledger and table
+
+def test_ledger_is_read_as_it_grows(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / 'ledger')
+    progress = Progress(Ledger(ledger.path))
+    progress.update()
+    assert progress.events == []
+    for event in [accepted('a', 'b'), *run_of('a', 1.0, pid=17)]:
+        ledger.note(**event)
+        progress.update()
+    assert (progress.orders, progress.accepted, progress.ended) == ({'a'}, {'a', 'b'}, {'a'})
+    assert progress.children == {'w1.1@chaos': 17}
+    with ledger.path.open('a') as file:
+        file.write('{"event": "half')
+    progress.update()
+    assert len(progress.events) == 4
+
+
+def test_table() -> None:
+    verdicts = {'Seed 1': judge([accepted('a', 'b'), *run_of('a', 1.0), fault(0.0, 1.0)]), 'Seed 2': Verdict(tasks=10_000)}
+    table = [line.split() for line in verdicts_table(verdicts).splitlines()]
+    assert ['Tasks', 'accepted', '2', '10,000'] in table
+    assert ['Lost', '1', '0'] in table
+    assert ['fault', '1', '0'] in [line.split() for line in faults_table(verdicts).splitlines()]
+    assert complaints(verdicts['Seed 1']) == 'lost: b'
