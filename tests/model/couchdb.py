@@ -1,0 +1,291 @@
+"""CouchDB as far as the broker's protocol sees it: revision trees on some nodes, quorums, views, and what is under way.
+
+Of one node it is exact (`test_couchdb.py` asks a real server the same). Of a cluster it has what was measured: each node
+decides by its own copy, an answer is a quorum of equal replies, and `accepted` where there is none; nodes learn from each other
+what they lack when they are told to. It raises the errors that `Client` raises.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import md5
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from kombu_couchdb import errors
+
+Document = dict[str, Any]
+
+
+class Revision(NamedTuple):
+    parent: str | None
+    body: Document
+    deleted: bool
+
+
+#: All revisions of a document that a node knows.
+Tree = dict[str, Revision]
+
+#: A document's reply to a write at one node: its new revision, or None for a conflict.
+Reply = str | None
+
+
+def leaves(tree: Tree) -> list[str]:
+    """Return the revisions that nothing follows, the one that readers see first: not deleted, longest, largest."""
+    parents = {revision.parent for revision in tree.values()}
+    return sorted((rev for rev in tree if rev not in parents),
+                  key=lambda rev: (not tree[rev].deleted, generation(rev), rev), reverse=True)
+
+
+def generation(rev: str) -> int:
+    return int(rev.partition('-')[0])
+
+
+def document(doc_id: str, tree: Tree, rev: str) -> Document:
+    found = tree[rev]
+    return {'_id': doc_id, '_rev': rev, **({'_deleted': True} if found.deleted else {}), **found.body}
+
+
+def seen(doc_id: str, tree: Tree) -> Document | None:
+    """Return the document as readers see it, or None."""
+    first = next(iter(leaves(tree)), None)
+    return None if first is None or tree[first].deleted else document(doc_id, tree, first)
+
+
+class Node:
+    """One copy of the database, and the index as it was when it was last brought up to date."""
+
+    def __init__(self, salt: int) -> None:
+        self._salt = salt
+        self.trees: dict[str, Tree] = {}
+        self.indexed: dict[str, Document] = {}
+
+    def write(self, doc: Document) -> Reply:
+        """Store a new revision of a document, if what it follows is a leaf here."""
+        tree, parent = self.trees.get(doc['_id'], {}), doc.get('_rev')
+        found = leaves(tree)
+        if parent is None and found and tree[found[0]].deleted:
+            parent = found[0]
+        if (parent is None and found) or (parent is not None and parent not in found):
+            return None
+        body = {name: value for name, value in doc.items() if name not in ('_id', '_rev', '_deleted')}
+        deleted = bool(doc.get('_deleted'))
+        digest = md5(json.dumps([self._salt, deleted, parent, body], sort_keys=True).encode()).hexdigest()
+        rev = f'{generation(parent) + 1 if parent else 1}-{digest}'
+        self.trees[doc['_id']] = {**tree, rev: Revision(parent, body, deleted)}
+        return rev
+
+    def learn(self, other: Node) -> None:
+        """Take over what another node knows."""
+        for doc_id, tree in other.trees.items():
+            self.trees[doc_id] = {**tree, **self.trees.get(doc_id, {})}
+
+    def index(self, fresh: bool) -> dict[str, Document]:
+        if fresh:
+            self.indexed = {doc_id: doc for doc_id, tree in self.trees.items() if (doc := seen(doc_id, tree))}
+        return self.indexed
+
+
+class Write:
+    """A `_bulk_docs` under way: it reaches the nodes one by one."""
+
+    def __init__(self, docs: Sequence[Document], nodes: int) -> None:
+        self.docs, self._nodes = docs, nodes
+        self.pending = set(range(nodes))
+        self._replies: list[list[Reply]] = []
+
+    def replied(self, node: int, replies: list[Reply] | None) -> None:
+        """Note the replies of a node; None if it was down."""
+        self.pending.discard(node)
+        if replies is not None:
+            self._replies.append(replies)
+
+    @property
+    def answers(self) -> list[Document] | None:
+        """What CouchDB answers, or None as long as it waits for more nodes."""
+        answers = [self._answer(doc, Counter(replies[place] for replies in self._replies))
+                   for place, doc in enumerate(self.docs)]
+        return [answer for answer in answers if answer] if all(answers) else None
+
+    def _answer(self, doc: Document, replies: Counter[Reply]) -> Document | None:
+        stored = {rev: count for rev, count in replies.items() if rev}
+        proven = next((rev for rev, count in stored.items() if count > self._nodes // 2), None)
+        if proven:
+            return {'ok': True, 'id': doc['_id'], 'rev': proven}
+        if self.pending:
+            return None
+        if stored:
+            return {'ok': True, 'id': doc['_id'], 'rev': next(iter(stored)), 'accepted': True}
+        if replies:
+            return {'id': doc['_id'], 'error': 'conflict', 'reason': 'Document update conflict.'}
+        return {'id': doc['_id'], 'error': 'internal_server_error', 'reason': 'no node'}
+
+
+class CouchDB:
+    """A database on some nodes. Requests for reading are answered at once, from the nodes that are named."""
+
+    def __init__(self, nodes: int, salt: int = 0) -> None:
+        # Which of two leaves is the larger is a coin that the salt tosses.
+        self.nodes = [Node(salt) for _ in range(nodes)]
+        #: Writes that are not at all nodes yet.
+        self.under_way: list[Write] = []
+
+    def begin(self, docs: Sequence[Document]) -> Write:
+        """Take in a write; it is at no node yet."""
+        write = Write(json.loads(json.dumps(docs)), len(self.nodes))
+        self.under_way.append(write)
+        return write
+
+    def land(self, write: Write, node: int, *, lost: bool = False) -> None:
+        """Let a write reach a node, or, if it is `lost`, never reach it."""
+        if node in write.pending:
+            write.replied(node, None if lost else [self.nodes[node].write(doc) for doc in write.docs])
+        if not write.pending and write in self.under_way:
+            self.under_way.remove(write)
+
+    def store(self, docs: Sequence[Document]) -> list[Document]:
+        """Write at all nodes, one after another, and return the answers."""
+        write = self.begin(docs)
+        for node in range(len(self.nodes)):
+            self.land(write, node)
+        return write.answers or []
+
+    def synchronise(self) -> None:
+        """Let all nodes know what each knows."""
+        for node in self.nodes:
+            for other in self.nodes:
+                node.learn(other)
+
+    def tree(self, doc_id: str, nodes: Sequence[int] | None = None) -> Tree:
+        """Return what these nodes, or all, know of a document together."""
+        tree: Tree = {}
+        for node in self.nodes if nodes is None else [self.nodes[number] for number in nodes]:
+            tree = {**node.trees.get(doc_id, {}), **tree}
+        return tree
+
+    def ids(self) -> list[str]:
+        """Return the ids of all documents that there are or were."""
+        return sorted({doc_id for node in self.nodes for doc_id in node.trees})
+
+    # -- reads
+
+    def read(self, path: str, params: dict[str, Any], body: Any, at: int) -> Any:
+        """Answer a request that writes nothing: the node `at` does, and for single documents as many others as make a quorum."""
+        quorum = [(at + more) % len(self.nodes) for more in range(len(self.nodes) // 2 + 1)]
+        if path == '/':
+            return {'cluster': {'n': len(self.nodes)}}
+        if path == '/_bulk_get':
+            return {'results': [{'id': one['id'], 'docs': self._leaves(one['id'], quorum)} for one in body['docs']]}
+        if path == '/_all_docs' and body:
+            return {'rows': [self._row(doc_id, quorum, params) for doc_id in body['keys']]}
+        if path == '/_all_docs':
+            ids = [doc_id for doc_id in sorted(self.nodes[at].trees) if _within(doc_id, params)]
+            rows = [self._row(doc_id, [at], params) for doc_id in ids if seen(doc_id, self.nodes[at].trees[doc_id])]
+            return {'rows': rows[params.get('skip', 0):][:params.get('limit')]}
+        if path.endswith('/contested'):
+            return {'rows': list(_contested(self.nodes[at].trees, json.loads(params['keys'])))}
+        if '/_view/' in path:
+            return {'rows': _view(self.nodes[at].index(params.get('update', 'true') == 'true'), path.rpartition('/')[2], params)}
+        return self._get(unquote(path[1:]), quorum, params)
+
+    def _get(self, doc_id: str, quorum: list[int], params: dict[str, Any]) -> Any:
+        if doc_id.startswith('_design/'):
+            return {'_id': doc_id, '_rev': '1-a'}
+        if 'open_revs' in params:
+            found = self._leaves(doc_id, quorum)
+            if 'error' in found[0]:
+                raise errors.NotFound(doc_id)
+            return found
+        doc = seen(doc_id, self.tree(doc_id, quorum))
+        if doc is None:
+            raise errors.NotFound(doc_id)
+        return doc
+
+    def _leaves(self, doc_id: str, quorum: list[int]) -> list[Document]:
+        tree = self.tree(doc_id, quorum)
+        return [{'ok': document(doc_id, tree, rev)} for rev in leaves(tree)] or [{'error': {'error': 'not_found'}}]
+
+    def _row(self, doc_id: str, nodes: list[int], params: dict[str, Any]) -> Document:
+        tree = self.tree(doc_id, nodes)
+        if not tree:
+            return {'key': doc_id, 'error': 'not_found'}
+        doc = seen(doc_id, tree)
+        row = {'id': doc_id, 'key': doc_id, 'value': {'rev': leaves(tree)[0], **({} if doc else {'deleted': True})}}
+        return {**row, 'doc': doc} if params.get('include_docs') else row
+
+
+# -- views: what `kombu_couchdb/design/*.js` emit
+
+def _claimed(doc: Document) -> bool:
+    return isinstance((doc.get('claimed') or {}).get('by'), str)
+
+
+def _waiting(doc: Document) -> Iterator[tuple[Any, Any]]:
+    if doc.get('type') == 'WorkItem' and not doc.get('status') and not _claimed(doc):
+        yield [doc['queue'], 9 - doc['priority'], doc['published'] if doc['date'] is None else doc['date']], None
+
+
+def _scheduled(doc: Document) -> Iterator[tuple[Any, Any]]:
+    if doc.get('type') == 'WorkItem' and not doc.get('status') and not _claimed(doc) and doc['date'] is not None:
+        yield [doc['queue'], doc['date']], None
+
+
+def _leases(doc: Document) -> Iterator[tuple[Any, Any]]:
+    if doc.get('type') == 'WorkItem' and not doc.get('status') and _claimed(doc):
+        yield ['claim', doc['claimed']['by'], doc['queue']], doc['claimed']['date']
+    elif doc.get('type') == 'Consumer':
+        yield ['consumer', doc['_id']], doc['expires']
+
+
+def _contested(trees: dict[str, Tree], kinds: list[str]) -> Iterator[Document]:
+    """Yield the rows of that view, for these types of documents."""
+    for doc_id, tree in trees.items():
+        doc = seen(doc_id, tree)
+        if doc and doc['type'] in kinds:
+            counted = [rev for rev in leaves(tree) if doc['type'] == 'WorkItem' or not tree[rev].deleted]
+            if len(counted) > 1:
+                yield {'id': doc_id, 'key': doc['type'], 'value': counted}
+
+
+VIEWS: dict[str, Callable[[Document], Iterator[tuple[Any, Any]]]] = {
+    'waiting': _waiting, 'scheduled': _scheduled, 'leases': _leases}
+
+
+def _view(docs: dict[str, Document], name: str, params: dict[str, Any]) -> list[Document]:
+    emitted = [{'id': doc['_id'], 'key': key, 'value': value, 'doc': doc}
+               for doc in docs.values() for key, value in VIEWS[name](doc) if _within(key, params, doc['_id'])]
+    rows = sorted(emitted, key=lambda row: (_place(row['key']), row['id']))
+    if params.get('reduce') is not False:
+        return _reduced(rows, name, params.get('group_level', 0))
+    rows = rows[params.get('skip', 0):][:params.get('limit')]
+    return rows if params.get('include_docs') else [{n: row[n] for n in ('id', 'key', 'value')} for row in rows]
+
+
+def _reduced(rows: list[Document], name: str, level: int) -> list[Document]:
+    groups: dict[str, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(json.dumps(row['key'][:level] if level else None), []).append(row['value'])
+    return [{'key': json.loads(key), 'value': _stats(values) if name == 'leases' else len(values)}
+            for key, values in groups.items()]
+
+
+def _stats(values: list[float]) -> Document:
+    return {'sum': sum(values), 'count': len(values), 'min': min(values), 'max': max(values),
+            'sumsqr': sum(value * value for value in values)}
+
+
+def _within(key: Any, params: dict[str, Any], doc_id: str = '') -> bool:
+    start, end = (json.loads(params[name]) if name in params else None for name in ('startkey', 'endkey'))
+    after = (_place(key), doc_id) >= (_place(start), params.get('startkey_docid', '')) if start is not None else True
+    return after and (end is None or _place(key) <= _place(end))
+
+
+def _place(key: Any) -> Any:
+    """Return what orders keys as CouchDB does: null, numbers, text, arrays, objects."""
+    if isinstance(key, list):
+        return (4, [_place(part) for part in key])
+    if isinstance(key, (int, float)):
+        return (2, key)
+    return (3, key) if isinstance(key, str) else (5, '') if key is not None else (1, '')

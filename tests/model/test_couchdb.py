@@ -1,0 +1,106 @@
+"""The model of CouchDB answers as a server does: the same requests, the same answers but for the digests of revisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kombu_couchdb import errors, workitem
+from kombu_couchdb.answers import Shape, anything
+from kombu_couchdb.client import Client
+from kombu_couchdb.store import Store
+
+from .couchdb import CouchDB
+from .world import QUEUE, START
+
+Document = dict[str, Any]
+
+
+class Modelled(Client):
+    """A client whose server is the model with one node."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.address)
+        self.clock.now = lambda: START  # type: ignore[method-assign]
+        self._couchdb = CouchDB(1)
+
+    def request(self, method: str, path: str | None, params: Any = None, body: Any = None, *, repeat: bool = False,
+                shape: Shape = anything) -> Any:
+        answer = self._answer(method, path, params, body)
+        assert shape(answer)
+        return answer
+
+    def _answer(self, method: str, path: str | None, params: Any, body: Any) -> Any:
+        if path == '/_bulk_docs':
+            return self._couchdb.store(body['docs'])
+        if method == 'PUT':
+            [answer] = self._couchdb.store([body])
+            if 'error' in answer:
+                raise errors.Conflict(answer['id'])
+            return answer
+        return self._couchdb.read(path or '/', dict(params or {}), body, 0)
+
+
+def item(name: str, published: float, **more: Any) -> Document:
+    message = {'body': '', 'headers': {}, 'properties': {}}
+    return {**workitem.new(name, QUEUE, message, published), **more}
+
+
+def consumer(name: str) -> Document:
+    return {'_id': name, 'type': 'Consumer', 'expires': 5.0}
+
+
+def generations(answer: Any) -> Any:
+    """Return an answer with each revision cut down to its number."""
+    if isinstance(answer, dict):
+        return {name: str(value).partition('-')[0] if name in ('_rev', 'rev') else generations(value)
+                for name, value in answer.items() if name != 'reason'}
+    return [generations(one) for one in answer] if isinstance(answer, list) else answer
+
+
+def story(client: Client) -> list[Any]:
+    """Do what the protocol does, and return all answers."""
+    store, told = Store(client), []
+
+    def tell(ask: Callable[[], Any]) -> Any:
+        try:
+            answer = ask()
+        except errors.CouchDBError as exc:
+            answer = type(exc).__name__
+        told.append(generations(answer))
+        return answer
+
+    tell(lambda: client.bulk([item('a', 1.0), item('b', 2.0, priority=5), item('c', 3.0, date=9e9), consumer('w')]))
+    tell(lambda: store.ready(QUEUE, 10, docs=True))
+    tell(lambda: store.next_due(QUEUE, 0.0))
+    [a, b] = tell(lambda: client.fetch(['a', 'b']))
+    claimed = [workitem.claim(doc, 'w', 4.0) for doc in (a, b)]
+    tell(lambda: client.bulk(claimed))
+    tell(lambda: client.bulk(claimed))  # once more: in conflict with itself
+    tell(lambda: store.leases())
+    [claim_of_a, claim_of_b] = sorted(tell(lambda: store.claims('w')), key=lambda doc: str(doc['_id']))
+    tell(lambda: store.release([claim_of_b]))
+    tell(lambda: client.bulk([workitem.deleted(claim_of_a)]))
+    tell(lambda: client.bulk([workitem.deleted(claim_of_a)]))  # in conflict
+    tell(lambda: client.fetch(['a', 'b', 'unknown']))
+    tell(lambda: [client.leaves(name) for name in ('a', 'unknown')])
+    tell(lambda: client.get('a'))
+    tell(lambda: client.known(['a', 'unknown']))
+    tell(lambda: client.put(item('b', 1.0)))  # in conflict: it is there
+    tell(lambda: client.put(item('a', 7.0)).partition('-')[0])  # after its deletion
+    tell(lambda: store.ready(QUEUE, 10))
+    tell(lambda: store.ready(QUEUE, 10, after=told[-1][0]))
+    tell(lambda: client.id_range('w', docs=True))
+    tell(client.is_cluster)
+    return told
+
+
+def test_model_answers_as_the_server_does(client: Client, apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server does not tell of deleted leaves')
+    Store(client).ensure(create=True)
+    client.clock.now = lambda: START  # type: ignore[method-assign]
+    for number, (modelled, answered) in enumerate(zip(story(Modelled(client)), story(client), strict=True)):
+        assert modelled == answered, f'answer {number}'
