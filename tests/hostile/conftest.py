@@ -1,0 +1,17 @@
+"""How much is tried: the same each time, in seconds; with HOSTILE_EXAMPLES=1000 so much, and something else each time."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+from tests.integration.conftest import app, connect, connection, sent
+
+__all__ = ['app', 'connect', 'connection', 'sent']
+
+_MANY = os.environ.get('HOSTILE_EXAMPLES')
+
+settings.register_profile('hostile', derandomize=not _MANY, max_examples=int(_MANY or 25), database=None, deadline=None,
+                          phases=[Phase.generate, *([Phase.shrink] if _MANY else [])], suppress_health_check=list(HealthCheck))
+settings.load_profile('hostile')

@@ -1,0 +1,139 @@
+"""A server that is none: it answers each request as CouchDB does, unless it is told to spoil an answer. No network is needed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import requests
+from urllib3 import HTTPResponse
+
+from kombu_couchdb.nodes import Node
+
+from .documents import BROKER, NOW, RESULTS
+
+__all__ = ['Fake', 'honest']
+
+DOCS = {doc['_id']: {**doc, '_rev': '1-a'} for doc in [*BROKER.values(), *RESULTS.values()]}
+
+#: What the views have, and what their reductions are.
+VIEWS: dict[str, tuple[Any, Any]] = {
+    'waiting': (['q', 9, NOW], 1), 'scheduled': (['q', NOW], 1), 'dead': (['q', NOW], 1), 'expiring': (NOW, 1),
+    'leases': (['claim', 'broker:consumer:gone', 'q'], {'sum': 1, 'count': 1, 'min': 1, 'max': 1, 'sumsqr': 1}),
+    'by_task': ('task-1', 1), 'due': (NOW, 1)}
+
+
+#: After so many requests the views are empty: who deletes until nothing is left comes to an end.
+_ENOUGH = 15
+
+
+def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+    """Return what CouchDB might answer; `path` is that below the database, None the server's root."""
+    name = unquote(path.lstrip('/'))
+    if name == '_bulk_docs':
+        return [{'ok': True, 'id': doc.get('_id'), 'rev': '2-b'} for doc in body['docs']]
+    if name == '_bulk_get':
+        return {'results': [{'id': wanted['id'], 'docs': [_leaf(wanted['id'])]} for wanted in body['docs']]}
+    if name == '_changes':
+        changes = [{'seq': '7-x', 'id': doc_id, 'changes': [{'rev': '1-a'}], 'doc': doc} for doc_id, doc in DOCS.items()]
+        return {'results': changes, 'last_seq': '7-x', 'pending': 0}
+    if name == '_all_docs':
+        keys = body['keys'] if body else [key for key in sorted(DOCS) if key.startswith(json.loads(query['startkey']))]
+        return {'total_rows': 5, 'offset': 0, 'rows': [
+            {'id': key, 'key': key, 'value': {'rev': '1-a'}, 'doc': _stored(key)} for key in keys if 'skip' not in query]}
+    if name.endswith('/queries'):
+        return {'results': [{'rows': _rows(name.split('/')[-2], {name: json.dumps(value) for name, value in query.items()})}
+                            for query in body['queries']]}
+    if '/_view/' in name:
+        return {'rows': _rows(name.rpartition('/')[2], query)}
+    if method == 'GET' and query.get('open_revs'):
+        return [{'ok': _stored(name)}]
+    if method == 'GET' and name:
+        return _stored(name)
+    if method == 'GET':
+        return {'update_seq': '7-x', 'doc_count': 5, 'doc_del_count': 5, 'sizes': {'file': 5, 'active': 5}}
+    return {'ok': True, 'id': name, 'rev': '2-b'}
+
+
+def _stored(doc_id: str) -> dict[str, Any]:
+    return DOCS.get(doc_id, {'_id': doc_id, '_rev': '1-a', 'type': 'Unknown'})
+
+
+def _leaf(doc_id: str) -> dict[str, Any]:
+    return {'ok': DOCS[doc_id]} if doc_id in DOCS else {'error': {'id': doc_id, 'error': 'not_found', 'reason': 'missing'}}
+
+
+def _rows(view: str, query: dict[str, str]) -> list[dict[str, Any]]:
+    key, reduced = VIEWS[view]
+    if 'startkey_docid' in query or query.get('skip', '0') != '0':
+        return []
+    if view == 'due':
+        return [{'id': doc['_id'], 'key': NOW, 'value': [doc['type'], '1-a']} for doc in RESULTS.values()]
+    if query.get('reduce') == 'false' or view in ('expiring', 'by_task'):
+        return [{'id': doc['_id'], 'key': key, 'value': None, 'doc': _stored(doc['_id'])} for doc in BROKER.values()]
+    level = int(query.get('group_level', 0))
+    return [{'key': key[:level] if level else None, 'value': reduced}]
+
+
+class _Body(io.BytesIO):
+    """What http.client reads from: it is closed at its end."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        text = super().read(size)
+        if size is None or size < 0 or len(text) < size:
+            self.close()
+        return text
+
+
+#: The host for which it stands in.
+HOST = 'fake'
+
+_connected = Node._connected
+
+
+class Fake:
+    """Stands in for the pool of connections of every client: `spoil(request path, answer)` returns what is sent as the body.
+
+    It may also return `(status, headers, body)`.
+    """
+
+    def __init__(self, spoil: Callable[[str, Any], Any]) -> None:
+        self.spoil = spoil
+        self.requests: list[str] = []
+
+    def connected_to(self) -> Callable[[Node], tuple[Any, dict[str, Any]]]:
+        """Return what takes the place of `Node._connected`, for those who ask this host: others may be at work, too."""
+        def connected(node: Node) -> tuple[Any, dict[str, Any]]:
+            if node.address.host != HOST:
+                return _connected(node)
+            self.node = node
+            return self, {}
+        return connected
+
+    def close(self) -> None:
+        """Do as a pool does."""
+
+    def send(self, request: requests.PreparedRequest, stream: bool = False, **settings: Any) -> requests.Response:
+        """Answer one request."""
+        parts = urlsplit(str(request.url))
+        path = parts.path.removeprefix(urlsplit(self.node.address.url).path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self.requests.append(f'{request.method} {path}')
+        if parts.path == '/':
+            right: Any = {'couchdb': 'Welcome', 'version': '3.5.0'}
+        else:
+            right = honest(str(request.method), path, query, json.loads(request.body) if request.body else None)
+        if '/_view/' in path and len(self.requests) > _ENOUGH:
+            right = {'rows': []}
+        assert len(self.requests) < 10 * _ENOUGH, f'asked for ever: {self.requests[-3:]}'
+        told = self.spoil(path, right)
+        status, headers, body = told if isinstance(told, tuple) else (200, {}, told)
+        response = requests.Response()
+        response.status_code, response.reason = status, 'Reason'
+        response.headers.update(headers)
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        response.raw = HTTPResponse(_Body(text), headers=headers, status=status, preload_content=False)
+        return response

@@ -1,0 +1,93 @@
+"""What is thrown at the packages: text, JSON, and documents that somebody spoilt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import strategies as st
+
+__all__ = ['ODD', 'any_text', 'json_values', 'retyped', 'spoilt']
+
+#: Text that something may take for more than text; the first ones cannot be stored.
+ODD = [
+    '\ud800', 'half \udfff of it', '', '\0', 'a\0b', '\u2028', '\ufeff', '\uffff', '\ufffe', '😀', '\U0010ffff', 'e\u0301', 'é',
+    'a\u200bb', '_design/x', '_all_docs', '_local/x', '../..', 'a/b', 'a:b', '%', '%2F', '%00', '+', ' ', 'a b', '"', '\\',
+    '\\u0000', "'", '#', '?', '&', '=', '[]', '{}', 'null', 'NaN', '0', '-1', '*', '.', '.*', '(', '\n', '\r\n', '\x7f',
+    '\x85', '__proto__',
+    'constructor', '_id', '_rev', '_deleted', 'broker:', 'job:', 'x' * 500, 'x' * 501, 'ß' * 251, '\u212a', '١',
+]
+
+
+def any_text(max_size: int = 20) -> st.SearchStrategy[str]:
+    """Any text, halves of surrogate pairs included."""
+    return st.sampled_from(ODD) | st.text(st.characters(exclude_categories=()), max_size=max_size)
+
+
+def _numbers(exact: bool) -> st.SearchStrategy[Any]:
+    """Numbers; without `exact` none that JavaScript would round."""
+    odd = [0, -0.0, 1.0, 1e308, 5e-324, 2.2250738585072014e-308, math.nan, math.inf, -math.inf, 10**308, 10**309, -(10**400)]
+    ints = st.integers() if exact else st.integers(-(2**53), 2**53)
+    return ints | st.floats() | st.sampled_from(odd if exact else [n for n in odd if n != 10**308])
+
+
+def json_values(names: st.SearchStrategy[str] | None = None, *, exact: bool = True) -> st.SearchStrategy[Any]:
+    """Anything that Python makes JSON of, and NaN and half characters, which it does, too."""
+    names = any_text() if names is None else names
+    plain = st.none() | st.booleans() | _numbers(exact) | any_text()
+    deep = st.integers(50, 500).map(_nested)
+    return st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+                        max_leaves=8) | deep
+
+
+def _nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+#: What a member of a document may be changed to: each type of JSON, and values that look right.
+_OTHER: list[Any] = [
+    None, True, False, 0, -1, 5, 2**53, 1e300, -1e300, 0.5, '', 'x', 'q', '5', 'null', [], [[]], ['q'], [None], [5], {},
+    {'by': 5}, {'by': 'x'},    {'q': 5}, {'_deleted': True}, [{}], [{'message': 5}], 'broker:consumer:x', '2026-11-21',
+    '\0', '(', '*',
+]
+
+
+def retyped(document: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A document of which one to three members, at any depth, are missing or of another type; its `_id` and `type` stay."""
+    paths = [path for path in _paths(document) if path[0] not in ('_id', 'type')]
+    change = st.tuples(st.sampled_from(paths), st.sampled_from([_MISSING, *_OTHER]))
+    return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(document, changes))
+
+
+def spoilt(documents: Iterable[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """One of these documents, spoilt."""
+    return st.one_of([retyped(document) for document in documents])
+
+
+_MISSING = object()
+
+
+def _paths(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    members: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path for name, member in members for path in [(*before, name), *_paths(member, (*before, name))]]
+
+
+def _changed(value: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> Any:
+    """Return a copy of `value` with the changes made."""
+    here = {path[0]: new for path, new in changes if len(path) == 1}
+
+    def member(name: Any, old: Any) -> Any:
+        inner = [(path[1:], new) for path, new in changes if path[0] == name and path[1:]]
+        return here[name] if name in here else _changed(old, inner)
+
+    if isinstance(value, dict):
+        return {name: new for name, old in value.items() if (new := member(name, old)) is not _MISSING}
+    if isinstance(value, list):
+        return [new for place, old in enumerate(value) if (new := member(place, old)) is not _MISSING]
+    return value
+
+

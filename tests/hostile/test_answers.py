@@ -1,0 +1,207 @@
+"""Answers of any shape: whoever asked gets what he may rely on, or an error of ours; nothing else gets out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_couchdb.chords import Chords
+from celery_couchdb.expiry import sweep
+from celery_couchdb.options import Options as ResultOptions
+from celery_couchdb.store import Store as Results
+from kombu_couchdb import workitem
+from kombu_couchdb.address import Address
+from kombu_couchdb.admin import dead, jobs
+from kombu_couchdb.admin.status import status
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.fanout import Broadcaster, Listener
+from kombu_couchdb.feed import Longpoll
+from kombu_couchdb.lease import Sweeper
+from kombu_couchdb.nodes import Node
+from kombu_couchdb.store import Store
+from kombu_couchdb.tidy import Tidier
+from kombu_couchdb.topology import Topology
+from kombu_couchdb.window import Window
+
+from .documents import BROKER, WORKITEM
+from .fake import HOST, Fake
+from .strategies import json_values, retyped
+from .test_messages import clear
+
+
+def kinds(value: Any, *wanted: Any) -> bool:
+    return isinstance(value, wanted)
+
+
+def listing(value: Any, *wanted: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, wanted) for one in value)
+
+
+CLIENT: dict[str, tuple[Callable[[Client], Any], Callable[[Any], bool]]] = {
+    'get': (lambda c: c.get('x'), lambda doc: doc['_id'] == 'x' and kinds(doc['_rev'], str)),
+    'leaves': (lambda c: c.leaves('x'), lambda docs: all(doc['_id'] == 'x' and doc['_rev'] for doc in docs)),
+    'put': (lambda c: c.put({'_id': 'x'}), lambda rev: kinds(rev, str) and '-' in rev),
+    'bulk': (lambda c: c.bulk([{'_id': 'x'}, {'_id': 'y'}]),
+             lambda answers: [a['id'] for a in answers] == ['x', 'y'] and all('rev' in a or 'error' in a for a in answers)),
+    'fetch': (lambda c: c.fetch(['dead', 'x', 'dead']), lambda docs: len(docs) == 3 and all(
+        doc is None or doc['_id'] == wanted for doc, wanted in zip(docs, ['dead', 'x', 'dead'], strict=True))),
+    'known': (lambda c: c.known(['x', 'y']), lambda ids: kinds(ids, set) and all(kinds(one, str) for one in ids)),
+    'id_range': (lambda c: c.id_range('broker:'), lambda rows: all(row['id'] and row['value']['rev'] for row in rows)),
+    'id_range, docs': (lambda c: c.id_range('broker:', docs=True), lambda rows: all(row['doc']['_id'] for row in rows)),
+    'view': (lambda c: c.view('d', 'waiting', startkey=['q'], reduce=False), lambda rows: listing(rows, dict)),
+    'view, docs': (lambda c: c.view('d', 'waiting', include_docs=True, limit=50, reduce=False), lambda rows: listing(rows, dict)),
+    'sequence': (lambda c: c.sequence(), lambda seq: kinds(seq, str, int)),
+    'changes': (lambda c: c.changes(0, {}, 10), lambda answer: listing(answer['results'],
+    dict) and answer['last_seq'] is not None),
+    'longpoll': (lambda c: Longpoll(c).wait(0, 0, {}), lambda answer: listing(answer['results'], dict)),
+    'welcome': (lambda c: c.welcome(), lambda greeting: kinds(greeting, dict)),
+    'create': (lambda c: c.create(), lambda nothing: nothing is None),
+    'delete': (lambda c: c.delete(), lambda nothing: nothing is None),
+}
+
+
+def declared(client: Client) -> Topology:
+    topology = Topology(client)
+    topology.declare_queue('limited', {'x-max-length': 5}, False)
+    return topology
+
+
+def matched(client: Client) -> Any:
+    topology = Topology(client)
+    return topology.lookup('direct', 'a', topic=False) | topology.lookup('topic', 'a.b', topic=True)
+
+
+def heard(client: Client) -> Any:
+    listener = Listener()
+    listener.bind('fanout', 'q')
+    docs = [row['doc'] for row in client.id_range('broker:broadcast:', docs=True)]
+    return listener.take(docs)
+
+
+def taken(client: Client) -> Any:
+    window = Window(Store(client), 'q', 100)
+    window.refill()
+    return window.take(5)
+
+
+def chords(client: Client) -> tuple[Results, Chords]:
+    results = Results(client, ResultOptions(retry_policy={'max_retries': 0}))
+    return results, Chords(results, 'chord-unlock-', 60.0, 30.0)
+
+
+#: What is made of several requests.
+HIGHER: dict[str, Callable[[Client], Any]] = {
+    'ensure': lambda c: Store(c).ensure(True),
+    'publish': lambda c: Store(c).client.bulk([WORKITEM]),
+    'unpublished': lambda c: Store(c).unpublished([WORKITEM]),
+    'ready': lambda c: Store(c).ready('q', 50, docs=True),
+    'next due': lambda c: Store(c).next_due('q', 0.0),
+    'window': taken,
+    'leases': lambda c: Store(c).leases(),
+    'claims': lambda c: Store(c).release(Store(c).claims('broker:consumer:gone')),
+    'settle a void claim': lambda c: Store(c).settle_void('claimed', '1-a', set()),
+    'size': lambda c: Store(c).size('q'),
+    'purge': lambda c: Store(c).purge('q'),
+    'drop expired': lambda c: Store(c).drop_expired(),
+    'drop older': lambda c: Store(c).drop_older('q', 5.0),
+    'trim': lambda c: Store(c).trim('q', 0),
+    'sweep': lambda c: Sweeper(Store(c), Topology(c), 60.0).sweep('broker:consumer:own', set(), lambda: None),
+    'tidy': lambda c: Tidier(c).tidy(10),
+    'declare': declared,
+    'redeclare': lambda c: declared(c).redeclare(),
+    'limit': lambda c: Topology(c).limit('limited'),
+    'lookup': matched,
+    'delete a queue': lambda c: Topology(c).delete_queue('limited'),
+    'broadcast': lambda c: Broadcaster(c, 60.0).send('fanout', '', WORKITEM['message']),
+    'listen': heard,
+    'status': lambda c: status(c, c),
+    'dead letters': lambda c: dead.replay(c, list(dead.letters(c))),
+    'jobs': lambda c: [jobs.find(c, 'task-1'), jobs.listing(c, jobs.STATES, None, 5), jobs.state(c, 'task-1')],
+    'read a result': lambda c: chords(c)[0].read_many(['celery-task-meta-t', 'x']),
+    'write a result': lambda c: chords(c)[0].write({'_id': 'celery-task-meta-t', 'status': 'SUCCESS'}, final_stays=True),
+    'delete a result': lambda c: chords(c)[0].delete('celery-task-meta-t'),
+    'sweep results': lambda c: sweep(*chords(c), lambda: False),
+    'claim a chord': lambda c: chords(c)[1].claim('g', 'chord-unlock-g:part:00000000:t'),
+    'prepare a chord': lambda c: chords(c)[1].prepare('g', None, nested=False),
+    'unfinished chords': lambda c: list(chords(c)[1].unfinished(['chord-unlock-g', 'chord-unlock-claimed'])),
+    'parts': lambda c: chords(c)[1].parts('g', ordered=False),
+}
+
+
+@pytest.fixture
+def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
+    """Returns a function that makes a call against spoilt answers, often, and counts how it ended: well, and with an error."""
+    def run(call: Callable[[Client], Any], right: Callable[[Any], bool], spoil: Callable[[Any, Any], Any]) -> tuple[int, int]:
+        ends, numbers = {True: 0, False: 0}, itertools.count()
+
+        @given(st.data())
+        def once(data: Any) -> None:
+            fake = Fake(lambda path, answer: spoil(data, answer))
+            monkeypatch.setattr(Node, '_connected', fake.connected_to())
+            # What a process remembers of a database must not depend on the examples before.
+            client = Client(Address(host=HOST, database=f'db{next(numbers)}', user='me', password='unguessable-77'))
+            try:
+                value = call(client)
+            except CouchDBError as exc:
+                clear(exc)
+                ends[False] += 1
+            else:
+                assert right(value), value
+                ends[True] += 1
+            finally:
+                client.close()
+
+        once()
+        return ends[True], ends[False]
+
+    return run
+
+
+def reshaped(data: Any, answer: Any) -> Any:
+    """Sometimes an answer is spoilt a little, sometimes it is another one, mostly it is right."""
+    how = data.draw(st.sampled_from(['right', 'right', 'spoilt', 'spoilt', 'other']))
+    if how == 'other':
+        return data.draw(_OTHERS)
+    return data.draw(retyped({'answer': answer})).get('answer') if how == 'spoilt' and answer else answer
+
+
+_OTHERS = json_values() | st.sampled_from([[], {}, None, True, 0, '', {'rows': []}, {'rows': [{}]}, {'ok': True},
+    b'[' * 5000, b'{'])
+
+
+@pytest.mark.parametrize('name', CLIENT)
+def test_a_client_returns_what_was_asked_for_or_raises(fuzz: Callable[..., tuple[int, int]], name: str) -> None:
+    well, errors = fuzz(*CLIENT[name], reshaped)
+    assert well
+    assert errors or name in ('create', 'delete')
+
+
+@pytest.mark.parametrize('name', HIGHER)
+def test_whatever_is_made_of_answers_raises_nothing_else(fuzz: Callable[..., tuple[int, int]], name: str) -> None:
+    well, errors = fuzz(HIGHER[name], lambda value: True, reshaped)
+    assert well
+    assert errors
+
+
+@pytest.mark.parametrize('name', [name for name in BROKER if 'type' in BROKER[name]])
+def test_a_spoilt_item_can_be_judged(name: str) -> None:
+    """Every state that a spoilt item may come to can be told, and it can be buried."""
+    @given(retyped(BROKER[name]))
+    def judge(doc: dict[str, Any]) -> None:
+        doc = {**doc, '_rev': '1-a'}
+        workitem.state(doc, 5.0), workitem.task_id(doc), workitem.task_name(doc), workitem.size(doc), workitem.ready_since(doc)
+        workitem.is_waiting(doc), workitem.is_due(doc, 5.0), workitem.has_expired(doc, 5.0), workitem.acked(doc, 5.0)
+        assert workitem.bury(doc, 'reason', 5.0)['status'] == 'fail'
+        workitem.apart(workitem.bury(doc, 'reason', 5.0), 5.0)
+        if workitem.flaw(doc) is None:
+            workitem.apart(workitem.claim(doc, 'me', 5.0), 5.0)
+            workitem.release(doc, delivered=False)
+            workitem.replay(doc, 5.0)
+
+    judge()

@@ -1,0 +1,222 @@
+"""What comes over the wire: whatever a server sends, it is an answer or one error of ours, and a consumer outlives it."""
+
+from __future__ import annotations
+
+import gzip
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import Connection
+from urllib3 import HTTPResponse
+
+from kombu_couchdb import consumer
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import RETRIED, CouchDBError, NotCouchDB
+from kombu_couchdb.nodes import Node
+from tests.conftest import wait_for
+from tests.support import Inbox, publish
+
+from .fake import _Body
+from .test_messages import clear
+
+DOC = b'{"_id":"x","_rev":"1-a"}'
+SECRET = 'tell-nobody-77'
+
+
+class Wire(socketserver.ThreadingTCPServer):
+    """Reads the head of a request, keeps it, and sends what it is told to send; then it closes the connection."""
+
+    daemon_threads, allow_reuse_address, request_queue_size = True, True, 100
+
+    def __init__(self) -> None:
+        super().__init__(('127.0.0.1', 0), _Handler)
+        self.answer = b''
+        self.heads: list[bytes] = []
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: Wire
+
+    def handle(self) -> None:
+        head = b''.join(takewhile(lambda line: line not in (b'\r\n', b''), iter(self.rfile.readline, None)))
+        self.server.heads.append(head)
+        try:
+            self.wfile.write(self.server.answer)
+        except OSError:
+            pass  # who asked has had enough
+
+
+@pytest.fixture
+def wires() -> Iterator[Callable[[], Wire]]:
+    """Returns a function that starts a server."""
+    running: list[Wire] = []
+
+    def start() -> Wire:
+        running.append(Wire())
+        threading.Thread(target=running[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return running[-1]
+
+    yield start
+    for wire in running:
+        wire.shutdown()
+        wire.server_close()
+
+
+def ask(wire: Wire) -> Any:
+    """Ask for a document, and return it, or the error."""
+    client = Client(Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET), 5.0, 5.0)
+    try:
+        return client.get('x')
+    except CouchDBError as exc:
+        clear(exc, SECRET)
+        return exc
+    finally:
+        client.close()
+
+
+def head(status: int, *lines: str) -> bytes:
+    return '\r\n'.join([f'HTTP/1.1 {status} Reason', *lines, '', '']).encode('latin-1')
+
+
+@pytest.mark.parametrize('body', [DOC, b'', b'<html>', b'null'], ids=['document', 'empty', 'page', 'null'])
+def test_every_status(wires: Callable[[], Wire], body: bytes) -> None:
+    wire = wires()
+    for status in [*range(101, 600), 0, 1000]:
+        wire.answer = head(status, f'Content-Length: {len(body)}') + body
+        found = ask(wire)
+        if 500 <= status < 600 or status == 429:
+            assert isinstance(found, RETRIED)
+        assert isinstance(found, CouchDBError) or (200 <= status < 300 and body == DOC), (status, found)
+
+
+HEADERS = [
+    'Content-Length: 5', 'Content-Length: 500', 'Content-Length: -1', 'Content-Length: x', 'Content-Length: 1, 2',
+    'Content-Length: ' + '9' * 30,
+    'Transfer-Encoding: chunked', 'Transfer-Encoding: nonsense', 'Content-Encoding: gzip', 'Content-Encoding: deflate',
+    'Content-Encoding: br, gzip', 'Content-Type: text/html', 'Content-Type: application/json; charset=utf-16', 'Date: yesterday',
+    'Date: Mon, 99 Foo 99999 99:99:99 GMT', 'Date: Thu, 01 Jan 0001 00:00:00 GMT', 'Set-Cookie: \xff=; Expires=never; =;;',
+    'Set-Cookie: a=b',
+    'Location: http://127.0.0.1:1/', 'Connection: close', 'Connection: \x00', 'X' * 70_000 + ': x', 'no colon', ': no name',
+    ' folded',
+    *['X-Many: x'] * 2,
+]
+BODIES = [DOC, b'', b'{', DOC[:-3], DOC * 2, gzip.compress(DOC), gzip.compress(DOC)[:-9],
+    b'18\r\n' + DOC + b'\r\n0\r\n\r\n', b'18\r\n' + DOC,
+          b'ffffffffffff\r\n' + DOC, b'-5\r\n' + DOC, b'zz\r\n' + DOC + b'\r\n', b'\xff\xfe' + DOC, DOC.decode().encode('utf-16'),
+          b'\xef\xbb\xbf' + DOC, b'[' * 100_000, b'{"_id":"x","_rev":"1-a","n":' + b'9' * 5000 + b'}', b'NaN',
+          b'{"_id":"x","_rev":"1-a","n":1e999}']
+
+
+def test_headers_and_bodies_that_do_not_fit(wires: Callable[[], Wire]) -> None:
+    wire = wires()
+    answers = []
+
+    @given(st.sampled_from([200, 200, 200, 404, 500, 302, 100, 204]), st.lists(st.sampled_from(HEADERS), max_size=3),
+        st.sampled_from(BODIES))
+    def each(status: int, headers: list[str], body: bytes) -> None:
+        wire.answer = head(status, *headers) + body
+        answers.append(ask(wire))
+
+    each()
+    assert all(isinstance(found, CouchDBError) or (found['_id'], found['_rev']) == ('x', '1-a') for found in answers)
+    assert any(isinstance(found, dict) for found in answers)
+
+
+
+
+def test_bytes_that_are_no_http(wires: Callable[[], Wire]) -> None:
+    wire = wires()
+    given(st.binary(max_size=200) | st.binary(max_size=50).map(b'HTTP/1.1 200 '.__add__))(_no_answer(wire))()
+
+
+def _no_answer(wire: Wire) -> Callable[[bytes], None]:
+    def each(sent: bytes) -> None:
+        wire.answer = sent
+        assert isinstance(ask(wire), CouchDBError)
+    return each
+
+
+def test_more_headers_than_anybody_needs(wires: Callable[[], Wire]) -> None:
+    wire = wires()
+    wire.answer = head(200, *(f'X-{number}: x' for number in range(10_000))) + DOC
+    assert isinstance(ask(wire), RETRIED)
+
+
+@pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
+def test_who_redirects_is_not_followed_with_the_password(wires: Callable[[], Wire], status: int) -> None:
+    wire, other = wires(), wires()
+    wire.answer = head(status, f'Location: http://127.0.0.1:{other.server_address[1]}/', 'Content-Length: 0')
+    assert isinstance(ask(wire), NotCouchDB)
+    assert other.heads == []
+    assert b'Authorization' in wire.heads[0]
+
+
+#: What a server, or a proxy before it, may answer for a while: status and body.
+TROUBLE = [
+    (500, b'{"error":"unknown_error","reason":"function_clause"}'), (502, b'<html>Bad Gateway</html>'), (503, b''), (429,
+    b'slow down'),
+    (200, b'<html>We are down for maintenance</html>'), (200, b''), (200, b'{}'), (200, b'[]'), (200, b'null'), (200,
+    b'{"rows":[{}]}'),
+    (200, b'{"results":[{"id":5}],"last_seq":1}'), (200, b'{"rows": [{"id"'), (302, b''), (404, b'{"error":"not_found"}'),
+    (400, b''),
+    (409, b'{"error":"conflict"}'), (413, b''), (201, b'[{"ok":true,"id":"another","rev":"1-a"}]'), (200, b'"text"'), (101, b''),
+]
+
+
+class Troubled:
+    """Answers in the place of the server as long as there is trouble."""
+
+    def __init__(self) -> None:
+        self.left: list[tuple[int, bytes]] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
+        connected = Node._connected
+        outer = self
+
+        def troubled(node: Node) -> tuple[Any, dict[str, Any]]:
+            adapter, settings = connected(node)
+            return _Adapter(outer, adapter) if node.address.database == database else adapter, settings
+
+        monkeypatch.setattr(Node, '_connected', troubled)
+
+
+class _Adapter:
+    def __init__(self, troubled: Troubled, adapter: Any) -> None:
+        self.troubled, self.adapter = troubled, adapter
+
+    def send(self, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
+        if not self.troubled.left:
+            return self.adapter.send(request, **settings)
+        response = requests.Response()
+        response.status_code, body = self.troubled.left.pop(0)
+        response.raw = HTTPResponse(_Body(body), status=response.status_code, preload_content=False)
+        return response
+
+
+def test_a_consumer_outlives_it_and_delivers(connect: Callable[..., Connection], client: Client,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, '_LAST_RETRY', 0.05)
+    publisher = connect()
+    publisher.connect()
+    inbox = Inbox(connect(visibility_timeout=3.0))
+    publish(publisher, 0)
+    inbox.wait(1)
+    troubled = Troubled()
+    troubled.install(monkeypatch, client.address.database)
+    # It begins at another place each time, so that they meet different requests.
+    for number, first in enumerate(range(0, len(TROUBLE), 5), 1):
+        publish(publisher, number)
+        troubled.left = TROUBLE[first:] + TROUBLE[:first]
+        wait_for(lambda: inbox.drain(0.05) or not troubled.left, 'the trouble to be over')
+    numbers = list(range(number + 1))
+    wait_for(lambda: inbox.drain(0.2) or sorted(set(inbox.bodies)) == numbers, 'all to be delivered')
+    publish(publisher, 'last')
+    wait_for(lambda: inbox.drain(0.2) or 'last' in inbox.bodies, 'the last one')

@@ -1,0 +1,114 @@
+"""Names of queues and exchanges, and routing keys: any text stays what it is, and apart from every other, or is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import Connection, Exchange, Queue
+
+from kombu_couchdb import design
+from kombu_couchdb.admin.status import status
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.storable import check_names
+from kombu_couchdb.topology import _binding_id, topic_matches, topic_pattern
+from tests.support import Inbox, items, publish
+
+from .strategies import ODD, any_text
+from .test_messages import clear
+
+#: Names that CouchDB sorts as one: with and without what nobody sees, the same letter written in two ways, digits of two scripts.
+TWINS = ['a', 'a\0', 'a\u200b', 'a\u00ad', 'a\ufeff', '\u00e9', 'e\u0301', 'K', '\u212a', 'q1', 'q\u0661', '\U0001d41a']
+
+
+def fit(name: str) -> bool:
+    try:
+        check_names(queue=name)
+    except ConfigurationError as exc:
+        clear(exc)
+        return False
+    return name != ''
+
+
+def test_queues_whose_names_sort_as_one_are_two(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    for name in TWINS:
+        for number in range(2):
+            publish(connection, [name, number], name)
+    channel = connection.channel()
+    assert [channel._size(name) for name in TWINS] == [2] * len(TWINS)
+    assert {name: queue['ready'] for name, queue in status(client)['queues'].items()} == dict.fromkeys(TWINS, 2)
+    for name in TWINS[::2]:
+        assert channel._purge(name) == 2
+    for name in TWINS[1::2]:
+        inbox = Inbox(connection, name)
+        assert sorted(inbox.wait(2)) == [[name, 0], [name, 1]]
+        inbox.consumer.cancel()
+    assert not [item for item in items(client) if item['queue'] in TWINS[::2]]
+
+
+def test_any_name_leads_to_its_own_queue(connect: Callable[..., Connection], client: Client) -> None:
+    connection, names = connect(), [name for name in ODD if fit(name)]
+    for name in names:
+        publish(connection, name, name)
+    inbox = Inbox(connect(), *names)
+    assert sorted(inbox.wait(len(names))) == sorted(names)
+    assert all(message.delivery_info['routing_key'] == message.decode() for message in inbox.messages)
+
+
+def test_any_binding_leads_where_it_says(connect: Callable[..., Connection], client: Client) -> None:
+    connection, names = connect(), [name for name in ODD if fit(name)]
+    exchange = Exchange('exchange \u00e9/%', type='direct')
+    channel = connection.channel()
+    for name in names:
+        Queue('to ' + name[:490], exchange, routing_key=name)(channel).declare()
+    producer = connection.Producer()
+    for name in names:
+        producer.publish(name, exchange=exchange, routing_key=name, serializer='json')
+    assert sorted((item['queue'], item['message']['body']) for item in items(client)) == sorted(
+        ('to ' + name[:490], connection.Producer()._prepare(name, 'json')[0]) for name in names)
+
+
+@pytest.mark.parametrize('name', ['\ud800', 'x' * 501, 'ß' * 251, 5, b'q'], ids=repr)
+@pytest.mark.parametrize('use', [
+    lambda channel, name: channel.queue_declare(name), lambda channel, name: channel.basic_consume(name, True, print, 'tag'),
+    lambda channel, name: channel.basic_get(name), lambda channel, name: channel.queue_delete(name),
+    lambda channel, name: channel.queue_purge(name), lambda channel, name: channel.queue_bind('q', 'exchange', name),
+    lambda channel, name: channel.exchange_delete(name),
+    lambda channel, name: channel.basic_publish(channel.prepare_message('x'), '', name)],
+    ids=['declare', 'consume', 'get', 'delete', 'purge', 'bind', 'exchange', 'publish'])
+def test_what_can_be_no_name_is_refused_at_once(connection: Connection, client: Client, use: Any, name: Any) -> None:
+    with pytest.raises(ConfigurationError, match='must be text of at most 500 bytes') as caught:
+        use(connection.default_channel, name)
+    clear(caught.value)
+
+
+@given(any_text(), any_text())
+def test_no_two_names_stand_for_one_in_the_views(one: str, other: str) -> None:
+    if fit(one) and fit(other):
+        assert (design.key_of(one) == design.key_of(other)) == (one == other)
+        assert design.queue_of(design.key_of(one)) == one
+        assert design.key_of(one).isascii()
+
+
+@given(st.lists(any_text(), min_size=3, max_size=3), st.lists(any_text(), min_size=3, max_size=3))
+def test_no_two_bindings_have_one_id(one: list[str], other: list[str]) -> None:
+    assert (_binding_id(*one) == _binding_id(*other)) == (one == other)
+
+
+words = st.lists(st.sampled_from(['a', 'b', '', '*', '#']), max_size=4).map('.'.join)
+
+
+@given(words, st.lists(st.sampled_from(['a', 'b', '']), max_size=5).map('.'.join))
+def test_topics_are_matched_as_their_patterns_say(binding: str, routing_key: str) -> None:
+    assert topic_matches(binding, routing_key) == bool(re.match(topic_pattern(binding), '.' + routing_key))
+
+
+def test_a_topic_takes_no_time_whatever_it_is() -> None:
+    assert not topic_matches('#.a.' * 100 + 'b', 'a.' * 200 + 'c')
+    assert topic_matches('#.' * 100 + 'b', 'a.' * 200 + 'b')
