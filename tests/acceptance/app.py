@@ -18,6 +18,9 @@ from celery_couchdb.unique import UniqueTask
 app = Celery('acceptance', broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
 app.conf.update(json.loads(os.environ['SETTINGS']))
 
+if app.conf.security_key:
+    app.setup_security()
+
 
 @app.task(name='add')
 def add(x: int, y: int) -> int:

@@ -3,82 +3,71 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
+from pytest_celery import CeleryTestWorker
 
-from kombu_couchdb.client import Client
-from kombu_couchdb.errors import DatabaseMissing, NotFound
-from tests.conftest import PATIENCE, Server, wait_for
-from tests.support import ROOT
+import celery_couchdb.design
+from celery_couchdb.testing import CouchDBTestBackend, CouchDBTestBroker, LocalWorkerContainer
+from kombu_couchdb import design
+from kombu_couchdb.admin.setup import Wanted, plan
 
-
-class Worker:
-    """A `celery worker` process. Its log is shown when a test fails."""
-
-    def __init__(self, name: str, arguments: list[str], environment: dict[str, str], log: Path) -> None:
-        self.name, self._log = name, log
-        with log.open('w') as file:
-            self.process = subprocess.Popen(
-                [sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', 'worker', '-l', 'INFO', '-n', name, *arguments],
-                cwd=ROOT, env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-
-    @property
-    def log(self) -> str:
-        """What it has logged."""
-        return self._log.read_text()
-
-    def ready(self) -> Worker:
-        """Wait until it is ready."""
-        wait_for(lambda: ' ready.' in self.log or self.process.poll() is not None, 'the worker to be ready')
-        assert self.process.poll() is None, self.log
-        return self
-
-    def terminate(self) -> int:
-        """Stop it warmly and return its exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE)
-
-    def kill(self) -> None:
-        """Kill it, with all its children."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait(PATIENCE)
+#: A worker runs this.
+APP = {'app.py': b'from tests.acceptance.app import app'}
 
 
 class Site:
     """A broker's database and a result database, and what uses them."""
 
-    def __init__(self, server: Server, database: str, folder: Path) -> None:
-        self.server, self.folder = server, folder
-        self.database, self.results = database, f'{database}-results'
-        self.environment = {'BROKER_URL': server.couchdb_url(database), 'RESULT_URL': server.couchdb_url(self.results)}
+    def __init__(self, broker: CouchDBTestBroker, backend: CouchDBTestBackend, folder: Path) -> None:
+        self.server, self.folder = broker.container.server, folder
+        self.database, self.results = broker.config()['vhost'], backend.config()['vhost']
+        self.environment = {'BROKER_URL': broker.config()['url'], 'RESULT_URL': backend.config()['url']}
         self.app = Celery('acceptance', set_as_current=False, broker=self.environment['BROKER_URL'],
                           backend=self.environment['RESULT_URL'])
-        self.client: Client = server.client(database)
+        #: The broker's database, as an administrator.
+        self.client = broker.container.client
         self.journal = folder / 'journal'
-        self.workers: list[Worker] = []
+        self.workers: list[CeleryTestWorker] = []
 
-    def start(self, *arguments: str, pool: str = 'threads', concurrency: int = 2, **settings: Any) -> Worker:
-        """Start a worker, with Celery's settings, and return before it is ready."""
-        number = len(self.workers) + 1
-        self.workers.append(Worker(
-            f'worker{number}@{self.database}', ['--pool', pool, '--concurrency', str(concurrency), *arguments],
-            {**self.environment, 'SETTINGS': json.dumps(settings)}, self.folder / f'worker{number}.log'))
+    def set_up(self, *members: str) -> None:
+        """Make the databases ready, as an administrator, for these members."""
+        for name, documents in ((self.database, design.documents()), (self.results, [celery_couchdb.design.document()])):
+            for step in plan(Wanted(self.server.client(name), documents, members), {}):
+                if step.do:
+                    step.do()
+
+    def use(self, broker_url: str, result_url: str) -> None:
+        """Let what is started or sent from now on use these URLs."""
+        self.app.close()
+        self.environment = {'BROKER_URL': broker_url, 'RESULT_URL': result_url}
+        self.app = Celery('acceptance', set_as_current=False, broker=broker_url, backend=result_url)
+
+    def use_as(self, user: str, password: str = '') -> None:
+        """Let it be another user's; '' is nobody."""
+        self.use(*(self.server.couchdb_url(name, user, password) for name in (self.database, self.results)))
+
+    def start(self, *arguments: str, pool: str = 'threads', concurrency: int = 2, **settings: Any) -> CeleryTestWorker:
+        """Start a worker, with Celery's settings, and return before it is ready. Its log is shown when a test fails."""
+        command = LocalWorkerContainer.command('--pool', pool, '--concurrency', str(concurrency), *arguments)
+        environment = {**self.environment, 'SETTINGS': json.dumps(settings)}
+        return self.run(command, environment, APP)
+
+    def run(self, command: list[str], environment: dict[str, str], content: dict[str, bytes]) -> CeleryTestWorker:
+        """Start a worker of any app, in a folder with `content`, and return before it is ready."""
+        folder = self.folder / f'worker{len(self.workers) + 1}'
+        self.workers.append(CeleryTestWorker(LocalWorkerContainer.start(command, environment, content, folder), self.app))
         return self.workers[-1]
 
-    def worker(self, *arguments: str, **settings: Any) -> Worker:
+    def worker(self, *arguments: str, **settings: Any) -> CeleryTestWorker:
         """Start a worker and wait until it is ready."""
-        return self.start(*arguments, **settings).ready()
+        worker = self.start(*arguments, **settings)
+        worker.ready()
+        return worker
 
     def send(self, name: str, *args: Any, **options: Any) -> Any:
         """Send a task and return its result."""
@@ -91,18 +80,21 @@ class Site:
     def close(self) -> None:
         """End all of it."""
         for worker in self.workers:
-            worker.kill()
-            print(f'---- log of {worker.name}\n{worker.log}')
+            worker.teardown()
+            print(f'---- log of {worker.hostname()}\n{worker.logs()}')
         self.app.close()
-        try:
-            self.server.client(self.results).delete()
-        except (NotFound, DatabaseMissing):
-            pass
 
 
 @pytest.fixture
-def site(server: Server, database: str, tmp_path: Path) -> Iterator[Site]:
+def database(celery_local_couchdb_broker: CouchDBTestBroker) -> str:
+    """The name of the database in which the site's messages are."""
+    return str(celery_local_couchdb_broker.config()['vhost'])
+
+
+@pytest.fixture
+def site(celery_local_couchdb_broker: CouchDBTestBroker, celery_local_couchdb_backend: CouchDBTestBackend,
+         tmp_path: Path) -> Iterator[Site]:
     """A site without workers."""
-    site = Site(server, database, tmp_path)
+    site = Site(celery_local_couchdb_broker, celery_local_couchdb_backend, tmp_path)
     yield site
     site.close()

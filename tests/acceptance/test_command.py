@@ -9,19 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-import requests
 from celery import Celery
 
 from kombu_couchdb import design
 from kombu_couchdb.errors import AccessDenied
-from tests.conftest import PATIENCE, Server, wait_for
+from tests.conftest import PATIENCE, wait_for
 from tests.support import ROOT, items
 
 from .conftest import Site
@@ -59,20 +55,6 @@ def sentence(done: Run) -> str:
     assert done.stdout == ''
     [line] = done.stderr.splitlines()
     return line
-
-
-@pytest.fixture
-def member(server: Server, apache_couchdb: bool) -> Iterator[dict[str, str]]:
-    """A user without any right: `user` and `password`."""
-    if not apache_couchdb:
-        pytest.skip('the embedded server has one user')
-    name = f'member-{uuid.uuid4().hex[:12]}'
-    url = f'{server.url}/_users/{quote(f"org.couchdb.user:{name}", safe="")}'
-    secret = f'secret-{uuid.uuid4().hex}'
-    answer = requests.put(url, timeout=PATIENCE, json={'name': name, 'password': secret, 'roles': [], 'type': 'user'})
-    assert answer.status_code == 201, answer.text
-    yield {'user': name, 'password': secret}
-    requests.delete(url, params={'rev': requests.get(url, timeout=PATIENCE).json()['_rev']}, timeout=PATIENCE)
 
 
 # -- setup

@@ -8,6 +8,7 @@ import pytest
 
 from kombu_couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
+from tests.support import items
 
 from .conftest import Site
 from .test_command import couchdb, sentence, succeeded
@@ -32,7 +33,7 @@ def test_task_that_kills_its_worker_stops_doing_so(site: Site) -> None:
     options = {'delivery_limit': 2, 'visibility_timeout': 2.0}
     site.send('deadly', str(site.journal))
     for _ in range(2):
-        site.start(pool='solo', broker_transport_options=options).process.wait(PATIENCE)
+        site.start(pool='solo', broker_transport_options=options).container.wait(PATIENCE)
     assert site.journalled() == ['deadly', 'deadly']
     site.worker(pool='solo', broker_transport_options=options)
     [letter] = wait_for(lambda: letters(site), 'a dead letter')
@@ -69,6 +70,13 @@ def test_task_that_no_worker_knows(site: Site) -> None:
     task_id = site.send('unknown.task', 1).id
     [letter] = wait_for(lambda: letters(site), 'a dead letter')
     assert (letter['id'], letter['task'], letter['reason'], letter['args']) == (task_id, 'unknown.task', 'rejected', [1])
+
+
+def test_pickle_is_not_loaded_unless_a_worker_accepts_it(site: Site) -> None:
+    site.worker()
+    site.send('add', 1, 2, serializer='pickle')
+    [doc] = wait_for(lambda: [doc for doc in items(site.client) if doc.get('status')], 'a dead letter')
+    assert 'Refusing to deserialize untrusted content of type pickle' in doc['reason']
 
 
 @pytest.mark.parametrize('arguments', [('replay',), ('drop',), ('drop', '--all', '--queue', 'q'), ('replay', 'id', '--all')])

@@ -36,8 +36,8 @@ def test_events(site: Site) -> None:
             wait_for(lambda: 'task-failed' in types(bad.id), 'the events of a task that fails')
             assert types(good.id) == ['task-received', 'task-started', 'task-succeeded']
             wait_for(lambda: {'worker-online', 'worker-heartbeat'} <= {event['type'] for event in list(seen)})
-            assert {event['hostname'] for event in list(seen)} == {worker.name}
-            worker.terminate()
+            assert {event['hostname'] for event in list(seen)} == {worker.hostname()}
+            worker.container.terminate()
             wait_for(lambda: 'worker-offline' in {event['type'] for event in list(seen)}, 'the last event')
         finally:
             receiver.should_stop = True

@@ -52,7 +52,7 @@ def test_waiting_job_is_removed_for_good(site: Site) -> None:
         pending.get(timeout=PATIENCE)
     worker = site.worker()
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-    assert site.app.control.inspect([worker.name], timeout=PATIENCE, limit=1).revoked() == {worker.name: []}
+    assert site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).revoked() == {worker.hostname(): []}
     assert site.journalled() == []
     assert 'is not in a queue' in succeeded(couchdb(site, 'remove', pending.id, '--yes'))
 
@@ -76,7 +76,7 @@ def test_running_job_that_was_acknowledged_early(site: Site) -> None:
     result, jobs = site.send('nap', str(site.journal), 'nap', 3), Jobs(site.app)
     wait_for(lambda: site.journalled() == ['start nap'], 'the task to run')
     assert jobs.state(result.id) == 'running'
-    assert jobs.workers(result.id) == {worker.name: 'active'}
+    assert jobs.workers(result.id) == {worker.hostname(): 'active'}
     assert list(jobs.watch(result.id, PATIENCE)) == ['running', 'gone']
     assert site.journalled() == ['start nap', 'end nap']
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
+from chaos.proxy import Proxy
 from tests.conftest import PATIENCE
 
 from .conftest import Site
@@ -19,8 +21,21 @@ def test_pool(site: Site, pool: str) -> None:
     results = [site.send('add', number, 1) for number in range(30)]
     assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 31))
     assert site.send('add', 20, 22, countdown=1).get(timeout=PATIENCE) == 42
-    assert site.app.control.ping([worker.name], timeout=PATIENCE, limit=1) == [{worker.name: {'ok': 'pong'}}]
-    assert worker.terminate() == 0
-    assert 'Traceback' not in worker.log
+    assert site.app.control.ping([worker.hostname()], timeout=PATIENCE, limit=1) == [{worker.hostname(): {'ok': 'pong'}}]
+    assert worker.container.terminate() == 0
+    assert 'Traceback' not in worker.logs()
     consumers = [row['doc']['pid'] for row in site.client.id_range('broker:consumer:', docs=True)]
-    assert worker.process.pid not in consumers
+    assert worker.container.pid not in consumers
+
+
+def test_the_children_of_a_large_pool_store_results_through_the_worker(site: Site, tmp_path: Path) -> None:
+    host, port = site.server.client('any').address.host, site.server.client('any').address.port
+    with Proxy(host, port) as proxy:
+        # Only the results go through the proxy: each of eight children would open a connection of its own.
+        site.environment['RESULT_URL'] = site.environment['RESULT_URL'].replace(f':{port}/', f':{proxy.port}/')
+        worker = site.worker(pool='prefork', concurrency=8)
+        results = [site.send('nap', str(tmp_path / 'naps'), str(number), 0.2) for number in range(40)]
+        assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(40)]
+        assert proxy.accepted < 8
+        assert worker.container.terminate() == 0
+        assert 'Traceback' not in worker.logs()

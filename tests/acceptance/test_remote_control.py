@@ -11,7 +11,7 @@ from .conftest import Site
 
 
 def test_inspect(site: Site) -> None:
-    names = [worker.name for worker in [site.start(), site.start()]]
+    names = [worker.hostname() for worker in [site.start(), site.start()]]
     for worker in site.workers:
         worker.ready()
     inspect = site.app.control.inspect(names, timeout=PATIENCE, limit=2)
@@ -32,18 +32,18 @@ def test_inspect(site: Site) -> None:
 
 def test_ping_finds_all_by_itself(site: Site) -> None:
     worker = site.worker()
-    wait_for(lambda: site.app.control.ping(timeout=2) == [{worker.name: {'ok': 'pong'}}], 'the answer to a ping')
+    wait_for(lambda: site.app.control.ping(timeout=2) == [{worker.hostname(): {'ok': 'pong'}}], 'the answer to a ping')
 
 
 def test_control(site: Site) -> None:
     worker = site.worker()
-    control, to = site.app.control, {'destination': [worker.name], 'reply': True, 'timeout': PATIENCE, 'limit': 1}
-    assert 'ok' in control.rate_limit('add', '10/m', **to)[0][worker.name]
-    assert 'ok' in control.add_consumer('second', **to)[0][worker.name]
+    control, to = site.app.control, {'destination': [worker.hostname()], 'reply': True, 'timeout': PATIENCE, 'limit': 1}
+    assert 'ok' in control.rate_limit('add', '10/m', **to)[0][worker.hostname()]
+    assert 'ok' in control.add_consumer('second', **to)[0][worker.hostname()]
     assert site.send('add', 1, 2, queue='second').get(timeout=PATIENCE) == 3
-    assert 'ok' in control.cancel_consumer('second', **to)[0][worker.name]
-    control.shutdown([worker.name])
-    assert worker.process.wait(PATIENCE) == 0
+    assert 'ok' in control.cancel_consumer('second', **to)[0][worker.hostname()]
+    control.shutdown([worker.hostname()])
+    assert worker.container.wait(PATIENCE) == 0
 
 
 def test_revoke(site: Site) -> None:

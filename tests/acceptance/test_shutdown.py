@@ -20,7 +20,7 @@ def test_warm_shutdown_gives_back_what_was_not_begun(site: Site, pool: str) -> N
     first = site.worker(pool=pool, concurrency=1)
     results = [site.send('nap', str(site.journal), str(number), 1.5 if number == 0 else 0) for number in range(8)]
     wait_for(site.journalled, 'the first task to start')
-    assert first.terminate() == 0
+    assert first.container.terminate() == 0
     done = sum(line.startswith('end') for line in site.journalled())
     waiting = items(site.client)
     assert len(waiting) == 8 - done
@@ -57,8 +57,8 @@ def test_worker_that_runs_for_longer_than_its_lease_is_not_disturbed(site: Site)
 def test_log_is_free_of_the_password(site: Site) -> None:
     worker = site.worker('-l', 'DEBUG')
     site.send('add', 1, 1).get(timeout=PATIENCE)
-    worker.terminate()
-    assert site.database in worker.log
-    assert f':{site.server.password}@' not in worker.log
+    worker.container.terminate()
+    assert site.database in worker.logs()
+    assert f':{site.server.password}@' not in worker.logs()
     if len(site.server.password) > 8:  # a short one may be an ordinary word
-        assert site.server.password not in worker.log
+        assert site.server.password not in worker.logs()

@@ -25,6 +25,17 @@ def test_tasks(site: Site) -> None:
         failed.get(timeout=PATIENCE)
 
 
+def test_tasks_sent_in_a_batch(site: Site) -> None:
+    site.worker()
+    with site.app.producer_pool.acquire(block=True) as producer:
+        if not getattr(producer, 'supports_batch_publish', False):
+            pytest.skip('kombu before 5.7 has no batches')
+        with producer.batch():
+            results = [site.send('add', number, 1, producer=producer, retry=False) for number in range(50)]
+            assert not items(site.client)  # they are stored when the block ends
+    assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 51))
+
+
 def test_retry_with_countdown(site: Site) -> None:
     site.worker()
     started = time.time()
@@ -47,7 +58,7 @@ def test_scheduled_tasks_stay_in_the_database_and_not_in_a_worker(site: Site) ->
     worker = site.worker()
     site.send('now', countdown=3600)
     site.send('add', 1, 1).get(timeout=PATIENCE)
-    assert site.app.control.inspect([worker.name], timeout=PATIENCE, limit=1).scheduled() == {worker.name: []}
+    assert site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).scheduled() == {worker.hostname(): []}
 
 
 def test_task_sent_before_the_first_worker_came(site: Site) -> None:

@@ -1,0 +1,17 @@
+"""What can be asked where a worker runs without Docker. pytest-celery puts it beside the worker's app, as `utils.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+import psutil
+
+_COLUMNS = ('pid', 'name', 'username', 'cmdline', 'cpu_percent', 'memory_percent', 'create_time')
+
+
+def get_running_processes_info(columns: Sequence[str] | None = None) -> str:
+    """Return these facts of the worker's process and of its children, as a JSON list of objects."""
+    worker = psutil.Process(int(os.environ['WORKER_PID']))
+    return json.dumps([process.as_dict(columns or _COLUMNS) for process in [worker, *worker.children(recursive=True)]])

@@ -1,0 +1,77 @@
+"""A CouchDB server to test on, and databases of their own for those who test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
+from kombu_couchdb.embedded import EmbeddedServer
+from kombu_couchdb.errors import DatabaseMissing, NotFound
+
+__all__ = ['Server', 'fresh_name', 'running_server']
+
+
+class Server:
+    """A CouchDB server: its parts, and URLs of databases on it.
+
+    `url` is like `http://user:password@host:5984`; `process` is the embedded server that answers there, if it is the tests' own.
+    """
+
+    def __init__(self, url: str, process: EmbeddedServer | None = None) -> None:
+        parts = urlsplit(url)
+        self.url, self.process = url, process
+        self.tls = parts.scheme == 'https'
+        self.host, self.port = parts.hostname or 'localhost', parts.port or (443 if self.tls else 5984)
+        self.user, self.password = unquote(parts.username or ''), unquote(parts.password or '')
+
+    def couchdb_url(self, database: str, user: str | None = None, password: str | None = None) -> str:
+        """Return the `couchdb://` URL of a database, as a user writes it in a Celery configuration; user '' is nobody."""
+        user, password = self.user if user is None else user, password or self.password
+        login = f'{quote(user, safe="")}:{quote(password, safe="")}@' if user else ''
+        host = f'[{self.host}]' if ':' in self.host else self.host
+        return f'{"couchdbs" if self.tls else "couchdb"}://{login}{host}:{self.port}/{quote(database, safe="")}'
+
+    def client(self, database: str, **address: Any) -> Client:
+        """Return a client for a database on this server."""
+        given = {'user': self.user or None, 'password': self.password, 'tls': self.tls, **address}
+        return Client(Address(host=self.host, port=self.port, database=database, **given))
+
+    def delete(self, database: str) -> None:
+        """Delete a database, if it exists."""
+        client = self.client(database)
+        try:
+            client.delete()
+        except (NotFound, DatabaseMissing):
+            pass
+        finally:
+            client.close()
+
+    @contextmanager
+    def fresh_database(self) -> Iterator[str]:
+        """Provide the name of a database that does not exist yet; it is deleted at the end, whoever created it."""
+        name = fresh_name()
+        try:
+            yield name
+        finally:
+            self.delete(name)
+
+
+def fresh_name() -> str:
+    """Return a name that no database has."""
+    return f'test-{uuid.uuid4().hex[:12]}'
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """Provide the server that `COUCHDB_URL` names, else an embedded one; *raises* `EmbeddedServerError`."""
+    if url := os.environ.get('COUCHDB_URL'):
+        yield Server(url)
+    else:
+        with EmbeddedServer() as process:
+            yield Server(process.url, process)

@@ -1,0 +1,127 @@
+"""User and password from a source: they change while workers, publishers and results go on; what is wrong is not tried often."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PATIENCE, Users, wait_for
+
+from .conftest import Site
+
+
+class Refusing(ThreadingHTTPServer):
+    """A server that finds every password wrong, and notes which it was told."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(('127.0.0.1', 0), Refusal)
+        self.told: list[str] = []
+
+
+class Refusal(BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    server: Refusing
+
+    def answer(self) -> None:
+        text = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+        self.server.told.append(self.headers['Authorization'] or text.decode())
+        body = json.dumps({'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}).encode()
+        self.send_response(401)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = answer
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing() -> Iterator[Refusing]:
+    with Refusing() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file from which this process, and the workers it starts, take their password."""
+    file = tmp_path / 'password'
+    monkeypatch.setenv('COUCHDB_PASSWORD_FILE', str(file))
+    return file
+
+
+def options(site: Site, **more: Any) -> dict[str, Any]:
+    """Return the settings with which a worker takes its password from the file; the app of this process has them, too."""
+    given = {'credentials': 'environment', **more}
+    site.app.conf.update(broker_transport_options=given, result_backend_transport_options=given)
+    return {'broker_transport_options': {**given, 'visibility_timeout': 6.0}, 'result_backend_transport_options': given}
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+@pytest.mark.parametrize('first', ['source', 'server'])
+def test_a_new_password_is_taken_over_without_a_restart(site: Site, member: dict[str, str], users: Users, secret: Path,
+                                                        monkeypatch: pytest.MonkeyPatch, auth: str, first: str) -> None:
+    changed = f'changed-{uuid.uuid4().hex}'
+    monkeypatch.setenv('COUCHDB_USER', member['user'])
+    secret.write_text(member['password'])
+    site.set_up(member['user'])
+    site.use_as('')
+    worker = site.worker(pool='prefork', **options(site, auth=auth))
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    planned = site.send('add', 3, 4, countdown=5)
+    if first == 'source':
+        secret.write_text(changed)
+    users(member['user'], changed)
+    if first == 'server':
+        wait_for(lambda: f'refused user {member["user"]!r}' in worker.logs(), 'the worker to be refused')
+        secret.write_text(changed)
+    assert planned.get(timeout=PATIENCE) == 7
+    assert [result.get(timeout=PATIENCE) for result in [site.send('add', n, 1) for n in range(5)]] == [1, 2, 3, 4, 5]
+    assert not any(word in worker.logs() for word in (member['password'], changed))
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+def test_a_worker_with_a_wrong_password_asks_once_and_ends(
+        site: Site, refusing: Refusing, auth: str) -> None:
+    url = f'couchdb://joe:wrong-word@127.0.0.1:{refusing.server_port}/db'
+    site.use(url, url)
+    worker = site.start(broker_transport_options={'auth': auth}, result_backend_transport_options={'auth': auth})
+    assert worker.container.wait(PATIENCE) != 0
+    assert "refused user 'joe': Name or password is incorrect; check the user, password and rights" in worker.logs()
+    assert 'wrong-word' not in worker.logs()
+    assert len(refusing.told) == 1
+
+
+def test_a_worker_whose_source_is_wrong_waits_and_does_not_ask_again(
+        site: Site, refusing: Refusing, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('COUCHDB_USER', 'joe')
+    secret.write_text('wrong-word')
+    url = f'couchdb://127.0.0.1:{refusing.server_port}/db'
+    site.use(url, url)
+    worker = site.start(**options(site))
+    wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three tries to connect')
+    assert len(refusing.told) == 1
+    secret.write_text('another')
+    wait_for(lambda: len(refusing.told) == 2, 'the other password')
+    assert 'wrong-word' not in worker.logs()
+
+
+def test_publishers_with_a_wrong_password_ask_once(refusing: Refusing, site: Site) -> None:
+    url = f'couchdb://joe:{uuid.uuid4().hex}@127.0.0.1:{refusing.server_port}/db'
+    site.app.conf.update(broker_url=url)
+    for _ in range(10):
+        with pytest.raises(Exception, match="refused user 'joe'"):
+            site.send('add', 1, 2)
+    assert len(refusing.told) == 1

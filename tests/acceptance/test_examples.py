@@ -1,0 +1,89 @@
+"""The examples that the documentation shows, run as a person runs them: each in its folder, with a worker of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from pytest_celery import CeleryTestWorker
+
+from tests.conftest import PATIENCE, wait_for
+from tests.support import ROOT, items
+
+from .conftest import Site
+
+EXAMPLES = ROOT / 'examples'
+
+
+class Example:
+    """An example in its folder, on the databases of a site."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.site, self.folder = site, EXAMPLES / name
+        self.environment = {'CELERY_BROKER_URL': site.environment['BROKER_URL'],
+                            'CELERY_RESULT_BACKEND': site.environment['RESULT_URL'],
+                            'DATABASE': str(site.folder / 'test.sqlite3'), 'TEST_DATABASE': str(site.folder / 'test.sqlite3')}
+
+    def worker(self) -> CeleryTestWorker:
+        """Start the example's worker and wait until it is ready."""
+        command = ['celery', '-A', 'shop', 'worker', '-l', 'INFO', '--pool', 'threads', '--concurrency', '2', '-n', 'worker@%h']
+        worker = self.site.run(command, {**self.environment, 'PYTHONPATH': str(self.folder)}, {})
+        worker.ready()
+        return worker
+
+    def run(self, *arguments: str) -> str:
+        """Run Python in the example's folder and return what it printed; fail the test if it fails."""
+        done = subprocess.run([sys.executable, *arguments], cwd=self.folder, env={**os.environ, **self.environment},
+                              capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+def test_guide(site: Site) -> None:
+    example = Example(site, 'guide')
+    example.worker()
+    assert example.run('send.py').splitlines() == [
+        '2 + 3 = 5', 'order 7 is paid, at try 3', 'the reminder is scheduled', 'the reminder is gone', 'all cost 550',
+        '1 + 2 + 3 = 6', 'the first was enqueued, the second moved']
+    wait_for(lambda: not items(site.client), 'the queue to be empty')
+
+
+@pytest.mark.parametrize('name', ['flask', 'fastapi'])
+def test_web_framework(site: Site, name: str) -> None:
+    pytest.importorskip(name)
+    example = Example(site, name)
+    example.worker()
+    assert ' passed' in example.run('-m', 'pytest', '-p', 'no:cacheprovider', 'test_shop.py')
+
+
+def test_django(site: Site) -> None:
+    pytest.importorskip('django')
+    example = Example(site, 'django')
+    assert 'No changes detected' in example.run('manage.py', 'makemigrations', '--check', '--dry-run')
+    example.worker()
+    assert 'Ran 2 tests' in example.run('manage.py', 'test', '--noinput')
+
+
+def test_periodic(site: Site) -> None:
+    example = Example(site, 'periodic')
+    log = site.folder / 'beat.log'
+    with log.open('w') as file, subprocess.Popen(
+            [sys.executable, '-m', 'celery', '-A', 'shop', 'beat', '-l', 'INFO', '-s', str(site.folder / 'schedule')],
+            cwd=example.folder, env={**os.environ, **example.environment}, stdout=file, stderr=subprocess.STDOUT) as beat:
+        try:
+            def sent() -> int:
+                assert beat.poll() is None, log.read_text()
+                return log.read_text().count('Sending due task look for orders')
+
+            wait_for(lambda: sent() >= 3, 'beat to send the task three times')
+            # It was sent again and again, and there is one of it as long as nobody takes it.
+            [item] = wait_for(lambda: items(site.client))
+            assert item['message']['headers']['task'] == 'shop.look_for_orders'
+            worker = example.worker()
+            wait_for(lambda: worker.logs().count('succeeded') >= 2, 'the worker to run it twice')
+        finally:
+            beat.send_signal(signal.SIGTERM)
+            beat.wait(PATIENCE)

@@ -1,0 +1,77 @@
+"""Moving to CouchDB from another broker, as docs/howto/moving-from-redis.rst tells it, by Celery's own command."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from tests.conftest import PATIENCE, wait_for
+from tests.support import ROOT, items
+
+from .conftest import Site
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    """The URL of a Redis of the test's own."""
+    program = shutil.which('redis-server')
+    if program is None or importlib.util.find_spec('redis') is None:
+        pytest.skip('redis-server or redis-py is not installed')
+    socket = tmp_path / 'redis'
+    with subprocess.Popen([program, '--port', '0', '--unixsocket', str(socket), '--save', ''], cwd=tmp_path,
+                          stdout=subprocess.DEVNULL) as process:
+        wait_for(socket.exists, 'Redis to listen')
+        yield f'redis+socket://{socket}'
+        process.terminate()
+
+
+def migrate(source: str, destination: str) -> None:
+    """Move what waits in two queues."""
+    done = subprocess.run(
+        [sys.executable, '-m', 'celery', 'migrate', '--ack-messages', '--timeout', '2', '--queues', 'celery,mails',
+         source, destination], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def send(url: str) -> list[str]:
+    """Send four tasks, one of them for later, and return their ids; they have the names of tasks that a worker knows."""
+    app = Celery('old', set_as_current=False, broker=url)
+    options = [{}, {'queue': 'mails'}, {'priority': 3}, {'countdown': 3600}]
+    ids = [app.send_task('add', (number, 1), task_id=str(uuid.uuid4()), **option).id for number, option in enumerate(options)]
+    app.close()
+    return ids
+
+
+def test_from_redis(site: Site, redis: str) -> None:
+    ids = send(redis)
+    migrate(redis, site.environment['BROKER_URL'])
+    found = {doc['message']['headers']['id']: doc for doc in items(site.client)}
+    assert set(found) == set(ids)
+    assert [found[task_id]['queue'] for task_id in ids] == ['celery', 'mails', 'celery', 'celery']
+    assert found[ids[2]]['priority'] == 3
+    assert found[ids[3]]['date'] > found[ids[3]]['published'] + 3000
+    site.worker('-Q', 'celery,mails')
+    assert [site.app.AsyncResult(task_id).get(timeout=PATIENCE) for task_id in ids[:3]] == [1, 2, 3]
+    migrate(redis, site.environment['BROKER_URL'])  # nothing is left
+    assert [doc['message']['headers']['id'] for doc in items(site.client)] == [ids[3]]
+
+
+def test_to_another_database(site: Site) -> None:
+    """What waits goes; what is planned for later is not delivered, and so not moved."""
+    ids = send(site.environment['BROKER_URL'])
+    other = f'{site.database}-other'
+    try:
+        migrate(site.environment['BROKER_URL'], site.server.couchdb_url(other))
+        assert {doc['message']['headers']['id'] for doc in items(site.server.client(other))} == set(ids[:3])
+        assert [doc['message']['headers']['id'] for doc in items(site.client)] == [ids[3]]
+    finally:
+        site.server.client(other).delete()

@@ -1,0 +1,117 @@
+"""Signed messages: Celery's `auth` serializer. What is unsigned or forged runs nowhere, and is kept where a person sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.admin import dead
+from kombu_couchdb.client import Client
+from tests.conftest import PATIENCE, wait_for
+from tests.support import ROOT, items, run_python
+
+from .conftest import Site
+
+x509 = pytest.importorskip('cryptography.x509', reason='Celery needs cryptography to sign')
+
+
+def certificate(folder: Path, name: str) -> None:
+    """Write `name.key`, and the certificate `name.pem` that it signed itself."""
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key, now = rsa.generate_private_key(65537, 2048), datetime.now(timezone.utc)
+    who = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name)])
+    signed = x509.CertificateBuilder(who, who, key.public_key(), x509.random_serial_number(), now - timedelta(days=1),
+                                     now + timedelta(days=1)).sign(key, hashes.SHA256())
+    (folder / f'{name}.pem').write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    (folder / f'{name}.key').write_bytes(key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """The settings of an app that signs, and accepts what is signed with a certificate in the folder `trusted`."""
+    trusted = tmp_path / 'trusted'
+    trusted.mkdir()
+    certificate(trusted, 'shop')
+    return {'security_key': str(trusted / 'shop.key'), 'security_certificate': str(trusted / 'shop.pem'),
+            'security_cert_store': str(trusted / '*.pem'), 'security_digest': 'sha256', 'task_serializer': 'auth',
+            'event_serializer': 'auth', 'accept_content': ['auth'],
+            'result_serializer': 'json', 'result_accept_content': ['json']}
+
+
+@pytest.fixture
+def sign(site: Site, settings: dict[str, Any]) -> Callable[..., str]:
+    """Returns a function that sends `add(x, 1)` signed, from another process, and returns the id of the task."""
+    def sign(x: int, *, wait: bool = False, **other: str) -> str:
+        done = run_python(f'''
+from tests.acceptance.app import add
+result = add.delay({x}, 1)
+print(result.id, result.get(timeout={PATIENCE}) if {wait} else None)
+''', SETTINGS=json.dumps({**settings, **other}), PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
+                          **site.environment)
+        task_id, result = done.stdout.split()
+        assert result == (str(x + 1) if wait else 'None')
+        return task_id
+
+    return sign
+
+
+def test_signed_tasks_run(site: Site, settings: dict[str, Any], sign: Callable[..., str]) -> None:
+    worker = site.worker('-E', **settings)
+    sign(1, wait=True)
+    assert dead.count(site.client) == 0
+    assert 'CRITICAL' not in worker.logs()
+
+
+def change_body(client: Client, change: Callable[[bytes], bytes]) -> None:
+    """Change what a waiting message says."""
+    [item] = items(client)
+    message = item['message']
+    message['body'] = b64encode(change(b64decode(message['body']))).decode()
+    client.put(item)
+
+
+def test_what_is_forged_is_refused_and_kept(site: Site, settings: dict[str, Any], sign: Callable[..., str], client: Client,
+                                            tmp_path: Path) -> None:
+    changed = sign(1)
+    change_body(client, lambda body: body.replace(b'[[1, 1]', b'[[9, 9]'))
+    certificate(tmp_path, 'stranger')
+    stranger = sign(2, security_key=str(tmp_path / 'stranger.key'), security_certificate=str(tmp_path / 'stranger.pem'))
+    unsigned = site.send('add', 3, 1).id
+    good = sign(4)
+    site.worker('--concurrency', '1', **settings)
+    assert site.app.AsyncResult(good).get(timeout=PATIENCE) == 5
+    wait_for(lambda: [item.get('status') for item in items(client)] == ['fail'] * 3, 'three dead letters, and nothing else')
+    reasons = {doc['message']['headers']['id']: doc['reason'] for doc in items(client)}
+    assert 'cannot be decoded' in reasons[changed]
+    assert 'cannot be decoded' in reasons[stranger]
+    assert 'untrusted content of type json' in reasons[unsigned]
+    for task_id in (changed, stranger, unsigned):
+        assert not site.app.AsyncResult(task_id).ready()
+
+
+def test_unsigned_commands_are_not_obeyed(site: Site, settings: dict[str, Any], sign: Callable[..., str]) -> None:
+    worker = site.worker(**settings)
+    site.app.control.shutdown()
+    wait_for(lambda: 'untrusted content of type json' in worker.logs(), 'the command to be refused')
+    sign(1, wait=True)
+
+
+def test_headers_are_not_signed(site: Site, settings: dict[str, Any], sign: Callable[..., str], client: Client) -> None:
+    """Who may write to the database may have signed arguments run again, under another id: signing is no access control."""
+    sign(1)
+    [item] = items(client)
+    message = item['message']
+    client.put({**{name: item[name] for name in item if name != '_rev'}, '_id': 'copy',
+                'message': {**message, 'headers': {**message['headers'], 'id': 'copied'}}})
+    site.worker(**settings)
+    assert site.app.AsyncResult('copied').get(timeout=PATIENCE) == 2

@@ -1,0 +1,202 @@
+"""Projects that test their apps on CouchDB: those of README.rst and docs/testing.rst, and some that hardly know of us."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kombu_couchdb.errors import DatabaseMissing
+from tests.conftest import PATIENCE, Server
+from tests.support import ROOT, run_python
+
+
+def projects(page: str) -> dict[str, dict[str, str]]:
+    """Return the sections that show files: their texts by their names, which stand in the first line of each block."""
+    _, *parts = re.split(r'^(.+)\n=+\n', (ROOT / page).read_text('utf-8'), flags=re.MULTILINE)
+    found = {}
+    for title, text in zip(parts[::2], parts[1::2], strict=True):
+        files = re.findall(r'\.\. code-block:: python\n\n(    # (\S+\.py)\n(?:    .*\n|\n)+)', text)
+        if files:
+            found[title] = {name: textwrap.dedent(block) for block, name in files}
+    return found
+
+
+PROJECTS = {title: files for page in ('README.rst', 'docs/testing.rst') for title, files in projects(page).items()}
+#: They run on any server, and without Docker.
+EXAMPLES = ['Test your app', 'Without Docker', 'Your own app', 'Several workers', 'Beside other brokers',
+            'With celery.contrib.pytest']
+
+
+class Project:
+    """A user's project, and pytest as its user runs it, where no Docker engine can be reached."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.server, self.folder = server, folder / 'project'
+        self.folder.mkdir()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(('PYTEST_', 'COUCHDB_'))}
+        self.environment = {**inherited, 'PYTHONPATH': str(ROOT), 'COUCHDB_URL': server.url, 'DOCKER_HOST': 'tcp://127.0.0.1:1'}
+
+    def write(self, files: dict[str, str]) -> None:
+        """Write its files."""
+        for name, text in files.items():
+            (self.folder / name).write_text(textwrap.dedent(text))
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run pytest to its end. It never shows the server's password."""
+        done = subprocess.run(
+            [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', '-W', 'error::pytest.PytestWarning', *arguments],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=5 * PATIENCE, check=False)
+        assert f'{self.server.user}:{self.server.password}' not in done.stdout + done.stderr
+        return done
+
+    def pytest(self, *arguments: str) -> str:
+        """Run pytest and return what it prints; fail the test unless it succeeds."""
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path, server: Server) -> Project:
+    """A project without files."""
+    return Project(tmp_path, server)
+
+
+def passed(output: str) -> int:
+    """Return how many tests have passed; fail the test if another one has not."""
+    summary = Counter({what: int(count) for count, what in re.findall(r'(\d+) (\w+)', output.splitlines()[-1])})
+    assert not summary.keys() & {'failed', 'error', 'errors', 'skipped'}, output
+    return summary['passed']
+
+
+def count_tests(files: dict[str, str]) -> int:
+    return sum(text.count('def test_') for text in files.values())
+
+
+def test_every_example_has_tests() -> None:
+    assert PROJECTS.keys() == {*EXAMPLES, 'A server that fails', 'With Docker'}
+    assert all(count_tests(files) for files in PROJECTS.values())
+
+
+@pytest.mark.parametrize('title', EXAMPLES)
+def test_example(project: Project, title: str) -> None:
+    project.write(PROJECTS[title])
+    assert passed(project.pytest()) == count_tests(PROJECTS[title])
+
+
+def test_example_of_a_server_that_fails(project: Project) -> None:
+    del project.environment['COUCHDB_URL']
+    project.write(PROJECTS['A server that fails'])
+    assert passed(project.pytest()) == 1
+
+
+def test_example_with_docker_as_far_as_it_goes_without(project: Project) -> None:
+    project.write(PROJECTS['With Docker'])
+    plan = project.pytest('--setup-plan')
+    for fixture, used in (('celery_broker', 'celery_couchdb_broker'), ('celery_couchdb_broker', 'default_couchdb_broker'),
+                          ('celery_backend', 'celery_couchdb_backend'), ('celery_couchdb_backend', 'default_couchdb_backend')):
+        assert f'SETUP    F {fixture} (fixtures used: {used})' in plan
+    project.write({'test_ping.py': """
+        def test_image(default_couchdb_broker_image, default_worker_pytest_celery_pkg, default_worker_container_cls):
+            assert default_couchdb_broker_image == 'couchdb:3.4'
+            assert default_worker_pytest_celery_pkg == 'celery-couchdb[testing]'
+            assert default_worker_container_cls.pytest_celery_pkg() == default_worker_pytest_celery_pkg
+    """})
+    assert passed(project.pytest()) == 1
+
+
+THREAD = """
+    def test_task(celery_app, celery_worker):
+        @celery_app.task
+        def multiply(x, y):
+            return x * y
+
+        celery_worker.reload()
+        assert celery_app.conf.broker_url == 'memory://'
+        assert multiply.delay(6, 7).get(timeout=60) == 42
+"""
+SESSION = THREAD.replace('_app', '_session_app').replace('_worker', '_session_worker')
+INCLUDES = """
+    import pytest
+
+    @pytest.fixture(scope='session')
+    def celery_includes():
+        return ['celery.contrib.testing.tasks']
+
+    @pytest.fixture(scope='session')
+    def celery_config():
+        return {'broker_url': 'memory://', 'result_backend': 'cache+memory://'}
+"""
+
+
+@pytest.mark.parametrize('plugins', ['', "pytest_plugins = ['celery_couchdb.testing']"], ids=['without', 'with'])
+@pytest.mark.parametrize(('test', 'arguments'), [
+    (THREAD, ['-p', 'no:celery', '-p', 'celery.contrib.pytest']),
+    (SESSION, []),
+], ids=['alone', 'beside pytest-celery'])
+def test_celery_s_own_fixtures_stay_as_they_are(project: Project, plugins: str, test: str, arguments: list[str]) -> None:
+    project.write({'conftest.py': textwrap.dedent(INCLUDES) + plugins, 'test_thread.py': test})
+    assert passed(project.pytest(*arguments)) == 1
+
+
+def test_nothing_is_loaded_that_was_not_asked_for(project: Project) -> None:
+    project.write({'test_plain.py': """
+        import sys
+
+        def test_plain():
+            import celery_couchdb.backend, celery_couchdb.cli, kombu_couchdb.transport
+            assert not [name for name in sys.modules if name.startswith('celery_couchdb.testing')]
+    """})
+    assert passed(project.pytest()) == 1
+
+
+NODES = """
+    from pathlib import Path
+
+    import psutil
+
+    def test_nodes(celery_setup):
+        names = [node.config()['vhost'] for node in (celery_setup.broker, celery_setup.backend)]
+        Path('names').write_text(' '.join([*names, str(celery_setup.worker.container.pid)]))
+        assert celery_setup.ready(ping=True, control=True)
+        worker = psutil.Process(celery_setup.worker.container.pid)
+        told = celery_setup.worker.get_running_processes_info(['pid', 'name'])
+        assert {process['pid'] for process in told} == {process.pid for process in [worker, *worker.children(recursive=True)]}
+        assert celery_setup.worker.get_running_processes_info(filters={'pid': worker.pid})[0]['cmdline'] == worker.cmdline()
+        assert WORKS
+"""
+LOCAL = {'conftest.py': "pytest_plugins = ['celery_couchdb.testing.local']"}
+
+
+def test_databases_and_the_worker_go_with_the_test(project: Project) -> None:
+    project.write({**LOCAL, 'test_nodes.py': NODES.replace('WORKS', 'True')})
+    assert passed(project.pytest()) == 1
+    *names, pid = (project.folder / 'names').read_text().split()
+    for name in names:
+        with pytest.raises(DatabaseMissing):
+            project.server.client(name).sequence()
+    assert not psutil.pid_exists(int(pid))
+
+
+def test_a_failed_test_shows_the_worker_s_log(project: Project) -> None:
+    project.write({**LOCAL, 'test_nodes.py': NODES.replace('WORKS', 'False')})
+    done = project.run()
+    assert done.returncode == 1, done.stdout
+    assert '1 failed' in done.stdout
+    _, _, log = done.stdout.partition('default_worker_container: process-')
+    assert ' ready.\n' in log
+    assert re.search(r'tasks\.ping.* succeeded in', log)
+
+
+def test_without_pytest_celery_one_sentence_names_what_is_missing() -> None:
+    done = run_python('import sys; sys.modules["pytest_celery"] = None\nimport celery_couchdb.testing', check=False)
+    assert done.stderr.splitlines()[-1] == \
+        'ImportError: celery_couchdb.testing needs pytest-celery: pip install "celery-couchdb[testing]"'

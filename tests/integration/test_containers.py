@@ -1,0 +1,215 @@
+"""CouchDB as pytest-celery's broker and result backend, in a container (with a stand-in for Docker's engine) and without."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kombu import Connection
+from pytest_celery.defaults import default_pytest_celery_network  # noqa: F401  a fixture of its plugin, which is off here
+
+from celery_couchdb.testing import (
+    CouchDBContainer,
+    CouchDBTestBackend,
+    CouchDBTestBroker,
+    CouchDBWorkerContainer,
+    LocalCouchDBContainer,
+    Server,
+)
+from celery_couchdb.testing.defaults import COUCHDB_ENV
+from kombu_couchdb.errors import DatabaseMissing
+from tests.support import Inbox, publish
+
+#: CouchDB 3.5.0 logs this when it listens.
+LISTENS = b'[info] 2026-11-21T21:22:39.857481Z nonode@nohost <0.330.0> -------- Apache CouchDB has started on http://any:5984/\n'
+
+
+#: Where a container is in its network.
+ADDRESS = '172.18.0.2'
+
+
+class Container:
+    """What Docker's engine tells of a container of CouchDB. Its port is that of the server under test."""
+
+    def __init__(self, port: int, given: dict[str, Any]) -> None:
+        self.given, self.id, self.name, self.status = given, 'f00d' * 16, 'couchdb', 'running'
+        self.log, self.removed = b'', False
+        self.attrs = {
+            'Config': {'Hostname': self.id[:12], 'Env': [f'{name}={value}' for name, value in given['environment'].items()]},
+            'HostConfig': {'PortBindings': given['ports']},
+            'NetworkSettings': {
+                'Networks': {given['network']: {'IPAddress': ADDRESS}},
+                # The image exposes these, too; they are not bound.
+                'Ports': {'5984/tcp': [{'HostIp': '0.0.0.0', 'HostPort': str(port)}], '4369/tcp': None, '9100/tcp': None}},
+        }
+
+    def reload(self) -> None:
+        """Nothing changes."""
+
+    def logs(self) -> bytes:
+        """Return a line more than the last time."""
+        self.log += b'[info] starting\n' if not self.log else LISTENS
+        return self.log
+
+    def exec_run(self, command: str) -> tuple[int, bytes]:
+        """Tell that CouchDB's port, in hexadecimal, is listened at."""
+        assert '/proc/net/tcp' in command
+        return 0, b'   0: 00000000:1760 00000000:0000 0A 00000000:00000000 00:00000000 00000000  5984'
+
+    def remove(self, force: bool) -> None:
+        """Note it."""
+        self.removed = True
+
+
+class Engine:
+    """Docker's engine, as far as the fixtures use it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.started: list[Container] = []
+        self.gone: list[str] = []
+        self.containers = SimpleNamespace(run=self._run)
+        self.networks = self.volumes = SimpleNamespace(create=self._create)
+
+    def _run(self, **given: Any) -> Container:
+        self.started.append(Container(self._port, given))
+        return self.started[-1]
+
+    def _create(self, *names: str, **given: Any) -> SimpleNamespace:
+        name = given.get('name') or (names[0] if names else f'volume{len(self.started)}')
+        return SimpleNamespace(name=name, id=name, remove=lambda *_, **__: self.gone.append(name))
+
+
+@pytest.fixture
+def within() -> bool:
+    """Whether the tests run in a container themselves."""
+    return False
+
+
+@pytest.fixture
+def docker_client(server: Server, within: bool, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """A stand-in for Docker's engine."""
+    if server.host not in ('localhost', '127.0.0.1'):
+        pytest.skip('containers are reached at 127.0.0.1, and so must be the server')
+    monkeypatch.setattr('pytest_docker_tools.wrappers.container.tests_inside_container', lambda: within)
+    return Engine(server.port)
+
+
+@pytest.fixture
+def default_couchdb_broker_env(server: Server) -> dict[str, str]:
+    """The server under test has an administrator already."""
+    return {'COUCHDB_USER': server.user, 'COUCHDB_PASSWORD': server.password}
+
+
+@pytest.fixture
+def vhost(monkeypatch: pytest.MonkeyPatch, database: str) -> str:
+    """The container's database is one of the test's own: the server is shared."""
+    monkeypatch.setattr(CouchDBContainer, 'vhost', database)
+    return database
+
+
+@pytest.mark.parametrize('within', [False, True])
+def test_a_container_of_the_official_image(vhost: str, celery_couchdb_backend: CouchDBTestBackend, docker_client: Engine,
+                                           default_couchdb_backend_volume: Any, within: bool, server: Server) -> None:
+    [container] = docker_client.started
+    given = container.given
+    assert given['image'] == 'couchdb:3.5'
+    assert given['environment'] == COUCHDB_ENV
+    assert given['environment'].keys() == {'COUCHDB_USER', 'COUCHDB_PASSWORD'}
+    assert given['ports'] == {'5984/tcp': None}
+    assert given['volumes'] == {default_couchdb_backend_volume.name: {'bind': '/opt/couchdb/data', 'mode': 'rw'}}
+    assert 'command' not in given
+    login = f'celery:{COUCHDB_ENV["COUCHDB_PASSWORD"]}'
+    hostname = container.id[:12]
+    host, port = (ADDRESS, 5984) if within else ('127.0.0.1', server.port)
+    assert celery_couchdb_backend.config() == {
+        'url': f'couchdb://{login}@{hostname}:5984/{vhost}', 'host_url': f'couchdb://{login}@{host}:{port}/{vhost}',
+        'hostname': hostname, 'port': port, 'vhost': vhost}
+    container.status = 'exited'  # nothing can be deleted with that password
+
+
+def test_the_container_is_ready_when_couchdb_says_that_it_listens(vhost: str, celery_couchdb_broker: CouchDBTestBroker,
+                                                                  docker_client: Engine) -> None:
+    [container] = docker_client.started
+    assert LISTENS in container.log
+
+
+def test_the_broker_of_a_container_is_one(vhost: str, celery_couchdb_broker: CouchDBTestBroker, server: Server) -> None:
+    with Connection(celery_couchdb_broker.config()['host_url']) as connection:
+        publish(connection, 'hello')
+        assert Inbox(connection).wait(1) == ['hello']
+    assert celery_couchdb_broker.container.client.address.database == vhost
+    assert celery_couchdb_broker.container.version()
+    celery_couchdb_broker.teardown()
+    with pytest.raises(DatabaseMissing):
+        server.client(vhost).sequence()
+
+
+def test_the_worker_s_image_has_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('PYTEST_CELERY_PKG', raising=False)
+    assert CouchDBWorkerContainer.buildargs()['PYTEST_CELERY_PKG'] == 'celery-couchdb[testing]'
+    monkeypatch.setenv('PYTEST_CELERY_PKG', './celery_couchdb.whl')
+    assert CouchDBWorkerContainer.buildargs()['PYTEST_CELERY_PKG'] == './celery_couchdb.whl'
+
+
+# -- without Docker
+
+@pytest.fixture
+def local_nodes(celery_local_couchdb_broker: CouchDBTestBroker,
+                celery_local_couchdb_backend: CouchDBTestBackend) -> list[CouchDBTestBroker | CouchDBTestBackend]:
+    return [celery_local_couchdb_broker, celery_local_couchdb_backend]
+
+
+def test_each_has_a_database_of_its_own(local_nodes: list[Any], server: Server) -> None:
+    names = [node.config()['vhost'] for node in local_nodes]
+    assert len(set(names)) == 2
+    for node, name in zip(local_nodes, names, strict=True):
+        assert node.ready()
+        url = server.couchdb_url(name)
+        assert node.config() == {'url': url, 'host_url': url, 'hostname': server.host, 'port': server.port, 'vhost': name}
+        assert (node.container.url, node.container.host_url) == (url, url)
+
+
+def test_the_database_goes_with_the_node(local_nodes: list[Any]) -> None:
+    for node in local_nodes:
+        client = node.container.client
+        client.create()
+        assert client.sequence() is not None
+        node.teardown()
+        with pytest.raises(DatabaseMissing):
+            client.sequence()
+        node.teardown()  # pytest-celery's fixtures do it again
+
+
+def test_another_database_of_the_same_server(local_nodes: list[Any], server: Server) -> None:
+    for node in local_nodes:
+        config = node.config(vhost='other', extra=1)
+        assert config['url'] == config['host_url'] == server.couchdb_url('other')
+        assert (config['vhost'], config['extra']) == ('other', 1)
+        assert node.config()['vhost'] != 'other'
+
+
+def test_a_server_that_is_not_ours_is_left_alone(server: Server) -> None:
+    broker = CouchDBTestBroker(LocalCouchDBContainer(Server(server.url), 'any'))
+    for end in (broker.kill, broker.restart):
+        with pytest.raises(RuntimeError, match='COUCHDB_URL'):
+            end()
+    assert broker.ready()
+
+
+# -- URLs
+
+@pytest.mark.parametrize(('url', 'expected'), [
+    ('http://joe:s%40p%2Fc@host:5985', 'couchdb://joe:s%40p%2Fc@host:5985/d'),
+    ('http://joe:pw@host', 'couchdb://joe:pw@host:5984/d'),
+    ('https://joe:pw@host', 'couchdbs://joe:pw@host:443/d'),
+    ('https://joe:pw@[::1]:6984/', 'couchdbs://joe:pw@[::1]:6984/d'),
+    ('http://host:5984', 'couchdb://host:5984/d'),
+])
+def test_the_urls_of_a_server(url: str, expected: str) -> None:
+    server = Server(url)
+    assert server.couchdb_url('d') == expected
+    client = server.client('d')
+    assert client.address.server == expected.replace('couchdb', 'http', 1).replace('joe:s%40p%2Fc@', '').replace(
+        'joe:pw@', '').removesuffix('/d')
