@@ -1,0 +1,15 @@
+"""The shop as its customers see it; a worker must run: `celery -A shop worker`."""
+
+from __future__ import annotations
+
+from shop import invoice, web
+
+
+def test_invoice() -> None:
+    customer = web.test_client()
+    ordered = customer.post('/invoices', json={'amounts': [10, 30]})
+    assert ordered.status_code == 202
+    task_id = ordered.get_json()['id']
+    invoice.AsyncResult(task_id).get(timeout=60)  # returns as soon as the result is there
+    shown = customer.get(f'/invoices/{task_id}').get_json()
+    assert shown == {'state': 'SUCCESS', 'invoice': {'net': 40, 'gross': 50}}

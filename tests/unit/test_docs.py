@@ -1,0 +1,94 @@
+"""The documentation names what there is: modules, options, and the words of errors and log lines."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from kombu.transport import virtual
+
+import celery_couchdb.options
+import kombu_couchdb.options
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / 'docs'
+PACKAGES = ('kombu_couchdb', 'celery_couchdb')
+SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob('*.py'))]
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text('utf-8')
+
+
+def rows(text: str) -> set[str]:
+    """Return what stands in code in the first column of tables."""
+    tables = re.findall(r'^=+(?: +=+)+\n.*\n=+(?: +=+)+\n((?:[^=\n].*\n)+)', text, re.MULTILINE)
+    return set(re.findall(r'^``([\w.*-]+)``\s', '\n'.join(tables), re.MULTILINE))
+
+
+def said() -> str:
+    """Return all texts in our sources, one a line, with a gap where something is filled in."""
+    texts = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+            if isinstance(node, ast.JoinedStr):
+                texts.append(''.join(str(part.value) if isinstance(part, ast.Constant) else '…' for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return '\n'.join(texts)
+
+
+def test_every_module_has_a_line_in_the_architecture() -> None:
+    modules = {str(path.relative_to(ROOT).with_suffix('')).replace('/', '.').removesuffix('.__init__') for path in SOURCES}
+    assert rows(page('architecture.rst')) == modules - set(PACKAGES)
+
+
+def options_of_redis() -> set[str]:
+    """Return the transport options of kombu's Redis, read in its source: it cannot be imported without redis-py."""
+    spec = find_spec('kombu.transport.redis')
+    assert spec is not None
+    assert spec.origin is not None
+    found: set[str] = set(virtual.Channel.from_transport_options)
+    for node in ast.walk(ast.parse(Path(spec.origin).read_text('utf-8'))):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'from_transport_options':
+            found |= {part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)}
+    return found
+
+
+def test_every_option_of_redis_has_its_counterpart() -> None:
+    options = options_of_redis()
+    assert options >= {'visibility_timeout', 'priority_steps', 'master_name', 'deadletter_queue'}
+    assert options <= rows(page('howto/moving-from-redis.rst'))
+
+
+def test_counterparts_exist() -> None:
+    """What stands as an equivalent in the tables is an option of ours, or one of kombu's."""
+    text = page('howto/moving-from-redis.rst')
+    named = set(re.findall(r'^``\w+``\s+``(\w+)``', text, re.MULTILINE))
+    known = {field.name for options in (kombu_couchdb.options.Options, celery_couchdb.options.Options)
+             for field in fields(options)}
+    assert named
+    assert named <= known | set(virtual.Channel.from_transport_options)
+
+
+def test_troubles_are_quoted_as_they_are_said() -> None:
+    quoted = re.findall(r'^\* ``(.+)``$', page('operations.rst'), re.MULTILINE)
+    assert len(quoted) > 10
+    texts = said()
+    assert [text for text in quoted if text not in texts] == []
+
+
+@pytest.mark.parametrize('path', sorted(DOCS.rglob('*.rst')), ids=lambda path: str(path.relative_to(DOCS)))
+def test_code_blocks_can_be_parsed(path: Path) -> None:
+    for block in re.findall(r'^\.\. code-block:: python\n\n((?: {4}.*\n|\n)+)', path.read_text('utf-8'), re.MULTILINE):
+        ast.parse(re.sub(r'^ {4}', '', block, flags=re.MULTILINE))
+
+
+def test_tests_that_are_named_exist() -> None:
+    named = re.findall(r'``(tests/[\w/]+\.py)``', ''.join(path.read_text('utf-8') for path in DOCS.rglob('*.rst')))
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
