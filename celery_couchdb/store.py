@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -102,7 +103,7 @@ class Store:
         # Whatever process wrote the document we remember: if it was written since, the server says so.
         rev = self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
-            stored = self._retried(self._put, {**doc, '_rev': rev} if rev else doc, also)
+            stored = self._put_surely({**doc, '_rev': rev} if rev else doc, also)
             if stored is not None:
                 if final_stays and not is_final(doc):
                     self._revs[doc_id] = stored
@@ -133,14 +134,14 @@ class Store:
 
     def put(self, doc: Document) -> str | None:
         """Store a document as it is and return its revision; None if it is in conflict with what is there."""
-        return self._retried(self._put, doc, None)
+        return self._put_surely(doc)
 
     def delete(self, doc_id: str) -> None:
         """Delete a document, if it exists; two requests."""
         self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
             current = self.current(doc_id)
-            if current is None or self._retried(self._put, _deleted(current), None) is not None:
+            if current is None or self._put_surely(_deleted(current)) is not None:
                 return
         raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
 
@@ -181,9 +182,22 @@ class Store:
 
     # -- requests
 
-    def _put(self, doc: Document, also: Document | None) -> str | None:
-        """Return the new revision, None in case of a conflict; what other threads store meanwhile shares the next request."""
-        answer, *_ = self._call(self.relay.write, [doc] if also is None else [doc, also])
+    def _put_surely(self, doc: Document, also: Document | None = None) -> str | None:
+        calls = itertools.count()
+        return self._retried(lambda: self._put([doc] if also is None else [doc, also], again=next(calls) > 0))
+
+    def _put(self, docs: list[Document], *, again: bool) -> str | None:
+        """Return the new revision of the first, None in case of a conflict; what other threads store meanwhile goes with it.
+
+        If it was tried before (`again`), some may have been stored, and the answer lost. To write them once more would do, but
+        a cluster may take a minute to say that a write is in conflict.
+        """
+        left = docs
+        if again:
+            found = self._call(self.client.fetch, [doc['_id'] for doc in docs])
+            left = [doc for doc, there in zip(docs, found, strict=True) if (there or {}).get('_rev') == doc.get('_rev')]
+        answers = zip(left, self._call(self.relay.write, left) if left else [], strict=True)
+        answer = next((answer for doc, answer in answers if doc is docs[0]), {})
         if answer.get('error', 'conflict') != 'conflict':
             raise from_answer(answer, self.client.address.url)
         return answer.get('rev')

@@ -81,22 +81,28 @@ class Client(Http):
 
     def fetch(self, ids: Sequence[str], **params: Any) -> list[Document | None]:
         """Return the documents with these ids in this order, None where one does not exist (any more)."""
-        if not ids:
-            return []
-        # Less than half as dear as _all_docs (0.13 and 0.3 ms a document, measured on CouchDB 3.5), but it has all leaves.
-        wanted = list(dict.fromkeys(ids))
         try:
-            results = self.request('POST', '/_bulk_get', params, {'docs': [{'id': doc_id} for doc_id in wanted]}, repeat=True,
-                                   shape=members(results=items(_found)))['results']
+            leaves = self.fetch_leaves(ids, **params)
         except errors.NestedTooDeeply as exc:
             return self._fetch_apart(ids, exc)
-        leaves = {result['id']: [self._leaf(found) for found in result['docs']] for result in results}
-        if leaves.keys() != set(ids):
-            raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to POST /_bulk_get')
-        contested = [doc_id for doc_id, found in leaves.items() if len(found) > 1]
-        found = {doc_id: found[0] for doc_id, found in leaves.items()}
+        found = {doc_id: found[0] if found and not found[0].get('_deleted') else None
+                 for doc_id, found in zip(ids, leaves, strict=True)}
+        contested = list(dict.fromkeys(doc_id for doc_id, found in zip(ids, leaves, strict=True) if len(found) > 1))
         found.update(zip(contested, self._winners(contested), strict=True))
         return [found[doc_id] for doc_id in ids]
+
+    def fetch_leaves(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
+        """Return all leaves of the documents with these ids, deleted ones too, in this order; see `leaves`. One request."""
+        if not ids:
+            return []
+        # Less than half as dear as _all_docs (0.13 and 0.3 ms a document, measured on CouchDB 3.5).
+        wanted = list(dict.fromkeys(ids))
+        results = self.request('POST', '/_bulk_get', params, {'docs': [{'id': doc_id} for doc_id in wanted]}, repeat=True,
+                               shape=members(results=items(_found)))['results']
+        leaves = {result['id']: [leaf for found in result['docs'] if (leaf := self._leaf(found))] for result in results}
+        if leaves.keys() != set(ids):
+            raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to POST /_bulk_get')
+        return [leaves[doc_id] for doc_id in ids]
 
     def _fetch_apart(self, ids: Sequence[str], exc: errors.NestedTooDeeply) -> list[Document | None]:
         """Fetch documents of which one cannot be read: it is left alone, as if it were not there, and stops no other."""
@@ -107,7 +113,7 @@ class Client(Http):
 
     def _leaf(self, found: Document) -> Document | None:
         if 'ok' in found:
-            return None if found['ok'].get('_deleted') else cast(Document, found['ok'])
+            return cast(Document, found['ok'])
         error = found.get('error') or {'error': 'not_found'}  # the embedded server says nothing at all then
         if error.get('error') == 'not_found':
             return None

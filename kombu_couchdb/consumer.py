@@ -23,6 +23,7 @@ from . import workitem
 from .claims import Claims
 from .client import Client, Document
 from .delivery import Credit, Delivery
+from .doubt import unwritten
 from .errors import AccessDenied, ConfigurationError, CouchDBError
 from .heartbeat import Heartbeat
 from .holdings import Change, Holdings
@@ -65,7 +66,7 @@ class Consumer:
                               topology.limits)
         self._windows: dict[str, Window] = {}
         self._polled = time.monotonic()
-        self._orphans = False
+        self._orphans = self._unsure = False
         self._failures = 0
         self._closing = threading.Event()
         self._pid = os.getpid()
@@ -150,6 +151,7 @@ class Consumer:
             logger.warning('%s; trying again until it answers', exc)
         self._failures += 1
         self._orphans = True  # a claim may have been stored, its answer lost
+        self._unsure = True  # and so may what is in the outbox
         self._heartbeat.in_doubt = True  # the database may be another
         self._news.lost()
         for window in self._windows.values():
@@ -199,6 +201,8 @@ class Consumer:
                 if self._orphans:
                     self._release_orphans()
                 self._listen(credit)
+            if self._unsure:
+                outbox, self._unsure = unwritten(self._client, outbox), False
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in outbox):
                 # What is given back keeps its place: it goes before anything that is claimed with the credit it freed.
                 # A unique job that is done may be there again, to be claimed anew: one request cannot do both.

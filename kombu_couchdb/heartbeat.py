@@ -18,7 +18,7 @@ class Heartbeat:
 
     def __init__(self, client: Client, lease: Lease, holdings: Holdings) -> None:
         self._client, self._lease, self._holdings = client, lease, holdings
-        #: Whether the document may be gone, for the database may be another.
+        #: Whether the last heartbeat may have been stored, and not answered, or be gone, for the database may be another.
         self.in_doubt = False
         self._contested = False
 
@@ -33,8 +33,11 @@ class Heartbeat:
         return self._lease.beat(self._client.clock.now(), queues, self._holdings.done), self._beaten
 
     def _register(self, queues: set[str]) -> None:
-        if not self._lease.written or self.in_doubt:
-            self.in_doubt = False
+        in_doubt, self.in_doubt = self.in_doubt, False
+        if in_doubt and self._lease.written:
+            # To write it and see would do, too, but a cluster may take a minute to say that a write is in conflict.
+            self._contested |= not self._lease.catch_up(self._client.leaves(self._lease.id))
+        if not self._contested and (in_doubt or not self._lease.written):
             doc, react = self.change(queues)
             react(self._client.bulk([doc])[0])
         if self._contested:

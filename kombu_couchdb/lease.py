@@ -104,12 +104,18 @@ class Lease:
         if proven:
             self._valid_until = self._sent + self.timeout
 
-    def confirm(self, leaves: Collection[Document]) -> bool:
-        """Tell whether, by all `leaves` of the document, nobody has swept this consumer; go on from the last heartbeat then."""
+    def catch_up(self, leaves: Collection[Document]) -> bool:
+        """Go on from the last heartbeat that was stored, by all `leaves`; tell whether it is there, and nobody has swept it."""
         if not leaves or any(leaf.get('_deleted') for leaf in leaves):
             return False
         # Nobody else writes it: these are our own, though an answer was lost, or a cluster could not prove one.
         self.rev = str(max(leaves, key=lambda leaf: _number(leaf.get('date')))['_rev'])
+        return True
+
+    def confirm(self, leaves: Collection[Document]) -> bool:
+        """Tell whether, by all `leaves` of the document, nobody has swept this consumer: the last heartbeat is proven then."""
+        if not self.catch_up(leaves):
+            return False
         self.proven, self._valid_until = True, self._sent + self.timeout
         return True
 

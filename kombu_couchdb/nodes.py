@@ -19,7 +19,7 @@ from requests.adapters import HTTPAdapter
 from . import errors
 from .address import Address
 from .clock import ServerClock
-from .forks import reset_in_child
+from .forks import Shared, reset_in_child
 from .login import Login
 
 __all__ = ['Node', 'Nodes']
@@ -117,12 +117,28 @@ class Node:
         return self._adapter, self._settings
 
 
+class _Choice:
+    """Which of the nodes in a list is asked, by its place."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+
+#: By the servers in a list: who connects anew does not ask first, and wait for, a node that others in this process have left.
+_choices: Shared[tuple[str, ...], _Choice] = Shared({})
+
+
 class Nodes:
     """The nodes on which one database can be reached. Thread-safe."""
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self._nodes = [Node(one, clock, timeouts) for one in (address, *address.others)]
-        self.current = self._nodes[0]
+        self._choice = _choices.of(tuple(node.address.server for node in self._nodes), _Choice)
+
+    @property
+    def current(self) -> Node:
+        """The node that is asked now: all that name the same list in this process ask the same."""
+        return self._nodes[self._choice.place]
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -130,7 +146,7 @@ class Nodes:
     def leave(self, node: Node) -> None:
         """Ask the next node from now on, unless another thread has left this one already."""
         if len(self._nodes) > 1 and self.current is node:
-            self.current = self._nodes[(self._nodes.index(node) + 1) % len(self._nodes)]
+            self._choice.place = (self._nodes.index(node) + 1) % len(self._nodes)
             logger.info('%s does not answer as it should; asking %s from now on', node.address.url, self.current.address.url)
 
     def close(self) -> None:

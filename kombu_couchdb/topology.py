@@ -16,7 +16,7 @@ from typing import Any
 
 from .answers import maybe, members, number, text
 from .client import Client, Document
-from .errors import Conflict, NotFound
+from .errors import Conflict
 from .forks import Shared
 from .limits import LIMITS, Limit, check_limits, limits_of
 
@@ -112,8 +112,10 @@ class Topology:
 
     def redeclare(self) -> None:
         """Store again what was declared through this object: the database was deleted and made anew."""
-        if self._declared:
-            self.client.bulk(list(self._declared.values()))
+        found = self.client.fetch(list(self._declared))
+        missing = [doc for doc, there in zip(self._declared.values(), found, strict=True) if there is None]
+        if missing:
+            self.client.bulk(missing)
 
     # -- queues
 
@@ -126,22 +128,20 @@ class Topology:
         check_limits(name, arguments)
         doc = self._queue(name, dict(arguments), auto_delete)
         limited = bool(arguments.keys() & set(LIMITS))
-        while True:
+        found = self._declared_before(doc['_id'], is_new=bool(doc['lifetime']))
+        while not found or limited or doc['lifetime']:
+            if found:
+                before = found['arguments'] if isinstance(found.get('arguments'), dict) else {}
+                doc = {**self._queue(name, {**before, **arguments}, bool(found.get('auto_delete'))), '_rev': found['_rev']}
+                if not doc['lifetime'] and doc['arguments'] == before:
+                    break  # so it is declared
+            else:
+                doc.pop('_rev', None)
             try:
                 self.client.put(doc)
                 break
             except Conflict:
-                if not doc['lifetime'] and not limited:
-                    break
-            try:
-                found = self.client.get(doc['_id'])
-            except NotFound:
-                doc.pop('_rev', None)
-                continue
-            before = found['arguments'] if isinstance(found.get('arguments'), dict) else {}
-            doc = {**self._queue(name, {**before, **arguments}, bool(found.get('auto_delete'))), '_rev': found['_rev']}
-            if not doc['lifetime'] and doc['arguments'] == before:
-                break  # so it is declared
+                found = self.client.fetch([doc['_id']])[0]
         self._declared[doc['_id']] = {key: value for key, value in doc.items() if key != '_rev'}
         if limited:
             self.limits.seen(doc)
@@ -184,13 +184,15 @@ class Topology:
         doc: Document = {'_id': _binding_id(exchange, routing_key, queue), 'type': 'Binding', 'exchange': exchange,
                'routing_key': routing_key, 'pattern': pattern, 'queue': queue}
         self._declared[doc['_id']] = doc
-        try:
-            self.client.put(doc)
-        except Conflict:
-            found = self.client.fetch([doc['_id']])[0]
-            if found and doc != {name: value for name, value in found.items() if name != '_rev'}:
-                # Somebody spoilt it, and it leads elsewhere. In conflict, another one has mended it.
-                self.client.bulk([{**doc, '_rev': found['_rev']}])
+        found = self._declared_before(doc['_id'], is_new=bool(self._declared.get(QUEUE + queue, {}).get('lifetime')))
+        if not found:
+            try:
+                self.client.put(doc)
+            except Conflict:
+                found = self.client.fetch([doc['_id']])[0]
+        if found and doc != {name: value for name, value in found.items() if name != '_rev'}:
+            # Somebody spoilt it, and it leads elsewhere. In conflict, another one has mended it.
+            self.client.bulk([{**doc, '_rev': found['_rev']}])
         self.routes.update(doc)
 
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
@@ -216,6 +218,14 @@ class Topology:
         self.routes.replace({doc['_id']: doc for doc in docs}, before, prefix)
         self.routes.was_read(exchange, before)
         return docs
+
+    def _declared_before(self, doc_id: str, *, is_new: bool) -> Document | None:
+        """Read what is probably there already; what is temporary is new (`is_new`), and need not be looked for.
+
+        Writing it would do as well, but a cluster says that a write is in conflict only when every node has said so, or is
+        known to be down: that may take a minute.
+        """
+        return None if is_new else self.client.fetch([doc_id])[0]
 
     def _delete(self, docs: list[Document]) -> None:
         if docs:
