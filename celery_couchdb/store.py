@@ -76,9 +76,12 @@ class Store:
 
         With `everywhere`, all nodes of a cluster that keep them and answer are asked, and not as many as suffice.
         """
-        copies = {'r': self.client.replicas} if everywhere and self.client.replicas > 1 else {}
-        docs = [doc for part in chunks(list(ids), _READ)
-                for doc in self._call(lambda part: self.client.fetch(part, **copies), part)]
+        def read(part: Sequence[str]) -> list[Document | None]:
+            if everywhere and self.client.replicas > 1:
+                return self.client.fetch(part, r=self.client.replicas)
+            return self.client.find(part)
+
+        docs = [doc for part in chunks(list(ids), _READ) for doc in self._call(read, part)]
         now = self.client.clock.now()
         return [None if doc is None or is_expired(doc, now) else doc for doc in docs]
 
@@ -194,7 +197,7 @@ class Store:
         """
         left = docs
         if again:
-            found = self._call(self.client.fetch, [doc['_id'] for doc in docs])
+            found = self._call(self.client.find, [doc['_id'] for doc in docs])
             left = [doc for doc, there in zip(docs, found, strict=True) if (there or {}).get('_rev') == doc.get('_rev')]
         answers = zip(left, self._call(self.relay.write, left) if left else [], strict=True)
         answer = next((answer for doc, answer in answers if doc is docs[0]), {})

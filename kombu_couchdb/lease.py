@@ -155,7 +155,7 @@ class Sweeper:
         dead = self._fence(expired, now) if expired else []
         # The view may be older than the claims that name a consumer: only the primary index can say that it is gone.
         unknown = [name for name in leases['claim'] if name not in consumers and name != own]
-        missing = [name for name, doc in zip(unknown, self._store.client.fetch(unknown), strict=True) if doc is None]
+        missing = [name for name, doc in zip(unknown, self._store.client.find(unknown), strict=True) if doc is None]
         gone = [doc['_id'] for doc in dead] + missing
         contested = self._healer.contested() if gone and self._store.client.replicas > 1 else {}
         for name in gone:

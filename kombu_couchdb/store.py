@@ -210,7 +210,7 @@ class Store:
         """Return those of the claimants that live: the view which said so may have lagged behind."""
         names = {by for leaf in leaves if (by := workitem.claimant(leaf))}
         unknown = sorted(names - set(living))
-        return (names & set(living)) | {name for name, doc in zip(unknown, self.client.fetch(unknown), strict=True) if doc}
+        return (names & set(living)) | {name for name, doc in zip(unknown, self.client.find(unknown), strict=True) if doc}
 
     # -- queues
 

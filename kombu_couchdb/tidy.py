@@ -65,7 +65,7 @@ class Tidier:
 
     def _without_queue(self, bindings: list[Document]) -> list[Document]:
         names = sorted({QUEUE + str(doc.get('queue')) for doc in bindings})
-        declared = {doc['_id'] for part in chunks(names, _PAGE) for doc in self._client.fetch(part) if doc}
+        declared = {doc['_id'] for part in chunks(names, _PAGE) for doc in self._client.find(part) if doc}
         return [doc for doc in bindings if QUEUE + str(doc.get('queue')) not in declared]
 
     def _broadcasts(self, limit: int) -> int:

@@ -112,7 +112,7 @@ class Topology:
 
     def redeclare(self) -> None:
         """Store again what was declared through this object: the database was deleted and made anew."""
-        found = self.client.fetch(list(self._declared))
+        found = self.client.find(list(self._declared))
         missing = [doc for doc, there in zip(self._declared.values(), found, strict=True) if there is None]
         if missing:
             self.client.bulk(missing)
@@ -141,7 +141,7 @@ class Topology:
                 self.client.put(doc)
                 break
             except Conflict:
-                found = self.client.fetch([doc['_id']])[0]
+                found = self.client.find([doc['_id']])[0]
         self._declared[doc['_id']] = {key: value for key, value in doc.items() if key != '_rev'}
         if limited:
             self.limits.seen(doc)
@@ -163,11 +163,11 @@ class Topology:
 
     def has_queue(self, name: str) -> bool:
         """Tell whether a queue is declared."""
-        return self.client.fetch([QUEUE + name])[0] is not None
+        return self.client.find([QUEUE + name])[0] is not None
 
     def queues(self, names: list[str]) -> list[Document]:
         """Return the Queue documents of those names that are declared; one that somebody spoilt beyond its name is none."""
-        docs = self.client.fetch([QUEUE + name for name in names])
+        docs = self.client.find([QUEUE + name for name in names])
         return [doc for name, doc in zip(names, docs, strict=True) if doc and doc.get('name') == name]
 
     def delete_queue(self, name: str) -> None:
@@ -189,7 +189,7 @@ class Topology:
             try:
                 self.client.put(doc)
             except Conflict:
-                found = self.client.fetch([doc['_id']])[0]
+                found = self.client.find([doc['_id']])[0]
         if found and doc != {name: value for name, value in found.items() if name != '_rev'}:
             # Somebody spoilt it, and it leads elsewhere. In conflict, another one has mended it.
             self.client.bulk([{**doc, '_rev': found['_rev']}])
@@ -198,7 +198,7 @@ class Topology:
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
         """Delete a binding."""
         self._declared.pop(_binding_id(exchange, routing_key, queue), None)
-        self._delete([doc for doc in self.client.fetch([_binding_id(exchange, routing_key, queue)]) if doc])
+        self._delete([doc for doc in self.client.find([_binding_id(exchange, routing_key, queue)]) if doc])
 
     def lookup(self, exchange: str, routing_key: str, *, topic: bool) -> set[str]:
         """Return the queues that a message for a direct or topic exchange goes to."""
@@ -225,7 +225,7 @@ class Topology:
         Writing it would do as well, but a cluster says that a write is in conflict only when every node has said so, or is
         known to be down: that may take a minute.
         """
-        return None if is_new else self.client.fetch([doc_id])[0]
+        return None if is_new else self.client.find([doc_id])[0]
 
     def _delete(self, docs: list[Document]) -> None:
         if docs:

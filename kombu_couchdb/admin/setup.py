@@ -138,7 +138,7 @@ def _same(doc: Document, stored: Document | None) -> bool:
 
 
 def _store(client: Client, doc: Document) -> None:
-    current = client.fetch([doc['_id']])[0]
+    current = client.find([doc['_id']])[0]
     try:
         client.put({**doc, '_rev': current['_rev']} if current else doc)
     except Conflict:
@@ -146,7 +146,7 @@ def _store(client: Client, doc: Document) -> None:
 
 
 def _remove(client: Client, doc_id: str) -> None:
-    for doc in client.fetch([doc_id]):
+    for doc in client.find([doc_id]):
         if doc:
             client.bulk([{'_id': doc_id, '_rev': doc['_rev'], '_deleted': True}])
 

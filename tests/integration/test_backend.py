@@ -439,6 +439,7 @@ def test_requests(backend: CouchDBBackend, url: str, task_id: str, requests_of: 
     elsewhere(url).mark_as_started(late)
     assert requests_of(backend.mark_as_done, late, 1) == ['PUT', 'GET', 'PUT']
     assert requests_of(backend.get_task_meta, task_id) == ['GET']
+    assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == ['GET', 'POST']  # is it a cluster?
     assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == ['POST']
     assert requests_of(backend.forget, task_id) == ['GET', 'PUT']
     assert requests_of(backend.forget, task_id) == ['GET']

@@ -182,7 +182,7 @@ class FakeClient:
                 self.docs[doc['_id']] = {**doc, '_rev': f'{len(doc.get("_rev", "")) + 1}-x'}
         return [{'ok': True, 'id': doc['_id'], 'rev': self.docs.get(doc['_id'], {}).get('_rev')} for doc in docs]
 
-    def fetch(self, ids: list[str]) -> list[Document | None]:
+    def find(self, ids: list[str]) -> list[Document | None]:
         return [self.docs.get(name) for name in ids]
 
     def id_range(self, prefix: str, *, docs: bool) -> list[Document]:

@@ -1,0 +1,162 @@
+"""A node of a cluster is silent, and not yet known to be down: what waits for that node is not asked for as a rule.
+
+Measured on three nodes of CouchDB 3.5 of which one was cut off: what a majority can answer is answered, but for two things. A
+write in conflict, and `_bulk_get` of a document that never was, wait until the node is known to be down: a minute.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from kombu import Connection
+
+from celery_couchdb.backend import CouchDBBackend
+from kombu_couchdb.client import Client, Document
+from kombu_couchdb.errors import Conflict, ServerUnavailable
+from tests.conftest import wait_for
+from tests.support import Inbox, items, publish
+
+
+class SilentNode:
+    """Stands between the clients of one database and their server."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
+        #: Whether the node is silent.
+        self.silent = False
+        #: The requests that a cluster would not have answered.
+        self.unanswered: list[tuple[str, str | None]] = []
+        #: Whether the answer to a request that writes this document is lost; it is asked until it says so.
+        self.lose: Callable[[Document], bool] | None = None
+        send = Client._send
+
+        def altered(client: Client, method: str, path: str | None, params: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
+            if client.address.database != database:
+                return send(client, method, path, params, body, *args, **kwargs)
+            try:
+                response = send(client, method, path, params, body, *args, **kwargs)
+            except Conflict as exc:
+                raise self._no_answer(method, path) if self.silent else exc from exc
+            if self.lose is not None and any(self.lose(doc) for doc in _written(method, path, body)):
+                self.lose = None
+                self.silent = True
+                raise ServerUnavailable('no answer within the time limit')
+            if self.silent and _waits_for_all(method, path, response):
+                raise self._no_answer(method, path)
+            return response
+
+        monkeypatch.setattr(Client, '_send', altered)
+
+    def _no_answer(self, method: str, path: str | None) -> ServerUnavailable:
+        self.unanswered.append((method, path))
+        return ServerUnavailable('no answer within the time limit')
+
+
+def _written(method: str, path: str | None, body: Any) -> list[Document]:
+    if method == 'GET' or path == '/_bulk_get' or body is None:
+        return []
+    sent = json.loads(body) if isinstance(body, bytes) else body
+    docs: list[Document] = sent.get('docs', [sent])
+    return docs
+
+
+def _waits_for_all(method: str, path: str | None, response: Any) -> bool:
+    if path == '/_bulk_docs':
+        return any(answer.get('error') == 'conflict' for answer in response.json())
+    return path == '/_bulk_get' and any(
+        (leaf.get('error') or {}).get('reason') == 'missing'  # of the embedded server no answer says so
+        for result in response.json()['results'] for leaf in result['docs'])
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch, database: str, client: Client) -> SilentNode:
+    return SilentNode(monkeypatch, database)
+
+
+def is_ack(doc: Document) -> bool:
+    return bool(doc.get('_deleted')) and len(doc['_id']) >= 30
+
+
+def is_heartbeat(doc: Document) -> bool:
+    return doc.get('type') == 'Consumer'
+
+
+def is_claim(doc: Document) -> bool:
+    return bool(doc.get('claimed'))
+
+
+def test_conflicts_are_not_answered_indeed(node: SilentNode, client: Client, apache_couchdb: bool) -> None:
+    """What the tests below are worth."""
+    client.put({'_id': 'there'})
+    node.silent = True
+    with pytest.raises(ServerUnavailable):
+        client.put({'_id': 'there'})
+    with pytest.raises(ServerUnavailable):
+        client.bulk([{'_id': 'there'}])
+    if apache_couchdb:
+        with pytest.raises(ServerUnavailable):
+            client.fetch(['never'])
+    assert len(node.unanswered) == 2 + apache_couchdb
+    assert [doc and doc['_id'] for doc in client.find(['there'])] == ['there']
+    assert client.find(['never']) == [None]
+
+
+@pytest.mark.parametrize('lost', [is_ack, is_heartbeat, is_claim])
+def test_consumer_whose_write_was_not_answered_goes_on(
+        node: SilentNode, connect: Callable[..., Connection], client: Client, lost: Callable[[Document], bool],
+        caplog: pytest.LogCaptureFixture) -> None:
+    inbox = Inbox(connect(visibility_timeout=3.0))
+    publish(connect(), 'before')
+    inbox.wait(1)
+    wait_for(lambda: inbox.drain(0.05) or not items(client), 'the first ack')
+    node.lose = lost
+    publisher = connect()
+    publish(publisher, 'meanwhile')
+    assert inbox.wait(2) == ['before', 'meanwhile']
+    wait_for(lambda: inbox.drain(0.05) or node.silent, 'the answer to be lost')
+    publish(publisher, 'after')
+    assert inbox.wait(3) == ['before', 'meanwhile', 'after']
+    wait_for(lambda: inbox.drain(0.05) or not items(client), 'the last ack')
+    assert node.unanswered == []
+    assert not [record for record in caplog.records if 'lost its lease' in record.message]
+
+
+def test_who_connects_anew_is_answered(node: SilentNode, connect: Callable[..., Connection]) -> None:
+    first = Inbox(connect())
+    publish(connect(), 'before')
+    first.wait(1)
+    first.connection.release()
+    node.silent = True
+    publish(connect(), 'meanwhile')
+    assert Inbox(connect()).wait(1) == ['meanwhile']
+    assert node.unanswered == []
+
+
+def test_result_that_was_stored_without_an_answer(node: SilentNode, url: str) -> None:
+    backend: CouchDBBackend = Celery('silent', set_as_current=False, broker='memory://', backend=url).backend
+    node.lose = lambda doc: doc.get('type') == 'Result'
+    backend.mark_as_done('a', 1)
+    assert node.silent
+    backend.mark_as_done('b', 2)
+    assert [backend.get_state(task) for task in 'abc'] == [states.SUCCESS, states.SUCCESS, states.PENDING]
+    assert node.unanswered == []
+
+
+def test_part_of_a_chord_goes_with_the_result_that_was_stored(node: SilentNode, url: str, client: Client) -> None:
+    """The answer is lost, and of the two documents in the request only the first was stored."""
+    backend: CouchDBBackend = Celery('silent', set_as_current=False, broker='memory://', backend=url).backend
+    result, part = {'_id': 'celery-task-meta-a', 'status': states.SUCCESS}, {'_id': 'part'}
+
+    def lose(doc: Document) -> bool:
+        is_part = doc['_id'] == 'part' and '_rev' not in doc
+        if is_part:
+            client.bulk([{**client.get('part'), '_deleted': True}])
+        return is_part
+
+    node.lose = lose
+    backend.store.write(result, final_stays=True, also=part)
+    assert client.find(['part'])[0]
+    assert node.unanswered == []
