@@ -95,8 +95,9 @@ class News:
             docs += self._listen(windows, eager)
         if self._since is None and now - self._looked >= _LOOK:
             docs += self._look()
-        items = [doc for doc in docs if doc.get('type') == 'WorkItem' and doc.get('queue') in windows and is_waiting(doc)]
-        return items, self.listener.take(docs)
+        items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
+        # The filter admits also a list with the name of a queue in it.
+        return [doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in windows], self.listener.take(docs)
 
     def _hear(self, windows: Mapping[str, Window]) -> list[Document]:
         """Take in what the feed told, and let it go on."""

@@ -113,6 +113,20 @@ def test_queue_that_is_no_name(connect: Callable[..., Connection], client: Clien
     assert [row['id'] for row in rows] == (['spoilt'] if queue != '' else [])
 
 
+@pytest.mark.parametrize('queue', [5, ['q'], ['q', 5], {'q': 1}])
+def test_who_listens_is_not_stopped_by_a_queue_that_is_no_name(connect: Callable[..., Connection], client: Client,
+                                                               queue: object) -> None:
+    connection = connect()
+    spoilt = {**good(client, connection), 'queue': queue}
+    inbox = Inbox(connect())
+    publish(connection, 'first')
+    assert inbox.wait(1) == ['first']
+    inbox.stays(1, 2)  # by now it waits for what the feed tells
+    client.put(spoilt)
+    publish(connection, 'next')
+    assert inbox.wait(2) == ['first', 'next']
+
+
 def test_foreign_documents_are_left_alone(connect: Callable[..., Connection], client: Client) -> None:
     foreign: list[dict[str, Any]] = [
         {'_id': 'invoice', 'total': 5}, {'_id': 'typed', 'type': 'Invoice', 'queue': 'q', 'message': {}},
