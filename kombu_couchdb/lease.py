@@ -36,6 +36,10 @@ CONSUMER = 'broker:consumer:'
 _GRACE = 2.0
 
 
+#: How long a sweep may delete messages, in seconds: meanwhile nothing is claimed, and no heartbeat is written. The next sweep
+#: goes on, after a pause as long.
+_DELETING = 0.5
+
 #: How often what was left behind by killed processes is tidied away, in seconds, and how many documents of a kind at a time.
 _TIDY, _TIDIED = 3600.0, 200
 
@@ -165,10 +169,12 @@ class Sweeper:
                 logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
         living = set(consumers) - {doc['_id'] for doc in dead}
         overdue = [name for name, stats in leases['queue'].items() if float(stats['max']) + _GRACE < now]
-        left = self.left | {queue for doc in dead for queue in queues_of(doc)}
-        if overdue or left:
-            self._remove_unused(overdue, left, living, now)
-        self._keep_limits(leases, now)
+        self.left |= {queue for doc in dead for queue in queues_of(doc)}
+        pause = min(_DELETING, self._timeout / 6)
+        until = time.monotonic() + pause
+        dropped = self._remove_unused(overdue, living, now, until) if overdue or self.left else 0
+        dropped += self._keep_limits(leases, now, until)
+        unfinished = bool(dropped) and time.monotonic() >= until
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
             on_orphans()
         for doc_id, (rev, since) in list(self.void.items()):
@@ -184,7 +190,7 @@ class Sweeper:
         others = [expires for name, expires in consumers.items() if name in living and name != own]
         # Just after the first of them would be overdue: those that live have then long beaten again.
         wait = min([expires - now + _GRACE for expires in others] + [self._timeout])
-        self._next = time.monotonic() + max(wait, self._timeout / 10) + random.uniform(0.1, 1.0)
+        self._next = time.monotonic() + (pause if unfinished else max(wait, self._timeout / 10) + random.uniform(0.1, 1.0))
         return living
 
     def _fence(self, expired: list[str], now: float) -> list[Document]:
@@ -200,24 +206,27 @@ class Sweeper:
                            doc['_id'], doc.get('host'), doc.get('pid'))
         return gone
 
-    def _keep_limits(self, leases: Mapping[str, Mapping[str, Document]], now: float) -> None:
+    def _keep_limits(self, leases: Mapping[str, Mapping[str, Document]], now: float, until: float) -> int:
         """Drop what has expired, or is more than its queue may hold: nobody need take it, or publish, for that to happen."""
         dropped = 0
         if any(float(stats['min']) <= now for stats in leases['expiry'].values()):
-            dropped += self._store.drop_expired()
+            dropped += self._store.drop_expired(until)
         for doc in self._topology.queues(sorted(leases['limit'])):
             limit = limit_in(doc)
             if limit.ttl is not None:
-                dropped += self._store.drop_older(doc['name'], limit.ttl)
+                dropped += self._store.drop_older(doc['name'], limit.ttl, until)
             if limit.length is not None:
-                dropped += self._store.trim(doc['name'], limit.length)
+                dropped += self._store.trim(doc['name'], limit.length, until)
         if dropped:
             logger.info('%d messages were dropped: they had expired, or were more than their queues may hold', dropped)
+        return dropped
 
-    def _remove_unused(self, overdue: list[str], left: set[str], living: set[str], now: float) -> None:
+    def _remove_unused(self, overdue: list[str], living: set[str], now: float, until: float) -> int:
+        """Remove queues that nobody uses any more, with what is in them; return how many messages that were."""
         used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in queues_of(doc)}
+        left, purged = set(self.left), 0
         docs = self._topology.queues(sorted({*overdue, *left}))
-        self.left &= used & {doc['name'] for doc in docs}
+        self.left -= left - (used & {doc['name'] for doc in docs})
         for doc in docs:
             name = doc['name']
             expired = isinstance(doc.get('expires'), (int, float)) and doc['expires'] + _GRACE < now
@@ -225,9 +234,13 @@ class Sweeper:
                 if expired:
                     self._topology.prolong(doc, now)
             elif expired or (name in left and doc.get('auto_delete')):
-                self._store.purge(name)
-                self._topology.delete_queue(name)
-                logger.info('queue %r, which nobody used any more, was removed', name)
+                purged += self._store.purge(name, until)
+                if self._store.exceeds(name, 0):
+                    self.left.add(name)  # the next sweep goes on
+                else:
+                    self._topology.delete_queue(name)
+                    logger.info('queue %r, which nobody used any more, was removed', name)
+        return purged
 
 
 def lives(doc: Document, now: float) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf
 from typing import Any
 
 from kombu.log import get_logger
@@ -219,29 +221,32 @@ class Store:
         waiting = self._count('waiting', queue)
         return max(0, waiting - self._count('scheduled', queue, self.client.clock.now())) if waiting else 0
 
-    def purge(self, queue: str) -> int:
-        """Delete what waits in a queue, now or for later, and return how many; claimed items are left."""
-        return self._drop('waiting', lambda doc: True, **design.rows_of(queue))
+    def purge(self, queue: str, until: float = inf) -> int:
+        """Delete what waits in a queue, now or for later, and return how many; claimed items are left.
+
+        As with those below, from the monotonic time `until` on the rest is left.
+        """
+        return self._drop('waiting', lambda doc: True, until, **design.rows_of(queue))
 
     # -- limits
 
-    def drop_expired(self) -> int:
+    def drop_expired(self, until: float = inf) -> int:
         """Delete what has expired and return how many that were."""
         now = self.client.clock.now()
-        return self._drop('expiring', lambda doc: workitem.has_expired(doc, now), endkey=now)
+        return self._drop('expiring', lambda doc: workitem.has_expired(doc, now), until, endkey=now)
 
-    def drop_older(self, queue: str, ttl: float) -> int:
+    def drop_older(self, queue: str, ttl: float, until: float = inf) -> int:
         """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""
-        name, until = design.key_of(queue), self.client.clock.now() - ttl
+        name, last = design.key_of(queue), self.client.clock.now() - ttl
         ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', _RANK, **design.rows_of(queue), group_level=2)]
-        return sum(self._drop('waiting', lambda doc: workitem.ready_since(doc) <= until, startkey=[name, rank, _SPOILT + 1],
-                              endkey=[name, rank, until]) for rank in ranks)
+        return sum(self._drop('waiting', lambda doc: workitem.ready_since(doc) <= last, until,
+                              startkey=[name, rank, _SPOILT + 1], endkey=[name, rank, last]) for rank in ranks)
 
     def exceeds(self, queue: str, length: int) -> bool:
         """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
         return self._count('waiting', queue) > length
 
-    def trim(self, queue: str, length: int) -> int:
+    def trim(self, queue: str, length: int, until: float = inf) -> int:
         """Delete those first in line of more than `length` ready items, and return how many that were; one request if none is."""
         count = 0
         while self.exceeds(queue, length) and (excess := self.size(queue) - length) > 0:
@@ -251,18 +256,18 @@ class Store:
             docs = [row['doc'] for row in rows if row.get('doc') and row['key'][2] > _SPOILT and workitem.is_due(row['doc'], now)]
             deleted = self._delete(docs[:max(0, excess)])
             count += deleted
-            if not deleted:
+            if not deleted or time.monotonic() >= until:
                 break
         return count
 
-    def _drop(self, view: str, unwanted: Callable[[Document], bool], **where: Any) -> int:
+    def _drop(self, view: str, unwanted: Callable[[Document], bool], until: float, **where: Any) -> int:
         count = 0
         while rows := self.client.view(design.NAME, view, _IDS, limit=_BATCH, include_docs=True, reduce=False, **where):
             # The documents may be newer than the rows.
             deleted = self._delete([row['doc'] for row in rows if row.get('doc') and unwanted(row['doc'])])
             count += deleted
-            if not deleted:
-                break  # others are faster: what is left is theirs
+            if not deleted or time.monotonic() >= until:
+                break  # others are faster: what is left is theirs; or it is left for later
         return count
 
     def _delete(self, docs: list[Document]) -> int:

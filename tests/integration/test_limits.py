@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from kombu import Connection, Queue
 
 from kombu_couchdb import workitem
-from kombu_couchdb.client import Client
+from kombu_couchdb.client import Client, Document
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from kombu_couchdb.store import Store
 from tests.conftest import wait_for
@@ -93,6 +94,52 @@ def test_expired_message_goes_without_a_consumer_of_its_queue(connect: Callable[
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 2, 'the expired ones to go')
     assert [doc['message']['body'] for doc in items(client)] == ['"long"', '"for ever"']
+
+
+def drops_slowly(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a consumer's sweep delete one message at a time, which takes a while."""
+    monkeypatch.setattr('kombu_couchdb.store._BATCH', 1)
+    client = inbox.channel.connection.couchdb
+    bulk = client.bulk
+
+    def slow_bulk(docs: Sequence[Document], **kwargs: Any) -> list[Document]:
+        time.sleep(0.1 if all(doc.get('_deleted') for doc in docs) else 0.0)
+        return bulk(docs, **kwargs)
+    monkeypatch.setattr(client, 'bulk', slow_bulk)
+
+
+def writes_and_heartbeats(sent: list[Request], ids: set[str]) -> list[str]:
+    """Return in order what was written: `x` for one of these documents, `beat` for a heartbeat."""
+    return ['x' if doc['_id'] in ids else 'beat' for request in sent for doc in request.docs
+            if doc['_id'] in ids or doc.get('type') == 'Consumer']
+
+
+def test_lease_is_kept_while_much_is_dropped(connect: Callable[..., Connection], client: Client, sent: list[Request],
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_many(connect(), range(40), 'unused', expiration=0.001)
+    ids = {item['_id'] for item in items(client)}
+    inbox = Inbox(connect(**SWEEPS))
+    drops_slowly(inbox, monkeypatch)
+    sent.clear()
+    wait_for(lambda: not items(client), 'all of them to be dropped')
+    written = ''.join(what[0] for what in writes_and_heartbeats(sent, ids))
+    assert 'b' in written.strip('b')
+
+
+def test_queue_goes_when_all_that_was_in_it_is_dropped(connect: Callable[..., Connection], client: Client, sent: list[Request],
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connect()
+    unused = Queue('unused', expires=0.001)
+    unused(connection.default_channel).declare()
+    publish_many(connection, range(40), 'unused')
+    ids = {item['_id'] for item in items(client)}
+    inbox = Inbox(connect(**SWEEPS))
+    drops_slowly(inbox, monkeypatch)
+    sent.clear()
+    wait_for(lambda: not client.id_range('broker:queue:unused'), 'the queue to be removed')
+    assert items(client) == []
+    written = ''.join(what[0] for what in writes_and_heartbeats(sent, ids))
+    assert 'b' in written.strip('b')
 
 
 @pytest.mark.parametrize('no_ack', [False, True])
