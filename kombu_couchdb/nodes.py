@@ -87,9 +87,8 @@ class Node:
             prepared.headers['Content-Length'] = str(len(data or b''))
         timeout = (self.timeouts[0], read_timeout or self.timeouts[1])
         adapter, settings = self._connected()
-        # A server that asks for patience has it from all threads, but no longer than one that does not answer at all.
         if (patience := self._not_before - time.monotonic()) > 0:
-            time.sleep(min(patience, self.timeouts[1]))
+            time.sleep(patience)
         sent = time.time()
         try:
             response = adapter.send(prepared, stream=stream, timeout=timeout, **settings)
@@ -99,7 +98,9 @@ class Node:
             raise errors.from_transport(exc, self.address.url) from exc
         self._clock.observe(response.headers.get('Date'), sent, time.time())
         if response.status_code in (429, 503):
-            self._not_before = time.monotonic() + _patience(response.headers.get('Retry-After'), self._clock.now())
+            # A server that asks for patience has it from all threads, but no longer than one that does not answer at all.
+            patience = _patience(response.headers.get('Retry-After'), self._clock.now())
+            self._not_before = time.monotonic() + min(patience, self.timeouts[1])
         return response
 
     def _connected(self) -> tuple[HTTPAdapter, dict[str, Any]]:

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,7 +21,7 @@ import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
-from kombu_couchdb import errors, login
+from kombu_couchdb import errors, login, nodes
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client, chunks
 from kombu_couchdb.forks import Shared
@@ -415,6 +416,22 @@ def test_a_server_that_asks_for_patience_has_it(peer: Peer, monkeypatch: pytest.
     assert slept == []
     client.get('x')
     assert seconds / 2 <= sum(slept) <= seconds
+    client.close()
+
+
+@pytest.mark.parametrize('retry_after', ['3600', 'inf', 'nan', '-1'])
+def test_a_server_that_answers_again_is_asked_without_delay(peer: Peer, monkeypatch: pytest.MonkeyPatch, retry_after: str) -> None:
+    """It named an hour, and all that was sent within it waited for as long as a request may take."""
+    slept: list[float] = []
+    monkeypatch.setattr(nodes, 'time', SimpleNamespace(
+        time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append))
+    client = Client(Address(host='127.0.0.1', port=peer.server_port), 5.0, 5.0)
+    peer.answers = [answer({'error': 'busy'}, 503, **{'Retry-After': retry_after})]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+    for _ in range(3):
+        client.get('x')
+    assert sum(slept) <= 5.0
     client.close()
 
 
