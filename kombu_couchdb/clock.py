@@ -7,9 +7,12 @@ CouchDB refreshes that header once a second from a timer of its own, so the serv
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 
 from kombu.log import get_logger
+
+from .forks import Shared
 
 __all__ = ['ServerClock']
 
@@ -22,11 +25,16 @@ _SLACK = 0.5
 
 
 class ServerClock:
-    """Tells the server's time in seconds since the epoch."""
+    """Tells the server's time in seconds since the epoch; to any number of threads."""
 
     def __init__(self) -> None:
         self._offset = 0.0
         self._seen = ''
+
+    @classmethod
+    def of(cls, servers: Iterable[str]) -> ServerClock:
+        """Return the one of this process for a server, or the nodes of a cluster: what one client learns, all know."""
+        return _shared.of(frozenset(servers), cls)
 
     def now(self) -> float:
         """Return the server's time, exact to about a second."""
@@ -45,7 +53,10 @@ class ServerClock:
         earliest, latest = stamp - received, stamp + _LAG - sent
         if earliest - _SLACK <= self._offset <= latest + _SLACK:
             return
-        offset = 0.0 if earliest - _SLACK <= 0.0 <= latest + _SLACK else (earliest + latest) / 2
-        if offset and abs(offset - self._offset) > _LAG:
-            logger.warning('the local clock differs from the CouchDB server\'s by %.0f s; the server\'s is used', offset)
+        before, offset = self._offset, 0.0 if earliest - _SLACK <= 0.0 <= latest + _SLACK else (earliest + latest) / 2
         self._offset = offset
+        if offset and abs(offset - before) > _LAG:
+            logger.warning('the local clock differs from the CouchDB server\'s by %.0f s; the server\'s is used', offset)
+
+
+_shared: Shared[frozenset[str], ServerClock] = Shared({})

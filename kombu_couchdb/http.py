@@ -24,7 +24,7 @@ class Http:
 
     def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
         self.address = address
-        self.clock = ServerClock()
+        self.clock = ServerClock.of(one.server for one in (address, *address.others))
         #: To connect, and to be answered.
         self.timeouts = (connect_timeout, request_timeout)
         #: How many nodes keep each document, as far as anybody has asked; 1 where the server is no cluster.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
-from kombu_couchdb import errors, login, nodes
+from kombu_couchdb import clock, errors, login, nodes
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client, chunks
 from kombu_couchdb.forks import Shared
@@ -106,7 +107,8 @@ def peer(running: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
     for name in ('no_proxy', 'NO_PROXY'):
         monkeypatch.setenv(name, '*')
     running.answers, running.seen = [], []
-    monkeypatch.setattr(login, '_shared', Shared({}))  # what one test has found out of the server, another does not know
+    for module in (clock, login):
+        monkeypatch.setattr(module, '_shared', Shared({}))  # what one test has found out of the server, another does not know
     return running
 
 
@@ -420,7 +422,8 @@ def test_a_server_that_asks_for_patience_has_it(peer: Peer, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize('retry_after', ['3600', 'inf', 'nan', '-1'])
-def test_a_server_that_answers_again_is_asked_without_delay(peer: Peer, monkeypatch: pytest.MonkeyPatch, retry_after: str) -> None:
+def test_a_server_that_answers_again_is_asked_without_delay(peer: Peer, monkeypatch: pytest.MonkeyPatch,
+                                                            retry_after: str) -> None:
     """It named an hour, and all that was sent within it waited for as long as a request may take."""
     slept: list[float] = []
     monkeypatch.setattr(nodes, 'time', SimpleNamespace(
@@ -483,6 +486,20 @@ def test_the_server_s_date_is_observed(peer: Peer, client: Client) -> None:
     peer.answers = [answer(DOC, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
     client.get('x')
     assert datetime.fromtimestamp(client.clock.now(), timezone.utc).year == 2099
+
+
+def test_a_process_is_told_once_that_its_clock_is_wrong(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    clients = [Client(Address(host='127.0.0.1', port=peer.server_port, database=name)) for name in ('jobs', 'results', 'jobs')]
+    in_an_hour = format_datetime(datetime.fromtimestamp(time.time() + 3600, timezone.utc), usegmt=True)
+    with caplog.at_level(logging.WARNING):
+        for client in clients:
+            peer.answers = [answer(DOC, Date=in_an_hour)]
+            client.get('x')
+            client.close()
+    assert [record.getMessage().split(' by ')[0] for record in caplog.records] == [
+        "the local clock differs from the CouchDB server's"]
+    # Whoever has asked nothing yet knows it, too.
+    assert Client(clients[0].address).clock.now() > time.time() + 3500
 
 
 # -- the server and its database
