@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 __all__ = [
-    'DOCUMENT', 'Shape', 'anything', 'both', 'document', 'equal', 'exactly', 'items', 'maybe', 'members', 'number', 'revision',
-    'rows', 'sequence', 'text',
+    'DOCUMENT', 'DONE', 'Shape', 'anything', 'both', 'document', 'equal', 'exactly', 'flag', 'items', 'maybe', 'members',
+    'number', 'revision', 'rows', 'sequence', 'text',
 ]
 
 Shape = Callable[[Any], bool]
@@ -32,6 +32,11 @@ def text(value: Any) -> bool:
 def number(value: Any) -> bool:
     """A number that is finite."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def flag(value: Any) -> bool:
+    """True or false."""
+    return isinstance(value, bool)
 
 
 def sequence(value: Any) -> bool:
@@ -99,6 +104,9 @@ def document(doc_id: Any) -> Shape:
     """The document with this id."""
     return members(_id=equal(doc_id), _rev=revision)
 
+
+#: That something was done.
+DONE = members(ok=equal(True))
 
 #: Any document.
 DOCUMENT = members(_id=text, _rev=revision)

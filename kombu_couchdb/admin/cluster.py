@@ -6,6 +6,7 @@ import re
 import time
 from urllib.parse import quote
 
+from ..answers import items, maybe, members, number, text
 from ..client import Client
 from ..errors import AccessDenied, CouchDBError
 
@@ -13,6 +14,11 @@ __all__ = ['Cluster', 'Refused']
 
 #: How long to wait for the nodes to have told each other everything, in seconds.
 _SYNC = 60.0
+
+#: What the server says of its nodes, of one of them, and of what they do just now.
+_MEMBERSHIP = members(cluster_nodes=items(text), all_nodes=items(text))
+_SYSTEM = members(uptime=number, internal_replication_jobs=maybe(number))
+_TASKS = items(members(type=text))
 
 
 class Refused(CouchDBError):
@@ -37,14 +43,14 @@ class Cluster:
         try:
             self.nodes()
         except AccessDenied as exc:
-            if 'admin' not in str(exc):
+            if 'server admin' not in str(exc):
                 raise  # the password is wrong
-            raise AccessDenied(f'{self.client.address.url}: user {self.client.address.user!r} is no server administrator, and '
+            raise AccessDenied(f'{self.client.address.url}: user {self.client.user!r} is no server administrator, and '
                                f'CouchDB lets nobody else purge: name one with --admin') from exc
 
     def nodes(self) -> list[str]:
         """Return the names of all nodes; *raises* `Refused` if one is down."""
-        answer = self.server.request('GET', '/_membership', repeat=True)
+        answer = self.server.request('GET', '/_membership', repeat=True, shape=_MEMBERSHIP)
         down = sorted(set(answer['cluster_nodes']) - set(answer['all_nodes']))
         if down:
             raise Refused(f'{self.client.address.server}: node {down[0]} is down, and what is purged now would come back from '
@@ -59,7 +65,7 @@ class Cluster:
         nodes, deadline = self.nodes(), time.monotonic() + _SYNC
         for node in nodes if len(nodes) > 1 else ():
             while True:
-                system = self.server.request('GET', f'/_node/{quote(node)}/_system', repeat=True)
+                system = self.server.request('GET', f'/_node/{quote(node)}/_system', repeat=True, shape=_SYSTEM)
                 if system['uptime'] < age:
                     raise Refused(f'{self.client.address.server}: node {node} was started {system["uptime"]} s ago, and may not '
                                   f'know yet what was deleted before: try again when it has been up for {age:.0f} s')
@@ -72,6 +78,6 @@ class Cluster:
 
     def busy(self, *kinds: str) -> bool:
         """Tell whether any node works on the database in one of these ways, as `_active_tasks` calls them."""
-        tasks = self.server.request('GET', '/_active_tasks', repeat=True)
+        tasks = self.server.request('GET', '/_active_tasks', repeat=True, shape=_TASKS)
         part = re.compile(rf'shards/[^/]*/{re.escape(self.client.address.database)}\.\d+')
-        return any(task.get('type') in kinds and part.match(str(task.get('database'))) for task in tasks)
+        return any(task['type'] in kinds and part.match(str(task.get('database'))) for task in tasks)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import design, unique, workitem
+from ..answers import items, members, number
 from ..client import Client, Document, chunks
 from ..unique import MOVED
 
@@ -14,17 +15,20 @@ __all__ = ['count', 'drop', 'letters', 'replay']
 #: Documents read or written in one request.
 _BATCH = 200
 
+#: The rows of the view, and of its reduction.
+_LETTER, _COUNT = members(key=items(lambda part: True)), members(value=number)
+
 
 def count(client: Client, queue: str | None = None) -> int:
     """Return how many dead letters a queue has, or all queues together."""
-    rows = client.view(design.NAME, 'dead', **_of(queue))
+    rows = client.view(design.NAME, 'dead', _COUNT, **_of(queue))
     return int(rows[0]['value']) if rows else 0
 
 
 def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
     """Yield the dead letters of a queue, or of all, by queue and time; they may be dropped or replayed meanwhile."""
     where, seen = _of(queue), set[str]()
-    while rows := client.view(design.NAME, 'dead', **where, include_docs=True, reduce=False, limit=_BATCH + 1):
+    while rows := client.view(design.NAME, 'dead', _LETTER, **where, include_docs=True, reduce=False, limit=_BATCH + 1):
         new = [row for row in rows[:_BATCH] if row['id'] not in seen]
         for row in new:
             seen.add(row['id'])

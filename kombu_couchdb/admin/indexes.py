@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import cast
 from urllib.parse import quote
 
+from ..answers import DONE, flag, maybe, members, number, rows
 from ..client import Document
-from ..errors import CouchDBError, NotFound
+from ..errors import BrokenAnswer, CouchDBError, NotFound
 from .cluster import Cluster, Refused
 
 __all__ = ['Indexes']
@@ -27,6 +28,10 @@ _STUCK = 300.0
 
 #: How often all copies are asked where there are several, and the pause between, in seconds: one may miss a request.
 _ROUNDS, _PAUSE = 3, 1.0
+
+#: What CouchDB says of an index.
+_INFO = members(view_index=members(update_seq=number, updater_running=flag, sizes=members(file=number),
+                                   updates_pending=maybe(members(total=maybe(number)))))
 
 
 class Indexes:
@@ -57,11 +62,11 @@ class Indexes:
         An index that was never built has no rows, and without `build` is left so. *Raises* `Refused` if one cannot be
         brought up to date.
         """
-        replicas = int(self._client.info()['cluster']['n'])
+        several = self._client.is_cluster()
         found = [(_path(name), view, self._info(_path(name))) for name, view in self.designs().items()]
         # What is built from now on sees the tombstones only, and makes no row of them. Of one copy that can be known.
         found = [(path, view, info) for path, view, info in found
-                 if build or replicas > 1 or info['update_seq'] or info['updater_running']]
+                 if build or several or info['update_seq'] or info['updater_running']]
         self._built = [(path, view) for path, view, _ in found]
         left = {path: _pending(info) for path, _, info in found}
         total = sum(left.values())
@@ -69,8 +74,8 @@ class Indexes:
             for pending in self._catch_up(path, view):
                 left[path] = pending
                 progress(max(0, total - sum(left.values())), total)
-        for number in range(_ROUNDS if replicas > 1 else 1):
-            if number:
+        for again in range(_ROUNDS if several else 1):
+            if again:
                 time.sleep(_PAUSE)
             self.digest()
             self._rest()
@@ -87,9 +92,9 @@ class Indexes:
 
     def compact(self) -> None:
         """Begin to compact all indexes, and delete the files of those that no design document describes any more."""
-        self._client.request('POST', '/_view_cleanup')
+        self._client.request('POST', '/_view_cleanup', shape=DONE)
         for name in self.designs():
-            self._client.request('POST', f'/_compact/{quote(name, safe="")}')
+            self._client.request('POST', f'/_compact/{quote(name, safe="")}', shape=DONE)
 
     def _catch_up(self, path: str, view: str) -> Iterator[int]:
         """Yield how many changes an index has not seen, until they are few."""
@@ -115,18 +120,18 @@ class Indexes:
     def _update(self, path: str, view: str, update: str = 'true') -> None:
         params = {'limit': 0, 'reduce': False, 'update': update}
         try:
-            self._client.request('GET', f'{path}/_view/{quote(view, safe="")}', params, repeat=True)
+            self._client.request('GET', f'{path}/_view/{quote(view, safe="")}', params, repeat=True, shape=rows())
         except NotFound:
             pass  # the design document was deleted meanwhile, and so was its index
         except CouchDBError as exc:
-            if isinstance(exc.__cause__, OSError):
+            if isinstance(exc, BrokenAnswer) or isinstance(exc.__cause__, OSError):
                 raise  # the connection, not the index
             raise Refused(f'{self._client.address.url}{path}: this index cannot be brought up to date, and purging would spoil '
                           f'it; mend or delete its design document ({exc})') from exc
 
     def _info(self, path: str) -> Document:
         try:
-            return cast(Document, self._client.request('GET', f'{path}/_info', repeat=True)['view_index'])
+            return cast(Document, self._client.request('GET', f'{path}/_info', repeat=True, shape=_INFO)['view_index'])
         except NotFound:
             return {'update_seq': 0, 'updater_running': False, 'sizes': {'file': 0}}
 
@@ -136,4 +141,4 @@ def _path(name: str) -> str:
 
 
 def _pending(info: Document) -> int:
-    return int(info.get('updates_pending', {}).get('total', 0))
+    return int((info.get('updates_pending') or {}).get('total') or 0)

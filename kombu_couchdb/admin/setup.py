@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 from urllib.parse import quote
 
 from .. import design
+from ..answers import DONE, equal, items, maybe, members, number, text
 from ..client import Client, Document
 from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound
 from ..lease import CONSUMER
@@ -22,6 +24,11 @@ __all__ = ['Step', 'Wanted', 'layouts', 'plan']
 
 #: The layout of consumers that do not say which one they have.
 _FIRST = 'celery-v1'
+
+#: Who asks, who may do what, and a user's document.
+_SESSION = members(userCtx=members(name=maybe(text), roles=items(text)))
+_NAMED = maybe(members(names=maybe(items(text)), roles=maybe(items(text))))
+_SECURITY = members(admins=_NAMED, members=_NAMED)
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,10 @@ def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
     """
     client = wanted.client
     native = 'couchdb' in client.welcome()
-    user = _server(client).request('GET', '/_session', repeat=True)['userCtx']
+    user = _server(client).request('GET', '/_session', repeat=True, shape=_SESSION)['userCtx']
     try:
         exists = True
-        security = client.request('GET', '/_security', repeat=True)
+        security = _security(client)
         stored = {row['id']: row['doc'] for row in client.id_range('_design/', docs=True)}
     except DatabaseMissing:
         exists, security, stored = False, {}, {}
@@ -115,7 +122,7 @@ def _older(client: Client, documents: Sequence[Document], stored: Mapping[str, D
                 steps.append(Step(f'{doc_id}, of an older version, is removed', partial(_remove, client, doc_id)))
     replaced = any(doc['_id'] in stored and not _same(doc, stored[doc['_id']]) for doc in documents)
     if replaced or any(step.do for step in steps):
-        steps.append(Step('indexes without a view are removed', partial(client.request, 'POST', '/_view_cleanup')))
+        steps.append(Step('indexes without a view are removed', partial(client.request, 'POST', '/_view_cleanup', shape=DONE)))
     return steps
 
 
@@ -177,14 +184,18 @@ def _secured(security: Document, members: Sequence[str]) -> Document:
     return {**security, 'members': {**section, **({'names': names} if names else {}), **({'roles': roles} if roles else {})}}
 
 
+def _security(client: Client) -> Document:
+    return cast(Document, client.request('GET', '/_security', repeat=True, shape=_SECURITY))
+
+
 def _secure(client: Client, members: Sequence[str]) -> None:
-    client.request('PUT', '/_security', body=_secured(client.request('GET', '/_security', repeat=True), members))
+    client.request('PUT', '/_security', body=_secured(_security(client), members), shape=DONE)
 
 
 def _revisions(client: Client, limit: int, exists: bool) -> Step:
-    enough = exists and client.request('GET', '/_revs_limit', repeat=True) <= limit
+    enough = exists and client.request('GET', '/_revs_limit', repeat=True, shape=number) <= limit
     return Step(f'at most {limit} revisions of a document are remembered',
-                None if enough else partial(client.request, 'PUT', '/_revs_limit', body=limit))
+                None if enough else partial(client.request, 'PUT', '/_revs_limit', body=limit, shape=DONE))
 
 
 def _administers(user: Document, security: Document) -> bool:
@@ -202,12 +213,13 @@ def _exists(client: Client, user: str) -> bool | None:
     """Tell whether a user exists; None if that cannot be found out. Administrators in the configuration are no documents."""
     server = _server(client)
     try:
-        if user in server.request('GET', '/_node/_local/_config/admins', repeat=True):
+        if user in server.request('GET', '/_node/_local/_config/admins', repeat=True, shape=members()):
             return True
     except (AccessDenied, DatabaseMissing, NotFound):
         return None
     try:
-        server.request('GET', f'/_users/{quote(f"org.couchdb.user:{user}", safe="")}', repeat=True)
+        doc_id = f'org.couchdb.user:{user}'
+        server.request('GET', f'/_users/{quote(doc_id, safe="")}', repeat=True, shape=members(_id=equal(doc_id)))
         return True
     except (DatabaseMissing, NotFound):
         return False

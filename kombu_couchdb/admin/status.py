@@ -205,7 +205,12 @@ def _results(client: Client | None) -> Database | None:
 def _server(client: Client, greeting: Document) -> Server:
     embedded = 'couchdb' not in greeting
     return {'url': client.address.server, 'version': str(greeting.get('version')),
-            'vendor': 'PouchDB' if embedded else str((greeting.get('vendor') or {}).get('name')), 'embedded': embedded}
+            'vendor': 'PouchDB' if embedded else _vendor(greeting), 'embedded': embedded}
+
+
+def _vendor(greeting: Document) -> str:
+    vendor = greeting.get('vendor')
+    return str(vendor.get('name') if isinstance(vendor, dict) else vendor)
 
 
 def _documents(client: Client, prefix: str, kind: str) -> list[Document]:

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..client import Client, Document, Row
+from ..answers import items, members, number, revision, sequence, text
+from ..client import Client, Document, Row, chunks
 from ..errors import NotFound
 
 __all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours']
@@ -35,6 +36,12 @@ _DOCUMENTS, _REVISIONS = 100, 1000
 
 #: Changes read in one request.
 _PAGE = 5000
+
+#: What CouchDB answers; and what `Marks` notes, if nobody spoilt it.
+_INFO = members(doc_del_count=number)
+_CHANGES = members(results=items(members(id=text, changes=items(members(rev=revision)))), last_seq=sequence)
+_PURGED = members(purged=members())
+_POINTS, _PURGING = items(members(seq=sequence, date=number)), items(text)
 
 
 def is_ours(doc_id: str) -> bool:
@@ -76,7 +83,8 @@ class Marks:
 
     def purging(self) -> list[str]:
         """Return the ids that `begin` noted."""
-        return cast('list[str]', self._read().get('purging', []))
+        found = self._read().get('purging')
+        return cast('list[str]', found) if _PURGING(found) else []
 
     def begin(self, ids: list[str]) -> None:
         """Note the ids of what is about to be purged; of none when that is over."""
@@ -84,7 +92,8 @@ class Marks:
             self._write(purging=ids)
 
     def _points(self) -> list[Document]:
-        return cast('list[Document]', self._read().get('marks', []))
+        found = self._read().get('marks')
+        return cast('list[Document]', found) if _POINTS(found) else []
 
     def _read(self) -> Document:
         try:
@@ -108,7 +117,7 @@ class Tombstones:
 
     def count(self) -> int:
         """Return how many there are, those of other applications included."""
-        return int(self._client.info()['doc_del_count'])
+        return int(self._client.info(_INFO)['doc_del_count'])
 
     def old(self, mark: Any) -> Iterator[list[Tombstone]]:
         """Yield ours that are older than the point `mark`, in pages."""
@@ -127,7 +136,7 @@ class Tombstones:
         # A message's own id is never used again; only of the others one may live again, and be forgotten if this is killed.
         self._marks.begin([tombstone.id for tombstone in tombstones if not _MESSAGE.match(tombstone.id)])
         for batch in batches(tombstones):
-            self._client.request('POST', '/_purge', body=batch, repeat=True)
+            self._client.request('POST', '/_purge', body=batch, repeat=True, shape=_PURGED)
         self._look()
         self._revive([tombstone.id for tombstone in tombstones if tombstone.id in self._news])
 
@@ -138,8 +147,8 @@ class Tombstones:
 
     def _revive(self, ids: list[str]) -> None:
         """Write documents that live again once more, as they are: indexes may have lost them."""
-        for number in range(0, len(ids), _DOCUMENTS):
-            alive = [doc for doc in self._client.fetch(ids[number:number + _DOCUMENTS]) if doc]
+        for part in chunks(ids, _DOCUMENTS):
+            alive = [doc for doc in self._client.fetch(part) if doc]
             if alive:
                 self._client.bulk(alive)  # one that somebody else writes just now is in conflict, and needs it no more
 
@@ -155,7 +164,7 @@ class Tombstones:
         rows: list[Row] | None = None
         while rows is None or len(rows) == _PAGE:
             params = {'since': since, 'limit': _PAGE, 'style': 'all_docs'}
-            page = self._client.request('GET', '/_changes', params, repeat=True)
+            page = self._client.request('GET', '/_changes', params, repeat=True, shape=_CHANGES)
             rows, since = cast('list[Row]', page['results']), page['last_seq']
             yield rows, since
 

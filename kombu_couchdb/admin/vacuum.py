@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..answers import DONE, flag, members, number
 from ..client import Client
 from ..tidy import Tidier
 from .cluster import Cluster
@@ -37,6 +38,9 @@ _TIDIED = 1000
 
 #: How long nothing must have been compacted for that to be over, in seconds.
 _SETTLED = 1.0
+
+#: What CouchDB says of a database.
+_INFO = members(compact_running=flag, sizes=members(file=number))
 
 
 @dataclass
@@ -145,7 +149,7 @@ class _Vacuum:
 
     def _compact(self) -> None:
         self._indexes.compact()
-        self._client.request('POST', '/_compact')
+        self._client.request('POST', '/_compact', shape=DONE)
         ended = time.monotonic()
         while time.monotonic() - ended < _SETTLED:
             if self._compacting():
@@ -155,7 +159,7 @@ class _Vacuum:
 
     def _compacting(self) -> bool:
         # The first knows of some nodes only, the second not of all that belongs to a compaction.
-        return bool(self._client.info()['compact_running']) \
+        return bool(self._client.info(_INFO)['compact_running']) \
             or self._cluster.busy('database_compaction', 'view_compaction')
 
     def _pause(self, step: str, left: Callable[[], float]) -> None:
@@ -166,4 +170,4 @@ class _Vacuum:
             time.sleep(min(0.5, seconds))
 
     def _file(self) -> int:
-        return int(self._client.info()['sizes']['file'])
+        return int(self._client.info(_INFO)['sizes']['file'])

@@ -26,13 +26,28 @@ VIEWS: dict[str, tuple[Any, Any]] = {
     'by_task': ('task-1', 1), 'due': (NOW, 1)}
 
 
-#: After so many requests the views are empty: who deletes until nothing is left comes to an end.
+#: What administrators read.
+SERVER: dict[str, Any] = {
+    '_membership': {'cluster_nodes': ['a', 'b'], 'all_nodes': ['a', 'b']},
+    '_node/a/_system': {'uptime': 500, 'internal_replication_jobs': 0}, '_node/b/_system': {'uptime': 500},
+    '_active_tasks': [{'type': 'indexer', 'database': 'shards/0-f/other.1'}],
+    '_session': {'userCtx': {'name': 'me', 'roles': ['_admin']}}, '_security': {'members': {'names': ['me']}},
+    '_revs_limit': 1000, '_node/_local/_config/admins': {'me': 'hash'}}
+
+
+#: After so many requests the views are empty, and so are ranges of documents: who deletes until nothing is left comes to an end.
 _ENOUGH = 15
 
 
 def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
     """Return what CouchDB might answer; `path` is that below the database, None the server's root."""
     name = unquote(path.lstrip('/'))
+    if name in SERVER and method == 'GET':
+        return SERVER[name]
+    if name.endswith('/_info'):
+        return {'view_index': {'update_seq': 7, 'updater_running': False, 'sizes': {'file': 5}, 'updates_pending': {'total': 0}}}
+    if name == '_purge':
+        return {'purge_seq': None, 'purged': {doc_id: [] for doc_id in body}}
     if name == '_bulk_docs':
         return [{'ok': True, 'id': doc.get('_id'), 'rev': '2-b'} for doc in body['docs']]
     if name == '_bulk_get':
@@ -52,9 +67,10 @@ def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
     if method == 'GET' and query.get('open_revs'):
         return [{'ok': _stored(name)}]
     if method == 'GET' and name:
-        return _stored(name)
+        return _stored(name.removeprefix('_users/'))
     if method == 'GET':
-        return {'update_seq': '7-x', 'doc_count': 5, 'doc_del_count': 5, 'sizes': {'file': 5, 'active': 5}}
+        return {'update_seq': '7-x', 'doc_count': 5, 'doc_del_count': 5, 'sizes': {'file': 5, 'active': 5}, 'cluster': {'n': 1},
+                'compact_running': False}
     return {'ok': True, 'id': name, 'rev': '2-b'}
 
 
@@ -123,12 +139,12 @@ class Fake:
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         self.requests.append(f'{request.method} {path}')
         if parts.path == '/':
-            right: Any = {'couchdb': 'Welcome', 'version': '3.5.0'}
+            right: Any = {'couchdb': 'Welcome', 'version': '3.5.0', 'vendor': {'name': 'x'}}
         else:
             right = honest(str(request.method), path, query, json.loads(request.body) if request.body else None)
-        if '/_view/' in path and len(self.requests) > _ENOUGH:
+        if ('/_view/' in path or (path == '/_all_docs' and request.method == 'GET')) and len(self.requests) > _ENOUGH:
             right = {'rows': []}
-        assert len(self.requests) < 10 * _ENOUGH, f'asked for ever: {self.requests[-3:]}'
+        assert len(self.requests) < 20 * _ENOUGH, f'asked for ever: {self.requests[-3:]}'
         told = self.spoil(path, right)
         status, headers, body = told if isinstance(told, tuple) else (200, {}, told)
         response = requests.Response()

@@ -141,8 +141,17 @@ def test_who_is_no_administrator_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_wrong_password_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AccessDenied, match='incorrect'):
-        cluster(monkeypatch, {'/_membership': AccessDenied('Name or password is incorrect')}).check()
+    refused = AccessDenied("http://localhost:5984 refused user 'admin': Name or password is incorrect")
+    with pytest.raises(AccessDenied, match=r'incorrect$'):
+        cluster(monkeypatch, {'/_membership': refused}).check()
+
+
+def test_notes_that_somebody_spoilt_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(Address())
+    for spoilt in (5, 'x', {'seq': 1}, [5], [{'seq': 'x', 'date': 5.0}], [{'seq': 5, 'date': 'x'}], ['a', 5]):
+        monkeypatch.setattr(client, 'get', lambda doc_id, spoilt=spoilt: {'_id': doc_id, 'marks': spoilt, 'purging': spoilt})
+        marks = Marks(client)
+        assert (marks.old(0.0), marks.purging(), marks.ready_in(5.0)) == (None, [], 5.0)
 
 
 NODES = {'all_nodes': ['a@host', 'b@host', 'c@host'], 'cluster_nodes': ['a@host', 'b@host']}
