@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from .address import Address
 from .client import Client, Document
-from .errors import RETRIED, Conflict
+from .errors import RETRIED, Conflict, CouchDBError
 from .forks import Shared, reset_in_child
 from .http import encoded
 
@@ -116,7 +116,7 @@ class GroupCommit:
             for entry in batch:
                 entry.error = copy.copy(exc)  # each is raised in a thread of its own
                 entry.error.__cause__ = exc.__cause__
-        except Exception as exc:
+        except CouchDBError as exc:  # any other, such as a time limit, is for the thread that it strikes
             if len(batch) == 1:
                 batch[0].error = exc
                 return

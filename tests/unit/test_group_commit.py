@@ -152,6 +152,26 @@ def test_whenever_a_time_limit_strikes_the_next_can_write(bench: Bench, monkeypa
     assert bench.server.requests == [['b']]  # nobody waits for the first any more
 
 
+def test_a_time_limit_that_strikes_who_sends_for_all_is_raised(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for a refusal: each was sent for itself, and the limit was forgotten."""
+    class TimeLimit(Exception):
+        pass
+
+    take = bench.server._take
+
+    def strike_second(docs: Sequence[Document]) -> None:
+        take(docs)
+        if len(bench.server.requests) == 2:
+            raise TimeLimit
+    monkeypatch.setattr(bench.server, '_take', strike_second)
+    a, *others = bench.go([bench.write('a'), bench.write('b'), bench.write('c')])
+    assert revs(a) == ['1-a']
+    assert [sorted(ids) for ids in bench.server.requests[:2]] == [['a'], ['b', 'c']]
+    struck = [isinstance(other, TimeLimit) for other in others]
+    assert sum(struck) == 1
+    assert bench.server.requests[2:] == [['b'] if struck[1] else ['c']]  # the other one is sent again, by its own thread
+
+
 def test_who_gave_up_waiting_is_not_written_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench.write('a')
 
