@@ -5,6 +5,7 @@ from __future__ import annotations
 from kombu.log import get_logger
 
 from .client import Client, Document
+from .errors import CouchDBError, from_answer
 from .holdings import Change, Holdings
 from .lease import Lease
 
@@ -21,9 +22,13 @@ class Heartbeat:
         #: Whether the last heartbeat may have been stored, and not answered, or be gone, for the database may be another.
         self.in_doubt = False
         self._contested = False
+        self._refused: CouchDBError | None = None
 
     def register(self, queues: set[str]) -> None:
-        """Write the heartbeat document before anything is claimed: a claim without one counts as a dead consumer's."""
+        """Write the heartbeat document before anything is claimed: a claim without one counts as a dead consumer's.
+
+        *Raises* `AccessDenied` also if the heartbeat before was refused.
+        """
         self._register(queues)
         if not self._lease.written:
             self._register(queues)  # under a new id: the old one was swept
@@ -40,6 +45,9 @@ class Heartbeat:
         if not self._contested and (in_doubt or not self._lease.written):
             doc, react = self.change(queues)
             react(self._client.bulk([doc])[0])
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise refused
         if self._contested:
             if not self._lease.confirm(self._client.leaves(self._lease.id)):
                 self._begin_anew()
@@ -56,8 +64,8 @@ class Heartbeat:
         elif answer.get('error') == 'conflict':
             self._contested = True  # others have swept it, or the answer to the last heartbeat was lost
         elif answer.get('error') != 'unanswered':
-            logger.warning('the heartbeat was not stored: %s', answer.get('reason'))
-        if self._contested:
+            self._refused = from_answer(answer, f'{self._client.address.url}: the heartbeat was not stored')
+        if self._contested or self._refused:
             self._holdings.bell.ring()
 
     def _begin_anew(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.client import Client, Document
-from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish, publish_many
 
@@ -137,6 +137,34 @@ def test_nobody_claims_without_a_heartbeat(connect: Callable[..., Connection], c
     Inbox(connect()).wait(1)
     writes = [doc.get('type', 'deletion') for request in sent for doc in request.docs if request.path != '/']
     assert writes.index('Consumer') < len(writes) - 1 - writes[::-1].index('WorkItem')
+
+
+@pytest.mark.parametrize('beat', [0, 2], ids=['first', 'later'])
+def test_heartbeat_that_the_database_refuses_is_an_error(connect: Callable[..., Connection], client: Client,
+                                                         monkeypatch: pytest.MonkeyPatch, beat: int) -> None:
+    """A `validate_doc_update` may do so. It claimed without a lease, and tried again without a pause."""
+    publisher, connection = connect(), connect(visibility_timeout=LEASE)
+    publish(publisher, 'hello')
+    transport = connection.transport
+    bulk, beats = transport.couchdb.bulk, list[Document]()
+
+    def bulk_and_refuse(docs: Sequence[Document], **options: Any) -> list[Document]:
+        mine = [doc for doc in docs if doc.get('type') == 'Consumer']
+        beats.extend(mine)
+        if not mine or len(beats) <= beat:
+            return bulk(docs, **options)
+        rest = [doc for doc in docs if doc not in mine]
+        answers = dict(zip([doc['_id'] for doc in rest], bulk(rest) if rest else [], strict=True))
+        refusal = {'error': 'forbidden', 'reason': 'no heartbeats here'}
+        return [answers.get(doc['_id']) or {'id': doc['_id'], **refusal} for doc in docs]
+
+    monkeypatch.setattr(transport.couchdb, 'bulk', bulk_and_refuse)
+    inbox = Inbox(connection, ack=False)
+    with pytest.raises(AccessDenied, match='no heartbeats here'):
+        inbox.wait(2)
+    assert len(inbox.messages) == (1 if beat else 0)
+    assert len(beats) == beat + 1
+    wait_for(lambda: [(item['claimed'], item['attempts']) for item in items(client)] == [(None, 1 if beat else 0)], 'the release')
 
 
 def test_closed_consumer_leaves_no_heartbeat(connect: Callable[..., Connection], client: Client) -> None:
