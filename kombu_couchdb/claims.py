@@ -24,6 +24,10 @@ __all__ = ['Claims']
 logger = get_logger(__name__)
 
 
+#: How many messages are looked at for one that is asked for.
+_LOOKED_AT = 8
+
+
 class Claims:
     """Makes claims of candidates, as changes to be written by the I/O thread, and delivers what was won."""
 
@@ -55,19 +59,23 @@ class Claims:
     def _claim(self, doc: Document, credit: Credit, no_ack: bool, subscription: Subscription | None,
                pull: Pull | None = None) -> Change:
         """Return the claim of an item, for which credit was taken; without acknowledgement it is deleted at once."""
-        def failed() -> None:
+        def failed(answer: Document) -> None:
             self._holdings.spend(credit, no_ack, -1)
+            if answer.get('error') not in (None, 'conflict', 'unanswered'):
+                logger.error('message %s in queue %r cannot be taken: %s', doc['_id'], doc.get('queue'), answer.get('reason'))
+                if pull is not None:
+                    pull.refused.add(doc['_id'])
 
         def set_aside(reason: str) -> Change:
             logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)
-            return workitem.bury(doc, reason, now), lambda answer: failed()
+            return workitem.bury(doc, reason, now), failed
 
         now = self._store.client.clock.now()
         if reason := workitem.flaw(doc):
             return set_aside(reason)
         limit = self._limits.of(doc['queue'])
         if workitem.has_expired(doc, now) or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
-            return workitem.acked(doc, now), lambda answer: failed()
+            return workitem.acked(doc, now), failed
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
             return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
@@ -79,7 +87,7 @@ class Claims:
             if not answer.get('ok') or (answer.get('accepted') and not no_ack):
                 if answer.get('accepted'):
                     self._void[doc['_id']] = (answer['rev'], time.monotonic())
-                failed()
+                failed(answer)
                 return
             kept = doc if no_ack else {**claimed, '_rev': answer['rev']}
             delivery = Delivery(kept, credit, subscription, no_ack=no_ack)
@@ -98,7 +106,8 @@ class Claims:
 
     def _pulled(self, pull: Pull) -> list[Change]:
         now = self._store.client.clock.now()
-        for doc in (row['doc'] for row in self._store.ready(pull.queue, 8, docs=True) if row.get('doc')):
+        docs = [row['doc'] for row in self._store.ready(pull.queue, _LOOKED_AT, docs=True) if row.get('doc')]
+        for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 self._holdings.bell.ring()  # should the claim fail, the next turn looks again
                 self._holdings.spend(pull.credit, pull.no_ack)

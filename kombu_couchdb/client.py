@@ -70,10 +70,21 @@ class Client(Http):
 
         An answer is `{'ok': true, 'id', 'rev'}`, with `accepted` where a cluster stored it on too few nodes to prove
         anything, or `{'id', 'error', 'reason'}`. Some may be stored and others not. *Raises* `ServerUnavailable` also if
-        the server could not say so of each. `text` is the body, encoded already.
+        the server could not say so of each.
+
+        What is too much for one request goes in several; a document that is too large alone has that for its answer. With
+        `text`, the body encoded already, it *raises* `DocumentTooLarge` instead: nothing is stored then.
         """
-        answers = cast('list[Document]', self.request('POST', '/_bulk_docs', body=text or {'docs': docs},
-                                                      shape=exactly(*(_decided(doc['_id']) for doc in docs))))
+        try:
+            answers = cast('list[Document]', self.request('POST', '/_bulk_docs', body=text or {'docs': docs},
+                                                          shape=exactly(*(_decided(doc['_id']) for doc in docs))))
+        except errors.DocumentTooLarge as exc:
+            if text is not None:
+                raise
+            if len(docs) == 1:
+                reason = str(exc).removeprefix(f'{self.address.url}: ')
+                return [{'id': docs[0]['_id'], 'error': 'document_too_large', 'reason': reason}]
+            return [*self.bulk(docs[:len(docs) // 2]), *self.bulk(docs[len(docs) // 2:])]
         for answer in answers:
             if answer.get('error', 'conflict') not in _DECIDED:
                 raise errors.from_answer(answer, self.address.url)

@@ -16,6 +16,8 @@ class Pull:
 
     def __init__(self, queue: str, no_ack: bool, credit: Credit) -> None:
         self.queue, self.no_ack, self.credit = queue, no_ack, credit
+        #: The ids of messages that the database did not let be taken.
+        self.refused: set[str] = set()
         self._done = threading.Event()
         self._answer: Any = None
 

@@ -103,7 +103,7 @@ class Store:
         """Store new items, in one request, and one more for each unique job. Storing the same twice is storing them once.
 
         *Raises* `ServerUnavailable` (whether they are stored is unknown: publish the same documents again),
-        `DocumentTooLarge` (nothing is stored), `AccessDenied`.
+        `DocumentTooLarge` (of one message, nothing is stored), `AccessDenied`.
         """
         for doc in docs:
             if 'key' in doc:

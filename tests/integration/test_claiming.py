@@ -12,6 +12,8 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.client import Client
+from kombu_couchdb.errors import DocumentTooLarge
+from kombu_couchdb.http import encoded
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many
 
@@ -146,3 +148,31 @@ def test_message_of_a_quiet_queue_while_another_is_busy(connect: Callable[..., C
     assert 'hello' in inbox.bodies
     publish(publisher, 'again', to='quiet')
     assert inbox.wait(402)[-1] == 'again'
+
+
+def test_messages_that_are_together_too_much_for_one_request(connect: Callable[..., Connection], client: Client,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy takes less than CouchDB, or CouchDB less than it did: a message that is too large stays, and stops no other."""
+    publisher, connection = connect(), connect()
+    publish(publisher, 'x' * 3000)
+    publish_many(publisher, range(20))
+    transport = connection.transport
+    request, sizes = transport.couchdb.request, list[int]()
+
+    def narrow(method: str, path: str | None, params: Any = None, body: Any = None, **kwargs: Any) -> Any:
+        if path == '/_bulk_docs':
+            sizes.append(len(encoded(body)))
+            if sizes[-1] > 3000:
+                raise DocumentTooLarge('the proxy takes no more')
+        return request(method, path, params, body, **kwargs)
+
+    monkeypatch.setattr(transport.couchdb, 'request', narrow)
+    channel = connection.channel()
+    first = channel.basic_get('q')
+    assert first.decode() == 0
+    first.ack()
+    inbox = Inbox(connection)
+    assert sorted(inbox.wait(19)) == list(range(1, 20))
+    assert max(sizes) > 3000
+    wait_for(lambda: len(items(client)) == 1, 'the acknowledgements')
+    assert items(client)[0]['claimed'] is None

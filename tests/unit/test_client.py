@@ -371,6 +371,19 @@ def test_an_error_says_where_and_never_the_password(peer: Peer, client: Client) 
     assert 'p:ß@' not in str(caught.value)
 
 
+def test_what_is_too_much_for_one_request_goes_in_several(peer: Peer, client: Client) -> None:
+    """A proxy may take less in one request than CouchDB; a consumer wrote its claims again and again."""
+    docs = [{'_id': name} for name in 'abcd']
+    too_large = answer({'error': 'too_large', 'reason': 'x'}, 413)
+    peer.answers = [too_large, answer([{'id': 'a', 'rev': '1-a'}, {'id': 'b', 'error': 'conflict'}]), too_large,
+                    answer([{'id': 'c', 'rev': '1-c'}]), too_large]
+    found = client.bulk(docs)
+    assert [one.get('rev') or one['error'] for one in found] == ['1-a', 'conflict', '1-c', 'document_too_large']
+    assert 'max_document_size' in found[-1]['reason']
+    assert [[doc['_id'] for doc in request.body['docs']] for request in peer.seen] == [
+        ['a', 'b', 'c', 'd'], ['a', 'b'], ['c', 'd'], ['c'], ['d']]
+
+
 def test_the_size_of_what_was_too_large_is_told(peer: Peer, client: Client) -> None:
     peer.answers = [answer({'error': 'document_too_large', 'reason': 'x'}, 413)]
     with pytest.raises(errors.DocumentTooLarge, match='2,000 bytes'):
