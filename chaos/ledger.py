@@ -8,7 +8,7 @@ Event        Members
 ============ =======================================================================================================
 ``accepted`` ``order``; ``keys``, the ids of its tasks; ``tries``, how often each runs on purpose; ``kind``
 ``due``      ``key``, ``try``, ``at``: the time before which that try must not run
-``received`` ``key``, ``try``, ``at``, ``worker``, ``delivery``: a worker was given a message, for the how-manieth time
+``received`` ``key``, ``try``, ``at``, ``worker``, ``delivery``: a worker was given a message, of this document and revision
 ``start``    the same, ``pid``, ``astray``: a run begins; whether the worker's clock is wrong
 ``end``      the same; the run has come to its end
 ``fault``    ``name``, ``began``, ``ended``; whether it ``interrupts`` runs, or is ``deadly`` to a process; ``workers``, those or

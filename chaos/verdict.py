@@ -106,8 +106,8 @@ def _judge_doubles(verdict: Verdict, received: dict[Try, list[Event]], starts: d
         key, number = which
         # Who ran twice has also asked for its next try twice.
         inherited = (key, number - 1) in repeated
-        deliveries = Counter(one['delivery'] for one in received.get(which, ()))
-        if not inherited and max(deliveries.values(), default=0) > 1:
+        sent = {one['delivery'].rpartition(':')[0] for one in received.get(which, ())}
+        if not inherited and len(sent) > 1:
             verdict.sent_twice.append(key)
         came = {(one['worker'], one['delivery']): one['at'] for one in received.get(which, ())}
         for first, second in pairwise(runs):

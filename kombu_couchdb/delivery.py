@@ -53,8 +53,8 @@ class Delivery:
     doc: Document
     credit: Credit
     subscription: Subscription | None = None
-    #: Whether kombu has seen it: one that it has not does not count as an attempt when it is given back.
-    handed: bool = False
+    #: Whether its consumer took it without an error: given back when that stops, it does not count as an attempt then.
+    accepted: bool = False
     no_ack: bool = False
     tag: str = field(init=False)
 
@@ -70,7 +70,8 @@ class Delivery:
             # It is due by the server's clock and not yet by this machine's: Celery must not wait for the latter.
             message['headers']['eta'] = datetime.now(timezone.utc).isoformat()
         attempts = self.doc.get('attempts') or 1
-        info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1, 'delivery_count': attempts}
+        info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1 or 'consumer' in self.doc,
+                'delivery_count': attempts}
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
 
 

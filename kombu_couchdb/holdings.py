@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 
 from kombu.log import get_logger
 
@@ -96,7 +97,6 @@ class Holdings:
                     self._settle(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()))
                 self.bell.ring()
                 return False
-            delivery.handed = True
             if delivery.no_ack or not delivery.credit.limit:
                 self.bell.ring()
             return True
@@ -112,6 +112,12 @@ class Holdings:
     def release(self, tag: str) -> None:
         """The message shall be delivered again: put it back to its old place."""
         self._decide(tag, workitem.release)
+
+    def give_back(self, tag: str) -> None:
+        """The consumer stops: put the message back to its old place. Only who was ended by it counts it as an attempt."""
+        with self._lock:
+            accepted = tag in self._held and self._held[tag].accepted
+            self._decide(tag, partial(workitem.release, counts=not accepted))
 
     def bury(self, tag: str, reason: str) -> None:
         """The message is refused: keep it as a dead letter."""
@@ -259,7 +265,7 @@ class Holdings:
                 assert isinstance(item, Delivery)
                 self._return_unseen(item)
             for tag in list(self._held):
-                self._settle(tag, workitem.release)
+                self.give_back(tag)
 
     def _return_unseen(self, delivery: Delivery) -> None:
         """Give back a message that kombu has not seen: it does not count as an attempt."""

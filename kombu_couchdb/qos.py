@@ -55,11 +55,17 @@ class QoS:
 
     def restore_unacked(self) -> None:
         """Let everything unacknowledged be delivered again."""
-        tags, self._tags = list(self._tags), {}
-        for tag in tags:
+        for tag in self._all():
             self.channel.connection.consumer.holdings.release(tag)
 
-    restore_unacked_once = restore_unacked
+    def restore_unacked_once(self) -> None:
+        """The channel is closed: give everything back."""
+        for tag in self._all():
+            self.channel.connection.consumer.holdings.give_back(tag)
+
+    def _all(self) -> list[str]:
+        tags, self._tags = list(self._tags), {}
+        return tags
 
     def _up_to(self, delivery_tag: str) -> list[str]:
         tags = list(self._tags)

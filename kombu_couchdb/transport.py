@@ -153,6 +153,7 @@ class Transport(virtual.Transport):
             if item.subscription is not None and self.consumer.holdings.hand_over(item):
                 delivered += 1
                 item.subscription.deliver(item)
+                item.accepted = True  # what ends its consumer here still counts as an attempt
         return delivered
 
     # -- for channels

@@ -5,7 +5,7 @@
     {"_id": "0000647…", "type": "WorkItem", "queue": "celery", "priority": 0,
      "date": null,                     when it is due, seconds since the epoch; null: at once
      "published": 1763709000.123456,   orders the messages that are due at once
-     "attempts": 0,                    how often it was delivered
+     "attempts": 0,                    how often it was delivered, and not given back by a consumer that stopped
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
      "expires": 1763709060.1,          only if the message has an expiration: when it is not delivered any more
      "consumer": "broker:consumer:…",  only if it came back: who was the last to hold it
@@ -149,12 +149,11 @@ def claim(doc: Document, by: str, now: float) -> Document:
     return {**_without_room(doc), 'claimed': {'by': by, 'date': now}, 'attempts': doc['attempts'] + 1}
 
 
-def release(doc: Document, *, delivered: bool = True) -> Document:
-    """Return the item as waiting again, at its old place in the queue; undelivered, the attempt does not count."""
-    if not delivered:
-        attempts = doc.get('attempts')
-        return {**doc, 'claimed': None, **({'attempts': attempts - 1} if isinstance(attempts, int) else {})}
-    return {**doc, 'claimed': None, **_holder(doc)}
+def release(doc: Document, *, delivered: bool = True, counts: bool = True) -> Document:
+    """Return the item as waiting again, at its old place in the queue; an attempt that was not `delivered` does not count."""
+    attempts = doc.get('attempts')
+    fewer = {'attempts': attempts - 1} if not (delivered and counts) and isinstance(attempts, int) else {}
+    return {**doc, 'claimed': None, **fewer, **(_holder(doc) if delivered else {})}
 
 
 def bury(doc: Document, reason: str, now: float) -> Document:
@@ -194,7 +193,7 @@ def dead_copy(doc: Document) -> Document:
 
 def replay(doc: Document, now: float) -> Document:
     """Return a dead item as waiting at the end of its queue, as if it had never been delivered; it does not expire any more."""
-    kept = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'expires')}
+    kept = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'expires', 'consumer')}
     headers = {name: None if name == 'expires' else value for name, value in doc['message']['headers'].items()}
     return {**kept, 'date': None, 'published': now, 'attempts': 0, 'message': {**doc['message'], 'headers': headers}}
 

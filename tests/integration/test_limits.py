@@ -68,6 +68,44 @@ def test_limit_of_the_queue_goes_first(connect: Callable[..., Connection], clien
     assert dead['attempts'] == 2
 
 
+@pytest.mark.parametrize('end', ['close', 'channel'])
+def test_who_stops_with_a_message_does_not_count_it(connect: Callable[..., Connection], client: Client, end: str) -> None:
+    """Prefetched by workers that were stopped one after the other, it became a dead letter without having run."""
+    publish(connect(), 'hello')
+    for number in range(4):
+        inbox = Inbox(connect(delivery_limit=2), ack=False)
+        assert inbox.wait(1) == ['hello']
+        info = inbox.messages[0].delivery_info
+        assert (info['redelivered'], info['delivery_count']) == (number > 0, 1)
+        if end == 'close':
+            inbox.connection.release()
+        else:
+            inbox.channel.close()
+        wait_for(lambda: not items(client)[0]['claimed'], 'the release')
+    [item] = items(client)
+    assert (item['attempts'], item.get('status')) == (0, None)
+    assert item['consumer'].startswith('broker:consumer:')
+
+
+@pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
+def test_who_is_stopped_by_a_message_counts_it(connect: Callable[..., Connection], client: Client,
+                                               error: type[BaseException]) -> None:
+    """Its consumer ends in good order each time, and starts again."""
+    def fail(message: object) -> None:
+        raise error('poison')
+
+    publish(connect(), 'poison')
+    for _ in range(2):
+        connection = connect(delivery_limit=2)
+        inbox = Inbox(connection)
+        inbox.consumer.on_message = fail
+        with pytest.raises(error):
+            inbox.wait(1)
+        connection.release()
+    Inbox(connect(delivery_limit=2)).stays(0, 1)
+    wait_for(lambda: items(client)[0].get('status') == 'fail', 'the dead letter')
+
+
 def test_who_dies_with_a_message_each_time(client: Client, url: str, connect: Callable[..., Connection]) -> None:
     publish(connect(), 'deadly')
     options = {'visibility_timeout': 1.0, 'delivery_limit': 2}

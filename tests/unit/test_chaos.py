@@ -56,10 +56,10 @@ def due(key: str, at: float, try_: int = 0) -> Event:
     return {'event': 'due', 'key': key, 'try': try_, 'at': at}
 
 
-def run_of(key: str, at: float, *, worker: str = 'w1.1@chaos', pid: int = 1, try_: int = 0, delivery: int = 1,
+def run_of(key: str, at: float, *, worker: str = 'w1.1@chaos', pid: int = 1, try_: int = 0, sent: int = 1, delivery: int = 1,
            received: float | None = None, ends: bool = True, astray: bool = False) -> list[Event]:
     """Return the events of a run, which came to its worker a moment before it began."""
-    run: dict[str, Any] = {'key': key, 'try': try_, 'worker': worker, 'delivery': delivery}
+    run: dict[str, Any] = {'key': key, 'try': try_, 'worker': worker, 'delivery': f'{key} {try_} {sent}:{delivery}'}
     begun = {**run, 'pid': pid, 'astray': astray}
     return [{'event': 'received', 'at': at - 0.1 if received is None else received, **run},
             {'event': 'start', 'at': at, **begun}, *([{'event': 'end', 'at': at + 0.5, **begun}] if ends else [])]
@@ -141,7 +141,7 @@ def test_each_further_run_needs_a_reason() -> None:
 def test_tries_are_not_doubles_and_doubles_are_inherited() -> None:
     tries = [*run_of('a', 1.0), *run_of('a', 2.0, try_=1)]
     assert judge([accepted('a', tries=2), *tries]).holds
-    again = [*run_of('a', 11.0, delivery=2), *run_of('a', 12.0, try_=1)]
+    again = [*run_of('a', 11.0, delivery=2), *run_of('a', 12.0, try_=1, sent=2)]
     assert judge([accepted('a', tries=2), *tries, *again, fault(1.2, 1.2, None)]).holds
     assert judge([accepted('a', tries=2), *tries, *again]).twice == ['a']
 
@@ -150,7 +150,7 @@ def test_body_of_a_chord_that_was_sent_twice() -> None:
     chord = [accepted('c/0', 'c/body', kind='chord'), *run_of('c/0', 1.0), *run_of('c/body', 2.0)]
     assert judge([*chord, *run_of('c/body', 5.0, delivery=2), fault(2.1, 2.1, None)]).holds
     assert judge([*chord, *run_of('c/body', 5.0, delivery=2)]).twice == ['c/body']
-    assert judge([*chord, *run_of('c/body', 5.0), fault(2.1, 2.1, None)]).sent_twice == ['c/body']
+    assert judge([*chord, *run_of('c/body', 5.0, sent=2), fault(2.1, 2.1, None)]).sent_twice == ['c/body']
 
 
 @pytest.mark.parametrize(('at', 'astray', 'early'), [

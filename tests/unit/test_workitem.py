@@ -155,6 +155,12 @@ def test_a_release_counts_what_was_delivered_only(delivered: bool, attempts: int
     assert workitem.is_waiting(released)
 
 
+def test_what_a_consumer_gave_back_that_stopped_names_it_and_does_not_count() -> None:
+    released = workitem.release(workitem.claim(item(), 'me', NOW), counts=False)
+    assert released == item(attempts=0, consumer='me')
+    assert workitem.is_waiting(released)
+
+
 def test_a_buried_item_is_kept_with_its_reason() -> None:
     dead = workitem.bury(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
     assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2, consumer='me')
