@@ -17,9 +17,9 @@ from typing import Any
 
 from kombu.log import get_logger
 
+from . import workitem
 from .client import Client, Document
 from .errors import Conflict
-from .workitem import new_id
 
 __all__ = ['BROADCAST', 'Broadcaster', 'Listener']
 
@@ -33,6 +33,9 @@ _ADOPT = 50
 
 #: Publishers whose last number a listener remembers; one that long silent counts as new.
 _REMEMBERED = 10_000
+
+#: Broadcasts that a listener remembers, lest it take one for new that was sent again since its first answer was lost.
+_TAGS = 1000
 
 #: How long a number that was passed over may still come, in seconds: as long as nodes take to tell each other (see `void`), and
 #: more. So many of them are waited for.
@@ -55,19 +58,22 @@ class Broadcaster:
         if self._sent + self._retention < now:
             # What was sent before is gone, and a listener that came later never saw a number of it: count anew.
             self._publisher, self._number = uuid.uuid4().hex, 0
-        doc = {'type': 'Broadcast', 'exchange': exchange, 'routing_key': routing_key, 'publisher': self._publisher,
-               'number': self._number + 1, 'date': now, 'expires': now + self._retention, 'message': message}
+        # Whatever becomes of it: one that gets no answer may have been stored, and its number is no other's any more.
+        self._number, self._sent = self._number + 1, now
+        self._store({'type': 'Broadcast', 'exchange': exchange, 'routing_key': routing_key, 'publisher': self._publisher,
+                     'number': self._number, 'date': now, 'expires': now + self._retention, 'message': message}, now)
+
+    def _store(self, doc: Document, now: float) -> None:
+        assert self._own is not None
         while self._own and self._own[0][0] <= now:
             _, doc_id, rev = self._own.pop(0)
             try:
                 self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id, '_rev': rev})))
-                break
+                return
             except Conflict:
                 continue  # another publisher took it over
-        else:
-            doc_id = BROADCAST + new_id(now)
-            self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id})))
-        self._number, self._sent = self._number + 1, now
+        doc_id = BROADCAST + workitem.new_id(now)
+        self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id})))
 
     def _adoptable(self, now: float) -> list[tuple[float, str, str]]:
         rows = self._client.id_range(BROADCAST, docs=True, limit=_ADOPT)
@@ -84,6 +90,7 @@ class Listener:
         self._last: dict[str, int] = {}
         #: Publisher and number of what was passed over, with the monotonic time of that.
         self._passed: dict[tuple[str, int], float] = {}
+        self._tags: dict[str, None] = {}
         self._primed = False
 
     @property
@@ -142,7 +149,17 @@ class Listener:
             if queues:
                 now = time.monotonic()
                 self._passed |= {(publisher, passed): now for passed in range(max(last + 1, number - _PASSED), number)}
-        return [(queue, doc['message']) for queue in queues]
+        return [(queue, doc['message']) for queue in queues] if self._is_first(doc) else []
+
+    def _is_first(self, doc: Document) -> bool:
+        tag = workitem.tag(doc)
+        if not isinstance(tag, str):
+            return True
+        known = tag in self._tags
+        self._tags[tag] = None
+        if len(self._tags) > _TAGS:
+            del self._tags[next(iter(self._tags))]
+        return not known
 
     def _give_up(self) -> None:
         """Wait no longer for what was passed over long ago, or too much of it."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kombu_couchdb.client import Client
-from kombu_couchdb.errors import Conflict
+from kombu_couchdb.errors import Conflict, ServerUnavailable
 from kombu_couchdb.fanout import BROADCAST, Broadcaster, Listener
 
 Document = dict[str, Any]
@@ -59,6 +59,47 @@ def send(sender: Broadcaster, *bodies: str) -> None:
 
 
 # -- sending
+
+
+@pytest.mark.parametrize('stored', [True, False])
+def test_a_broadcast_that_failed_costs_the_next_one_nothing(client: FakeClient, monkeypatch: pytest.MonkeyPatch,
+                                                            stored: bool) -> None:
+    """Whether it was stored is unknown. The next one had its number, and was taken for it where it had been heard."""
+    sender, listener = broadcaster(client), Listener()
+    listener.bind('ex', 'q')
+    send(sender, 'a')
+    put = client.put
+
+    def put_and_fail(doc: Document) -> str:
+        if stored:
+            put(doc)
+        raise ServerUnavailable('no answer')
+    with monkeypatch.context() as patched:
+        patched.setattr(client, 'put', put_and_fail)
+        with pytest.raises(ServerUnavailable):
+            sender.send('ex', 'key', {'body': 'b', 'properties': {'delivery_tag': 'b'}})
+    heard = listener.take(client.docs.values())
+    sender.send('ex', 'key', {'body': 'c', 'properties': {'delivery_tag': 'c'}})
+    heard += listener.take(client.docs.values())
+    assert [message['body'] for _, message in heard] == (['a', 'b', 'c'] if stored else ['a', 'c'])
+
+
+@pytest.mark.parametrize('reconnects', [True, False])
+def test_a_broadcast_that_is_sent_again_is_heard_once(client: FakeClient, monkeypatch: pytest.MonkeyPatch,
+                                                      reconnects: bool) -> None:
+    sender, listener = broadcaster(client), Listener()
+    listener.bind('ex', 'q')
+    put, message = client.put, {'body': 'a', 'properties': {'delivery_tag': 'a'}}
+
+    def put_and_fail(doc: Document) -> str:
+        put(doc)
+        raise ServerUnavailable('no answer')
+    with monkeypatch.context() as patched:
+        patched.setattr(client, 'put', put_and_fail)
+        with pytest.raises(ServerUnavailable):
+            sender.send('ex', 'key', message)
+    (broadcaster(client) if reconnects else sender).send('ex', 'key', message)
+    assert [message['body'] for _, message in listener.take(client.docs.values())] == ['a']
 
 
 def test_a_broadcast_is_one_document_for_its_exchange(client: FakeClient) -> None:
