@@ -174,7 +174,7 @@ def _tls(reason: str) -> str:
 def _json(response: requests.Response) -> dict[str, Any]:
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
 

@@ -52,7 +52,7 @@ class Holdings:
         self._outbox: list[Change] = []
         self._returned: list[Document] = []
         self._parked: dict[str, deque[Document]] = {}  # broadcasts for queues that nobody consumes here just now
-        #: How many messages of each queue were acknowledged.
+        #: How many messages of each queue that is subscribed to were acknowledged.
         self.done: Counter[str] = Counter()
         #: Unique jobs that others have changed, with what was decided about them.
         self._contested: list[tuple[Document, Callable[[Document], Document]]] = []
@@ -71,6 +71,8 @@ class Holdings:
         """Claim nothing more for a subscription and give back what kombu has not seen."""
         with self._lock:
             subscription = self._subscriptions.pop(tag, None)
+            if subscription is not None and subscription.queue not in self.queues:
+                self.done.pop(subscription.queue, None)
             for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and d.subscription is subscription):
                 assert isinstance(item, Delivery)
                 self._return_unseen(item)
@@ -104,8 +106,8 @@ class Holdings:
     def ack(self, tag: str) -> None:
         """The message is done: delete it, if it is still ours."""
         with self._lock:
-            if tag in self._held:
-                self.done[self._held[tag].doc['queue']] += 1
+            if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
+                self.done[queue] += 1
             now = self._clock.now()
             self._decide(tag, lambda doc: workitem.acked(doc, now), patiently=True)
 
@@ -295,6 +297,6 @@ class Holdings:
         self._settling.discard(doc['_id'])
         if answer.get('error'):
             logger.warning('message %s had been taken from this consumer before it was done with it (%s)',
-                           doc['_id'], answer['error'])
+                           doc['_id'], answer.get('reason') or answer['error'])
         elif workitem.is_waiting(doc):
             self._returned.append({**doc, '_rev': answer['rev']})

@@ -94,8 +94,8 @@ class Lease:
         doc: Document = {'_id': self.id, 'type': 'Consumer', 'layout': design.NAME, 'host': socket.gethostname(),
                          'pid': os.getpid(), 'queues': self._queues, 'beats': self._beats, 'date': now,
                          'expires': now + self.timeout,
-                         'rates': {queue: round((count - self._done.get(queue, 0)) / max(elapsed, 0.001), 3)
-                                   for queue, count in done.items()}}
+                         'rates': {queue: round(max(0, count - self._done.get(queue, 0)) / max(elapsed, 0.001), 3)
+                                   for queue, count in self._doing.items()}}
         if self.rev:
             doc['_rev'] = self.rev
         return doc

@@ -24,7 +24,7 @@ class Mailbox(Generic[T]):
     def __init__(self) -> None:
         self._items: deque[T] = deque()
         self._lock = threading.Lock()
-        self._signalled = False
+        self._signalled = self._closed = False
         self._reader, self._writer = socket.socketpair()
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Mailbox(Generic[T]):
         """Add items and wake the reader."""
         with self._lock:
             self._items.extend(items)
-            if self._signalled or not items:
+            if self._signalled or not items or self._closed:
                 return
             self._signalled = True
             self._writer.send(b'\0')
@@ -48,7 +48,7 @@ class Mailbox(Generic[T]):
         with self._lock:
             if self._items:
                 return self._items.popleft()
-            if self._signalled:
+            if self._signalled and not self._closed:
                 self._signalled = False
                 self._reader.settimeout(1.0)  # the byte is there
                 self._reader.recv(1)
@@ -74,8 +74,8 @@ class Mailbox(Generic[T]):
             return gone
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Close the sockets. What is in it, and what comes yet, can be discarded: it may have to be given back."""
         with self._lock:
-            self._items.clear()
+            self._closed = True
             self._reader.close()
             self._writer.close()

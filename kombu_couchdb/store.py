@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any
@@ -49,7 +48,7 @@ class Store:
         self.client = client
         self._commits: GroupCommit | None = None
         #: Per queue, the ranks above the lowest in which items planned for later were met: they are stepped over.
-        self._planned: defaultdict[str, set[int]] = defaultdict(set)
+        self._planned: dict[str, set[int]] = {}
 
     # -- the database
 
@@ -142,7 +141,7 @@ class Store:
         which something waits for later.
         """
         horizon = self.client.clock.now() + HORIZON
-        name, planned, found = design.key_of(queue), self._planned[queue], list[Row]()
+        name, planned, found = design.key_of(queue), self._planned.get(queue, set()), list[Row]()
         rank, start = (int(after['key'][1]), after['key']) if after else (0, [name, 0])
         more: dict[str, Any] = {'startkey_docid': after['id'], 'skip': 1} if after else {}
         while rank <= workitem.HIGHEST and len(found) < limit:
@@ -159,6 +158,7 @@ class Store:
             else:
                 found += page[:later]
                 rank = int(page[later]['key'][1]) + 1
+                planned = self._planned.setdefault(queue, set())
                 planned.add(rank - 1)
             start, more = [name, rank], {}
         return found

@@ -63,7 +63,6 @@ class Routes:
         They were read from the monotonic time `at` on: what was written or deleted since stays as `update` told.
         """
         with self._lock:
-            self._updated = {k: when for k, when in self._updated.items() if when >= at - _MEMORY}
             newer = {k for k, when in self._updated.items() if when >= at}
             kept = {k: v for k, v in self._bindings.items() if k in newer or not k.startswith(prefix)}
             self._bindings = kept | {k: v for k, v in bindings.items() if k not in newer}
@@ -71,7 +70,11 @@ class Routes:
     def update(self, doc: Document) -> None:
         """Take in one binding that was written or deleted."""
         with self._lock:
-            self._updated[doc['_id']] = time.monotonic()
+            now = time.monotonic()
+            self._updated.pop(doc['_id'], None)
+            self._updated[doc['_id']] = now  # the newest last
+            while self._updated[oldest := next(iter(self._updated))] < now - _MEMORY:
+                del self._updated[oldest]
             if doc.get('_deleted'):
                 self._bindings.pop(doc['_id'], None)
             else:
@@ -173,7 +176,9 @@ class Topology:
     def delete_queue(self, name: str) -> None:
         """Delete a queue and its bindings; its messages are the Store's."""
         bindings = [row['doc'] for row in self.client.id_range(BINDING, docs=True) if row['doc'].get('queue') == name]
-        self._declared = {k: v for k, v in self._declared.items() if v.get('queue', v.get('name')) != name}
+        # The I/O thread does this, too, while kombu's declares.
+        for doc in [doc for doc in list(self._declared.values()) if doc.get('queue', doc.get('name')) == name]:
+            self._declared.pop(doc['_id'], None)
         self._delete(bindings + self.queues([name]))
         self.limits.seen({'name': name})
 

@@ -67,6 +67,7 @@ def test_a_wrong_option_is_a_value_error() -> None:
     (502, b'<html>Bad Gateway</html>', errors.ServerUnavailable),
     (503, b'', errors.ServerUnavailable),
     (504, b'[1]', errors.ServerUnavailable),
+    (504, b'[' * 100_000, errors.ServerUnavailable),
 ])
 def test_each_status_has_its_class(status: int, body: Any, kind: type[Exception]) -> None:
     error = refused(status, body)

@@ -341,6 +341,23 @@ def test_what_was_taken_well_goes_back_uncounted(desk: Desk) -> None:
     assert desk.written() == []
 
 
+def test_what_was_acknowledged_is_counted_for_queues_that_are_consumed(desk: Desk) -> None:
+    """A client with a queue for each answer had them all in its heartbeat, for ever."""
+    desk.subscribe('t', 'q')
+    desk.subscribe('u', 'q')
+    for name in 'ab':
+        delivery = desk.claim(name)
+        desk.take()
+        desk.holdings.ack(delivery.tag)
+    desk.holdings.cancel('u')
+    assert desk.holdings.done == {'q': 2}
+    late = desk.claim('c')
+    desk.take()
+    desk.holdings.cancel('t')
+    desk.holdings.ack(late.tag)
+    assert desk.holdings.done == {}
+
+
 # -- a lost lease
 
 

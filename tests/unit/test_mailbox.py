@@ -119,4 +119,14 @@ def test_closed_it_has_no_descriptor() -> None:
     mailbox.close()
     mailbox.close()
     assert mailbox.fileno() == -1
-    assert len(mailbox) == 0
+
+
+def test_what_comes_after_it_was_closed_is_not_lost() -> None:
+    """The I/O thread may be slower than who closes the connection, and gives back then what nobody took."""
+    mailbox = Mailbox[str]()
+    mailbox.put(['a'])
+    mailbox.close()
+    mailbox.put(['b'])
+    assert mailbox.discard(lambda item: True) == ['a', 'b']
+    mailbox.put(['c'])
+    assert [mailbox.pop(), mailbox.pop()] == ['c', None]

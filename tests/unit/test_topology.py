@@ -112,6 +112,15 @@ def test_what_was_bound_while_others_read_the_bindings_stays() -> None:
     assert routes.match('ex', 'k') == {'before', 'new'}
 
 
+def test_what_was_told_of_long_ago_is_not_remembered(time: SimpleNamespace) -> None:
+    """A worker is told of a binding for each client that asks something, and seldom reads them all."""
+    routes = Routes()
+    for number in range(1000):
+        time.now += 1.0
+        routes.update({'_id': f'{BINDING}{number}', '_deleted': True})
+    assert len(routes._updated) < 100
+
+
 def test_a_table_that_nobody_keeps_is_trusted_for_a_moment(time: SimpleNamespace) -> None:
     routes = Routes()
     assert not routes.known('ex')
