@@ -12,11 +12,10 @@ from typing import Any
 from celery import signals, states
 from celery._state import task_join_will_block
 from celery.backends.base import BaseKeyValueStoreBackend
-from kombu.exceptions import EncodeError
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.url import maybe_sanitize_url
 
-from kombu_couchdb.errors import RETRIED, DatabaseMissing, DocumentTooLarge, NotFound
+from kombu_couchdb.errors import RETRIED, DatabaseMissing, NotFound
 from kombu_couchdb.forks import reset_in_child
 from kombu_couchdb.healer import Healer
 
@@ -29,6 +28,7 @@ from .documents import Document, is_final, pack, stamp, unpack
 from .leaves import RULES
 from .options import Options
 from .reader import Reader
+from .store import ResultTooLarge
 from .unlock import ChordMixin
 from .waiting import PushMixin
 
@@ -40,10 +40,6 @@ _MANY_CHILDREN = 6
 
 #: How long a chord is left alone, in seconds, before it is taken for one whose worker is gone.
 _PATIENCE = 30.0
-
-
-class ResultTooLarge(DocumentTooLarge, EncodeError):
-    """A result is larger than the server takes. For Celery it is one that cannot be stored: its task has failed."""
 
 
 class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
@@ -205,7 +201,4 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     def _write(self, doc: Document, lifetime: float | None, *, final_stays: bool = False,
                also: Document | None = None) -> None:
         self.ahead.drop()
-        try:
-            self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)
-        except DocumentTooLarge as exc:
-            raise ResultTooLarge(f'the result of {doc.get("task") or doc["_id"]} cannot be stored: {exc}') from exc
+        self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)

@@ -24,7 +24,7 @@ from kombu_couchdb.once import is_repeated
 from .documents import Document, stamp
 from .store import Recent, Store
 
-__all__ = ['Chords', 'size_of']
+__all__ = ['LAG', 'Chords', 'size_of']
 
 #: Chords whose documents this process remembers.
 _REMEMBERED = 1000
@@ -33,9 +33,12 @@ _REMEMBERED = 1000
 #: first asked, for 1 ms, whether enough has been written at all since they were last counted.
 _FEW = 100
 
-#: In a cluster parts that were written just now may not be seen yet. If no more than so many are missing they are counted once
-#: more, so many seconds later: else it might be that nobody has seen the last.
-_LAST, _LAG = 3, 0.1
+#: How long, in seconds, what was written just now may not be seen yet: in a cluster, or in another shard.
+LAG = 0.1
+
+#: In a cluster, if no more parts than so many are missing they are counted once more: else it might be that nobody has seen the
+#: last.
+_LAST = 3
 
 #: Where a part goes that has no place in the header: to the end.
 _UNORDERED = 99_999_999
@@ -225,7 +228,7 @@ class Chords:
         if self._store.client.is_cluster():
             count = self._count(group_id)
             if count is not None and 0 < size - count <= _LAST:
-                time.sleep(_LAG)  # not for an event: the copy that was read does not say that it lags behind
+                time.sleep(LAG)  # not for an event: the copy that was read does not say that it lags behind
                 count = self._count(group_id)
             return None if count is None else count >= size
         if size <= _FEW:

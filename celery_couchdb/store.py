@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from kombu.exceptions import EncodeError
 from kombu.log import get_logger
 from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.answers import Shape
 from kombu_couchdb.client import Client, Row, chunks
-from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, NotFound, from_answer
+from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, DocumentTooLarge, NotFound, from_answer
 from kombu_couchdb.group_commit import GroupCommit
 
 from . import design
@@ -19,7 +20,7 @@ from .documents import Document, is_expired, is_final
 from .options import Options
 from .relay import Relay
 
-__all__ = ['Recent', 'Store']
+__all__ = ['Recent', 'ResultTooLarge', 'Store']
 
 logger = get_logger(__name__)
 
@@ -39,6 +40,10 @@ _SLOW = 1.0
 
 #: Tasks that have begun and whose revision is remembered, so that their end is one request, too.
 _BEGUN = 1000
+
+
+class ResultTooLarge(DocumentTooLarge, EncodeError):
+    """A result is larger than the server takes. For Celery it is one that cannot be stored: its task has failed."""
 
 
 class Recent(dict[str, T]):
@@ -195,15 +200,19 @@ class Store:
         If it was tried before (`again`), some may have been stored, and the answer lost. To write them once more would do, but
         a cluster may take a minute to say that a write is in conflict.
         """
-        left = docs
+        left, first = docs, docs[0]
         if again:
             found = self._call(self.client.find, [doc['_id'] for doc in docs])
             left = [doc for doc, there in zip(docs, found, strict=True) if (there or {}).get('_rev') == doc.get('_rev')]
-        answers = zip(left, self._call(self.relay.write, left) if left else [], strict=True)
-        answer = next((answer for doc, answer in answers if doc is docs[0]), {})
-        if answer.get('error', 'conflict') != 'conflict':
-            raise from_answer(answer, self.client.address.url)
-        return answer.get('rev')
+        try:
+            answers = self._call(self.relay.write, left) if left else []
+            for answer in answers:
+                if answer.get('error', 'conflict') != 'conflict':
+                    raise from_answer(answer, self.client.address.url)
+        except DocumentTooLarge as exc:
+            what = f'the result of {first["task"]}' if first.get('task') else first['_id']
+            raise ResultTooLarge(f'{what} cannot be stored: {exc}') from exc
+        return next((answer.get('rev') for doc, answer in zip(left, answers, strict=True) if doc is first), None)
 
     def _current(self, doc_id: str) -> Document | None:
         try:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from kombu.log import get_logger
 from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.once import once
 
-from .chords import Chords, size_of
+from .chords import LAG, Chords, size_of
 from .documents import Document, is_final, pack, unpack
 from .options import Options
 from .store import Store
@@ -160,8 +161,7 @@ class ChordMixin:
         parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
         if len(parts) < size_of(chord):  # in a cluster, a node may be behind the one that has counted them
             raise ServerUnavailable(f'{self.store.client.address.url}: only {len(parts)} parts of a chord of {size_of(chord)}')
-        stored = [part['task_id'] for part in parts if 'value' not in part]
-        docs = dict(zip(stored, self.store.read_many(map(self.get_key_for_task, stored)), strict=True))
+        docs = self._stored([part['task_id'] for part in parts if 'value' not in part])
         results = [self._result(part, docs) for part in parts]
         if not chord.get('nested'):
             return results
@@ -173,13 +173,31 @@ class ChordMixin:
             joined: list[Any] = group.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
         return joined
 
+    def _stored(self, task_ids: list[str]) -> dict[str, Document | None]:
+        """Return the documents of results, None for those that are gone; *raises* `ServerUnavailable` if some are yet to come.
+
+        A part may be seen before the result that was stored with it: they are in shards of their own, and the result may be in
+        conflict with an earlier state of its task.
+        """
+        keys = {task_id: self.get_key_for_task(task_id) for task_id in task_ids}
+        docs: dict[str, Document | None] = {}
+        late = task_ids
+        for pause in (0.0, LAG):
+            time.sleep(pause)  # not for an event: nobody tells of the other shard
+            docs.update(zip(late, self.store.read_many(keys[task_id] for task_id in late), strict=True))
+            gone = self.store.known([keys[task_id] for task_id in late if docs[task_id] is None])
+            late = [task_id for task_id in late if keys[task_id] not in gone and not is_final(docs[task_id] or {})]
+            if not late:
+                return docs
+        raise ServerUnavailable(f'{self.store.client.address.url}: the results of {len(late)} parts of a chord are yet to come')
+
     def _result(self, part: Document, found: dict[str, Document | None]) -> Any:
         task_id, state = part['task_id'], part['state']
         if 'value' in part:
             result = self.decode(unpack(part['value']))['result']
         else:
             doc = found[task_id]
-            if doc is None or not is_final(doc):
+            if doc is None:
                 raise ChordError(f'The result of dependency {task_id} is gone')
             state, result = doc['status'], self.decode(unpack(doc))['result']
         if state in states.EXCEPTION_STATES:

@@ -13,9 +13,9 @@ from celery.canvas import Signature
 from celery.exceptions import ChordError
 from kombu import Connection
 
-from celery_couchdb.backend import CouchDBBackend
+from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.client import Client, Document
-from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.errors import AccessDenied, DocumentTooLarge, ServerUnavailable
 from tests.support import Inbox, Request, items
 
 
@@ -248,6 +248,41 @@ def test_parts_without_stored_results(site: Site) -> None:
     assert site.client.fetch([f'celery-task-meta-{part.id}' for part in parts]) == [None, None]
 
 
+def test_part_too_large_to_be_counted_fails_the_chord(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = site.send('a', 'b')
+    end(site.backend(), parts[1])
+    worker = site.backend()
+    put = worker.client.put
+
+    def refuse_large(doc: Document, **options: Any) -> str:
+        if len(json.dumps(doc)) > 5000:
+            raise DocumentTooLarge('no')
+        return put(doc, **options)
+
+    monkeypatch.setattr(worker.client, 'put', refuse_large)
+    parts[0].ignore_result = True
+    with pytest.raises(ResultTooLarge, match=f"part:00000000:{parts[0].id} cannot be stored") as raised:
+        end(worker, parts[0], 'large' * 1000)
+    worker.mark_as_failure(parts[0].id, raised.value, request=parts[0], store_result=False)  # so Celery goes on
+    with pytest.raises(ChordError, match='cannot be stored'):
+        site.app.AsyncResult('the body').get(timeout=10)
+    assert site.left() == []
+
+
+def test_part_that_the_server_refuses_is_not_lost_in_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    [part] = site.send('a')
+    worker = site.backend()
+    bulk = worker.client.bulk
+
+    def forbid_parts(docs: Any, **options: Any) -> Any:
+        return [{'id': doc['_id'], 'error': 'forbidden', 'reason': 'no parts here'} if doc['type'] == 'Part' else bulk([doc])[0]
+                for doc in docs]
+
+    monkeypatch.setattr(worker.client, 'bulk', forbid_parts)
+    with pytest.raises(AccessDenied, match='no parts here'):
+        end(worker, part)
+
+
 def test_failed_part(site: Site) -> None:
     parts = site.send('a', 'b', 'c')
     site.backend().mark_as_failure(parts[1].id, KeyError('no'), request=parts[1])
@@ -282,6 +317,39 @@ def test_result_that_is_gone(site: Site) -> None:
     end(site.backend(), parts[1])
     with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} is gone'):
         site.app.AsyncResult('the body').get(timeout=10)
+
+
+@pytest.mark.parametrize('earlier', [None, states.RETRY])
+def test_part_that_is_seen_before_its_result(site: Site, earlier: str | None) -> None:
+    """Both are stored in one request, but in different shards, or the result is in conflict with what an earlier try left."""
+    parts = site.send('a', 'b')
+    worker = site.backend()
+    if earlier:
+        worker.store_result(parts[0].id, None, earlier, request=parts[0])
+    part = worker.chord_part(parts[0], parts[0].id, states.SUCCESS, 'large' * 1000)
+    assert part is not None
+    worker.chords.store_part(part)
+    end(site.backend(), parts[1])
+    assert worker.get_state('the body') == states.PENDING
+    worker.store_result(parts[0].id, 'large' * 1000, states.SUCCESS, request=parts[0])
+    sweep(site.backend())
+    assert site.bodies() == [[['large' * 1000, 1]]]
+
+
+def test_result_that_is_seen_a_moment_after_its_part(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = site.send('a', 'b')
+    end(site.backend(), parts[0], 'large' * 1000)
+    last = site.backend()
+    fetch, known, asked = last.client.fetch, last.client.known, list[Any]()
+
+    def behind(ids: Any, **options: Any) -> Any:
+        asked.append(ids)
+        return fetch(ids, **options) if len(asked) > 1 else [None for _ in ids]
+
+    monkeypatch.setattr(last.client, 'fetch', behind)
+    monkeypatch.setattr(last.client, 'known', lambda ids: known(ids) if len(asked) > 1 else set())
+    end(last, parts[1])
+    assert site.bodies() == [[['large' * 1000, 1]]]
 
 
 def test_small_results_are_kept_with_the_parts(site: Site) -> None:
