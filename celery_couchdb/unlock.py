@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
-from celery.result import GroupResult, allow_join_result
+from celery.result import GroupResult, ResultSet
 from celery.utils.functional import _regen
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.log import get_logger
@@ -25,6 +24,7 @@ from .chords import LAG, Chords, size_of
 from .documents import Document, is_final, pack, unpack
 from .options import Options
 from .store import Store
+from .waiting import tasks_in
 
 __all__ = ['ChordMixin']
 
@@ -32,8 +32,6 @@ logger = get_logger(__name__)
 
 #: The largest result, in bytes as encoded, of which a chord's part keeps a copy: it may outlive the result itself.
 _SMALL = 4096
-
-_joining = threading.Lock()
 
 
 class ChordMixin:
@@ -43,7 +41,7 @@ class ChordMixin:
     options: Options
     chords: Chords
 
-    if TYPE_CHECKING:  # Celery's base class has these
+    if TYPE_CHECKING:  # Celery's base class has these, and `waiting` the last
         app: Any
         content_type: str
         encode: Callable[[Any], str | bytes]
@@ -55,7 +53,7 @@ class ChordMixin:
         delete_group: Callable[[str], Any]
         ensure_chords_allowed: Callable[[], None]
         chord_error_from_stack: Callable[..., Any]
-        get_task_meta: Callable[[str], dict[str, Any]]
+        await_results: Callable[..., Iterator[tuple[str, dict[str, Any]]]]
 
     # -- called when a chord is sent
 
@@ -168,10 +166,12 @@ class ChordMixin:
         group = GroupResult.restore(group_id, backend=self, app=self.app)
         if group is None:
             raise ChordError(f'GroupResult {group_id} no longer exists')
-        # Groups within the header: all is there, only its form is wanted. One at a time, for the switch is the whole process's.
-        with _joining, allow_join_result():
-            joined: list[Any] = group.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
-        return joined
+        found = dict(zip((part['task_id'] for part in parts), results, strict=True))
+        # Celery 5.4 counts a group at the end of a chain as one part: those that it did not count are waited for.
+        uncounted = {node.id for node in tasks_in(group)} - found.keys()
+        for task_id, meta in self.await_results(uncounted, self.app.conf.result_chord_join_timeout):
+            found[task_id] = _value(task_id, meta['status'], meta['result'])
+        return _formed(group, found)
 
     def _stored(self, task_ids: list[str]) -> dict[str, Document | None]:
         """Return the documents of results, None for those that are gone; *raises* `ServerUnavailable` if some are yet to come.
@@ -200,11 +200,18 @@ class ChordMixin:
             if doc is None:
                 raise ChordError(f'The result of dependency {task_id} is gone')
             state, result = doc['status'], self.decode(unpack(doc))['result']
-        if state in states.EXCEPTION_STATES:
-            result = self.exception_to_python(result)
-        if state in states.PROPAGATE_STATES:
-            raise _caused(f'Dependency {task_id} raised {result!r}', result)
-        return result
+        return _value(task_id, state, self.exception_to_python(result) if state in states.EXCEPTION_STATES else result)
+
+
+def _value(task_id: str, state: str, result: Any) -> Any:
+    if state in states.PROPAGATE_STATES:
+        raise _caused(f'Dependency {task_id} raised {result!r}', result)
+    return result
+
+
+def _formed(group: ResultSet, found: dict[str, Any]) -> list[Any]:
+    """Return what was found by the ids of tasks in the form of a group: one within it is a list of its own."""
+    return [_formed(node, found) if isinstance(node, ResultSet) else found[node.id] for node in group.results]
 
 
 def _caused(message: str, cause: Any) -> ChordError:

@@ -24,7 +24,7 @@ from .store import Store
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
 
-__all__ = ['PushMixin']
+__all__ = ['PushMixin', 'tasks_in']
 
 Meta = dict[str, Any]
 
@@ -65,7 +65,7 @@ class PushMixin:
         self._ensure_not_eager()
         # What Celery does in each interval is to read the states of all results before this one, in case one has failed.
         # That is seldom news, for then this one fails, too: the more there are, the less often it is done.
-        pause = max(interval or 0.5, _PARENT * sum(1 for parent in _parents(result) for _ in _leaves(parent)))
+        pause = max(interval or 0.5, _PARENT * sum(1 for parent in _parents(result) for _ in tasks_in(parent)))
         for _id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval):
             self.callbacks.fulfil(result, meta)
             if propagate and on_interval is not None and meta['status'] in states.PROPAGATE_STATES:
@@ -78,7 +78,7 @@ class PushMixin:
         """Yield `(id, meta)` of the results in a set as they become ready, `(id, children)` of a set within the set."""
         self._ensure_not_eager()
         waiting: dict[str, list[AsyncResult]] = {}
-        for node in _leaves(result):
+        for node in tasks_in(result):
             if not node._cache:
                 waiting.setdefault(node.id, []).append(node)
         own = {id(node) for node in result.results or ()}
@@ -161,10 +161,10 @@ def _parents(result: AsyncResult) -> Iterator[AsyncResult | ResultSet]:
         parent = getattr(parent, 'parent', None)
 
 
-def _leaves(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
+def tasks_in(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
     """Yield the results of tasks in a set and in the sets within."""
     if getattr(result, 'results', None) is None:
         yield result
     else:
         for node in result.results:
-            yield from _leaves(node)
+            yield from tasks_in(node)

@@ -360,16 +360,50 @@ def test_small_results_are_kept_with_the_parts(site: Site) -> None:
     assert site.bodies() == [[['small', 'large' * 1000]]]
 
 
+def nested(site: Site, name: str) -> list[Context]:
+    """Begin a chord that has a group of two in its header, and return the requests of its three parts."""
+    app, body = site.app, site.app.signature('body', task_id=f'body of {name}')
+    ids = [f'{name} {index}' for index in range(3)]
+    group = app.GroupResult(f'{name} group', [app.AsyncResult(ids[0]), app.AsyncResult(ids[1])])
+    app.backend.apply_chord((name, [group, app.AsyncResult(ids[2])]), body)
+    app.backend.set_chord_size(name, 3)
+    return [Context({'id': task_id, 'group': name, 'group_index': index, 'chord': body, 'task': 'part'})
+            for index, task_id in enumerate(ids)]
+
+
 def test_groups_in_the_header_keep_their_form(site: Site) -> None:
-    app, backend = site.app, site.app.backend
-    results = [app.AsyncResult('a'), app.GroupResult('g', [app.AsyncResult('b'), app.AsyncResult('c')]), app.AsyncResult('d')]
-    body = app.signature('body', task_id='the body')
-    backend.apply_chord(('chord', results), body)
+    for part in nested(site, 'chord'):
+        end(site.backend(), part)
+    assert site.bodies() == [[[[0, 1], 2]]]
+    assert site.left() == []
+
+
+def test_groups_within_groups_keep_their_form(site: Site) -> None:
+    app, backend, body = site.app, site.app.backend, site.app.signature('body', task_id='the body')
+    inner = app.GroupResult('inner', [app.AsyncResult('b'), app.AsyncResult('c')])
+    outer = app.GroupResult('outer', [app.AsyncResult('a'), inner])
+    backend.apply_chord(('chord', [outer, app.AsyncResult('d')]), body)
     backend.set_chord_size('chord', 4)
     for index, name in enumerate('abcd'):
         end(site.backend(), Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'}), name)
-    assert site.bodies() == [[['a', ['b', 'c'], 'd']]]
-    assert site.left() == []
+    assert site.bodies() == [[[['a', ['b', 'c']], 'd']]]
+
+
+def test_groups_in_the_header_need_no_stored_results(site: Site) -> None:
+    for part in nested(site, 'chord'):
+        part.ignore_result = True
+        end(site.backend(), part)
+    assert site.bodies() == [[[[0, 1], 2]]]
+
+
+def test_part_of_a_group_in_the_header_that_was_not_counted(site: Site) -> None:
+    """Celery 5.4 counts a group at the end of a chain as one."""
+    parts = nested(site, 'chord')
+    site.app.backend.set_chord_size('chord', 2)
+    end(site.backend(), parts[0])
+    site.backend().store_result(parts[1].id, 1, states.SUCCESS)
+    end(site.backend(), parts[2])
+    assert site.bodies() == [[[[0, 1], 2]]]
 
 
 def test_same_chord_sent_again(site: Site) -> None:
