@@ -86,8 +86,8 @@ class Relay:
     def reset(self) -> None:
         """Start over, after a fork: what the parent listens to and answers is its own."""
         for end in (self._listener, *self._served):
-            if end is not None:
-                end.close()
+            if end is not None and (number := end.detach()) >= 0:
+                os.close(number)  # at once: a `close` would wait for the file that reads from it, in a thread that is not here
         self._listener, self._served, self._link, self._lock = None, set(), None, threading.Lock()
 
     @staticmethod

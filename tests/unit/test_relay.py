@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -17,7 +18,7 @@ from celery_couchdb.relay import Relay
 from kombu_couchdb.client import Document
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.group_commit import GroupCommit
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, wait_for
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
 
@@ -166,6 +167,38 @@ def test_a_child_whose_parent_was_killed_ends_all_the_same(commit: Commit) -> No
     os.close(tell)
     with os.fdopen(told, 'rb') as answers:
         assert answers.read() == b'++++'  # ends with the last of them
+
+
+def test_a_sibling_does_not_hold_the_connection_of_a_child_whose_parent_was_killed(commit: Commit) -> None:
+    """Children that are forked later, in place of others, inherit what the parent has open."""
+    relay = Relay(cast(GroupCommit, commit), patience=60.0)
+    told, tell = os.pipe()
+    connected, connect = os.pipe()
+    going, go = os.pipe()
+    held, hold = os.pipe()
+    parent = os.fork()
+    if not parent:
+        relay.open()
+
+        def waits() -> bool:
+            by(relay, 'a')
+            os.write(connect, b'.')
+            os.read(going, 1)
+            return os.write(tell, b'+' if by(relay, 'b') == os.getpid() else b'-') > 0
+        start(relay, waits)
+        os.read(connected, 1)
+        commit.gate.clear()
+        start(relay, lambda: os.read(held, 1) == b'.')
+        os.write(go, b'.')
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert ended(parent) == -signal.SIGKILL
+    try:
+        assert select.select([told], [], [], PATIENCE / 3)[0], 'the child waits'
+        assert os.read(told, 1) == b'+'
+    finally:
+        os.write(hold, b'.')
+        for end in (told, tell, connected, connect, going, go, held, hold):
+            os.close(end)
 
 
 def test_a_task_that_is_broken_off_leaves_no_answer_for_the_next(relay: Relay, commit: Commit) -> None:
