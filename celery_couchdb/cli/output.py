@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ __all__ = ['NONE', 'Cell', 'Column', 'age', 'count', 'coloured', 'printable', 'r
 NONE = '-'
 
 _GAP = '  '
+
+#: More columns than any table has.
+_ENDLESS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,8 @@ def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell])
 # -- the terminal
 
 def width() -> int:
-    """Return how many columns there are to print in: those of the terminal, else 80."""
-    return shutil.get_terminal_size((80, 24)).columns
+    """Return how many columns there are to print in: those of the terminal; in a file or a pipe nothing is shortened."""
+    return shutil.get_terminal_size((80 if sys.stdout.isatty() else _ENDLESS, 24)).columns
 
 
 def coloured(text: str) -> str:

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int | str:
     except KeyboardInterrupt:
         return 0
     except EmbeddedServerError as exc:
-        return str(exc)
+        return f'{exc} Give another one with --port.' if 'EADDRINUSE' in str(exc) else str(exc)
 
 
 if __name__ == '__main__':

@@ -12,6 +12,7 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
+import click
 import pytest
 from celery import Celery
 
@@ -132,13 +133,6 @@ def test_status_of_a_site_at_work(site: Site) -> None:
     assert '\x1b' not in ''.join(page)
 
 
-def test_long_names_fit_into_eighty_columns(site: Site) -> None:
-    site.send('add', 1, 2, queue='q' * 70)
-    page = succeeded(couchdb(site, 'status')).splitlines()
-    assert max(map(len, page)) <= 80
-    assert any('…' in line for line in page)
-
-
 @pytest.mark.parametrize(('given', 'begin'), [(['--json'], '{"server"'), ([], 'CouchDB')])
 def test_watching_ends_with_ctrl_c(site: Site, given: list[str], begin: str, apache_couchdb: bool) -> None:
     succeeded(couchdb(site, 'setup'))
@@ -169,6 +163,14 @@ def on_a_terminal(site: Site, *given: str, **more: str) -> str:
         os.close(ours)
         assert process.wait(PATIENCE) == 0
     return written.decode()
+
+
+def test_long_names_fit_into_the_terminal_and_are_whole_in_a_pipe(site: Site) -> None:
+    site.send('add', 1, 2, queue='q' * 70)
+    page = click.unstyle(on_a_terminal(site, 'status')).splitlines()
+    assert max(map(len, page)) <= 80
+    assert any('q…q' in line for line in page)
+    assert 'q' * 70 in succeeded(couchdb(site, 'status'))
 
 
 @pytest.mark.parametrize(('more', 'coloured'), [({}, True), ({'NO_COLOR': '1'}, False)])

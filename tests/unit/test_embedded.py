@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from kombu_couchdb import embedded
 from kombu_couchdb.embedded import EmbeddedServer, EmbeddedServerError, install
+from kombu_couchdb.embedded.__main__ import main
 
 _PATIENCE = 30.0
 _INSTALL = 'from kombu_couchdb.embedded import install; print(install())'
@@ -457,6 +459,11 @@ def test_the_command_prints_the_url_and_ends_cleanly(
     assert (process.returncode, rest) == (0, ('', ''))
     assert not listens(int(url.rpartition(':')[2]))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_what_to_do_about_a_port_in_use(shared: EmbeddedServer) -> None:
+    message = main(['--port', str(shared.port)])
+    assert re.fullmatch(r'The embedded server .*address already in use .*\. Give another one with --port\.', str(message))
 
 
 def test_a_longpoll_tells_of_several_changes_at_once(shared: EmbeddedServer) -> None:
