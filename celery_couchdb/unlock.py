@@ -43,6 +43,7 @@ class ChordMixin:
 
     if TYPE_CHECKING:  # Celery's base class has these, and `waiting` the last
         app: Any
+        always_retry: bool
         content_type: str
         encode: Callable[[Any], str | bytes]
         encode_result: Callable[[Any, str], Any]
@@ -102,7 +103,7 @@ class ChordMixin:
         part_id = getattr(request, 'couchdb_part', None)
         if part_id is None:
             part = self._part(request, state, self.encode_result(result, state))
-            self.chords.store_part(part)
+            self._store_part(part)
             part_id = part['_id']
         try:
             chord = self.chords.claim(group_id, part_id)
@@ -116,6 +117,17 @@ class ChordMixin:
         payload = self.encode({'result': result})
         value = pack(payload, self.content_type) if len(payload) <= limit else None
         return self.chords.part(request.group, request.group_index, request.id, state, value)
+
+    def _store_part(self, part: Document) -> None:
+        """Store a part of which no result is stored; as Celery stores results, until it is there if that is wanted."""
+        while True:
+            try:
+                self.chords.store_part(part)
+                return
+            except RETRIED:
+                if not self.always_retry:
+                    raise
+                time.sleep(LAG)  # not for an event: nobody tells that the server is back
 
     def end_unfinished_chords(self, ids: list[str]) -> None:
         """Bring to an end those of these chords that were left by workers that were killed."""

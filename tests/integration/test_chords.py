@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -281,6 +282,26 @@ def test_part_that_the_server_refuses_is_not_lost_in_silence(site: Site, monkeyp
     monkeypatch.setattr(worker.client, 'bulk', forbid_parts)
     with pytest.raises(AccessDenied, match='no parts here'):
         end(worker, part)
+
+
+@pytest.mark.parametrize('always', [False, True])
+def test_part_without_a_stored_result_is_stored_like_one_when_the_server_comes_back(
+        site: Site, monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
+    [part] = site.send('a')
+    part.ignore_result = True
+    worker = site.backend(result_backend_always_retry=always)
+    object.__setattr__(worker.options, 'retry_policy', {'max_retries': 1, 'interval_start': 0})
+    put, failures = worker.client.put, iter([ServerUnavailable('no')] * 3)
+
+    def away(doc: Document, **options: Any) -> str:
+        for exc in failures:
+            raise exc
+        return put(doc, **options)
+
+    monkeypatch.setattr(worker.client, 'put', away)
+    with nullcontext() if always else pytest.raises(ServerUnavailable):
+        end(worker, part)
+    assert site.bodies() == ([[[0]]] if always else [])
 
 
 def test_failed_part(site: Site) -> None:
