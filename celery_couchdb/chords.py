@@ -145,15 +145,16 @@ class Chords:
             self._forget(group_id)  # it is over, somebody else has it, or a part was added
         return None
 
-    def done(self, group_id: str, chord: Document) -> None:
-        """Note that a chord has ended, and delete what was stored of it, itself at the very last."""
+    def done(self, group_id: str, chord: Document) -> bool:
+        """Note that a chord has ended, and delete what was stored of it, itself at the very last; False: somebody else has it."""
         self._forget(group_id)
         if not chord.get('sent'):
             rev = self._put({**chord, 'sent': True})
             if rev is None:
-                return  # somebody else has it now
+                return False
             chord = {**chord, '_rev': rev}
         self._store.delete_all([*self._parts(group_id), chord])
+        return True
 
     # -- for sweepers
 

@@ -136,7 +136,7 @@ class ChordMixin:
             try:
                 body = maybe_signature(self.decode(unpack(chord.get('body')))['body'], app=self.app)
                 if again and self.store.read(self.get_key_for_task(str(body.id))) is not None:
-                    self.chords.done(group_id, chord)  # its body was sent: it has a result
+                    self._done(group_id, chord)  # its body was sent: it has a result
                 else:
                     self._end(group_id, chord, body, again=again)
             except RETRIED:
@@ -162,8 +162,11 @@ class ChordMixin:
             error = exc if isinstance(exc, ChordError) else _caused(f'Callback error: {exc!r}', exc)
             logger.error('chord %s fails: %s', group_id, error)
             self.chord_error_from_stack(body, error)
-        self.chords.done(group_id, chord)
-        if chord.get('nested'):
+        self._done(group_id, chord)
+
+    def _done(self, group_id: str, chord: Document) -> None:
+        # Who was so slow that somebody else took over leaves the form of the results to him.
+        if self.chords.done(group_id, chord) and chord.get('nested'):
             self.delete_group(group_id)
 
     def _join(self, group_id: str, chord: Document) -> list[Any]:

@@ -513,6 +513,30 @@ def test_nested_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytes
     assert site.left() == []
 
 
+@pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
+def test_worker_that_was_only_slow_leaves_the_form_to_its_successor(
+        site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+    parts = nested(site, 'chord')
+    for part in parts[:2]:
+        end(site.backend(), part)
+    slow, successor = site.backend(), site.backend()
+    send, claimed = slow.app.send_task, list[Any]()
+
+    def late(*args: Any, **options: Any) -> Any:
+        claimed.extend(successor.chords.unfinished(['chord-unlock-chord']))
+        return send(*args, **options)
+
+    monkeypatch.setattr(slow.app, 'send_task', late)
+    end(slow, parts[2])
+    if ended:
+        site.app.backend.mark_as_done('body of chord', 'result')
+    monkeypatch.setattr(successor.chords, 'unfinished', lambda ids: claimed)
+    successor.end_unfinished_chords([])
+    assert site.bodies() == [[[[0, 1], 2]]]
+    assert site.app.backend.get_state('body of chord') == (states.SUCCESS if ended else states.PENDING)
+    assert site.left() == []
+
+
 def test_body_that_is_a_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     task = site.app.signature
     inner = chord([task('part', (i,), immutable=True) for i in range(2)], task('body'), app=site.app)
