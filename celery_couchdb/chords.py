@@ -145,6 +145,11 @@ class Chords:
             self._forget(group_id)  # it is over, somebody else has it, or a part was added
         return None
 
+    def holds(self, chord: Document) -> bool:
+        """Tell whether the end of a chord that was claimed is still this caller's to bring about."""
+        found = self._store.current(chord['_id'])
+        return found is not None and bool(found['_rev'] == chord['_rev'])
+
     def done(self, group_id: str, chord: Document) -> bool:
         """Note that a chord has ended, and delete what was stored of it, itself at the very last; False: somebody else has it."""
         self._forget(group_id)

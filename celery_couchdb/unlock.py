@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.canvas import maybe_signature
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from celery.result import GroupResult, ResultSet
 from celery.utils.functional import _regen
 from kombu.exceptions import EncodeError, OperationalError
@@ -152,12 +152,14 @@ class ChordMixin:
                 # Who is killed before the chord is done has a successor: over our own transport that sends nothing twice.
                 with once(f'{group_id}:{chord.get("run")}', again=again):
                     body.delay(results)
-            except (OperationalError, *RETRIED) as exc:
+            except (OperationalError, SoftTimeLimitExceeded, *RETRIED) as exc:
                 if chord.get('body'):
-                    logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
+                    logger.error('chord %s waits for a worker to bring it to its end: %r', group_id, exc)
                     return
                 raise
         except Exception as exc:
+            if not self.chords.holds(chord):
+                return  # what was looked for is gone because somebody else took over
             # Within the handler, for Celery reads the traceback from there.
             error = exc if isinstance(exc, ChordError) else _caused(f'Callback error: {exc!r}', exc)
             logger.error('chord %s fails: %s', group_id, error)

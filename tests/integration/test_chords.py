@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, chord, states
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
@@ -537,6 +537,25 @@ def test_worker_that_was_only_slow_leaves_the_form_to_its_successor(
     assert site.left() == []
 
 
+def test_worker_that_was_only_slow_does_not_fail_what_its_successor_has_ended(
+        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = nested(site, 'chord')
+    for part in parts[:2]:
+        end(site.backend(), part)
+    slow = site.backend()
+    restore = slow.restore_group
+
+    def late(*args: Any, **options: Any) -> Any:
+        sweep(site.backend())
+        return restore(*args, **options)
+
+    monkeypatch.setattr(slow, 'restore_group', late)
+    end(slow, parts[2])
+    assert site.bodies() == [[[[0, 1], 2]]]
+    assert site.app.backend.get_state('body of chord') == states.PENDING
+    assert site.left() == []
+
+
 def test_body_that_is_a_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     task = site.app.signature
     inner = chord([task('part', (i,), immutable=True) for i in range(2)], task('body'), app=site.app)
@@ -635,6 +654,23 @@ def test_broker_that_is_away_when_the_body_is_sent(site: Site, monkeypatch: pyte
     assert worker.get_state('the body') == states.PENDING
     sweep(site.backend())
     assert site.bodies() == [[[0]]]
+
+
+def test_soft_time_limit_of_the_last_part_strikes_after_the_body_was_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    [part] = site.send('a')
+    worker = site.backend()
+    send = worker.app.send_task
+
+    def struck(*args: Any, **options: Any) -> Any:
+        send(*args, **options)
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(worker.app, 'send_task', struck)
+    end(worker, part)
+    sweep(site.backend())
+    assert site.bodies() == [[[0]]]
+    assert worker.get_state('the body') == states.PENDING
+    assert site.left() == []
 
 
 def test_claim_that_a_cluster_did_not_prove(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
