@@ -154,7 +154,7 @@ class ChordMixin:
                     body.delay(results)
             except (OperationalError, SoftTimeLimitExceeded, *RETRIED) as exc:
                 if chord.get('body'):
-                    logger.error('chord %s waits for a worker to bring it to its end: %r', group_id, exc)
+                    logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
                     return
                 raise
         except Exception as exc:
