@@ -156,7 +156,11 @@ class Jobs:
 
 def client_of(app: Any) -> Client:
     """Return a client for the database of an app's broker; *raises* `ConfigurationError` if that is none of ours."""
-    with app.connection_for_write() as connection:
+    try:
+        opened = app.connection_for_write()
+    except KeyError as exc:
+        raise ConfigurationError(f'{exc.args[0]}; broker_url must be couchdb://…') from exc
+    with opened as connection:
         if not isinstance(connection.transport, Transport):
             raise ConfigurationError(f'the broker of this app is {connection.transport.driver_type}, not CouchDB: '
                                      f'set broker_url to couchdb://…, or name the app with celery -A')

@@ -30,13 +30,15 @@ class _Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
+        from celery.exceptions import ImproperlyConfigured
+
         from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
         try:
             return super().invoke(ctx)
         except (DatabaseMissing, NotFound) as exc:
             hint = '' if 'couchdb setup' in str(exc) else '; run "celery -A your_app couchdb setup"'
             raise click.ClickException(f'{exc}{hint}') from exc
-        except CouchDBError as exc:
+        except (CouchDBError, ImproperlyConfigured) as exc:
             raise click.ClickException(str(exc)) from exc
 
 

@@ -105,6 +105,13 @@ def test_results_alone(site: Site) -> None:
     assert 'the broker of this app is memory, not CouchDB' in sentence(couchdb(site, 'status'))
 
 
+@pytest.mark.parametrize(('setting', 'said'), [
+    ('BROKER_URL', 'No such transport: http; broker_url must be couchdb://'), ('RESULT_URL', "Unknown result backend: 'http'")])
+def test_url_of_couchdb_as_a_browser_has_it_is_one_sentence(site: Site, setting: str, said: str) -> None:
+    site.environment[setting] = site.environment[setting].replace('couchdb', 'http')
+    assert said in sentence(couchdb(site, 'status'))
+
+
 # -- status
 
 def test_status_of_a_site_at_work(site: Site) -> None:
