@@ -26,8 +26,8 @@ from .store import Recent, Store
 
 __all__ = ['LAG', 'Chords', 'size_of']
 
-#: Chords whose documents this process remembers.
-_REMEMBERED = 1000
+#: Chords whose documents this process remembers, and the longest body, in characters as encoded, of such a one.
+_REMEMBERED, _LONGEST = 1000, 10_000
 
 #: Parts that are counted each time. Counting costs the server 12 µs a row (measured); for more parts than this it is
 #: first asked, for 1 ms, whether enough has been written at all since they were last counted.
@@ -75,7 +75,7 @@ class Chords:
             return  # who sent this before was killed, after he had come to this point
         for _ in range(_ATTEMPTS):
             if rev := self._put(doc):
-                self._known[group_id] = {**stamp(doc, self._now(), self._lifetime), '_rev': rev}
+                self._remember(group_id, {**stamp(doc, self._now(), self._lifetime), '_rev': rev})
                 return
             found = self._store.current(doc['_id']) or {}
             if found.get('run') == doc['run']:
@@ -136,7 +136,7 @@ class Chords:
                 self._store.delete(part)  # the chord is done: this is a late duplicate
             if chord is None or not _is_sound(chord) or chord.get('claimed'):
                 return None  # or its header is still being sent
-            self._known[group_id] = chord
+            self._remember(group_id, chord)
             complete = self._complete(group_id, size_of(chord))
             if complete is False:
                 return None
@@ -199,6 +199,10 @@ class Chords:
 
     def _now(self) -> float:
         return self._store.client.clock.now()
+
+    def _remember(self, group_id: str, chord: Document) -> None:
+        if len(str(chord.get('body'))) <= _LONGEST:
+            self._known[group_id] = chord
 
     def _forget(self, group_id: str) -> None:
         self._known.pop(group_id, None)

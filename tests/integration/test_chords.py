@@ -201,6 +201,16 @@ def test_last_parts_at_once(site: Site, count: int) -> None:
     assert site.left() == []
 
 
+def test_large_bodies_are_not_remembered(site: Site) -> None:
+    parts = site.send('a', 'b', body=site.app.signature('body', headers={'more': 'x' * 100_000}))
+    worker = site.backend()
+    end(worker, parts[0])
+    assert len(str(worker.chords._known)) < 50_000
+    end(worker, parts[1])
+    [body] = [doc for doc in items(site.client) if doc['message']['headers']['task'] == 'body']
+    assert site.args_of(body) == [[0, 1]]
+
+
 def test_parts_may_end_before_all_are_sent(site: Site) -> None:
     parts = site.send('a', 'b')
     chord_id = f'chord-unlock-{parts[0].group}'
