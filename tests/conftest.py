@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,8 +24,12 @@ T = TypeVar('T')
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: How long a test waits for something that must come true, in seconds: generous, since no test may depend on speed.
-PATIENCE = 60.0
+#: How long a test waits for something that must come true, in seconds: only what hangs takes so long, since no test may depend on
+#: speed.
+PATIENCE = 180.0
+
+#: The time limits of requests that are not about them: a server on a busy machine may take its time.
+PATIENT = {'request_timeout': PATIENCE, 'connect_timeout': PATIENCE}
 
 
 def wait_for(condition: Callable[[], T], what: str = '', timeout: float = PATIENCE) -> T:
@@ -35,6 +40,14 @@ def wait_for(condition: Callable[[], T], what: str = '', timeout: float = PATIEN
             pytest.fail(f'waited {timeout:g} s in vain for {what or condition}')
         time.sleep(0.02)
     return value
+
+
+@pytest.fixture(autouse=True)
+def no_consumer_left() -> Iterator[None]:
+    """A consumer that a test left would go on asking for its database, and disturb tests that count requests or read the log."""
+    yield
+    wait_for(lambda: not any(thread.name.startswith('couchdb-') and not thread.name.endswith('-feed')
+                             for thread in threading.enumerate()), 'the end of all consumers')
 
 
 @pytest.fixture(scope='session')
@@ -101,7 +114,7 @@ def database(server: Server) -> Iterator[str]:
 @pytest.fixture
 def client(server: Server, database: str) -> Iterator[Client]:
     """A client for the test's database, which exists."""
-    client = server.client(database)
+    client = Client(server.client(database).address, **PATIENT)
     client.create()
     yield client
     client.close()

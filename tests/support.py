@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
@@ -135,17 +136,29 @@ class Request:
         return bool(self.docs) and all(doc.get('type') == 'Consumer' for doc in self.docs)
 
 
+def replace_in_clients(monkeypatch: pytest.MonkeyPatch, database: str, name: str, method: Callable[..., Any]) -> None:
+    """Replace a method of the clients of one database, those that are made later included.
+
+    Clients of other databases keep theirs: a thread that an earlier test left must not take what is meant for this one.
+    """
+    original = getattr(Client, name)
+
+    def chosen(self: Client, *args: Any, **kwargs: Any) -> Any:
+        return (method if self.address.database == database else original)(self, *args, **kwargs)
+
+    monkeypatch.setattr(Client, name, chosen)
+
+
 def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
     """Return the list to which every request to a database is added from now on."""
     log: list[Request] = []
     send = Client._send
 
     def recorded(self: Client, method: str, path: str | None, params: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.address.database == database:
-            log.append(Request(method, path, json.loads(body) if isinstance(body, bytes) else body, time.monotonic()))
+        log.append(Request(method, path, json.loads(body) if isinstance(body, bytes) else body, time.monotonic()))
         return send(self, method, path, params, body, *args, **kwargs)
 
-    monkeypatch.setattr(Client, '_send', recorded)
+    replace_in_clients(monkeypatch, database, '_send', recorded)
     return log
 
 
@@ -209,6 +222,13 @@ def run_python(code: str, *, check: bool = True, **environment: str) -> subproce
     if check and done.returncode:
         pytest.fail(f'the code failed:\n{done.stdout}{done.stderr}')
     return done
+
+
+def end(app: Celery) -> None:
+    """Close all connections of an app, those with which it consumed replies included."""
+    app.pool.force_close_all()
+    app.backend.client.close()
+    app.close()
 
 
 def release_all(connections: Iterable[Connection]) -> None:

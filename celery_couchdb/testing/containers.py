@@ -24,7 +24,7 @@ from .server import Server
 __all__ = ['CouchDBContainer', 'CouchDBWorkerContainer', 'LocalCouchDBContainer', 'LocalWorkerContainer']
 
 #: How long a worker may take until it is ready, in seconds, and how often its log is read.
-_START_TIMEOUT, _INTERVAL = 60.0, 0.02
+_START_TIMEOUT, _INTERVAL = 180.0, 0.02
 
 
 class CouchDBContainer(CeleryTestContainer):

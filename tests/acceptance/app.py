@@ -55,16 +55,16 @@ def flaky(self: Any, failures: int, countdown: float) -> list[Any]:
 
 
 @app.task(name='nap')
-def nap(journal: str, name: str, seconds: float) -> str:
-    """Note the start and the end in a file, with some time between."""
+def nap(journal: str, name: str, seconds: float | None) -> str:
+    """Note the start and the end in a file, with some time between; with None all the time until a file says `go on`."""
     note(journal, f'start {name}')
-    time.sleep(seconds)
+    pause(journal, seconds)
     note(journal, f'end {name}')
     return name
 
 
 @app.task(name='late_nap', acks_late=True)
-def late_nap(journal: str, name: str, seconds: float) -> str:
+def late_nap(journal: str, name: str, seconds: float | None) -> str:
     """Do the same, acknowledged afterwards."""
     return str(nap(journal, name, seconds))
 
@@ -86,10 +86,10 @@ def refused(self: Any, journal: str, name: str) -> str:
 
 
 @app.task(name='report', base=UniqueTask, bind=True, max_retries=3)
-def report(self: Any, journal: str, name: str, seconds: float = 0.0, failures: int = 0) -> str:
-    """Note the start and the end in a file, with some time between; fail a few times first."""
+def report(self: Any, journal: str, name: str, seconds: float | None = 0.0, failures: int = 0) -> str:
+    """Do the same; fail a few times first."""
     note(journal, f'start {name}')
-    time.sleep(seconds)
+    pause(journal, seconds)
     if self.request.retries < failures:
         raise self.retry(countdown=0.2)
     note(journal, f'end {name}')
@@ -100,7 +100,7 @@ def report(self: Any, journal: str, name: str, seconds: float = 0.0, failures: i
 def ask(x: int, y: int) -> int:
     """Have another task add, and wait for it."""
     # Not allow_join_result(): it switches for the whole process, and so for the tasks in its other threads.
-    return int(add.delay(x, y).get(timeout=60, disable_sync_subtasks=False))
+    return int(add.delay(x, y).get(timeout=180, disable_sync_subtasks=False))
 
 
 @app.task(name='late_part', acks_late=True, reject_on_worker_lost=True)
@@ -115,6 +115,14 @@ def collect(numbers: list[int], journal: str, name: str) -> int:
     """Note that this ran, and return the sum."""
     note(journal, name)
     return sum(numbers)
+
+
+def pause(journal: str, seconds: float | None) -> None:
+    """Wait so long, or until there is a file `go on` beside the journal."""
+    if seconds is not None:
+        time.sleep(seconds)
+    while seconds is None and not Path(journal).with_name('go on').exists():
+        time.sleep(0.02)
 
 
 _lock = threading.Lock()

@@ -15,6 +15,7 @@ import celery_couchdb.design
 from celery_couchdb.testing import CouchDBTestBackend, CouchDBTestBroker, LocalWorkerContainer
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
+from tests.support import end
 
 #: A worker runs this.
 APP = {'app.py': b'from tests.acceptance.app import app'}
@@ -43,7 +44,7 @@ class Site:
 
     def use(self, broker_url: str, result_url: str) -> None:
         """Let what is started or sent from now on use these URLs."""
-        self.app.close()
+        end(self.app)
         self.environment = {'BROKER_URL': broker_url, 'RESULT_URL': result_url}
         self.app = Celery('acceptance', set_as_current=False, broker=broker_url, backend=result_url)
 
@@ -73,6 +74,10 @@ class Site:
         """Send a task and return its result."""
         return self.app.send_task(name, args, **options)
 
+    def go_on(self) -> None:
+        """Let the tasks end that wait for it."""
+        self.journal.with_name('go on').touch()
+
     def journalled(self) -> list[str]:
         """Return what the tasks have noted."""
         return self.journal.read_text().splitlines() if self.journal.exists() else []
@@ -82,7 +87,8 @@ class Site:
         for worker in self.workers:
             worker.teardown()
             print(f'---- log of {worker.hostname()}\n{worker.logs()}')
-        self.app.close()
+        end(self.app)
+        self.client.close()
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 import pytest
-from celery import Celery
 
 from kombu_couchdb import design
 from kombu_couchdb.errors import AccessDenied
@@ -61,10 +60,7 @@ def sentence(done: Run) -> str:
 # -- setup
 
 def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str]) -> None:
-    site.environment = {'BROKER_URL': site.server.couchdb_url(site.database, **member),
-                        'RESULT_URL': site.server.couchdb_url(site.results, **member)}
-    site.app = Celery('member', set_as_current=False, broker=site.environment['BROKER_URL'],
-                      backend=site.environment['RESULT_URL'])
+    site.use_as(**member)
     with pytest.raises(AccessDenied, match='let an administrator run "celery -A your_app couchdb setup" once'):
         site.send('add', 1, 2)
     assert 'name an administrator of CouchDB with --admin' in sentence(couchdb(site, 'setup'))
@@ -189,10 +185,10 @@ def test_colours_are_for_terminals_and_for_those_who_like_them(site: Site, more:
 
 def test_what_needs_a_look_is_coloured(site: Site) -> None:
     succeeded(couchdb(site, 'setup'))
-    long_ago = datetime.fromtimestamp(time.time() - 7500, timezone.utc)
+    long_ago = datetime.fromtimestamp(time.time() - 7505, timezone.utc)
     site.send('add', 1, 2, eta=long_ago, queue='late')
     site.client.put({'_id': 'broker:consumer:here:5:1', 'type': 'Consumer', 'layout': design.NAME, 'host': 'here', 'pid': 5,
-                     'queues': ['late'], 'beats': 1, 'date': time.time() - 200, 'expires': time.time() - 140, 'rates': {}})
+                     'queues': ['late'], 'beats': 1, 'date': time.time() - 185, 'expires': time.time() - 140, 'rates': {}})
     [item] = items(site.client)
     site.client.put({**{k: v for k, v in item.items() if k != '_rev'}, '_id': 'dead', 'status': 'fail', 'reason': 'test',
                      'failed': time.time()})

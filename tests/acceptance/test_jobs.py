@@ -15,9 +15,14 @@ from .conftest import Site
 from .test_command import couchdb, sentence, succeeded
 
 
+def revoked(site: Site) -> dict[str, list[str]]:
+    """Return the ids of the tasks that the one worker of a site will not begin, by its name."""
+    return dict(site.app.control.inspect([site.workers[0].hostname()], timeout=PATIENCE, limit=1).revoked())
+
+
 def test_jobs_are_listed_and_shown(site: Site) -> None:
     site.worker(concurrency=1, worker_prefetch_multiplier=1)
-    running = site.send('late_nap', str(site.journal), 'long', 60)
+    running = site.send('late_nap', str(site.journal), 'long', None)
     wait_for(lambda: site.journalled() == ['start long'], 'the first to run')
     waiting, later = site.send('add', 1, 2), site.send('add', 3, 4, countdown=3600)
     listed = succeeded(couchdb(site, 'jobs', 'list', COLUMNS='100')).splitlines()
@@ -33,7 +38,7 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
 
 
 def test_state_is_awaited(site: Site) -> None:
-    result, jobs = site.send('late_nap', str(site.journal), 'nap', 1, countdown=2), Jobs(site.app)
+    result, jobs = site.send('late_nap', str(site.journal), 'nap', 1, countdown=8), Jobs(site.app)
     states = jobs.watch(result.id, PATIENCE)
     assert next(states) == 'scheduled'
     site.worker()
@@ -52,7 +57,7 @@ def test_waiting_job_is_removed_for_good(site: Site) -> None:
         pending.get(timeout=PATIENCE)
     worker = site.worker()
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-    assert site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).revoked() == {worker.hostname(): []}
+    assert revoked(site) == {worker.hostname(): []}
     assert site.journalled() == []
     assert 'is not in a queue' in succeeded(couchdb(site, 'remove', pending.id, '--yes'))
 
@@ -73,22 +78,27 @@ def test_running_job_is_halted_if_that_is_asked_for(site: Site, task: str) -> No
 def test_running_job_that_was_acknowledged_early(site: Site) -> None:
     """It has left the queue: its result says that it has started, if that is tracked, and its worker knows."""
     worker = site.worker(task_track_started=True)
-    result, jobs = site.send('nap', str(site.journal), 'nap', 3), Jobs(site.app)
+    result, jobs = site.send('nap', str(site.journal), 'nap', None), Jobs(site.app)
     wait_for(lambda: site.journalled() == ['start nap'], 'the task to run')
     assert jobs.state(result.id) == 'running'
-    assert jobs.workers(result.id) == {worker.hostname(): 'active'}
-    assert list(jobs.watch(result.id, PATIENCE)) == ['running', 'gone']
+    wait_for(lambda: jobs.workers(result.id, timeout=2) == {worker.hostname(): 'active'}, 'the worker to tell of it')
+    states = jobs.watch(result.id, PATIENCE)
+    assert next(states) == 'running'
+    site.go_on()
+    assert list(states) == ['gone']
     assert site.journalled() == ['start nap', 'end nap']
 
 
 def test_job_that_a_worker_holds_and_has_not_begun_is_revoked(site: Site) -> None:
-    site.worker(pool='prefork', concurrency=1, worker_prefetch_multiplier=4)
-    first = site.send('nap', str(site.journal), 'first', 3)
+    worker = site.worker(pool='prefork', concurrency=1, worker_prefetch_multiplier=4)
+    first = site.send('nap', str(site.journal), 'first', None)
     wait_for(lambda: site.journalled(), 'the first to run')
     second = site.send('nap', str(site.journal), 'second', 0)
     jobs = Jobs(site.app)
     assert jobs.wait(second.id, 'running', timeout=PATIENCE) == 'running'
     jobs.remove(second.id)
+    wait_for(lambda: revoked(site) == {worker.hostname(): [second.id]}, 'the worker to know of it')
+    site.go_on()
     with pytest.raises(TaskRevokedError):
         second.get(timeout=PATIENCE)
     assert first.get(timeout=PATIENCE) == 'first'
@@ -96,11 +106,15 @@ def test_job_that_a_worker_holds_and_has_not_begun_is_revoked(site: Site) -> Non
 
 
 def test_full_queue_does_not_starve_a_small_one(site: Site) -> None:
-    full = [site.send('nap', str(site.journal), f'full {number}', 0.02, queue='full') for number in range(300)]
+    for number in range(300):
+        site.send('nap', str(site.journal), f'full {number}', None if number == 20 else 0.02, queue='full')
     site.worker('-Q', 'full,small', concurrency=1)
-    full[20].get(timeout=PATIENCE)
+    wait_for(lambda: 'start full 20' in site.journalled(), 'it to be at work')
     small = [site.send('nap', str(site.journal), f'small {number}', 0, queue='small') for number in range(10)]
+    site.go_on()
     for result in small:
         result.get(timeout=PATIENCE)
-    ends = [line for line in site.journalled() if line.startswith('end full')]
+    lines = site.journalled()
+    last = max(lines.index(f'end small {number}') for number in range(10))
+    ends = [line for line in lines[:last] if line.startswith('end full')]
     assert len(ends) < 250, 'the small queue had to wait for the full one'

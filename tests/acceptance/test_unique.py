@@ -15,7 +15,7 @@ from .conftest import Site
 
 def task_of(site: Site) -> Any:
     @site.app.task(name='report', base=UniqueTask, shared=False)
-    def report(journal: str, name: str, seconds: float = 0.0, failures: int = 0) -> str: ...
+    def report(journal: str, name: str, seconds: float | None = 0.0, failures: int = 0) -> str: ...
 
     return report
 
@@ -23,10 +23,11 @@ def task_of(site: Site) -> Any:
 def test_sent_while_it_runs(site: Site) -> None:
     report = task_of(site)
     site.worker(concurrency=4)
-    first = report.apply_async((str(site.journal), 'first', 2), job_key='k')
+    first = report.apply_async((str(site.journal), 'first', None), job_key='k')
     wait_for(lambda: site.journalled() == ['start first'], 'the first to run')
     others = [report.apply_async((str(site.journal), f'other {number}', 0.2), job_key='k') for number in range(5)]
     assert [result.outcome for result in others] == ['again', 'moved', 'moved', 'moved', 'moved']
+    site.go_on()
     assert {result.get(timeout=PATIENCE) for result in [first, *others]} == {'first', 'other 0'}
     wait_for(lambda: not items(site.client), 'the job to be done')
     assert site.journalled() == ['start first', 'end first', 'start other 0', 'end other 0']

@@ -11,7 +11,7 @@ from kombu import Connection
 from chaos.proxy import Proxy
 from kombu_couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
-from tests.conftest import Server
+from tests.conftest import PATIENT, Server
 from tests.support import release_all
 
 
@@ -31,8 +31,7 @@ def connect(server: Server, client: Client, database: str, proxy: Proxy) -> Iter
         url = server.couchdb_url(database)
         if through_proxy:
             url = url.replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{proxy.port}/')
-            options = {'request_timeout': 2.0, 'connect_timeout': 1.0, **options}
-        opened.append(Connection(url, transport_options=options))
+        opened.append(Connection(url, transport_options={**PATIENT, **options}))
         return opened[-1]
 
     yield connect

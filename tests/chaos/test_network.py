@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from kombu import Connection, Exchange, Queue
@@ -16,8 +17,8 @@ from kombu_couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, record_requests
 
-#: How soon after its return the server is used again, in seconds: ten by promise.
-SOON = 10.0
+#: Time limits of requests for who shall notice soon that nothing is answered, in seconds. Who is refused notices at once.
+QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -28,9 +29,10 @@ def returns(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if 'answers again' in record.message]
 
 
-def receive(inbox: Inbox, count: int) -> None:
-    """Wait for messages, as long as is promised and half as long again for a busy machine."""
-    inbox.wait(count, timeout=SOON * 1.5)
+def told_in_turn(caplog: pytest.LogCaptureFixture) -> bool:
+    """Tell whether each trouble, and the end of each, was told of once, however many a busy machine made of it."""
+    said = [words for record in caplog.records for words in ('trying again', 'answers again') if words in record.message]
+    return all(one != other for one, other in pairwise(said))
 
 
 def test_server_that_refuses_connections(connect: Callable[..., Connection], proxy: Proxy,
@@ -43,13 +45,13 @@ def test_server_that_refuses_connections(connect: Callable[..., Connection], pro
     publish(connect(), 'meanwhile')
     inbox.stays(1, 4)
     proxy.restore()
-    receive(inbox, 2)
+    inbox.wait(2)
     wait_for(lambda: returns(caplog), 'the log to tell of the return')
     assert len(complaints(caplog)) == 1
     assert len(returns(caplog)) == 1
     assert all(record.levelno <= logging.WARNING for record in caplog.records if record.name.startswith('kombu_couchdb'))
     publish(connect(), 'after')
-    receive(inbox, 3)
+    inbox.wait(3)
 
 
 def test_retries_neither_hammer_nor_sleep(connect: Callable[..., Connection], proxy: Proxy, database: str,
@@ -60,10 +62,9 @@ def test_retries_neither_hammer_nor_sleep(connect: Callable[..., Connection], pr
     proxy.refuse()
     wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
     tried = record_requests(monkeypatch, database)
-    inbox.stays(1, 8)
+    wait_for(lambda: inbox.drain(0.1) or (tried and tried[-1].at - tried[0].at > 8), 'tries for eight seconds')
     # Waits grow from a tenth of a second to two; a try may be several requests.
-    assert 3 <= len({round(request.at) for request in tried}) <= 9
-    assert len(tried) < 60
+    assert len(tried) < 60 * (tried[-1].at - tried[0].at) / 8
 
 
 def test_cut_connections_are_hardly_noticed(connect: Callable[..., Connection], proxy: Proxy, client: Client) -> None:
@@ -73,23 +74,23 @@ def test_cut_connections_are_hardly_noticed(connect: Callable[..., Connection], 
         if number % 3 == 0:
             proxy.cut()
         inbox.drain(0.1)
-    inbox.wait(20, timeout=30)
+    inbox.wait(20)
     assert sorted(set(inbox.bodies)) == list(range(20))
     wait_for(lambda: not items(client), 'all to be acknowledged')
 
 
 def test_network_that_swallows_everything(connect: Callable[..., Connection], proxy: Proxy,
                                           caplog: pytest.LogCaptureFixture) -> None:
-    inbox = Inbox(connect(through_proxy=True))
+    inbox = Inbox(connect(through_proxy=True, **QUICK))
     publish(connect(), 'before')
     inbox.wait(1)
     proxy.hang()
     publish(connect(), 'meanwhile')
     wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
     proxy.go_on()
-    receive(inbox, 2)
+    inbox.wait(2)
     publish(connect(), 'after')
-    receive(inbox, 3)
+    inbox.wait(3)
     assert sorted(inbox.bodies) == ['after', 'before', 'meanwhile']
 
 
@@ -105,7 +106,7 @@ def test_acks_outlive_the_connection(connect: Callable[..., Connection], proxy: 
     wait_for(lambda: complaints(caplog), 'the consumer to notice')
     assert len(items(client)) == 3
     proxy.restore()
-    wait_for(lambda: not items(client), 'the acks to be stored', timeout=SOON * 1.5)
+    wait_for(lambda: not items(client), 'the acks to be stored')
     inbox.stays(3, 1)
 
 
@@ -115,7 +116,7 @@ def test_cut_off_for_longer_than_the_lease(connect: Callable[..., Connection], p
     publish(connect(), 'hello')
     inbox.wait(1)
     proxy.refuse()
-    other = Inbox(connect(visibility_timeout=2.0), ack=False)
+    other = Inbox(connect(), ack=False)  # it sweeps as soon, and keeps its own lease
     assert other.wait(1) == ['hello']
     inbox.messages[0].ack()
     proxy.restore()
@@ -138,20 +139,21 @@ def test_broadcasts_of_the_time_between(connect: Callable[..., Connection], prox
     for number in range(3):
         producer.publish(number, serializer='json')
     proxy.restore()
-    receive(inbox, 4)
+    inbox.wait(4)
     assert inbox.bodies == ['before', 0, 1, 2]
 
 
 def test_scheduled_message_that_became_due_meanwhile(connect: Callable[..., Connection], proxy: Proxy,
                                                      caplog: pytest.LogCaptureFixture) -> None:
     inbox = Inbox(connect(through_proxy=True))
-    publish(connect(), 'later', headers=eta(4))
+    due = time.time() + 10
+    publish(connect(), 'later', headers=eta(10))
     inbox.stays(0, 1)
     proxy.refuse()
     wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
-    inbox.stays(0, 4)
+    inbox.stays(0, max(0.1, due + 1 - time.time()))
     proxy.restore()
-    receive(inbox, 1)
+    inbox.wait(1)
 
 
 def test_publisher_retries_until_the_server_is_back(connect: Callable[..., Connection], proxy: Proxy,
@@ -198,11 +200,9 @@ def test_database_that_was_deleted(connect: Callable[..., Connection], client: C
     inbox.wait(1)
     client.delete()
     wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
-    started = time.monotonic()
     wait_for(lambda: inbox.drain(0.1) or returns(caplog), 'the database to be made again')
-    assert time.monotonic() - started < SOON * 1.5
     connect().Producer().publish('after', exchange=exchange, routing_key='key', serializer='json')
-    receive(inbox, 2)
+    inbox.wait(2)
     assert len(complaints(caplog)) == 1
 
 
@@ -217,10 +217,11 @@ def test_database_that_was_deleted_under_a_publisher(connect: Callable[..., Conn
 def test_all_consumers_work_again_after_a_silence_longer_than_their_leases(connect: Callable[..., Connection], proxy: Proxy,
                                                                             caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level('WARNING')
-    inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=1.5), prefetch=1) for _ in range(2)]
+    inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=1.5, **QUICK), prefetch=1) for _ in range(2)]
     publisher = connect()
     publish_many(publisher, range(10))
-    wait_for(lambda: [inbox.drain(0.05) for inbox in inboxes] and sum(len(i.messages) for i in inboxes) == 10, 'the first ten')
+    wait_for(lambda: [inbox.drain(0.05) for inbox in inboxes]
+             and {body for inbox in inboxes for body in inbox.bodies} == set(range(10)), 'the first ten')
     proxy.hang()
     silent = time.monotonic() + 5.0  # longer than the leases, with the grace that is given to clocks
     wait_for(lambda: [inbox.drain(0.1) for inbox in inboxes] and time.monotonic() > silent, 'the silence to last')

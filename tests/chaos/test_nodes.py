@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -14,11 +15,11 @@ from kombu import Connection
 
 from chaos.proxy import Proxy
 from kombu_couchdb.client import Client
-from tests.conftest import PATIENCE, Server, wait_for
+from tests.conftest import PATIENCE, PATIENT, Server, wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all
 
-#: Time limits of a request and of connecting, in seconds: a node that is silent is left after the first.
-QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
+#: The time limit of a request after which a node that is silent is left, in seconds. One that refuses is left at once.
+QUICK = {'request_timeout': 5.0}
 
 
 @pytest.fixture
@@ -37,11 +38,11 @@ def list_of(server: Server, nodes: list[Proxy]) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def connect_to_all(list_of: Callable[[str], str], database: str, client: Client) -> Iterator[Callable[[], Connection]]:
+def connect_to_all(list_of: Callable[[str], str], database: str, client: Client) -> Iterator[Callable[..., Connection]]:
     opened: list[Connection] = []
 
-    def connect() -> Connection:
-        opened.append(Connection(list_of(database), transport_options=QUICK))
+    def connect(**options: Any) -> Connection:
+        opened.append(Connection(list_of(database), transport_options={**PATIENT, **options}))
         return opened[-1]
 
     yield connect
@@ -64,9 +65,9 @@ def test_consumer_keeps_what_it_holds_when_its_node_dies(
     assert not [record for record in caplog.records if 'lease' in record.message or 'had been taken' in record.message]
 
 
-def test_node_that_is_silent_is_left(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
-    inbox = Inbox(connect_to_all())
-    publisher = connect_to_all()
+def test_node_that_is_silent_is_left(connect_to_all: Callable[..., Connection], nodes: list[Proxy]) -> None:
+    inbox = Inbox(connect_to_all(**QUICK))
+    publisher = connect_to_all(**QUICK)
     publish(publisher, 'before')
     inbox.wait(1)
     nodes[0].hang()
@@ -115,7 +116,7 @@ def test_one_node_without_others_is_tried_again(connect_to_all: Callable[[], Con
 def test_results_are_stored_and_awaited_on_another_node(list_of: Callable[[str], str], nodes: list[Proxy], database: str,
                                                         client: Client) -> None:
     app = Celery(set_as_current=False, broker='memory://', backend=list_of(database))
-    app.conf.result_backend_transport_options = QUICK
+    app.conf.result_backend_transport_options = PATIENT
     app.backend.mark_as_done('a', 1)
     waiting = app.AsyncResult('b')
     heard: list[object] = []

@@ -14,7 +14,7 @@ from celery.exceptions import TimeoutError
 from chaos.proxy import Proxy
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENCE, Server, wait_for
+from tests.conftest import PATIENCE, PATIENT, Server, wait_for
 
 COMPLAINT = 'results are not heard of'
 
@@ -27,7 +27,7 @@ def warnings_are_captured(caplog: pytest.LogCaptureFixture) -> None:
 
 def backend_app(url: str, **options: Any) -> Celery:
     app = Celery('test', set_as_current=False, broker='memory://', backend=url)
-    app.conf.result_backend_transport_options = {'request_timeout': 2.0, 'connect_timeout': 1.0, **options}
+    app.conf.result_backend_transport_options = {**PATIENT, **options}
     return app
 
 
@@ -98,11 +98,20 @@ def test_results_stored_while_the_server_is_silent(away: Celery, worker: Any, pr
 def test_timeout_holds_while_the_server_is_away(away: Celery, proxy: Proxy) -> None:
     result = away.AsyncResult(str(uuid.uuid4()))
     assert not result.ready()
-    waiting = threading.Timer(0.3, proxy.refuse)
+
+    def get() -> None:
+        with pytest.raises(TimeoutError):
+            result.get(timeout=2.0)
+        timed_out.set()
+
+    timed_out = threading.Event()
+    waiting = threading.Thread(target=get)
     waiting.start()
-    with pytest.raises(TimeoutError):
-        result.get(timeout=2.0)
+    reader = away.backend.reader
+    wait_for(lambda: reader._longpoll._response is not None or timed_out.is_set(), 'the wait')
+    proxy.refuse()
     waiting.join()
+    assert timed_out.is_set()
     with pytest.raises(ServerUnavailable):
         away.AsyncResult(str(uuid.uuid4())).get(timeout=1.0)
 

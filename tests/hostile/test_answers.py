@@ -152,9 +152,8 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
     def run(call: Callable[[Client], Any], right: Callable[[Any], bool], spoil: Callable[[Any, Any], Any]) -> tuple[int, int]:
         ends, numbers = {True: 0, False: 0}, itertools.count()
 
-        @given(st.data())
-        def once(data: Any) -> None:
-            fake = Fake(lambda path, answer: spoil(data, answer))
+        def once(told: Callable[[Any], Any]) -> None:
+            fake = Fake(lambda path, answer: told(answer))
             monkeypatch.setattr(Node, '_connected', fake.connected_to())
             # What a process remembers of a database must not depend on the examples before.
             client = Client(Address(host=HOST, database=f'db{next(numbers)}', user='me', password='unguessable-77'))
@@ -169,7 +168,13 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
             finally:
                 client.close()
 
-        once()
+        @given(st.data())
+        def often(data: Any) -> None:
+            once(lambda answer: spoil(data, answer))
+
+        once(lambda answer: answer)
+        once(lambda answer: b'{')
+        often()
         return ends[True], ends[False]
 
     return run

@@ -20,7 +20,7 @@ from kombu_couchdb.lease import Sweeper
 from kombu_couchdb.store import Store
 from kombu_couchdb.tidy import Tidier
 from kombu_couchdb.topology import Topology
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, items, publish
 
 from .documents import BROKER, RESULTS
@@ -126,7 +126,7 @@ def test_results_are_stored_read_and_swept(app: Celery, caplog: pytest.LogCaptur
         unfinished = sweep(backend.store, backend.chords, lambda: False)
         list(backend.chords.unfinished(unfinished))
     backend.store_result('second', 2, 'SUCCESS')
-    assert [app.AsyncResult(task_id).get(timeout=30) for task_id in ('first', 'second')] == [1, 2]
+    assert [app.AsyncResult(task_id).get(timeout=PATIENCE) for task_id in ('first', 'second')] == [1, 2]
     assert backend.client.get('invoice')['total'] == 5
     nothing_failed(caplog)
 
@@ -150,4 +150,4 @@ def test_a_spoilt_result_is_one_error_or_none(app: Celery, kind: str) -> None:
                 app.backend.get_task_meta(doc['_id'].removeprefix('celery-task-meta-'))
             else:
                 app.backend.restore_group(doc['_id'].removeprefix('celery-taskset-meta-'))
-    assert app.AsyncResult('good').get(timeout=30) == 1
+    assert app.AsyncResult('good').get(timeout=PATIENCE) == 1

@@ -53,13 +53,14 @@ def task_id() -> str:
 
 
 @pytest.fixture
-def requests_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Returns the HTTP methods of the requests that a call makes."""
+def requests_of(monkeypatch: pytest.MonkeyPatch, database: str) -> Callable[..., list[str]]:
+    """Returns the HTTP methods of the requests that a call makes to the test's database."""
     sent: list[str] = []
     send = HTTPAdapter.send
 
     def counted(self: HTTPAdapter, request: Any, **kwargs: Any) -> Any:
-        sent.append(request.method)
+        if f'/{database}' in request.url:
+            sent.append(request.method)
         return send(self, request, **kwargs)
 
     monkeypatch.setattr(HTTPAdapter, 'send', counted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +18,9 @@ from kombu import Connection
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied, DocumentTooLarge, ServerUnavailable
+from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, items
+from tests.support import end as end_app
 
 
 class Site:
@@ -25,6 +28,7 @@ class Site:
 
     def __init__(self, url: str, client: Client) -> None:
         self.url, self.client = url, client
+        self._apps: list[Celery] = []
         self.app = self._app(1.0)
         self.patience = -60.0  # sweepers take what changed just now, too
         self._workers = 1.0
@@ -42,6 +46,7 @@ class Site:
         def body(values: Any) -> Any:
             return values
 
+        self._apps.append(app)
         return app
 
     def backend(self, **conf: Any) -> CouchDBBackend:
@@ -73,6 +78,11 @@ class Site:
     def args_of(self, doc: Document) -> Any:
         return json.loads(doc['message']['body'])[0]
 
+    def close(self) -> None:
+        """End all of it."""
+        for app in self._apps:
+            end_app(app)
+
     def left(self) -> list[str]:
         """Return the types of what is stored of chords."""
         rows = self.client.request('GET', '/_all_docs', {'include_docs': True})['rows']
@@ -80,8 +90,10 @@ class Site:
 
 
 @pytest.fixture
-def site(url: str, client: Client) -> Site:
-    return Site(url, client)
+def site(url: str, client: Client) -> Iterator[Site]:
+    site = Site(url, client)
+    yield site
+    site.close()
 
 
 def end(worker: CouchDBBackend, part: Context, value: Any = None) -> None:
@@ -321,7 +333,7 @@ def test_failed_part(site: Site) -> None:
         end(site.backend(), part)
     assert site.bodies() == []
     with pytest.raises(ChordError, match=rf"Dependency {parts[1].id} raised KeyError\('no'\)"):
-        site.app.AsyncResult('the body').get(timeout=10)
+        site.app.AsyncResult('the body').get(timeout=PATIENCE)
     assert site.left() == []
 
 
@@ -331,7 +343,7 @@ def test_error_of_the_part_itself_is_raised_where_it_is_known(site: Site) -> Non
         site.backend().mark_as_failure(part.id, KeyError('no'), request=part) for part in parts])
     waiting.start()
     with pytest.raises(KeyError):
-        site.result.get(timeout=20, interval=20)
+        site.result.get(timeout=PATIENCE, interval=PATIENCE)
     waiting.join()
 
 
@@ -347,7 +359,7 @@ def test_result_that_is_gone(site: Site) -> None:
     site.app.backend.forget(parts[0].id)
     end(site.backend(), parts[1])
     with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} is gone'):
-        site.app.AsyncResult('the body').get(timeout=10)
+        site.app.AsyncResult('the body').get(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize('earlier', [None, states.RETRY])
@@ -371,13 +383,13 @@ def test_result_that_is_seen_a_moment_after_its_part(site: Site, monkeypatch: py
     parts = site.send('a', 'b')
     end(site.backend(), parts[0], 'large' * 1000)
     last = site.backend()
-    fetch, known, asked = last.client.fetch, last.client.known, list[Any]()
+    find, known, asked = last.client.find, last.client.known, list[Any]()
 
-    def behind(ids: Any, **options: Any) -> Any:
+    def behind(ids: Any) -> Any:
         asked.append(ids)
-        return fetch(ids, **options) if len(asked) > 1 else [None for _ in ids]
+        return find(ids) if len(asked) > 1 else [None for _ in ids]
 
-    monkeypatch.setattr(last.client, 'fetch', behind)
+    monkeypatch.setattr(last.client, 'find', behind)
     monkeypatch.setattr(last.client, 'known', lambda ids: known(ids) if len(asked) > 1 else set())
     end(last, parts[1])
     assert site.bodies() == [[['large' * 1000, 1]]]
@@ -716,7 +728,7 @@ def test_body_that_cannot_be_encoded(site: Site) -> None:
     worker.app.tasks['body'].serializer = 'no such thing'
     end(worker, part)
     with pytest.raises(ChordError, match='Callback error'):
-        site.app.AsyncResult('the body').get(timeout=10)
+        site.app.AsyncResult('the body').get(timeout=PATIENCE)
     assert site.left() == []
 
 

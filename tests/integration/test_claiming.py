@@ -15,7 +15,7 @@ from kombu_couchdb.client import Client
 from kombu_couchdb.errors import DocumentTooLarge
 from kombu_couchdb.http import encoded
 from tests.conftest import wait_for
-from tests.support import Inbox, eta, items, publish, publish_many
+from tests.support import Inbox, eta, items, publish, publish_many, replace_in_clients
 
 CONSUMERS = 8
 
@@ -57,7 +57,7 @@ def test_priority_out_of_range_is_the_nearest_in_range(connection: Connection, c
 class Claims:
     """Counts the claims that were tried and those that somebody else was faster with."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
         self.tried = self.lost = 0
         lock, bulk = threading.Lock(), Client.bulk
 
@@ -69,15 +69,15 @@ class Claims:
                 self.lost += sum(1 for answer in mine if answer.get('error') == 'conflict')
             return answers
 
-        monkeypatch.setattr(Client, 'bulk', counted)
+        replace_in_clients(monkeypatch, database, 'bulk', counted)
 
 
 @pytest.mark.parametrize('prefetch', [1, 16])
-def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Connection], client: Client,
+def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Connection], client: Client, database: str,
                                                        monkeypatch: pytest.MonkeyPatch, prefetch: int) -> None:
     count = 200
     publish_many(connect(), range(count))
-    claims = Claims(monkeypatch)
+    claims = Claims(monkeypatch, database)
     got: Counter[int] = Counter()
     connections = [connect() for _ in range(CONSUMERS)]
 
@@ -102,9 +102,9 @@ def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Co
     assert claims.lost < count  # without turns it is six times as many; a machine that is too busy for them has some
 
 
-def test_messages_that_come_while_many_wait(connect: Callable[..., Connection], client: Client,
+def test_messages_that_come_while_many_wait(connect: Callable[..., Connection], client: Client, database: str,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    claims = Claims(monkeypatch)
+    claims = Claims(monkeypatch, database)
     count, finished, got = 150, threading.Event(), Counter[int]()
 
     def consume(connection: Connection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from datetime import timedelta
@@ -188,8 +187,11 @@ def test_sweeper_goes_on_after_errors(url: str, client: Client, monkeypatch: pyt
     fill(client, 3, time.time() - 1)
     backend.sweeper.start()
     wait_for(lambda: results(client) == [], 'the results to go')
+    thread = backend.sweeper._thread
+    assert thread is not None
     backend.sweeper.stop()
-    assert not any(thread.name == 'celery-couchdb-sweeper' for thread in threading.enumerate())
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 def test_documents_of_others_with_the_same_types_stay(url: str, client: Client) -> None:

@@ -9,6 +9,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,10 +44,12 @@ def no_threads_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr('celery_couchdb.reader._IDLE', 0.1)
     monkeypatch.setattr('celery_couchdb.callbacks._IDLE', 0.1)
     monkeypatch.setattr('celery_couchdb.callbacks._TICK', 0.1)
-    yield
-    gc.collect()
-    wait_for(lambda: not threads_named(READER), 'the reader to end')
-    wait_for(lambda: not threads_named('celery-couchdb-callbacks'), 'the callbacks to end')
+    for moment in ('before', 'after'):
+        gc.collect()
+        wait_for(lambda: not threads_named(READER), f'the readers of {moment} to end')
+        wait_for(lambda: not threads_named('celery-couchdb-callbacks'), f'the callbacks of {moment} to end')
+        if moment == 'before':
+            yield
 
 
 @pytest.fixture
@@ -143,18 +146,18 @@ def test_timeout_leaves_nothing_behind(app: Celery, timeout: float) -> None:
         result.get(timeout=timeout)
     gone = weakref.ref(result)
     del result
-    gc.collect()
-    assert gone() is None
+    wait_for(lambda: gc.collect() is not None and gone() is None, 'it to be forgotten')
 
 
-def test_on_interval_is_called(app: Celery) -> None:
+@pytest.mark.parametrize('least', [1, 3], ids=['result', 'set'])  # Celery hands on only the first call for a single result
+def test_on_interval_is_called(app: Celery, worker: CouchDBBackend, least: int) -> None:
+    [task_id] = ids(1)
     calls: list[int] = []
-    with pytest.raises(TimeoutError):  # Celery hands on only the first call for a single result
-        app.AsyncResult(*ids(1)).get(timeout=0.5, interval=0.01, on_interval=lambda: calls.append(1))
-    assert calls == [1]
-    with pytest.raises(TimeoutError):
-        app.ResultSet([app.AsyncResult(*ids(1))]).get(timeout=0.5, interval=0.01, on_interval=lambda: calls.append(1))
-    assert len(calls) > 2
+    result = app.AsyncResult(task_id) if least == 1 else app.ResultSet([app.AsyncResult(task_id)])
+    waiting = Waiting(lambda: result.get(timeout=PATIENCE, interval=0.01, on_interval=lambda: calls.append(1)))
+    wait_for(lambda: len(calls) >= least, 'the calls')
+    worker.mark_as_done(task_id, 1)
+    assert waiting.value() == (1 if least == 1 else [1])
 
 
 def test_many_threads_share_one_reader(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
@@ -181,11 +184,9 @@ def test_only_what_is_awaited_is_watched(app: Celery, worker: CouchDBBackend, se
     wait_for(lambda: is_listening(sent, first, second), 'both waits')
     worker.mark_as_done(first, 1)
     assert waits[0].value() == 1
-    sent.clear()
     waits.append(Waiting(lambda: app.AsyncResult(third).get(timeout=PATIENCE)))
     wait_for(lambda: is_listening(sent, third), 'the third wait')
-    assert not any('doc_ids' in (request.body or {}) and f'celery-task-meta-{first}' in request.body['doc_ids']
-                   for request in sent)
+    assert not is_listening(sent, first, third)
     for name in (second, third):
         worker.mark_as_done(name, 2)
     assert [wait.value() for wait in waits[1:]] == [2, 2]
@@ -459,11 +460,13 @@ def test_group_without_callbacks_is_not_watched(app: Celery, sent: list[Request]
     members = [weakref.ref(result) for result in group.results]
     assert sent == []
     group = None
-    gc.collect()
-    assert [ref() for ref in members] == [None] * 3
+    wait_for(lambda: gc.collect() is not None and [ref() for ref in members] == [None] * 3, 'them to be forgotten')
 
 
-def test_states_of_a_group_take_a_handful_of_requests(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_states_of_a_group_take_a_handful_of_requests(app: Celery, worker: CouchDBBackend, sent: list[Request],
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    # What was read ahead counts for a moment only, which a busy machine may take for each question.
+    monkeypatch.setattr('celery_couchdb.ahead.time', SimpleNamespace(monotonic=lambda: 0.0))
     names = ids(400)
     group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
     wait_for(lambda: len(app.backend.callbacks._held) == 400, 'the group to be taken up')

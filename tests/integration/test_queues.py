@@ -140,7 +140,7 @@ def test_auto_delete_goes_when_both_cancel_together(connect: Callable[..., Conne
     wait_for(lambda: consumers_of(client, 'temporary') == 2, 'both consumers to be known')
     for inbox in both:
         inbox.consumer.cancel()
-    wait_for(lambda: not queues(client), 'the queue to be removed', timeout=15)
+    wait_for(lambda: not queues(client), 'the queue to be removed')
 
 
 def test_auto_delete_goes_with_its_connection(connect: Callable[..., Connection], client: Client) -> None:

@@ -81,7 +81,7 @@ def test_set_aside_with_a_reason(connect: Callable[..., Connection], client: Cli
     client.put(item)
     publish(connection, 'next')
     inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
-    assert inbox.wait(1, timeout=20) == ['next']
+    assert inbox.wait(1) == ['next']
     dead = wait_for(lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the item to be set aside')
     assert (dead['_id'], dead['status']) == ('spoilt', 'fail')
     assert dead['reason'].startswith('spoilt: ')
@@ -98,7 +98,7 @@ def test_delivered_all_the_same(connect: Callable[..., Connection], client: Clie
     client.put(item)
     publish(connection, 'next')
     inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
-    assert sorted(inbox.wait(2, timeout=20)) == ['good', 'next']
+    assert sorted(inbox.wait(2)) == ['good', 'next']
     wait_for(lambda: not items(client), 'both to be acknowledged')
 
 

@@ -14,7 +14,7 @@ from kombu_couchdb.client import Client
 from kombu_couchdb.store import Store
 from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, told
 from tests.conftest import PATIENCE, wait_for
-from tests.support import Inbox, Request, eta, items, publish, publish_many
+from tests.support import Inbox, Request, eta, items, publish, publish_many, replace_in_clients
 
 JOB = 'job:["q","report","k"]'
 
@@ -205,7 +205,7 @@ def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connectio
     inbox.stays(2, 0.2)
 
 
-def contend(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], times: int) -> None:
+def contend(monkeypatch: pytest.MonkeyPatch, database: str, act: Callable[[int], object], times: int) -> None:
     """Let something happen just before each of the next writes of the job by a consumer."""
     bulk, left, acting = Client.bulk, list(range(times)), list[bool]()
 
@@ -216,16 +216,16 @@ def contend(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], times
             acting.clear()
         return bulk(self, docs, **kwargs)
 
-    monkeypatch.setattr(Client, 'bulk', contended)
+    replace_in_clients(monkeypatch, database, 'bulk', contended)
 
 
-def test_acknowledged_while_publishers_send_all_the_time(connect: Callable[..., Connection], client: Client,
+def test_acknowledged_while_publishers_send_all_the_time(connect: Callable[..., Connection], client: Client, database: str,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     connection, consuming = connect(), connect()
     inbox = Inbox(consuming, ack=False)
     send(connection, 'a')
     inbox.wait(1)
-    contend(monkeypatch, lambda number: send(connection, f'b{number}', **eta(3600 + number)), 5)
+    contend(monkeypatch, database, lambda number: send(connection, f'b{number}', **eta(3600 + number)), 5)
     inbox.messages[0].ack()
     consuming.release()
     [item] = items(client)
@@ -233,13 +233,13 @@ def test_acknowledged_while_publishers_send_all_the_time(connect: Callable[..., 
     assert not client.id_range('broker:consumer:')
 
 
-def test_refused_while_publishers_send_all_the_time(connect: Callable[..., Connection], client: Client,
+def test_refused_while_publishers_send_all_the_time(connect: Callable[..., Connection], client: Client, database: str,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
     send(connection, 'a')
     inbox.wait(1)
     send(connection, 'b', **eta(3600))
-    contend(monkeypatch, lambda number: send(connection, f'c{number}', **eta(7200 + number)), 4)
+    contend(monkeypatch, database, lambda number: send(connection, f'c{number}', **eta(7200 + number)), 4)
     inbox.messages[0].reject()
     wait_for(lambda: any(doc['message']['body'] == '"b"' for doc in items(client)), 'the next to take its place')
     assert [doc['message']['body'] for doc in items(client) if doc.get('status')] == ['"a"']

@@ -26,6 +26,7 @@ from kombu_couchdb import clock, errors, login, nodes
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client, chunks
 from kombu_couchdb.forks import Shared
+from tests.conftest import PATIENT
 
 #: A document as it is stored.
 DOC = {'_id': 'x', '_rev': '1-a'}
@@ -114,7 +115,7 @@ def peer(running: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
 
 @pytest.fixture
 def client(peer: Peer) -> Iterator[Client]:
-    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='a/b', user='jürgen', password='p:ß@ /'), 5.0, 5.0)
+    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='a/b', user='jürgen', password='p:ß@ /'), **PATIENT)
     yield client
     client.close()
 
@@ -123,8 +124,11 @@ def client(peer: Peer) -> Iterator[Client]:
 def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The settings of each try, when no try succeeds: it raises what the key `raises` of the first says."""
     tries: list[dict[str, Any]] = [{}]
+    real = HTTPAdapter.send
 
     def send(self: HTTPAdapter, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
+        if urlsplit(str(request.url)).port != Address().port:
+            return real(self, request, **settings)  # of a thread that an earlier test left
         tries.append(settings)
         raise tries[0]['raises']
 
@@ -423,7 +427,9 @@ def test_a_server_that_asks_for_patience_has_it(peer: Peer, monkeypatch: pytest.
                                                 seconds: float) -> None:
     client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
     slept: list[float] = []
-    monkeypatch.setattr('kombu_couchdb.nodes.time.sleep', slept.append)
+    # Not time.sleep itself, which other threads use, too.
+    monkeypatch.setattr('kombu_couchdb.nodes.time',
+                        SimpleNamespace(sleep=slept.append, monotonic=time.monotonic, time=time.time))
     date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
     peer.answers = [answer({'error': 'busy'}, status, **{'Retry-After': retry_after.format(in_60_s=date)})]
     with pytest.raises(errors.ServerUnavailable):

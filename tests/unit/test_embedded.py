@@ -21,15 +21,15 @@ import pytest
 from kombu_couchdb import embedded
 from kombu_couchdb.embedded import EmbeddedServer, EmbeddedServerError, install
 from kombu_couchdb.embedded.__main__ import main
+from tests.conftest import PATIENCE
 
-_PATIENCE = 30.0
 _INSTALL = 'from kombu_couchdb.embedded import install; print(install())'
 _ROOT = Path(__file__).parents[2]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Return as soon as the condition holds; fail if it does not within `_PATIENCE` seconds."""
-    deadline = time.monotonic() + _PATIENCE
+    """Return as soon as the condition holds; fail if it does not within `PATIENCE` seconds."""
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, 'waited in vain'
         time.sleep(0.01)
@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def request(
     server: EmbeddedServer, method: str, path: str, body: Any = None, password: str | None = None,
-    timeout: float = _PATIENCE,
+    timeout: float = PATIENCE,
 ) -> tuple[int, Any]:
     """Return the status and the JSON of one answer."""
     credentials = b64encode(f'{server.user}:{password or server.password}'.encode()).decode()
@@ -52,7 +52,7 @@ def request(
 
 
 def listens(port: int) -> bool:
-    connection = HTTPConnection('127.0.0.1', port, timeout=_PATIENCE)
+    connection = HTTPConnection('127.0.0.1', port, timeout=PATIENCE)
     try:
         connection.request('GET', '/_up')
         return connection.getresponse().status == 200
@@ -123,7 +123,7 @@ def test_two_installs_at_once_agree(cache: Path, pretended: Callable[..., None])
     pretended('while len(list(CALLS.iterdir())) < 2: time.sleep(0.01)')  # neither ends before both have begun
     command = [sys.executable, '-c', _INSTALL]
     processes = [subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    folders = {process.communicate(timeout=_PATIENCE)[0].strip() for process in processes}
+    folders = {process.communicate(timeout=PATIENCE)[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0, 0]
     assert folders == {str(path) for path in cache.iterdir()}
     assert len(folders) == 1
@@ -215,8 +215,9 @@ def shared(installed: Path) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def own(installed: Path) -> Iterator[EmbeddedServer]:
-    """A server that the test may stop, pause or kill."""
+def own(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedServer]:
+    """A server that the test may stop, pause or kill; it is not killed because the machine is slow."""
+    monkeypatch.setattr(embedded, '_STOP_TIMEOUT', PATIENCE)
     with EmbeddedServer() as server:
         yield server
 
@@ -238,7 +239,7 @@ def test_a_wrong_password_is_refused_as_by_couchdb(shared: EmbeddedServer) -> No
 
 
 def test_a_session_goes_with_a_cookie_as_in_couchdb(shared: EmbeddedServer) -> None:
-    connection = HTTPConnection('127.0.0.1', shared.port, timeout=_PATIENCE)
+    connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
 
     def ask(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
         connection.request(method, path, json.dumps(body), {'Content-Type': 'application/json', **headers})
@@ -256,7 +257,7 @@ def test_a_session_goes_with_a_cookie_as_in_couchdb(shared: EmbeddedServer) -> N
 
 
 def test_without_a_password_only_the_health_is_told(shared: EmbeddedServer) -> None:
-    connection = HTTPConnection('127.0.0.1', shared.port, timeout=_PATIENCE)
+    connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
     statuses = {}
     for path in ('/_up', '/', '/shared', '/_all_dbs', '/_session'):
         connection.request('GET', path)
@@ -275,7 +276,7 @@ def test_a_filter_that_does_not_exist_ends_no_server(shared: EmbeddedServer) -> 
 
 
 def test_longpoll_wakes_for_the_selected_change_only(shared: EmbeddedServer) -> None:
-    path = f'/shared/_changes?feed=longpoll&filter=_selector&since=now&timeout={_PATIENCE * 1000:.0f}'
+    path = f'/shared/_changes?feed=longpoll&filter=_selector&since=now&timeout={PATIENCE * 1000:.0f}'
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(request, shared, 'POST', path, {'selector': {'kind': 'wanted'}})
         numbers = iter(range(1000))
@@ -337,7 +338,7 @@ def test_a_restart_keeps_the_address_and_loses_the_data(own: EmbeddedServer) -> 
 
 def test_sigterm_suffices_while_a_longpoll_waits(own: EmbeddedServer) -> None:
     request(own, 'PUT', '/db')
-    connection = HTTPConnection('127.0.0.1', own.port, timeout=_PATIENCE)
+    connection = HTTPConnection('127.0.0.1', own.port, timeout=PATIENCE)
     credentials = b64encode(f'admin:{own.password}'.encode()).decode()
     headers = {'Authorization': f'Basic {credentials}'}
     connection.request('GET', '/db/_changes?feed=longpoll&since=now&heartbeat=20', headers=headers)
@@ -394,7 +395,7 @@ def test_the_server_ends_when_its_stdin_does(installed: Path) -> None:
 def run_server(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     node, _ = embedded._find_node()
     return subprocess.run(
-        [node, 'server.js'], cwd=folder, input=line + '\n', capture_output=True, text=True, timeout=_PATIENCE)
+        [node, 'server.js'], cwd=folder, input=line + '\n', capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_the_server_dies_with_its_starter(installed: Path) -> None:
@@ -455,7 +456,7 @@ def test_the_command_prints_the_url_and_ends_cleanly(
         assert url.startswith('http://me:secret@127.0.0.1:')
         assert 'in memory' in remark
         process.send_signal(ending)
-        rest = process.communicate(timeout=_PATIENCE)
+        rest = process.communicate(timeout=PATIENCE)
     assert (process.returncode, rest) == (0, ('', ''))
     assert not listens(int(url.rpartition(':')[2]))
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import pytest
 
 from kombu_couchdb.forks import Shared, reset_in_child
+from tests.conftest import PATIENCE
 
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
 
@@ -25,10 +26,10 @@ class Thing:
 
 
 def in_child(check: Callable[[], bool]) -> bool:
-    """Return what `check()` says in a forked child; an exception there, or a wait of 10 s, is False."""
+    """Return what `check()` says in a forked child; an exception there, or a wait without end, is False."""
     pid = os.fork()
     if pid == 0:
-        timer = threading.Timer(10.0, os._exit, [1])
+        timer = threading.Timer(PATIENCE, os._exit, [1])
         timer.daemon = True
         timer.start()
         try:

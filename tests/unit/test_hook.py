@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,7 +26,8 @@ def test_importing_the_package_loads_nothing_that_is_slow_and_makes_both_schemes
     code = ('import sys, kombu_couchdb; from kombu.transport import TRANSPORT_ALIASES as known; '
             'print(known["couchdb"], known["couchdbs"]); '
             'print(*sorted(n for n in sys.modules if n.partition(".")[0] in ("requests", "kombu_couchdb", "celery")))')
-    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
+                          check=True)
     known, loaded = done.stdout.splitlines()
     assert known.split() == ['kombu_couchdb.transport:Transport'] * 2
     assert loaded.split() == ['kombu_couchdb']

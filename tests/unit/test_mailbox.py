@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kombu_couchdb.mailbox import Mailbox
+from tests.conftest import PATIENCE
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_waiting_ends_at_its_time(mailbox: Mailbox[str], timeout: float) -> None
 def test_waiting_ends_when_something_comes(mailbox: Mailbox[str]) -> None:
     thread = threading.Thread(target=mailbox.put, args=(['a'],))
     thread.start()
-    assert mailbox.wait(10.0)
+    assert mailbox.wait(PATIENCE)
     assert mailbox.pop() == 'a'
     thread.join()
 
@@ -85,7 +86,7 @@ def test_waiting_ends_when_something_comes(mailbox: Mailbox[str]) -> None:
 def test_a_wait_that_ends_leaves_the_descriptor_readable(mailbox: Mailbox[str]) -> None:
     mailbox.put(['a'])
     mailbox.discard(lambda item: True)
-    assert mailbox.wait(1.0)  # for the signal alone
+    assert mailbox.wait(PATIENCE)  # for the signal alone
     assert readable(mailbox)
     assert mailbox.pop() is None
     assert not readable(mailbox)

@@ -33,7 +33,7 @@ class Commit:
         self.gate.set()
 
     def write(self, docs: Sequence[Document]) -> list[Document]:
-        assert self.gate.wait(30)
+        assert self.gate.wait(PATIENCE)
         if self.error is not None:
             raise self.error
         self.written.append([doc['_id'] for doc in docs])
@@ -47,7 +47,7 @@ def commit() -> Commit:
 
 @pytest.fixture
 def relay(commit: Commit) -> Iterator[Relay]:
-    relay = Relay(cast(GroupCommit, commit), patience=30.0)
+    relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
     yield relay
     relay.reset()
 
@@ -150,7 +150,7 @@ def test_after_the_end_of_the_parent_the_child_writes_itself(relay: Relay, commi
 
 
 def test_a_child_whose_parent_was_killed_ends_all_the_same(commit: Commit) -> None:
-    relay = Relay(cast(GroupCommit, commit), patience=30.0)
+    relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
     told, tell = os.pipe()
     parent = os.fork()
     if not parent:
