@@ -14,7 +14,7 @@ Event        Members
 ``fault``    ``name``, ``began``, ``ended``; whether it ``interrupts`` runs, or is ``deadly`` to a process; ``workers``, those or
              their places that were hit (null: all), and ``pid``, if only one child was; ``since``: no run that began before
              is interrupted (null: all are)
-``machine``  as a fault: a worker found that the machine had not let it run
+``machine``  as a fault: a worker, or for all the process that is their network, found that the machine had not let it run
 ============ =======================================================================================================
 """
 

@@ -11,6 +11,7 @@ from itertools import islice
 
 from .faults import Fault
 from .ledger import Progress
+from .machine import pauses_noted
 from .plan import Plan, Strike
 from .site import Site
 from .verdict import Verdict, judge
@@ -30,10 +31,12 @@ _LOOK = 0.05
 def run(plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]) -> Verdict:
     """Do what is planned and return the verdict. Who waits for `patience` seconds without any progress waits no more."""
     conductor = _Conductor(plan, site, kinds, patience, tell)
-    try:
-        conductor.work()
-    finally:
-        conductor.heal()
+    with pauses_noted(site.ledger):
+        try:
+            conductor.work()
+        finally:
+            conductor.heal()
+    conductor.progress.update()
     verdict = judge(conductor.progress.events)
     verdict.remains = conductor.troubles + conductor.settle()
     return verdict

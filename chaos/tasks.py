@@ -22,9 +22,7 @@ if ASTRAY:
 from celery import Celery, signals  # noqa: E402
 
 from .ledger import Ledger  # noqa: E402
-
-#: A worker that finds itself this much too late was not let run by the machine, in seconds.
-_LATE = 1.0
+from .machine import watch  # noqa: E402
 
 app = Celery('chaos')
 app.conf.update(json.loads(os.environ['CHAOS_SETTINGS']))
@@ -93,13 +91,4 @@ def on_received(request: Any, **_: Any) -> None:
 @signals.celeryd_after_setup.connect
 def watch_machine(sender: str, **_: Any) -> None:
     """Note when this process is not let run: a verdict must not take a busy machine for a broken promise."""
-    def watch() -> None:
-        while True:
-            before = time.monotonic()
-            time.sleep(_LATE / 2)
-            now = time.monotonic()
-            if now - before > _LATE / 2 + _LATE:
-                ledger.note('machine', name='machine', began=before, ended=now, workers=[sender], pid=None, interrupts=True,
-                            deadly=False)
-
-    threading.Thread(target=watch, daemon=True).start()
+    watch(ledger, [sender], threading.Event())

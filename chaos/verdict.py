@@ -35,7 +35,7 @@ class Verdict:
     chords: int = 0
     #: How many faults happened, by name.
     faults: Counter[str] = field(default_factory=Counter)
-    #: How often the machine itself did not let a worker run for more than a second, with no fault to make it so.
+    #: How often the machine itself did not let a worker, or the network, run for more than a second, with no fault to make it so.
     pauses: int = 0
     lost: list[str] = field(default_factory=list)
     #: Acknowledged early, and lost with the process in which they ran.
@@ -120,7 +120,9 @@ def _judge_doubles(verdict: Verdict, received: dict[Try, list[Event]], starts: d
 
 
 def _was_made(pause: Event, faults: Iterable[Event]) -> bool:
-    """Tell whether one of the faults explains why a worker was not let run."""
+    """Tell whether one of the faults explains why a worker was not let run; who carries the requests of all is hit by none."""
+    if pause['workers'] is None:
+        return False
     worker = {'worker': pause['workers'][0]}
     return any(_hits(fault, worker) and fault['began'] <= pause['ended'] and fault['ended'] >= pause['began'] for fault in faults)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from chaos.faults import faults_of
 from chaos.ledger import Event, Ledger, Progress
+from chaos.machine import pauses_noted
 from chaos.plan import KINDS, plan
 from chaos.report import complaints, faults_table, verdicts_table
 from chaos.verdict import Verdict, judge
+from tests.conftest import wait_for
 
 SPANS = {'kill': (1.0, 2.0), 'cut': (0.0, 0.0), 'pause': (5.0, 6.0)}
 
@@ -166,6 +169,22 @@ def test_pauses_that_no_fault_made_are_the_machine_s() -> None:
     assert judge([paused]).pauses == 1
     assert judge([paused, fault(2.5, 8.5, ['w2.1@chaos'])]).pauses == 1
     assert judge([paused, fault(2.5, 8.5, ['w1.1@chaos'])]).pauses == 0
+
+
+def test_a_pause_of_the_network_hits_all_workers_and_no_fault_makes_it() -> None:
+    paused = fault(2.0, 9.0, None, event='machine')
+    assert judge([paused, fault(2.5, 8.5, ['w1.1@chaos'])]).pauses == 1
+    runs = [*run_of('a', 1.0), *run_of('a', 8.0, worker='w2.1@chaos', delivery=2)]
+    assert judge([accepted('a'), *runs, paused]).explained == ['a']
+    assert judge([accepted('a'), *runs]).twice == ['a']
+
+
+def test_who_is_not_let_run_notes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, times = Ledger(tmp_path / 'ledger'), iter([0.0, 0.6, 0.6, 5.0])
+    monkeypatch.setattr('chaos.machine.time', SimpleNamespace(monotonic=lambda: next(times, 5.0)))
+    with pauses_noted(ledger):
+        [event] = wait_for(ledger.news, 'the pause')
+    assert (event['event'], event['began'], event['ended'], event['workers']) == ('machine', 0.6, 5.0, None)
 
 
 def test_what_stays_is_wrong() -> None:
