@@ -13,6 +13,9 @@ from kombu_couchdb.client import Client
 
 __all__ = ['Server']
 
+#: How long a request of the conductor may take, in seconds: that it looks is not what is tested.
+_PATIENCE = 60.0
+
 
 @dataclass
 class Server:
@@ -42,7 +45,7 @@ class Server:
     def client(self, database: str) -> Client:
         """Return a client for a database, which reaches it directly."""
         return Client(Address(host=self.host, port=self.port, database=database, user=unquote(self.parts.username or '') or None,
-                              password=unquote(self.parts.password or '') or None))
+                              password=unquote(self.parts.password or '') or None), _PATIENCE, _PATIENCE)
 
     def url_through(self, port: int, database: str) -> str:
         """Return the `couchdb://` URL of a database behind a proxy."""

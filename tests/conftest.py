@@ -114,7 +114,7 @@ def database(server: Server) -> Iterator[str]:
 @pytest.fixture
 def client(server: Server, database: str) -> Iterator[Client]:
     """A client for the test's database, which exists."""
-    client = Client(server.client(database).address, **PATIENT)
+    client = server.client(database)
     client.create()
     yield client
     client.close()

@@ -16,6 +16,9 @@ from kombu_couchdb.errors import DatabaseMissing, NotFound
 
 __all__ = ['Server', 'fresh_name', 'running_server']
 
+#: How long a request of a test may take, in seconds: a test fails for what is wrong, and not because the machine is busy.
+_PATIENCE = 180.0
+
 
 class Server:
     """A CouchDB server: its parts, and URLs of databases on it.
@@ -40,7 +43,7 @@ class Server:
     def client(self, database: str, **address: Any) -> Client:
         """Return a client for a database on this server."""
         given = {'user': self.user or None, 'password': self.password, 'tls': self.tls, **address}
-        return Client(Address(host=self.host, port=self.port, database=database, **given))
+        return Client(Address(host=self.host, port=self.port, database=database, **given), _PATIENCE, _PATIENCE)
 
     def delete(self, database: str) -> None:
         """Delete a database, if it exists."""

@@ -15,6 +15,7 @@ import celery_couchdb.design
 from celery_couchdb.testing import CouchDBTestBackend, CouchDBTestBroker, LocalWorkerContainer
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
+from tests.conftest import PATIENT
 from tests.support import end
 
 #: A worker runs this.
@@ -28,8 +29,7 @@ class Site:
         self.server, self.folder = broker.container.server, folder
         self.database, self.results = broker.config()['vhost'], backend.config()['vhost']
         self.environment = {'BROKER_URL': broker.config()['url'], 'RESULT_URL': backend.config()['url']}
-        self.app = Celery('acceptance', set_as_current=False, broker=self.environment['BROKER_URL'],
-                          backend=self.environment['RESULT_URL'])
+        self.app = self._app()
         #: The broker's database, as an administrator.
         self.client = broker.container.client
         self.journal = folder / 'journal'
@@ -46,7 +46,13 @@ class Site:
         """Let what is started or sent from now on use these URLs."""
         end(self.app)
         self.environment = {'BROKER_URL': broker_url, 'RESULT_URL': result_url}
-        self.app = Celery('acceptance', set_as_current=False, broker=broker_url, backend=result_url)
+        self.app = self._app()
+
+    def _app(self) -> Celery:
+        app = Celery('acceptance', set_as_current=False, broker=self.environment['BROKER_URL'],
+                     backend=self.environment['RESULT_URL'])
+        app.conf.update(broker_transport_options=PATIENT, result_backend_transport_options=PATIENT)
+        return app
 
     def use_as(self, user: str, password: str = '') -> None:
         """Let it be another user's; '' is nobody."""

@@ -93,7 +93,7 @@ def test_installed_in_an_empty_environment_it_runs_tasks(wheel: Path, tmp_path: 
         worker = subprocess.Popen([python, '-m', 'celery', '-A', 'app', 'worker', '-P', 'solo'], cwd=tmp_path,
                                   env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT)
     try:
-        printed = run(python, '-c', 'from app import add; print(add.delay(2, 3).get(timeout=60))', cwd=tmp_path, **environment)
+        printed = run(python, '-c', 'from app import add; print(add.delay(2, 3).get(timeout=180))', cwd=tmp_path, **environment)
     finally:
         worker.terminate()
         worker.wait()

@@ -37,7 +37,7 @@ def redis(tmp_path: Path) -> Iterator[str]:
 def migrate(source: str, destination: str) -> None:
     """Move what waits in two queues."""
     done = subprocess.run(
-        [sys.executable, '-m', 'celery', 'migrate', '--ack-messages', '--timeout', '2', '--queues', 'celery,mails',
+        [sys.executable, '-m', 'celery', 'migrate', '--ack-messages', '--timeout', '10', '--queues', 'celery,mails',
          source, destination], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
 

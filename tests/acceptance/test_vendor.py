@@ -121,7 +121,7 @@ THREAD = """
 
         celery_worker.reload()
         assert celery_app.conf.broker_url == 'memory://'
-        assert multiply.delay(6, 7).get(timeout=60) == 42
+        assert multiply.delay(6, 7).get(timeout=180) == 42
 """
 SESSION = THREAD.replace('_app', '_session_app').replace('_worker', '_session_worker')
 INCLUDES = """

@@ -9,7 +9,7 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.client import Client
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items, publish
 
 
@@ -181,7 +181,7 @@ def test_basic_get(connection: Connection, client: Client, no_ack: bool) -> None
 def test_simple_queue(connection: Connection) -> None:
     with connection.SimpleQueue('q') as simple:
         simple.put({'hello': 'world'})
-        message = simple.get(timeout=60)
+        message = simple.get(timeout=PATIENCE)
         assert message.payload == {'hello': 'world'}
         message.ack()
         with pytest.raises(simple.Empty):

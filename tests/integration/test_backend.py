@@ -25,11 +25,13 @@ from requests.adapters import HTTPAdapter
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing
+from tests.conftest import PATIENCE, PATIENT
 
 
 def app_of(url: str, **conf: Any) -> Celery:
     app = Celery('test', set_as_current=False, broker='memory://', backend=url)
-    app.conf.update(conf)
+    options = {**PATIENT, **conf.pop('result_backend_transport_options', {})}
+    app.conf.update(conf, result_backend_transport_options=options)
     return app
 
 
@@ -94,7 +96,7 @@ def test_success_as_a_person_reads_it(backend: CouchDBBackend, client: Client, t
 def test_success(backend: CouchDBBackend, url: str, task_id: str) -> None:
     backend.mark_as_done(task_id, {'sum': 3})
     result = app_of(url).AsyncResult(task_id)
-    assert result.get(timeout=1) == {'sum': 3}
+    assert result.get(timeout=PATIENCE) == {'sum': 3}
     assert result.state == states.SUCCESS
     assert result.successful()
 
@@ -111,7 +113,7 @@ def test_failure(backend: CouchDBBackend, task_id: str) -> None:
     backend.mark_as_failure(task_id, KeyError('no such thing'), traceback='Traceback: …')
     result = backend.app.AsyncResult(task_id)
     with pytest.raises(KeyError, match='no such thing'):
-        result.get(timeout=1)
+        result.get(timeout=PATIENCE)
     assert result.state == states.FAILURE
     assert result.traceback == 'Traceback: …'
 
@@ -132,7 +134,7 @@ def test_retry_started_and_custom_states(backend: CouchDBBackend, task_id: str) 
 def test_revoked(backend: CouchDBBackend, task_id: str) -> None:
     backend.mark_as_revoked(task_id, 'expired')
     with pytest.raises(TaskRevokedError, match='expired'):
-        backend.app.AsyncResult(task_id).get(timeout=1)
+        backend.app.AsyncResult(task_id).get(timeout=PATIENCE)
 
 
 def test_forgotten_task_may_run_again_under_its_id(backend: CouchDBBackend, task_id: str) -> None:
@@ -145,13 +147,13 @@ def test_forgotten_task_may_run_again_under_its_id(backend: CouchDBBackend, task
 def test_forget(backend: CouchDBBackend, client: Client, task_id: str) -> None:
     backend.mark_as_done(task_id, 1)
     result = backend.app.AsyncResult(task_id)
-    assert result.get(timeout=1) == 1
+    assert result.get(timeout=PATIENCE) == 1
     result.forget()
     assert client.fetch([f'celery-task-meta-{task_id}']) == [None]
     assert backend.app.AsyncResult(task_id).state == states.PENDING
     result.forget()
     backend.mark_as_done(task_id, 2)
-    assert backend.app.AsyncResult(task_id).get(timeout=1) == 2
+    assert backend.app.AsyncResult(task_id).get(timeout=PATIENCE) == 2
 
 
 def test_ignored_result_is_not_stored(backend: CouchDBBackend, client: Client, task_id: str) -> None:
@@ -241,7 +243,7 @@ def test_pickle_keeps_exceptions_and_sets(url: str, client: Client, task_id: str
     failed = str(uuid.uuid4())
     backend.mark_as_failure(failed, OSError(2, 'gone'))
     with pytest.raises(OSError, match='gone'):
-        backend.app.AsyncResult(failed).get(timeout=1)
+        backend.app.AsyncResult(failed).get(timeout=PATIENCE)
 
 
 def test_compressed_results(url: str, client: Client, task_id: str) -> None:
@@ -267,11 +269,11 @@ def test_join_native_and_iterate(backend: CouchDBBackend) -> None:
         backend.mark_as_done(result.id, number)
     many = backend.app.ResultSet(results)
     assert many.supports_native_join
-    assert many.get(timeout=5) == list(range(30))
+    assert many.get(timeout=PATIENCE) == list(range(30))
     backend._cache.clear()
-    assert {meta['result'] for _, meta in many.iter_native(timeout=5)} == set(range(30))
+    assert {meta['result'] for _, meta in many.iter_native(timeout=PATIENCE)} == set(range(30))
     backend._cache.clear()
-    assert many.join(timeout=5) == list(range(30))
+    assert many.join(timeout=PATIENCE) == list(range(30))
 
 
 def test_get_many_waits_for_the_last(backend: CouchDBBackend, url: str) -> None:
@@ -281,7 +283,7 @@ def test_get_many_waits_for_the_last(backend: CouchDBBackend, url: str) -> None:
     backend.mark_as_started(ids[2])
     late = threading.Timer(0.2, app_of(url).backend.mark_as_failure, (ids[2], ValueError('late')))
     late.start()
-    many = dict(backend.get_many(ids, interval=0.02, timeout=60))
+    many = dict(backend.get_many(ids, interval=0.02, timeout=PATIENCE))
     late.join()
     assert [many[task_id]['status'] for task_id in ids] == ['SUCCESS', 'SUCCESS', 'FAILURE']
 
@@ -500,10 +502,10 @@ def member(server: Any, apache_couchdb: bool) -> Iterator[str]:
         pytest.skip('the embedded server has one user')
     name = f'ü@/{uuid.uuid4().hex[:8]}'
     where = f'{server.url}/_users/org.couchdb.user:{quote(name, safe="")}'
-    made = requests.put(where, json={'name': name, 'password': ODD, 'roles': [], 'type': 'user'}, timeout=60)
+    made = requests.put(where, json={'name': name, 'password': ODD, 'roles': [], 'type': 'user'}, timeout=PATIENCE)
     made.raise_for_status()
     yield name
-    requests.delete(where, params={'rev': made.json()['rev']}, timeout=60).raise_for_status()
+    requests.delete(where, params={'rev': made.json()['rev']}, timeout=PATIENCE).raise_for_status()
 
 
 def test_member_with_an_odd_password(server: Any, database: str, client: Client, member: str, task_id: str) -> None:
@@ -557,7 +559,7 @@ def working(server: Any) -> Iterator[Celery]:
 
     signals.setup_logging.connect(untouched)
     try:
-        with start_worker(app, pool='solo', perform_ping_check=False, shutdown_timeout=60):
+        with start_worker(app, pool='solo', perform_ping_check=False, shutdown_timeout=PATIENCE):
             yield app
     finally:
         signals.setup_logging.disconnect(untouched)
@@ -566,27 +568,27 @@ def working(server: Any) -> Iterator[Celery]:
 
 def test_worker(working: Celery) -> None:
     add, again, fail = (working.tasks[name] for name in ('add', 'again', 'fail'))
-    assert add.delay(1, 2).get(timeout=60, interval=0.05) == 3
-    assert again.delay().get(timeout=60, interval=0.05) == {'done': 1}
+    assert add.delay(1, 2).get(timeout=PATIENCE, interval=0.05) == 3
+    assert again.delay().get(timeout=PATIENCE, interval=0.05) == {'done': 1}
     failed = fail.delay()
     with pytest.raises(LookupError, match='nothing there'):
-        failed.get(timeout=60, interval=0.05)
+        failed.get(timeout=PATIENCE, interval=0.05)
     assert 'nothing there' in failed.traceback
     assert failed.name == 'fail'
     chained = chain(add.s(1, 2), add.s(3))()
-    assert chained.get(timeout=60, interval=0.05) == 6
-    assert chained.parent.get(timeout=60) == 3
+    assert chained.get(timeout=PATIENCE, interval=0.05) == 6
+    assert chained.parent.get(timeout=PATIENCE) == 3
     assert chained.parent.children == [chained]
-    assert group(add.s(i, i) for i in range(5))().get(timeout=60, interval=0.05) == [0, 2, 4, 6, 8]
+    assert group(add.s(i, i) for i in range(5))().get(timeout=PATIENCE, interval=0.05) == [0, 2, 4, 6, 8]
 
 
 def test_worker_runs_a_chord(working: Celery) -> None:
     add, total = working.tasks['add'], working.tasks['total']
-    assert chord(add.s(i, i) for i in range(5))(total.s()).get(timeout=60, interval=0.05) == 20
+    assert chord(add.s(i, i) for i in range(5))(total.s()).get(timeout=PATIENCE, interval=0.05) == 20
 
 
 def test_result_that_is_too_large_is_a_failure(working: Celery, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has no limit')
     with pytest.raises(ResultTooLarge, match=r'too_large .* 9,\d+,\d+ bytes are more than .* max_document_size .*8,000,000'):
-        working.tasks['too_large'].delay().get(timeout=60, interval=0.05)
+        working.tasks['too_large'].delay().get(timeout=PATIENCE, interval=0.05)

@@ -22,7 +22,7 @@ from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.reader import Waiter
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Request
 
 READER = 'celery-couchdb-results'
@@ -30,7 +30,8 @@ READER = 'celery-couchdb-results'
 
 def app_of(url: str, **conf: Any) -> Celery:
     app = Celery('test', set_as_current=False, broker='memory://', backend=url)
-    app.conf.update(conf)
+    options = {**PATIENT, **conf.pop('result_backend_transport_options', {})}
+    app.conf.update(conf, result_backend_transport_options=options)
     return app
 
 
