@@ -152,8 +152,8 @@ def test_auto_delete_goes_with_its_connection(connect: Callable[..., Connection]
 
 def test_auto_delete_goes_when_its_consumer_was_killed(url: str, connect: Callable[..., Connection],
                                                        client: Client) -> None:
-    with Peer(url, queue_name='temporary', fanout=None, auto_delete=True, options={'visibility_timeout': 1.5}) as peer:
-        Inbox(connect(visibility_timeout=1.5), 'other')
+    with Peer(url, queue_name='temporary', fanout=None, auto_delete=True, options={'visibility_timeout': 6.0}) as peer:
+        Inbox(connect(), 'other')  # it sweeps when the lease of the other one ends
         wait_for(lambda: queues(client) == {'temporary', 'other'})
         wait_for(lambda: any('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)))
         peer.signal(signal.SIGKILL)
