@@ -99,7 +99,7 @@ def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Co
             thread.join()
     assert got == Counter(range(count))
     assert claims.tried >= count
-    assert claims.lost < count  # without turns it is six times as many; a machine that is too busy for them has some
+    assert claims.lost < 2 * count  # without turns it is six times as many; a machine that is too busy for them has some
 
 
 def test_messages_that_come_while_many_wait(connect: Callable[..., Connection], client: Client, database: str,
@@ -126,7 +126,7 @@ def test_messages_that_come_while_many_wait(connect: Callable[..., Connection], 
         for thread in threads:
             thread.join()
     assert got == Counter(range(count))
-    assert claims.lost < count  # without turns it is six times as many; a machine that is too busy for them has some
+    assert claims.lost < 2 * count  # without turns it is six times as many; a machine that is too busy for them has some
 
 
 def test_several_queues_share_a_consumer(connection: Connection) -> None:
