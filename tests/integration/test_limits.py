@@ -306,7 +306,7 @@ def test_publish_whose_trimming_fails_has_succeeded(connection: Connection, clie
     def fail(*args: object) -> None:
         raise ServerUnavailable('just now')
 
-    monkeypatch.setattr(Store, 'trim', fail)
+    monkeypatch.setattr(connection.transport.store, 'trim', fail)
     for number in range(3):
         publish(connection, number, retry=True, retry_policy={'max_retries': 1})
     assert [doc['message']['body'] for doc in items(client)] == ['0', '1', '2']
