@@ -42,6 +42,11 @@ class Http:
         """Who sends the requests; None is nobody."""
         return self._nodes.current.login.user
 
+    @property
+    def has_other_nodes(self) -> bool:
+        """Whether the address names several: the next request after one that was not answered goes to another."""
+        return len(self._nodes) > 1
+
     def leave_node(self) -> None:
         """Ask another node from now on, if the address names one: this one seems to be cut off from the others."""
         self._nodes.leave(self._nodes.current)

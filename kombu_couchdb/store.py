@@ -114,9 +114,10 @@ class Store:
             try:
                 answers = self._commits.write(part)
             except ServerUnavailable as exc:
-                if not exc.was_cut:
+                if not (exc.was_cut or self.client.has_other_nodes):
                     raise
-                # They may have been stored, and what was done meanwhile must not be there again.
+                # They may have been stored, and what was done meanwhile must not be there again. To raise would do, but kombu
+                # tries again under ids of its own.
                 left = self.unpublished(part)
                 answers = self._commits.write(left) if left else []
             for answer in answers:

@@ -5,6 +5,7 @@ The nodes are two proxies in front of the server under test, so that these tests
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from chaos.proxy import Proxy
+from chaos.proxy import Answer, Proxy
 from kombu_couchdb.client import Client
 from tests.conftest import PATIENCE, PATIENT, Server, wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all
@@ -73,6 +74,22 @@ def test_node_that_is_silent_is_left(connect_to_all: Callable[..., Connection], 
     nodes[0].hang()
     publish(publisher, 'meanwhile', retry=True)
     assert inbox.wait(2) == ['before', 'meanwhile']
+
+
+@pytest.mark.parametrize('trouble', ['silent', 'stored', 'refuses'])
+def test_what_one_node_does_not_confirm_is_published_once(
+        connect_to_all: Callable[..., Connection], nodes: list[Proxy], client: Client, trouble: str) -> None:
+    """The publisher is told of nothing, and so nobody sends it again."""
+    publisher = connect_to_all(**QUICK)
+    publish(publisher, 'before')
+    if trouble == 'silent':
+        nodes[0].hang()
+    elif trouble == 'stored':
+        nodes[0].lie(Answer(503, asked=True))
+    else:
+        nodes[0].refuse()
+    publish(publisher, 'meanwhile', retry=False)
+    assert [json.loads(doc['message']['body']) for doc in items(client)] == ['before', 'meanwhile']
 
 
 def test_back_and_forth(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
