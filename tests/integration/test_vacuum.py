@@ -98,7 +98,10 @@ def test_tombstones_of_others_are_theirs(couch: Client) -> None:
     couch.bulk([{'_id': doc_id, '_rev': couch.put({'_id': doc_id}), '_deleted': True} for doc_id in (
         'celery-task-meta-1', 'shop_celery-taskset-meta-1', 'chord-unlock-1', JOB, 'broker:queue:q',
         'once:' + 'ab' * 16)])
-    assert vacuum(couch, quiet, age=0).purged == 6
+    reports = [vacuum(couch, quiet, age=0)]
+    while reports[-1].young:  # in a cluster a copy may have heard of a deletion after the vacuum had begun: the next one takes it
+        reports.append(vacuum(couch, quiet, age=0))
+    assert sum(report.purged for report in reports) == 6
     assert tombstones(couch) == set(foreign)
 
 
@@ -117,6 +120,9 @@ def test_all_revisions_of_a_torn_document_go(couch: Client) -> None:
 @pytest.fixture
 def reborn(couch: Client) -> Callable[[], tuple[Tombstone, str]]:
     """Returns a function that deletes a unique job and enqueues it anew: the tombstone, and the revision of what lives."""
+    if couch.is_cluster():
+        pytest.skip('which rows are lost depends on the copy that answers')
+
     def reborn() -> tuple[Tombstone, str]:
         deleted = couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])[0]['rev']
         rev = couch.put({'_id': JOB, 'type': 'WorkItem', 'queue': 'q', 'n': 2})
