@@ -18,6 +18,7 @@ from .body import decoded, encoded
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
 from .errors import ServerUnavailable
+from .holdings import Holdings
 from .once import fixed_id, is_fixed
 from .qos import Message, QoS
 from .storable import check_names, check_value
@@ -57,7 +58,7 @@ class Channel(virtual.Channel):
         check_names(exchange=exchange, routing_key=routing_key)
         if self.connection is None:
             # kombu declares queues first, and goes on with the channel it had although that made it reconnect.
-            raise ServerUnavailable('the channel was closed, for its connection was lost meanwhile')
+            raise _closed()
         again = isinstance(message['properties'].get('delivery_tag'), _PublishTag)
         self._inplace_augment_message(message, exchange, routing_key)
         if exchange and self._type(exchange) == 'fanout':
@@ -111,6 +112,14 @@ class Channel(virtual.Channel):
 
     # -- consume
 
+    @property
+    def holdings(self) -> Holdings:
+        """What the connection holds; *raises* `ServerUnavailable` if it was closed: nothing is held any more."""
+        if self.connection is None:
+            raise _closed()
+        found: Holdings = self.connection.consumer.holdings
+        return found
+
     def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str,
                       **kwargs: Any) -> None:
         """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events."""
@@ -124,7 +133,7 @@ class Channel(virtual.Channel):
             if message is not None:
                 callback(message)
 
-        self.connection.consumer.holdings.subscribe(Subscription(consumer_tag, queue, bool(no_ack), self.credit, deliver))
+        self.holdings.subscribe(Subscription(consumer_tag, queue, bool(no_ack), self.credit, deliver))
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Deliver nothing more to a consumer; what it was not handed yet goes back to its queue at once."""
@@ -133,14 +142,14 @@ class Channel(virtual.Channel):
         self._consumers.remove(consumer_tag)
         queue = self._tag_to_queue.pop(consumer_tag)
         self._active_queues.remove(queue)
-        self.connection.consumer.holdings.cancel(consumer_tag)
+        self.holdings.cancel(consumer_tag)
         self.connection.left(queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
         check_names(queue=queue)
         delivery = self.connection.consumer.pull(queue, no_ack, self.credit)
-        if delivery is None or not self.connection.consumer.holdings.hand_over(delivery):
+        if delivery is None or not self.holdings.hand_over(delivery):
             return None
         return self._message(delivery)
 
@@ -162,7 +171,7 @@ class Channel(virtual.Channel):
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             logger.error('message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
             if not delivery.no_ack:
-                self.connection.consumer.holdings.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
+                self.holdings.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
             return None
         if not delivery.no_ack:
             self.qos.append(message, delivery.tag)
@@ -256,3 +265,7 @@ class Channel(virtual.Channel):
     def _purge(self, queue: str) -> int:
         check_names(queue=queue)
         return int(self.connection.store.purge(queue))
+
+
+def _closed() -> ServerUnavailable:
+    return ServerUnavailable('the channel was closed, for its connection was lost meanwhile')

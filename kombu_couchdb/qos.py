@@ -36,17 +36,17 @@ class QoS:
         """Acknowledge a message, or with `multiple` all that were delivered up to it."""
         for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
             if flaw := self._tags.pop(tag, None):
-                self.channel.connection.consumer.holdings.bury(tag, flaw)
+                self.channel.holdings.bury(tag, flaw)
             else:
-                self.channel.connection.consumer.holdings.ack(tag)
+                self.channel.holdings.ack(tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Refuse a message: with `requeue` it is delivered again, else kept as a dead letter."""
         flaw = self._tags.pop(delivery_tag, None)
         if requeue:
-            self.channel.connection.consumer.holdings.release(delivery_tag)
+            self.channel.holdings.release(delivery_tag)
         else:
-            self.channel.connection.consumer.holdings.bury(delivery_tag, flaw or 'rejected')
+            self.channel.holdings.bury(delivery_tag, flaw or 'rejected')
 
     def spoilt(self, delivery_tag: str, flaw: str) -> None:
         """Note why a message cannot be used: it becomes a dead letter also if it is acknowledged, as Celery does then."""
@@ -56,12 +56,12 @@ class QoS:
     def restore_unacked(self) -> None:
         """Let everything unacknowledged be delivered again."""
         for tag in self._all():
-            self.channel.connection.consumer.holdings.release(tag)
+            self.channel.holdings.release(tag)
 
     def restore_unacked_once(self) -> None:
         """The channel is closed: give everything back."""
         for tag in self._all():
-            self.channel.connection.consumer.holdings.give_back(tag)
+            self.channel.holdings.give_back(tag)
 
     def _all(self) -> list[str]:
         tags, self._tags = list(self._tags), {}

@@ -9,6 +9,7 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items, publish
 
@@ -123,6 +124,23 @@ def test_closing_gives_back_unacknowledged_and_undelivered(connect: Callable[...
     second = Inbox(connect(), prefetch=1)
     assert second.wait(10) == [0, 1, 2, 3] + [['ahead', number] for number in range(6)]
     assert [message.delivery_info['redelivered'] for message in second.messages] == [True] * 4 + [False] * 6
+
+
+@pytest.mark.parametrize('settle', [lambda message: message.ack(), lambda message: message.reject(),
+                                    lambda message: message.requeue()], ids=['ack', 'reject', 'requeue'])
+@pytest.mark.parametrize('end', [lambda inbox: inbox.channel.close(), lambda inbox: inbox.connection.collect()],
+                         ids=['channel', 'connection'])
+def test_what_is_settled_too_late_is_told_so(connect: Callable[..., Connection], client: Client, end: Callable[[Inbox], None],
+                                             settle: Callable[[Any], None]) -> None:
+    """Celery acknowledges what began before its connection was lost, and knows what to do with such an error."""
+    fill(connect(), 1)
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    end(inbox)
+    with pytest.raises(ServerUnavailable, match='the channel was closed'):
+        settle(inbox.messages[0])
+    assert isinstance(ServerUnavailable(), inbox.connection.recoverable_connection_errors)
+    wait_for(lambda: [item['claimed'] for item in items(client)] == [None], 'the release')
 
 
 def test_cancelling_gives_back_the_undelivered_only(connect: Callable[..., Connection], client: Client) -> None:
