@@ -154,6 +154,10 @@ class Login:
         except Exception as exc:
             raise errors.ServerUnavailable(
                 f'{address.server}: the source of user and password failed: {type(exc).__name__}: {exc}') from exc
+        try:
+            f'{self._user}:{password}'.encode()
+        except UnicodeEncodeError:  # it has a part of the password in it
+            raise errors.ConfigurationError('user or password has bytes in it that are no UTF-8') from None
         if (self._user, password) == self._refused and time.monotonic() < self._rests_until:
             raise self._refusal()
         return self._user, password

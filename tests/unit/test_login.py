@@ -269,6 +269,16 @@ def test_a_password_may_be_a_function_that_is_asked_again() -> None:
     assert decoded(login.headers(never)) == 'me:new'
 
 
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+def test_a_password_that_is_no_text_is_told_without_it(source: str, auth: str) -> None:
+    """So it comes out of an environment in Latin-1; it ended the worker, and the error told of a letter of it."""
+    given[:] = [('me', SECRET + '\udcfc')]
+    with pytest.raises(ConfigurationError, match='no UTF-8') as caught:
+        Login(Address(credentials=source, auth=auth)).headers(never)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
 @pytest.mark.parametrize('wrong', [None, 'me:' + SECRET, ('me',), ('me', None), (b'me', SECRET), ('me', SECRET, 1)])
 def test_a_source_that_returns_something_else(source: str, wrong: Any) -> None:
     given[:] = [wrong]
