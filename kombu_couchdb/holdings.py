@@ -118,8 +118,7 @@ class Holdings:
     def give_back(self, tag: str) -> None:
         """The consumer stops: put the message back to its old place. Only who was ended by it counts it as an attempt."""
         with self._lock:
-            accepted = tag in self._held and self._held[tag].accepted
-            self._decide(tag, partial(workitem.release, counts=not accepted))
+            self._decide(tag, partial(workitem.release, counts=tag not in self._held or not self._held[tag].accepted))
 
     def bury(self, tag: str, reason: str) -> None:
         """The message is refused: keep it as a dead letter."""
@@ -276,8 +275,7 @@ class Holdings:
             self._settle(delivery.tag, lambda doc: workitem.release(doc, delivered=False))
         elif delivery.no_ack and 'queue' in delivery.doc:
             # It was deleted when it was claimed: store it again, at its old place.
-            again = {name: value for name, value in delivery.doc.items() if name != '_rev'}
-            self._outbox.append((again, lambda answer: None))
+            self._outbox.append(({name: value for name, value in delivery.doc.items() if name != '_rev'}, lambda answer: None))
 
     def _settle(self, tag: str, change: Callable[[Document], Document]) -> None:
         delivery = self._held.pop(tag)

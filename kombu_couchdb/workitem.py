@@ -25,15 +25,15 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
 from .errors import ConfigurationError
+from .message import HIGHEST, due_date, lifetime, priority
 
 __all__ = [
-    'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'due_date', 'flaw',
+    'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'flaw',
     'has_expired', 'is_due', 'is_unique', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay',
     'size', 'state', 'tag', 'task_id', 'task_name', 'turn',
 ]
@@ -43,9 +43,6 @@ Document = dict[str, Any]
 #: The ids of unique jobs start with this, and a message's header with this name makes it one.
 JOB, JOB_KEY = 'job:', 'job_key'
 _LONGEST_KEY = 500
-
-#: AMQP's priorities go from 0 to 9, and 9 is served first.
-HIGHEST = 9
 
 #: A message is as large as the server takes at the most when it is published; later states of it must fit too.
 _ROOM, _LARGE = ' ' * 600, 100_000
@@ -68,15 +65,15 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Docu
         '_id': doc_id,
         'type': 'WorkItem',
         'queue': queue,
-        'priority': _priority(message),
+        'priority': priority(message),
         'date': due_date(message),
         'published': now,
         'attempts': 0,
         'claimed': None,
         'message': message,
     }
-    if (lifetime := _lifetime(message)) is not None:
-        doc['expires'] = now + lifetime
+    if (seconds := lifetime(message)) is not None:
+        doc['expires'] = now + seconds
     if (key := (message.get('headers') or {}).get(JOB_KEY)) is not None:
         doc['key'] = key
         doc['_id'] = job_id(queue, message['headers'].get('task'), key)
@@ -91,23 +88,6 @@ def job_id(queue: str, task: Any, key: Any) -> str:
         raise ConfigurationError(f'the header {JOB_KEY} must be text of 1 to {_LONGEST_KEY} characters, not {key!r:.80}')
     # JSON keeps the three apart, whatever characters they have.
     return JOB + json.dumps([queue, task, key], ensure_ascii=False, separators=(',', ':'))
-
-
-def due_date(message: Mapping[str, Any]) -> float | None:
-    """Return when a Celery message with an `eta` header is due, or None for at once.
-
-    A header that is no date is left to Celery, which refuses the task with a clear error of its own.
-    """
-    eta = (message.get('headers') or {}).get('eta')
-    if isinstance(eta, str):
-        try:
-            eta = datetime.fromisoformat(eta[:-1] + '+00:00' if eta.endswith('Z') else eta)
-        except ValueError:
-            return None
-    if not isinstance(eta, datetime):
-        return None
-    # Celery takes a date without a time zone as UTC (celery.utils.time.maybe_make_aware).
-    return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def is_due(doc: Mapping[str, Any], now: float) -> bool:
@@ -271,13 +251,6 @@ def turn(doc_id: str, position: int, members: int) -> int:
     return (position - crc32(doc_id.encode())) % members if members > 1 else 0
 
 
-def _lifetime(message: Mapping[str, Any]) -> float | None:
-    try:
-        return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-
-
 def _header(doc: Mapping[str, Any], name: str) -> str | None:
     message = doc.get('message')
     headers = message.get('headers') if isinstance(message, dict) else None
@@ -297,10 +270,3 @@ def _done(doc: Mapping[str, Any]) -> Document:
 
 def _without_room(doc: Document) -> Document:
     return {name: value for name, value in doc.items() if name != 'room'} if 'room' in doc else doc
-
-
-def _priority(message: Mapping[str, Any]) -> int:
-    try:
-        return max(0, min(HIGHEST, int(message['properties']['priority'])))
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return 0

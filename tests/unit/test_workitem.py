@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb import workitem
+from kombu_couchdb.message import due_date
 
 NOW = 1_763_709_000.25
 
@@ -106,23 +107,23 @@ def test_an_eta_is_the_same_moment_however_it_is_written(eta: Any, monkeypatch: 
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv('TZ', 'XST+5')  # whatever the zone of this machine
         time.tzset()
-        found = workitem.due_date(message(headers={'eta': eta}))
+        found = due_date(message(headers={'eta': eta}))
     time.tzset()
     assert found == 1_763_717_400.0
 
 
 def test_an_eta_keeps_its_fraction() -> None:
-    assert workitem.due_date(message(headers={'eta': '1970-01-01T00:00:01.250000Z'})) == 1.25
+    assert due_date(message(headers={'eta': '1970-01-01T00:00:01.250000Z'})) == 1.25
 
 
 @pytest.mark.parametrize('eta', [None, '', 'Z', 'tomorrow', '2025-13-01T00:00:00Z', 5, 1.5, [], {}, True])
 def test_an_eta_that_is_no_date_is_left_to_celery(eta: Any) -> None:
-    assert workitem.due_date(message(headers={'eta': eta})) is None
+    assert due_date(message(headers={'eta': eta})) is None
 
 
 @pytest.mark.parametrize('given', [{}, {'headers': None}, {'headers': {}}])
 def test_without_an_eta_a_message_is_due_at_once(given: dict[str, Any]) -> None:
-    assert workitem.due_date(given) is None
+    assert due_date(given) is None
 
 
 def test_the_eta_becomes_the_date_of_the_item() -> None:

@@ -1,0 +1,45 @@
+"""What a message asks for, as kombu's virtual transports represent it: when it is due, how long it may wait, how urgent it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+__all__ = ['HIGHEST', 'due_date', 'lifetime', 'priority']
+
+#: AMQP's priorities go from 0 to 9, and 9 is served first.
+HIGHEST = 9
+
+
+def due_date(message: Mapping[str, Any]) -> float | None:
+    """Return when a Celery message with an `eta` header is due, or None for at once.
+
+    A header that is no date is left to Celery, which refuses the task with a clear error of its own.
+    """
+    eta = (message.get('headers') or {}).get('eta')
+    if isinstance(eta, str):
+        try:
+            eta = datetime.fromisoformat(eta[:-1] + '+00:00' if eta.endswith('Z') else eta)
+        except ValueError:
+            return None
+    if not isinstance(eta, datetime):
+        return None
+    # Celery takes a date without a time zone as UTC (celery.utils.time.maybe_make_aware).
+    return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def lifetime(message: Mapping[str, Any]) -> float | None:
+    """Return how many seconds a message may wait before it is not delivered any more; None is for ever."""
+    try:
+        return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def priority(message: Mapping[str, Any]) -> int:
+    """Return the priority of a message: 0 where it has none."""
+    try:
+        return max(0, min(HIGHEST, int(message['properties']['priority'])))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0
