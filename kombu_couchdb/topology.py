@@ -115,8 +115,9 @@ class Topology:
 
     def redeclare(self) -> None:
         """Store again what was declared through this object: the database was deleted and made anew."""
-        found = self.client.find(list(self._declared))
-        missing = [doc for doc, there in zip(self._declared.values(), found, strict=True) if there is None]
+        declared = list(self._declared.values())  # kombu's thread may declare more meanwhile
+        found = self.client.find([doc['_id'] for doc in declared])
+        missing = [doc for doc, there in zip(declared, found, strict=True) if there is None]
         if missing:
             self.client.bulk(missing)
 

@@ -312,6 +312,23 @@ def test_what_was_declared_is_stored_again_in_a_new_database(client: FakeClient)
     assert set(client.docs) == {QUEUE + 'q', module._binding_id('ex', 'k', 'q')}
 
 
+def test_what_is_declared_while_others_are_declared_again_stops_nobody(client: FakeClient,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """The I/O thread declares again, kombu's thread declares."""
+    topology = topology_of(client)
+    topology.declare_queue('q', {}, False)
+    client.docs.clear()
+    find = client.find
+
+    def find_slowly(ids: list[str]) -> list[Document | None]:
+        monkeypatch.setattr(client, 'find', find)
+        topology.declare_queue('r', {}, False)
+        return find(ids)
+    monkeypatch.setattr(client, 'find', find_slowly)
+    topology.redeclare()
+    assert set(client.docs) == {QUEUE + 'q', QUEUE + 'r'}
+
+
 def test_the_end_of_a_queue_in_use_is_moved(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('q', {'x-expires': 5_000_000}, False)
