@@ -60,6 +60,14 @@ def finish(client: Client, count: int) -> list[str]:
     return [doc['_id'] for doc in claimed]
 
 
+def vacuum_all(client: Client) -> int:
+    """Return how many tombstones went. In a cluster a copy may hear of a deletion when a vacuum has begun: the next takes it."""
+    reports = [vacuum(client, quiet, age=0)]
+    while reports[-1].young:
+        reports.append(vacuum(client, quiet, age=0))
+    return sum(report.purged for report in reports)
+
+
 def tombstones(client: Client) -> set[str]:
     """Return the ids of the tombstones in a database."""
     changes = client.request('GET', '/_changes')
@@ -98,10 +106,7 @@ def test_tombstones_of_others_are_theirs(couch: Client) -> None:
     couch.bulk([{'_id': doc_id, '_rev': couch.put({'_id': doc_id}), '_deleted': True} for doc_id in (
         'celery-task-meta-1', 'shop_celery-taskset-meta-1', 'chord-unlock-1', JOB, 'broker:queue:q',
         'once:' + 'ab' * 16)])
-    reports = [vacuum(couch, quiet, age=0)]
-    while reports[-1].young:  # in a cluster a copy may have heard of a deletion after the vacuum had begun: the next one takes it
-        reports.append(vacuum(couch, quiet, age=0))
-    assert sum(report.purged for report in reports) == 6
+    assert vacuum_all(couch) == 6
     assert tombstones(couch) == set(foreign)
 
 
@@ -246,9 +251,9 @@ def test_no_row_stays_in_an_index_that_had_not_seen_the_deletions(couch: Client)
     couch.put({'_id': '_design/shop', 'autoupdate': False,
                'views': {'lib': {'a': 'exports.a = 1'}, 'all': {'map': 'function (doc) { emit(doc.type); }'}}})
     docs = create(couch, 300)
-    assert len(couch.view('shop', 'all')) == 300
+    wait_for(lambda: len(couch.view('shop', 'all')) == 300, 'the index')
     couch.bulk([workitem.deleted(doc) for doc in docs])
-    assert vacuum(couch, quiet, age=0).purged == 300  # it compacts that index, too
+    assert vacuum_all(couch) == 300  # it compacts that index, too
     assert couch.view('shop', 'all') == []
     assert rows(couch) == []
 
@@ -299,8 +304,7 @@ def test_interrupted_it_goes_on_with_the_rest(couch: Client) -> None:
         vacuum(couch, interrupt, age=0)
     assert 0 < len(tombstones(couch)) < 600
     assert {row['id'] for row in rows(couch)} == alive
-    report = vacuum(couch, quiet, age=0)
-    assert 0 < report.purged < 600
+    assert 0 < vacuum_all(couch) < 600
     assert tombstones(couch) == set()
     assert {row['id'] for row in rows(couch)} == alive
 
