@@ -13,9 +13,12 @@ from kombu_couchdb.admin.tombstones import Marks, Tombstone, batches, is_ours
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, NotFound
 
+#: The id of a message.
+MESSAGE = '065bfeda25e000000abcdef0123456'
+
 
 @pytest.mark.parametrize('doc_id', [
-    workitem.new_id(1_790_000_000.0), f'{workitem.new_id(1_790_000_000.0)}-2', workitem.job_id('q', 'shop.add', 'customer 42'),
+    MESSAGE, f'{MESSAGE}-2', workitem.job_id('q', 'shop.add', 'customer 42'),
     'broker:binding:["a","b","c"]', 'broker:consumer:host:5:abc', 'broker:broadcast:00', 'celery-task-meta-5', 'chord-unlock-5',
     'shop-celery-task-meta-5', 'shop\n_celery-taskset-meta-5', 'chord-unlock-5:part:0',
 ])
@@ -23,9 +26,12 @@ def test_our_documents_are_known_by_their_ids(doc_id: str) -> None:
     assert is_ours(doc_id)
 
 
+def test_new_messages_are_ours() -> None:
+    assert is_ours(workitem.new_id(1_790_000_000.0))
+
+
 @pytest.mark.parametrize('doc_id', [
-    'invoice-5', '', 'jobs', '_design/celery-v1', 'brokers', 'x' * 30, workitem.new_id(0.0)[:-1],
-    workitem.new_id(0.0).upper() + 'A', workitem.new_id(0.0) + '-', workitem.new_id(0.0) + '-x',
+    'invoice-5', '', 'jobs', '_design/celery-v1', 'brokers', 'x' * 30, MESSAGE[:-1], MESSAGE.upper(), f'{MESSAGE}-', f'{MESSAGE}-x',
 ])
 def test_documents_of_others_are_known_too(doc_id: str) -> None:
     assert not is_ours(doc_id)
