@@ -338,7 +338,7 @@ def test_ready_group_of_a_thousand_takes_a_handful_of_requests(app: Celery, clie
     sent.clear()
     group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
     assert group.get(timeout=PATIENCE) == list(range(1000))
-    assert len(sent) <= 4
+    assert len(sent) <= 5  # one of them, once in a process, asks whether this is a cluster
 
 
 def test_groups_within_a_group(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
@@ -349,7 +349,7 @@ def test_groups_within_a_group(app: Celery, worker: CouchDBBackend, sent: list[R
         worker.mark_as_done(name, name)
     sent.clear()
     assert outer.get(timeout=PATIENCE) == [names[0], names[1:]]
-    assert len(sent) == 1
+    assert len(sent) == 2  # one of them, once in a process, asks whether this is a cluster
 
 
 def test_join_in_turn_and_iteration(app: Celery, worker: CouchDBBackend) -> None:

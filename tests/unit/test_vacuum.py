@@ -31,7 +31,8 @@ def test_new_messages_are_ours() -> None:
 
 
 @pytest.mark.parametrize('doc_id', [
-    'invoice-5', '', 'jobs', '_design/celery-v1', 'brokers', 'x' * 30, MESSAGE[:-1], MESSAGE.upper(), f'{MESSAGE}-', f'{MESSAGE}-x',
+    'invoice-5', '', 'jobs', '_design/celery-v1', 'brokers', 'x' * 30, MESSAGE[:-1], MESSAGE.upper(), f'{MESSAGE}-',
+    f'{MESSAGE}-x',
 ])
 def test_documents_of_others_are_known_too(doc_id: str) -> None:
     assert not is_ours(doc_id)
