@@ -5,6 +5,9 @@ PYTHONS = $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10)
 VENV = .venv
 RUN = $(VENV)/bin/python
 
+# The tests wait for most of their time: three processes need half of it, on two cores. To use a debugger: TEST_JOBS=
+TEST_JOBS = -n 3 --dist loadfile
+
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_USER = 0
 unexport PYTHONHOME PYTHONPATH
@@ -17,7 +20,7 @@ demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on
 	@$(RUN) -m examples.demo
 
 test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an embedded server; PYTEST_ARGS="-k lease -x"
-	@$(RUN) -m pytest $(PYTEST_ARGS)
+	@$(RUN) -m pytest $(TEST_JOBS) $(PYTEST_ARGS)
 
 versions: $(VENV)/installed-dev  ## Run tests with other Pythons and Celerys, those that are there; TOX_ARGS="-e py310-oldest -- -x"
 	@$(RUN) -m tox run $(TOX_ARGS)
