@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ class Interrupts:
         #: The number of the signal that came, or 0.
         self.signal = 0
         self._held = False
+        sys.unraisablehook = self._on_unraisable
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._on_signal)
@@ -65,6 +67,11 @@ class Interrupts:
         first, self.signal = not self.signal, self.signal or number
         if first and not self._held:
             raise Stopped
+
+    def _on_unraisable(self, unraisable: Any) -> None:
+        # One of ours that was lost in a destructor needs no traceback: `check` tells of it, the alarm comes again.
+        if not isinstance(unraisable.exc_value, (Stopped, TimeIsUp)):
+            sys.__unraisablehook__(unraisable)
 
     def _on_alarm(self, number: int, frame: Any) -> None:
         if not self._held:
