@@ -215,10 +215,7 @@ class Store:
         return next((answer.get('rev') for doc, answer in zip(left, answers, strict=True) if doc is first), None)
 
     def _current(self, doc_id: str) -> Document | None:
-        try:
-            return self._call(self.client.get, doc_id)
-        except NotFound:
-            return None
+        return self._call(self.client.get_or_none, doc_id)
 
     def _retried(self, request: Callable[..., T], *args: Any) -> T:
         def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:

@@ -51,6 +51,13 @@ class Client(Http):
         """Return a document; *raises* `NotFound`."""
         return cast(Document, self.request('GET', _path(doc_id), params, repeat=True, shape=document(doc_id)))
 
+    def get_or_none(self, doc_id: str) -> Document | None:
+        """Return a document, None if there is none."""
+        try:
+            return self.get(doc_id)
+        except errors.NotFound:
+            return None
+
     def leaves(self, doc_id: str, **params: Any) -> list[Document]:
         """Return all leaves of a document, deleted ones too; none if there never was one."""
         try:
@@ -110,16 +117,10 @@ class Client(Http):
         """
         try:
             if len(ids) == 1:
-                return [self._get_or_none(ids[0])]
+                return [self.get_or_none(ids[0])]
             return self._winners(ids) if ids and self.is_cluster() else self.fetch(ids)
         except errors.NestedTooDeeply as exc:
             return self._apart(self.find, ids, exc)
-
-    def _get_or_none(self, doc_id: str) -> Document | None:
-        try:
-            return self.get(doc_id)
-        except errors.NotFound:
-            return None
 
     def fetch_leaves(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
         """Return all leaves of the documents with these ids, deleted ones too, in this order; see `leaves`. One request."""

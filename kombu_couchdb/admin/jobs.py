@@ -55,11 +55,8 @@ def find(client: Client, name: str) -> list[Document]:
     if docs:
         now = client.clock.now()
         return [item for doc in docs.values() for item in _items(doc, now) if workitem.task_id(item) == name]
-    try:
-        doc = client.get(name)
-    except NotFound:
-        return []
-    return [doc] if doc.get('type') == 'WorkItem' else []
+    doc = client.get_or_none(name)
+    return [doc] if doc and doc.get('type') == 'WorkItem' else []
 
 
 def _items(doc: Document, now: float) -> Iterator[Document]:
