@@ -98,7 +98,7 @@ class Client(Http):
         return answers
 
     def fetch(self, ids: Sequence[str], **params: Any) -> list[Document | None]:
-        """Return the documents with these ids in this order, None where one does not exist any more; see `find`."""
+        """Return the documents with these ids in this order, None where one is there no more; if it ever was, see `find`."""
         try:
             leaves = self.fetch_leaves(ids, **params)
         except errors.NestedTooDeeply as exc:
@@ -110,10 +110,10 @@ class Client(Http):
         return [found[doc_id] for doc_id in ids]
 
     def find(self, ids: Sequence[str]) -> list[Document | None]:
-        """Return the documents with these ids in this order, None where there is none, as often as not.
+        """Return the documents with these ids in this order, None where there is none; for what may never have been there.
 
-        That of a document that never was a cluster answers `_bulk_get`, and so `fetch`, only when every node has said so, or is
-        known to be down: while one is silent that takes a minute (measured with CouchDB 3.5). This needs a majority, or less.
+        Asked by `fetch` for such a document, a cluster answers only when every node has said that it has none, or is known to be
+        down: while one is silent that takes a minute (measured with CouchDB 3.5). This needs a majority, or less.
         """
         try:
             if len(ids) == 1:
