@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from kombu.log import get_logger
 
 from . import workitem
+from .candidates import Candidates
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
 from .holdings import Change, Holdings
@@ -35,32 +36,39 @@ class Claims:
                  void: dict[str, tuple[str, float]], limits: Limits) -> None:
         self._store, self._options, self._holdings, self._lease, self._void = store, options, holdings, lease, void
         self._limits = limits
-        self._rotation = itertools.count()
+        self.candidates, self._rotation = Candidates(store.client), itertools.count()
         #: Those who wait for one message.
         self.pulls: list[Pull] = []
 
     def wanted(self, credit: Mapping[str, int], windows: Mapping[str, Window], changes: list[Change]) -> None:
         """Add to `changes` claims for as many messages as there is credit for."""
-        wanted = [queue for queue, free in credit.items() if free > 0 and queue in windows]
+        served = [queue for queue, free in credit.items() if free > 0 and queue in windows]
+        self.candidates.refill([windows[queue] for queue in served if windows[queue].outdated])
+        wanted = [queue for queue in served if windows[queue].has_claimable]
         # An equal share each, and each in turn the first, so that a full queue does not starve a small one.
         share, first = max(1, self._options.claim_batch // max(1, len(wanted))), next(self._rotation) % max(1, len(wanted))
+        reserved: dict[str, list[Subscription]] = {}
         for queue in wanted[first:] + wanted[:first]:
-            reserved: list[Subscription] = []
-            while len(reserved) < share and (subscription := self._holdings.reserve(queue)):
-                reserved.append(subscription)
-            docs: list[Document] = []
-            try:
-                docs = _candidates(windows[queue], len(reserved)) if reserved else []
-            finally:
-                for subscription in reserved[len(docs):]:
+            while len(reserved.get(queue, ())) < share and (subscription := self._holdings.reserve(queue)):
+                reserved.setdefault(queue, []).append(subscription)
+        docs: dict[str, list[Document]] = {}
+        try:
+            docs = self.candidates.take(windows, {queue: len(found) for queue, found in reserved.items()})
+        finally:
+            for queue, found in reserved.items():
+                for subscription in found[len(docs.get(queue, ())):]:
                     self._holdings.spend(subscription.credit, subscription.no_ack, -1)
-            changes += [self._claim(doc, s.credit, s.no_ack, s) for doc, s in zip(docs, reserved, strict=False)]
+        for queue, found in reserved.items():
+            changes += [self._claim(doc, s.credit, s.no_ack, s, window=windows[queue])
+                        for doc, s in zip(docs[queue], found, strict=False)]
 
     def _claim(self, doc: Document, credit: Credit, no_ack: bool, subscription: Subscription | None,
-               pull: Pull | None = None) -> Change:
+               pull: Pull | None = None, window: Window | None = None) -> Change:
         """Return the claim of an item, for which credit was taken; without acknowledgement it is deleted at once."""
         def failed(answer: Document) -> None:
             self._holdings.spend(credit, no_ack, -1)
+            if window is not None and answer.get('error') == 'conflict':
+                window.lost(doc['_id'])
             if answer.get('error') not in (None, 'conflict', 'unanswered'):
                 logger.error('message %s in queue %r cannot be taken: %s', doc['_id'], doc.get('queue'), answer.get('reason'))
                 if pull is not None:
@@ -89,6 +97,8 @@ class Claims:
                     self._void[doc['_id']] = (answer['rev'], time.monotonic())
                 failed(answer)
                 return
+            if window is not None:
+                window.won(doc['_id'])
             kept = doc if no_ack else {**claimed, '_rev': answer['rev']}
             delivery = Delivery(kept, credit, subscription, no_ack=no_ack)
             if pull is None:
@@ -106,7 +116,7 @@ class Claims:
 
     def _pulled(self, pull: Pull) -> list[Change]:
         now = self._store.client.clock.now()
-        docs = [row['doc'] for row in self._store.ready(pull.queue, _LOOKED_AT, docs=True) if row.get('doc')]
+        docs = [row.doc for row in self._store.ready(pull.queue, _LOOKED_AT) if row.doc]
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 self._holdings.bell.ring()  # should the claim fail, the next turn looks again
@@ -115,13 +125,3 @@ class Claims:
         self.pulls.remove(pull)
         pull.answer(None)
         return []
-
-
-def _candidates(window: Window, count: int) -> list[Document]:
-    if window.outdated:
-        window.refill()
-    docs = window.take(count)
-    if len(docs) < count and window.dirty:
-        window.refill()
-        docs += window.take(count - len(docs))
-    return docs

@@ -193,7 +193,7 @@ class Consumer:
                                          self.holdings.queues, self.holdings.credit())
         changes: list[Change] = []
         self._windows = {queue: self._windows[queue] if queue in self._windows
-                         else Window(self._store, queue, self._options.read_ahead)
+                         else Window(self._client.clock, queue, self._options.read_ahead)
                          for queue in sorted(queues) if not self._news.listener.listens(queue)}
         try:
             if queues or pulls or self._lease.written:
@@ -257,13 +257,13 @@ class Consumer:
         poll = time.monotonic() >= self._poll_at
         if poll:
             self._polled = time.monotonic()
-        for queue, window in self._windows.items():
-            if credit.get(queue, 0) > 0 and not window.dirty and (poll or window.is_due):
-                window.refill()  # the feed goes on: it has told all but what became due
+        # The feed goes on: it has told all but what became due.
+        self._claims.candidates.refill([window for queue, window in self._windows.items() if credit.get(queue, 0) > 0
+                                        and not window.dirty and (poll or window.is_due)])
         eager = {queue for queue in self._windows if credit.get(queue, 0) > 0}
         items, broadcasts = self._news.take(self._windows, eager)
         for queue, window in self._windows.items():
-            window.settle(self._news.members.place(self._lease.id, queue))
+            window.settle(self._lease.id, self._news.members.of(queue, self._lease.id))
         self._offer(items)
         for queue, message in broadcasts:
             self.holdings.broadcast(queue, message)

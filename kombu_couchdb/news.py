@@ -1,12 +1,14 @@
 """How a consuming connection learns what is new: by the feed while it is quiet, by looking while it is busy.
 
 A feed in a busy database is dear: the server looks at every change for every listener (80 µs each, measured on CouchDB
-3.5), while one range read over the few documents that are no WorkItems costs 2 ms. So a consumer that has more to claim
-than it can, looks four times a second, and one that has nothing to do listens, which costs no request at all.
+3.5), while one range read over the heartbeats and broadcasts costs 2 ms. So a consumer that has more to claim than it can,
+looks four times a second, and one that has nothing to do listens, which costs no request at all. What is read does not grow with
+the number of queues that others have declared.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,7 +20,7 @@ from .fanout import BROADCAST, Listener
 from .feed import LIMIT, Feed
 from .lease import CONSUMER
 from .members import Members
-from .topology import BINDING, QUEUE, Topology
+from .topology import BINDING, QUEUE, Topology, binding_prefix
 from .window import Window
 from .workitem import is_waiting
 
@@ -27,7 +29,11 @@ __all__ = ['News']
 #: How often a busy consumer looks for broadcasts, bindings and other consumers, in seconds.
 _LOOK = 0.25
 
-#: How long a consumer that was busy goes on looking before it listens, in seconds.
+#: How often it looks for changes of the queues it consumes: of their limits, in seconds.
+_LOOK_QUEUES = 1.0
+
+#: How long a consumer that was busy goes on looking before it listens, and how long one without credit for a queue listens on for
+#: it, in seconds.
 _LINGER = 1.0
 
 #: The ids of everything that is no WorkItem start with this.
@@ -44,10 +50,12 @@ class News:
         self._feed: Feed | None = None
         self._inbox: deque[tuple[list[Row], Any] | CouchDBError] = deque()
         self._known: dict[str, str] = {}
+        self._covered: set[str] = set()  # exchanges whose bindings are in `_known`
+        self._eager: dict[str, float] = {}  # by queue, when something could last be claimed for it
         self._since: Any = None  # where the feed listens from; None: it does not listen
         self._watched: frozenset[str] = frozenset()
         self._mark: Any = None  # a point before the queues were last read
-        self._looked = self._busy = float('-inf')
+        self._looked = self._looked_at_queues = self._busy = float('-inf')
 
     def start(self, on_news: Callable[[], None]) -> None:
         """Start the feed's thread; `on_news()` is called in it when `take` has something."""
@@ -68,9 +76,10 @@ class News:
         self._routes.follow(0.0)
         self._stop()
         self._known.clear()
+        self._covered.clear()
         self._inbox.clear()
         self._mark = None
-        self._looked = float('-inf')
+        self._looked = self._looked_at_queues = float('-inf')
 
     def due_at(self) -> float | None:
         """Return the monotonic time to look again; None while the feed listens."""
@@ -94,7 +103,7 @@ class News:
         elif now - self._busy >= _LINGER or not any(window.dirty for window in windows.values()):
             docs += self._listen(windows, eager)
         if self._since is None and now - self._looked >= _LOOK:
-            docs += self._look()
+            docs += self._look(windows)
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
         # The filter admits also a list with the name of a queue in it.
         return [doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in windows], self.listener.take(docs)
@@ -123,15 +132,18 @@ class News:
 
     def _listen(self, windows: Mapping[str, Window], eager: set[str]) -> list[Document]:
         """Let the feed listen for all queues whose content is known."""
+        now = time.monotonic()
+        self._eager = {queue: now if queue in eager else self._eager.get(queue, now) for queue in windows}
         for queue, window in windows.items():
-            # What nobody can take just now is not hoarded. An eager queue would be read again in this very turn, at a point
-            # that is not known here, and the feed could not go on from it.
-            if len(window) > LIMIT and self._since is not None and queue not in eager:
+            # What nobody can take here is not hoarded, and after a while not listened for. An eager queue would be read again in
+            # this very turn, at a point that is not known here, and the feed could not go on from it.
+            if self._since is not None and queue not in eager and not window.dirty and (
+                    len(window) > LIMIT or now - self._eager[queue] > _LINGER):
                 window.clear()
         wanted = frozenset(queue for queue, window in windows.items() if not window.dirty)
         if self._since is None:
             since = self._client.sequence() if self._mark is None else self._mark
-            docs = self._look()
+            docs = self._look(windows)
             self._watch(since, wanted)
             self._mark = None
             return docs
@@ -147,7 +159,7 @@ class News:
 
     def _watch(self, since: Any, queues: frozenset[str]) -> None:
         self._since, self._watched = since, queues
-        self._routes.follow(float('inf'))
+        self._routes.follow(math.inf)
         if self._feed is not None:
             self._feed.watch(since, _selector(queues))
 
@@ -159,21 +171,29 @@ class News:
             if self._feed is not None:
                 self._feed.rest()
 
-    def _look(self) -> list[Document]:
-        """Read what changed among the documents that are no WorkItems; one request if nothing did."""
+    def _look(self, windows: Mapping[str, Window]) -> list[Document]:
+        """Read what changed among the documents that are no WorkItems; one request if nothing did, and one for bindings."""
         self._looked = time.monotonic()
-        revs = {row['id']: row['value']['rev'] for row in self._client.id_range(_PREFIX)}
-        first = not self._known
-        changed = [name for name, rev in revs.items() if self._known.get(name) != rev
-                   and name.startswith((BINDING, BROADCAST, CONSUMER, QUEUE))]
-        docs = [doc for doc in self._client.fetch(changed) if doc]
-        if first:
-            self._routes.replace({doc['_id']: doc for doc in docs if doc.get('type') == 'Binding'}, self._looked)
+        exchanges = sorted(self._routes.wanted)
+        rows = self._client.id_range(BROADCAST, to=CONSUMER)
+        if exchanges:
+            rows += self._client.id_range(binding_prefix(exchanges[0]), to=binding_prefix(exchanges[-1]))
+        revs = {row['id']: row['value']['rev'] for row in rows}
+        docs = [doc for doc in self._client.fetch([name for name, rev in revs.items() if self._known.get(name) != rev]) if doc]
+        for exchange in exchanges:
+            if exchange not in self._covered:
+                its = {doc['_id']: doc for doc in docs if doc['_id'].startswith(binding_prefix(exchange))}
+                self._routes.replace(its, self._looked, binding_prefix(exchange))
+                self._covered.add(exchange)
         docs += [{'_id': name, '_deleted': True} for name in self._known.keys() - revs.keys()]
         self._known = revs
+        if self._looked - self._looked_at_queues >= _LOOK_QUEUES:
+            self._looked_at_queues = self._looked
+            names = [QUEUE + queue for queue in windows]
+            docs += [doc or {'_id': name, '_deleted': True} for name, doc in zip(names, self._client.find(names), strict=True)]
         for doc in docs:
             self._note(doc)
-        self._routes.follow(_LOOK * 4)
+        self._routes.follow(_LOOK * 4, exchanges)
         return docs
 
     def _note(self, doc: Document) -> None:

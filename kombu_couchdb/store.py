@@ -9,28 +9,22 @@ from typing import Any
 
 from kombu.log import get_logger
 
-from . import design, unique, void, workitem
-from .answers import exactly, maybe, members, number, text
-from .client import LAST, Client, Document, Row, chunks
+from . import design, unique, void, waiting, workitem
+from .answers import exactly, maybe, members, number, revision, text
+from .client import LAST, Client, Document, chunks
 from .errors import AccessDenied, BrokenAnswer, Conflict, CouchDBError, DatabaseMissing, NotFound, ServerUnavailable, from_answer
 from .group_commit import GroupCommit
 from .healer import write_each
 
-__all__ = ['HORIZON', 'REVISIONS', 'Store']
+__all__ = ['REVISIONS', 'Store']
 
 logger = get_logger(__name__)
 
 #: How many revisions of a document are remembered: heartbeats and broadcasts are written again and again, and each would keep
 #: 1,000 without a limit.
 REVISIONS = 20
-#: How far beyond now the view is read, in seconds: the clocks that wrote `published` may run that much ahead of ours.
-HORIZON = 5.0
-#: Where the view has what is spoilt, instead of a date: a consumer sets it aside, and nothing else does away with it.
-_SPOILT = 0
 #: The rows of the views, and of their reductions by queue or kind.
-_WAITING = members(id=text, key=exactly(text, number, number))
-_SCHEDULED = members(id=text, key=exactly(text, number))
-_COUNT = members(value=number)
+_REVS = members(id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value))
 _RANK = members(key=exactly(text, number))
 _LEASES = members(key=exactly(text, maybe(text)), value=members(count=number, min=number, max=number))
 _IDS = members(id=text)
@@ -47,8 +41,6 @@ class Store:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._commits: GroupCommit | None = None
-        #: Per queue, the ranks above the lowest in which items planned for later were met: they are stepped over.
-        self._planned: dict[str, set[int]] = {}
 
     # -- the database
 
@@ -132,42 +124,20 @@ class Store:
 
     # -- consume
 
-    def ready(self, queue: str, limit: int, *, docs: bool = False, after: Row | None = None,
-              update: str = 'true') -> list[Row]:
-        """Return up to `limit` rows of the view, next first: highest priority, then oldest due; with `docs`, their documents.
+    def ready(self, queue: str, limit: int) -> list[waiting.Row]:
+        """Return up to `limit` items that are due, with their documents, next first: highest priority, then oldest. Two requests.
 
-        With `after`, the last row of an earlier read, what follows it. `update` is CouchDB's: with `false` the index is read as
-        it stands, with `lazy` it is brought up to date afterwards. Rows near the present may be due only in some seconds, and
-        any row may have been claimed a moment ago: the document decides. One request, plus one for each higher priority in
-        which something waits for later.
+        An item may have been claimed a moment ago: its document decides.
         """
-        horizon = self.client.clock.now() + HORIZON
-        name, planned, found = design.key_of(queue), self._planned.get(queue, set()), list[Row]()
-        rank, start = (int(after['key'][1]), after['key']) if after else (0, [name, 0])
-        more: dict[str, Any] = {'startkey_docid': after['id'], 'skip': 1} if after else {}
-        while rank <= workitem.HIGHEST and len(found) < limit:
-            last = min((r for r in planned if r >= rank), default=workitem.HIGHEST)
-            wanted = limit - len(found)
-            page = self.client.view(design.NAME, 'waiting', _WAITING, startkey=start, endkey=[name, last, horizon], limit=wanted,
-                                    include_docs=docs, reduce=False, update=update, **more)
-            later = next((i for i, row in enumerate(page) if row['key'][2] > horizon), None)
-            if later is None:
-                found += page
-                if len(page) == wanted:
-                    break
-                rank = last + 1
-            else:
-                found += page[:later]
-                rank = int(page[later]['key'][1]) + 1
-                planned = self._planned.setdefault(queue, set())
-                planned.add(rank - 1)
-            start, more = [name, rank], {}
-        return found
+        [page] = waiting.read(self.client, [waiting.Ask(queue, limit)], self.client.clock.now())
+        rows = page.rows[:limit]
+        return [row._replace(doc=doc) for row, doc in zip(rows, self.client.fetch([row.id for row in rows]), strict=True)]
 
-    def next_due(self, queue: str, after: float) -> float | None:
-        """Return when the first item that is planned for later than `after` becomes due, or None if there is none."""
-        rows = self.client.view(design.NAME, 'scheduled', _SCHEDULED, **design.rows_of(queue, after), limit=1, reduce=False)
-        return float(rows[0]['key'][1]) if rows else None
+    def planned(self, queue: str, limit: int) -> list[Document]:
+        """Return up to `limit` items that are planned for later, the soonest first."""
+        rows = self.client.view(design.NAME, 'waiting', _IDS, **design.rows_of(queue, design.PLANNED, self.client.clock.now()),
+                                limit=limit, include_docs=True, reduce=False)
+        return [row['doc'] for row in rows if row.get('doc')]
 
     # -- leases
 
@@ -219,8 +189,10 @@ class Store:
 
     def size(self, queue: str) -> int:
         """Return how many items of a queue are ready: neither claimed nor planned for later."""
-        waiting = self._count('waiting', queue)
-        return max(0, waiting - self._count('scheduled', queue, self.client.clock.now())) if waiting else 0
+        name = design.key_of(queue)
+        return waiting.count(self.client, [
+            {'startkey': [name], 'endkey': [name, workitem.HIGHEST, {}]},
+            {'startkey': [name, design.PLANNED], 'endkey': [name, design.PLANNED, self.client.clock.now()]}])
 
     def purge(self, queue: str, until: float = inf) -> int:
         """Delete what waits in a queue, now or for later, and return how many; claimed items are left.
@@ -239,23 +211,25 @@ class Store:
     def drop_older(self, queue: str, ttl: float, until: float = inf) -> int:
         """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""
         name, last = design.key_of(queue), self.client.clock.now() - ttl
-        ranks = [row['key'][1] for row in self.client.view(design.NAME, 'waiting', _RANK, **design.rows_of(queue), group_level=2)]
+        rows = self.client.view(design.NAME, 'waiting', _RANK, **design.rows_of(queue), group_level=2)
         return sum(self._drop('waiting', lambda doc: workitem.ready_since(doc) <= last, until,
-                              startkey=[name, rank, _SPOILT + 1], endkey=[name, rank, last]) for rank in ranks)
+                              startkey=[name, row['key'][1], waiting.SPOILT + 1], endkey=[name, row['key'][1], last])
+                   for row in rows)
 
     def exceeds(self, queue: str, length: int) -> bool:
         """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
-        return self._count('waiting', queue) > length
+        return waiting.count(self.client, [design.rows_of(queue)]) > length
 
     def trim(self, queue: str, length: int, until: float = inf) -> int:
         """Delete those first in line of more than `length` ready items, and return how many that were; one request if none is."""
         count = 0
         while self.exceeds(queue, length) and (excess := self.size(queue) - length) > 0:
-            rows = self.ready(queue, min(excess, _BATCH), docs=True)
+            ask = waiting.Ask(queue, min(excess, _BATCH))
+            [page] = waiting.read(self.client, [ask], self.client.clock.now())
             # Counted again after they were read: others may have dropped some of them meanwhile, and none too many shall go.
-            excess, now = self.size(queue) - length, self.client.clock.now()
-            docs = [row['doc'] for row in rows if row.get('doc') and row['key'][2] > _SPOILT and workitem.is_due(row['doc'], now)]
-            deleted = self._delete(docs[:max(0, excess)])
+            excess = self.size(queue) - length
+            rows = [(row.id, row.rev) for row in page.rows if not row.is_spoilt]
+            deleted = self._delete(rows[:max(0, min(excess, _BATCH))], lambda doc: True)
             count += deleted
             if not deleted or time.monotonic() >= until:
                 break
@@ -263,21 +237,25 @@ class Store:
 
     def _drop(self, view: str, unwanted: Callable[[Document], bool], until: float, **where: Any) -> int:
         count = 0
-        while rows := self.client.view(design.NAME, view, _IDS, limit=_BATCH, include_docs=True, reduce=False, **where):
-            # The documents may be newer than the rows.
-            deleted = self._delete([row['doc'] for row in rows if row.get('doc') and unwanted(row['doc'])])
+        while rows := self.client.view(design.NAME, view, _REVS, limit=_BATCH, reduce=False, **where):
+            # The value of a row is the revision, alone or behind another number.
+            revs = [row['value'] if isinstance(row['value'], str) else row['value'][1] for row in rows]
+            deleted = self._delete([(row['id'], rev) for row, rev in zip(rows, revs, strict=True)], unwanted)
             count += deleted
             if not deleted or time.monotonic() >= until:
                 break  # others are faster: what is left is theirs; or it is left for later
         return count
 
-    def _delete(self, docs: list[Document]) -> int:
-        gone = [workitem.acked(doc, self.client.clock.now()) for doc in docs if workitem.is_waiting(doc)]
-        return sum(1 for answer in self.client.bulk(gone) if answer.get('ok')) if gone else 0
+    def _delete(self, found: Sequence[tuple[str, str]], unwanted: Callable[[Document], bool]) -> int:
+        """Delete items by id and revision, unread: one that was changed since the view saw it is in conflict, and stays.
 
-    def _count(self, view: str, queue: str, *after: float) -> int:
-        rows = self.client.view(design.NAME, view, _COUNT, **design.rows_of(queue, *after))
-        return int(rows[0]['value']) if rows else 0
+        Behind a unique job others may wait, and its time is not in the view: its document is read, and is to be `unwanted`.
+        """
+        gone = [{'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(workitem.JOB)]
+        jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(workitem.JOB)])
+        gone += [workitem.acked(doc, self.client.clock.now()) for doc in jobs
+                 if doc and workitem.is_waiting(doc) and unwanted(doc)]
+        return sum(1 for answer in self.client.bulk(gone) if answer.get('ok')) if gone else 0
 
 
 def releasable(doc: Document, now: float) -> Document:

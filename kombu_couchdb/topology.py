@@ -7,11 +7,12 @@ queue}`; their ids are made of their names, so that declaring one twice, or from
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .answers import maybe, members, number, text
@@ -20,7 +21,7 @@ from .errors import Conflict
 from .forks import Shared
 from .limits import LIMITS, Limit, check_limits, limits_of
 
-__all__ = ['BINDING', 'Routes', 'Topology', 'routes_of', 'topic_pattern']
+__all__ = ['BINDING', 'QUEUE', 'Routes', 'Topology', 'binding_prefix', 'routes_of', 'topic_pattern']
 
 #: The ids of all documents that are no WorkItems start with this: one range read finds what changed.
 BINDING, QUEUE = 'broker:binding:', 'broker:queue:'
@@ -40,7 +41,7 @@ _MEMORY = 60.0
 
 
 class Routes:
-    """The bindings of one database, shared by all connections of this process.
+    """The bindings of those exchanges of one database that this process publishes to, shared by all its connections.
 
     While a consuming connection follows the changes of the database it keeps the table up to date, and a lookup costs
     nothing; else a lookup reads the exchange's bindings, unless it did a moment ago.
@@ -51,10 +52,14 @@ class Routes:
         self._bindings: dict[str, Document] = {}
         self._read: dict[str, float] = {}
         self._updated: dict[str, float] = {}  # when, by the monotonic clock, a binding was last told of alone
+        #: The exchanges that were asked for, and those of them whose bindings are kept up to date.
+        self.wanted: set[str] = set()
+        self._followed: set[str] = set()
         self._followed_until = 0.0
 
-    def follow(self, seconds: float) -> None:
-        """Trust the whole table for so long: `replace` and `update` were told all."""
+    def follow(self, seconds: float, exchanges: Iterable[str] = ()) -> None:
+        """Trust what is known of these exchanges, and of those named before, for so long: `replace` and `update` are told all."""
+        self._followed = {*self._followed, *exchanges} if seconds else set()
         self._followed_until = time.monotonic() + seconds
 
     def replace(self, bindings: Mapping[str, Document], at: float, prefix: str = BINDING) -> None:
@@ -83,11 +88,15 @@ class Routes:
     def known(self, exchange: str) -> bool:
         """Tell whether the table can be trusted for this exchange."""
         now = time.monotonic()
-        return now < self._followed_until or now - self._read.get(exchange, -_MAX_AGE) < _MAX_AGE
+        followed = now < self._followed_until and exchange in self._followed
+        return followed or now - self._read.get(exchange, -_MAX_AGE) < _MAX_AGE
 
     def was_read(self, exchange: str, at: float) -> None:
         """Note that the exchange's bindings were read at the monotonic time `at`."""
         self._read[exchange] = at
+        self.wanted.add(exchange)
+        if self._followed_until == math.inf:
+            self._followed.add(exchange)  # the feed tells of all that changes from now on
 
     def match(self, exchange: str, routing_key: str) -> set[str]:
         """Return the queues that a message goes to."""
@@ -219,7 +228,7 @@ class Topology:
 
     def bindings(self, exchange: str) -> list[Document]:
         """Read the bindings of an exchange."""
-        prefix, before = f'{BINDING}[{_quoted(exchange)},', time.monotonic()
+        prefix, before = binding_prefix(exchange), time.monotonic()
         docs = [row['doc'] for row in self.client.id_range(prefix, docs=True) if _is_sound(row['doc'])]
         self.routes.replace({doc['_id']: doc for doc in docs}, before, prefix)
         self.routes.was_read(exchange, before)
@@ -238,6 +247,11 @@ class Topology:
             self.client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs])
         for doc in docs:
             self.routes.update({'_id': doc['_id'], '_deleted': True})
+
+
+def binding_prefix(exchange: str) -> str:
+    """Return what the ids of all bindings of an exchange start with."""
+    return f'{BINDING}[{_quoted(exchange)},'
 
 
 def topic_pattern(routing_key: str) -> str:

@@ -1,25 +1,26 @@
-"""What one queue is known to hold that could be claimed: read ahead from the view, or told by the feed.
+"""What one queue is known to hold that could be claimed: read ahead from the view, or told by the feed. It asks nothing itself.
 
 No message that is planned for later is kept here, only the date of the next one. Where several consumers serve a queue,
-each item has one that goes first (`workitem.turn`); the others look at it again before they try it.
+each item has one that goes first (`members.Turns`); the others look at it again before they try it.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from . import workitem
-from .client import Document, Row
-from .store import HORIZON, Store
+from .client import Document
+from .clock import ServerClock
+from .members import Turns
+from .waiting import BEGIN, HORIZON, Ask, Cursor, Page
 
-__all__ = ['Window']
+__all__ = ['Candidate', 'Reading', 'Window']
 
-#: How long a consumer leaves a new item to each of those that go before it, in seconds.
-_STAGGER = 0.1
+#: How long a consumer leaves a new item to each of those that go before it, in seconds: to the first few so long, to each further
+#: one a moment, lest all the others try it at once.
+_STAGGER, _FEW_TURNS, _MOMENT = 0.1, 5, 0.01
 
 #: How long a consumer reads on in a long queue before it looks at its head again, in seconds. It sees the index as it stands, and
 #: has it brought up to date for the next look. Several take turns in that; should the others be busy, it does so when the
@@ -33,41 +34,58 @@ _STALE = 5.0
 #: How many rows of the head it looks at.
 _HEAD = 16
 
-#: So many items of others are looked at one by one.
+#: Of more items of others than so many those that are still there are found by reading the head anew.
 _FEW = 32
 
 #: How many items are read at first, and at least; who takes them fast reads more at a time.
 _LEAST = 128
 
-#: So many documents are read in one request, for those that are claimed next: at first, and at the most, if they are small: no
-#: more than so many characters of bodies, if they are as large as those read last.
-_FIRST, _DOCUMENTS, _CHARACTERS = 8, 128, 1_000_000
+
+@dataclass(eq=False)
+class Candidate:
+    """An item that may be claimed. Without `doc` it is read before that; `turn` is how many consumers go before this one."""
+
+    id: str
+    rank: int
+    date: float
+    turn: int
+    since: float  # the monotonic time from which the others have their turns
+    at: float  # not before this monotonic time
+    seen: float
+    doc: Document | None = None
+
+    @property
+    def order(self) -> tuple[int, int, float, str]:
+        """What candidates are sorted by."""
+        return self.rank, self.turn, self.date, self.id
+
+    def note(self, doc: Document | None) -> None:
+        """Take in the document as it was read just now."""
+        self.doc, self.seen = doc, time.monotonic()
 
 
 @dataclass
-class _Candidate:
-    order: tuple[int, int, float, str]
-    at: float  # not before this monotonic time
-    doc: Document | None = None  # None: to be read before it is claimed
-    seen: float = field(default_factory=time.monotonic)
+class Reading:
+    """What a window wants to be read: a page, from the beginning or further on; `is_look` if only for news at the head."""
 
-    @property
-    def foreign(self) -> bool:
-        return self.order[1] > 0
+    ask: Ask
+    update: str
+    is_look: bool = False
 
 
 class Window:
     """The candidates of one queue, next first."""
 
-    def __init__(self, store: Store, queue: str, read_ahead: int) -> None:
-        self._store, self._queue, self._read_ahead = store, queue, read_ahead
-        self._candidates: dict[str, _Candidate] = {}
+    def __init__(self, clock: ServerClock, queue: str, read_ahead: int) -> None:
+        self._clock, self._queue, self._read_ahead = clock, queue, read_ahead
+        self._candidates: dict[str, Candidate] = {}
+        self._sorted: list[Candidate] | None = []
         self._taken = 0
-        self._last: Row | None = None  # where to read on
+        self._last: Cursor | None = None  # where to read on
         self._looked = self._sifted = self._refreshed = float('-inf')
+        self._sifting = False  # whether the head is read to see which of many candidates are still there
         self._share_only = False  # whether what others go first for is left to them
-        self._place = (0, 1)
-        self._documents = _FIRST
+        self._turns = Turns()
         self._known: dict[str, float] = {}  # ids that were read a short time ago, with the monotonic time
         self._quiet_until = float('-inf')
         #: Whether the view may hold more than this window knows.
@@ -83,160 +101,211 @@ class Window:
         """Whether the view should be read before anything more is claimed."""
         return self.dirty and (not self._candidates or time.monotonic() - self._looked > _LOOK)
 
-    def settle(self, place: tuple[int, int]) -> None:
-        """Note that this consumer is at `place`: its position and how many serve the queue."""
-        if place != self._place:
+    # -- the other consumers
+
+    def settle(self, own: str, names: Sequence[str]) -> None:
+        """Note who consumes the queue, this consumer included."""
+        if (own, tuple(names)) == (self._turns.own, self._turns.names):
+            return
+        if len(names) <= len(self._turns) and self._turns.own:
+            self._last, self._known = None, {}  # somebody is gone: what was left to him is found at the head only
+        alone_before = len(self._turns) == 1
+        self._turns = Turns(names, own, self._turns.busy)
+        if len(names) > 1 or not alone_before:
             # Who goes first for an item has changed. All must know it, and look again, before they claim on.
-            if place[1] <= self._place[1]:
-                self._last, self._known = None, {}  # somebody is gone: what was left to him is found at the head only
-            self._place, self._quiet_until = place, time.monotonic() + _STAGGER
-            for candidate in self._candidates.values():
-                rank, _, date, doc_id = candidate.order
-                candidate.order, candidate.doc = (rank, workitem.turn(doc_id, *place), date, doc_id), None
+            self._quiet_until = time.monotonic() + _STAGGER
+            self._order(since=time.monotonic())
 
-    def refill(self) -> None:
-        """Read the view; `dirty` tells whether it holds still more.
+    def won(self, doc_id: str) -> None:
+        """Note that an item was claimed here: whoever went before has left it."""
+        if len(self._turns) > 1 and self._turns.note(busy=self._turns.before(doc_id)):
+            self._order()
 
-        A long queue is read on from where the last read ended, since its head is what was claimed just now.
-        """
-        limit = min(self._read_ahead, max(_LEAST * self._place[1], 4 * self._taken))
+    def lost(self, doc_id: str, to: str | None = None) -> None:
+        """Note that another consumer has claimed an item, `to` if that is known: it is not busy, then."""
+        if len(self._turns) > 1 and self._turns.note(idle=[to] if to else self._turns.before(doc_id)):
+            self._order()
+
+    def _order(self, since: float | None = None) -> None:
+        for candidate in self._candidates.values():
+            candidate.turn = self._turns.idle_before(candidate.id)
+            if since is not None:
+                candidate.since, candidate.doc = max(candidate.since, since), None
+            candidate.at = candidate.since + self._wait(candidate.id)
+        self._sorted = None
+
+    def _wait(self, doc_id: str) -> float:
+        turn = self._turns.idle_before(doc_id)
+        if not turn:
+            # One that is taken for busy, and is not, has a moment, so that it is seen to claim.
+            return _MOMENT if self._turns.busy and self._turns.first(doc_id) in self._turns.busy else 0.0
+        return min(turn, _FEW_TURNS) * _STAGGER + max(0, turn - _FEW_TURNS) * _MOMENT
+
+    # -- reading
+
+    def reading(self) -> Reading:
+        """Return what to read. A long queue is read on from where the last page ended: its head is what was claimed just now."""
         if self._last is not None and time.monotonic() - self._looked > _LOOK:
-            self._look_at_head()
-            if self._candidates:
-                return
-        rows = self._store.ready(self._queue, limit, after=self._last, update='true' if self._last is None else 'false')
+            return self._look()
+        limit = min(self._read_ahead, max(_LEAST * len(self._turns), 4 * self._taken))
         if self._last is None:
             self._looked = self._refreshed = time.monotonic()
-            self.dirty = len(rows) >= limit
-            self.next_due = None if self.dirty else self._store.next_due(
-                self._queue, self._store.client.clock.now() + HORIZON)
-        self._candidates, self._taken = {}, 0
-        self._last = rows[-1] if len(rows) >= limit else None
-        for row in rows:
-            self._add(row['id'], int(row['key'][1]), float(row['key'][2]), None)
-        self._remember(row['id'] for row in rows)
-        self._share_only = self._last is not None and any(not c.foreign for c in self._candidates.values())
+            return Reading(Ask(self._queue, limit), 'true')
+        return Reading(Ask(self._queue, limit, self._last), 'false')
 
-    def _look_at_head(self) -> None:
+    def _look(self) -> Reading:
         self._looked = time.monotonic()
         # The index is brought up to date by one consumer a second: it costs as much as the claims if each does so.
-        position, members = self._place
-        refresh = (int(self._store.client.clock.now()) % members == position
-                   or self._looked - self._refreshed > _OLD * members)
+        refresh = (int(self._clock.now()) % len(self._turns) == self._turns.position
+                   or self._looked - self._refreshed > _OLD * len(self._turns))
         if refresh:
             self._refreshed = self._looked
-        rows = self._store.ready(self._queue, _HEAD, update='lazy' if refresh else 'false')
+        return Reading(Ask(self._queue, _HEAD), 'lazy' if refresh else 'false', is_look=True)
+
+    def absorb(self, reading: Reading, page: Page) -> bool:
+        """Take in what was read; tell whether that will do: if not, `reading` names what to read next."""
+        if reading.is_look:
+            return self._looked_at(page)
+        if reading.ask.after == BEGIN:
+            # What is gone of those that are sifted may be what this copy of the index lacks: the queue is read once more.
+            gone = self._sifting and not self._candidates.keys() <= {row.id for row in page.rows}
+            self.dirty, self._sifting, self.next_due = page.last is not None or gone, False, page.next_due
+        before, self._candidates, self._sorted, self._taken = self._candidates, {}, None, 0
+        self._last = page.last
+        known = self._known if reading.ask.after != BEGIN else {}
+        for row in page.rows:
+            if not (row.planned and row.id in known):  # the index may not know yet that it was claimed
+                self._add(row.id, row.rank, row.date, due=row.date if row.planned else None,
+                          since=before[row.id].since if row.id in before else None)
+        self._remember(row.id for row in page.rows)
+        self._share_only = self._last is not None and any(not c.turn for c in self._candidates.values())
+        return True
+
+    def _looked_at(self, page: Page) -> bool:
+        now = time.monotonic()
+        left = [row for row in page.rows if now - self._known.get(row.id, now) >= _LOOK and row.id not in self._candidates]
         self._remember(())
-        known = self._known.keys() | self._candidates.keys()
-        new = [row for row in rows if row['id'] not in known]
+        new = [row for row in page.rows if row.id not in self._known and row.id not in self._candidates]
+        # What stood at the head a second ago, too, is what somebody has left.
+        if len(self._turns) > 1 and self._turns.note(busy=[self._turns.first(row.id) for row in left]):
+            self._order()
+            new += left
         for row in new:
-            self._add(row['id'], int(row['key'][1]), float(row['key'][2]), None)
-        if len(new) == _HEAD:
-            self._candidates, self._last = {}, None  # more is new there than was looked at: read from the head again
+            self._add(row.id, row.rank, row.date, due=row.date if row.planned else None)
+        if len(new) >= _HEAD:
+            # More is new there than was looked at: it is read from the head again.
+            self._candidates, self._sorted, self._last = {}, None, None
+        return bool(self._candidates)
 
     def _remember(self, ids: Iterable[str]) -> None:
         """Note that these were read just now, and forget what is no news no more."""
         now = time.monotonic()
         self._known = {doc_id: since for doc_id, since in self._known.items() if now - since <= _STALE} | dict.fromkeys(ids, now)
 
+    # -- candidates
+
     def offer(self, doc: Document) -> None:
         """Take in an item that the feed told of."""
         date = doc.get('date')
-        if isinstance(date, (int, float)) and date > self._store.client.clock.now() + HORIZON:
-            self.next_due = date if self.next_due is None else min(date, self.next_due)
+        due = float(date) if isinstance(date, (int, float)) else None
+        if due is not None and due > self._clock.now() + HORIZON:
+            self.next_due = due if self.next_due is None else min(due, self.next_due)
             return
-        self._offer(doc)
-
-    def _offer(self, doc: Document) -> None:
-        date = doc.get('date')
         rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST
         key = date if date is not None else doc.get('published')
-        self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, doc)
+        self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc)
 
-    def take(self, count: int) -> list[Document]:
-        """Return up to `count` documents to be claimed now, next first; they are no candidates any more."""
-        now, taken = time.monotonic(), list[Document]()
-        while len(taken) < count and self._candidates and now >= self._quiet_until:
-            eligible = sorted((c for c in self._candidates.values() if c.at <= now and not (self._share_only and c.foreign)),
-                              key=lambda candidate: candidate.order)
-            own = list(itertools.takewhile(lambda c: not c.foreign, eligible))
-            chosen, own = own[:count - len(taken)], own[count - len(taken):]
-            if not chosen and not taken:
-                # Nothing of its own: a few of those that others left lying, which they may be after themselves just now.
-                eligible = self._still_there(eligible)
-                chosen = eligible[:max(1, count // self._place[1])]
-            if not chosen:
-                break
-            for candidate in chosen:
-                del self._candidates[candidate.order[3]]
-            self._read(chosen, own)
-            for doc in (c.doc for c in chosen if c.doc):
-                if not workitem.is_waiting(doc):
-                    continue
-                date = doc.get('date')
-                if isinstance(date, (int, float)) and date > self._store.client.clock.now():
-                    self._offer(doc)
-                else:
-                    taken.append(doc)
+    def _add(self, doc_id: str, rank: int, date: float, *, due: float | None, doc: Document | None = None,
+             since: float | None = None) -> None:
+        now = time.monotonic()
+        if since is None or due is not None:
+            since = now + max(0.0, due - self._clock.now()) if due is not None else now
+        wait = self._wait(doc_id)
+        self._candidates[doc_id] = Candidate(doc_id, rank, date, self._turns.idle_before(doc_id), since, since + wait, now,
+                                             None if wait else doc)
+        self._sorted = None
+
+    def choose(self, count: int, *, others: bool) -> list[Candidate]:
+        """Take out up to `count` candidates to be claimed now, next first.
+
+        If there is none of its own, and `others` is true: a few of those that others left, which they may be after just now.
+        """
+        now = time.monotonic()
+        if count <= 0 or not self._candidates or now < self._quiet_until:
+            return []
+        eligible = self._eligible()
+        own = self._own(eligible)
+        chosen = [candidate for _, candidate in zip(range(count), own, strict=False)]
+        if not chosen and others:
+            if len(eligible) > _FEW and now - self._sifted >= _STAGGER and len(self._candidates) < self._read_ahead:
+                self._sifted = now
+                self._sifting, self._last, self.dirty, self._looked = True, None, True, float('-inf')
+                return []
+            chosen = eligible[:max(1, count // len(self._turns))]
+        for candidate in chosen:
+            del self._candidates[candidate.id]
+        if chosen:
+            out = set(map(id, chosen))
+            self._sorted = [candidate for candidate in self._line() if id(candidate) not in out]
+        return chosen
+
+    def unread(self, count: int) -> list[Candidate]:
+        """Return up to `count` of those whose documents are needed next, and not known."""
+        following = (c for c in self._own(self._eligible()) if c.doc is None)
+        return [candidate for _, candidate in zip(range(count), following, strict=False)]
+
+    def is_contested(self, candidate: Candidate) -> bool:
+        """Tell whether others may have claimed a candidate since its document was read: it stood here for a while."""
+        return len(self._turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > _STAGGER
+
+    def accept(self, chosen: Iterable[Candidate]) -> list[Document]:
+        """Return the documents of those that can be claimed now; what is planned anew is a candidate again."""
+        taken: list[Document] = []
+        for doc in (candidate.doc for candidate in chosen if candidate.doc):
+            if not workitem.is_waiting(doc):
+                if (by := workitem.claimant(doc)) is not None:
+                    self.lost(doc['_id'], by)
+            elif workitem.is_due(doc, self._clock.now()):
+                taken.append(doc)
+            else:
+                self.offer(doc)
         self._taken += len(taken)
         return taken
 
-    def _read(self, chosen: list[_Candidate], following: list[_Candidate]) -> None:
-        """Read the documents that are claimed now, as far as they are not known, and of some that follow in the same request."""
-        now = time.monotonic()
-        # What stood here for a while may have been taken by those that go next for it.
-        contested = self._place[1] > 1 and not self._share_only
-        unread = [c for c in chosen if c.doc is None or (contested and now - c.seen > _STAGGER)]
-        if not unread:
-            return
-        count = self._documents
-        unread += itertools.islice((c for c in following if c.doc is None), max(0, count - len(unread)))
-        self._documents = max(1, count // 2)  # should it take longer than a request may, the next try reads fewer
-        found = self._store.client.fetch([candidate.order[3] for candidate in unread])
-        for candidate, doc in zip(unread, found, strict=True):
-            candidate.doc, candidate.seen = doc, now
-        largest = max((workitem.size(doc) for doc in found if doc), default=0)
-        self._documents = max(1, min(2 * max(count, len(unread)), _DOCUMENTS, _CHARACTERS // max(1, largest)))
+    @property
+    def has_claimable(self) -> bool:
+        """Whether something could be claimed now."""
+        return time.monotonic() >= self._quiet_until and any(
+            c.at <= time.monotonic() and not (self._share_only and c.turn) for c in self._candidates.values())
 
-    def _still_there(self, others: list[_Candidate]) -> list[_Candidate]:
-        """Return those of many candidates that others went first for and did not take; the rest are no candidates any more.
-
-        One read of the view instead of their documents, a few at a time: a row costs the server an eighth of a document.
-        """
+    def _eligible(self) -> list[Candidate]:
         now = time.monotonic()
-        if len(others) <= _FEW or now - self._sifted < _STAGGER:
-            return others
-        self._sifted = now
-        rows = self._store.ready(self._queue, self._read_ahead)
-        if len(rows) >= self._read_ahead:
-            return others  # the queue is too long for that
-        there = {row['id'] for row in rows}
-        for candidate in others:
-            if candidate.order[3] not in there:
-                del self._candidates[candidate.order[3]]
-                self.dirty = True  # in a cluster the view may lack what is new: it is read once more in the end
-        return [candidate for candidate in others if candidate.order[3] in there]
+        return [c for c in self._line() if c.at <= now and not (self._share_only and c.turn)]
+
+    def _line(self) -> list[Candidate]:
+        if self._sorted is None:
+            self._sorted = sorted(self._candidates.values(), key=lambda candidate: candidate.order)
+        return self._sorted
+
+    @staticmethod
+    def _own(line: Iterable[Candidate]) -> Iterator[Candidate]:
+        for candidate in line:
+            if candidate.turn:
+                return
+            yield candidate
 
     def clear(self) -> None:
         """Forget everything: it must be read anew."""
-        self._candidates, self._known, self._last, self.dirty, self.next_due = {}, {}, None, True, None
+        self._candidates, self._sorted, self._known, self._last, self.dirty, self.next_due = {}, [], {}, None, True, None
 
     def wake_at(self) -> float | None:
         """Return the monotonic time at which something may become claimable without news, or None."""
-        times = [c.at for c in self._candidates.values() if not (self._share_only and c.foreign)]
-        times = [max(at, self._quiet_until) for at in times]
+        times = [max(c.at, self._quiet_until) for c in self._candidates.values() if not (self._share_only and c.turn)]
         if self.next_due is not None:
-            times.append(time.monotonic() + self.next_due - self._store.client.clock.now())
+            times.append(time.monotonic() + self.next_due - self._clock.now())
         return min(times, default=None)
 
     @property
     def is_due(self) -> bool:
         """Whether something that was planned for later is due by now, and must be read."""
-        return self.next_due is not None and self.next_due <= self._store.client.clock.now()
-
-    def _add(self, doc_id: str, rank: int, date: float, doc: Document | None) -> None:
-        turn = workitem.turn(doc_id, *self._place)
-        due: Any = doc.get('date') if doc else None
-        wait = due - self._store.client.clock.now() if isinstance(due, (int, float)) else 0.0
-        at = time.monotonic() + max(wait, 0.0) + turn * _STAGGER
-        self._candidates[doc_id] = _Candidate((rank, turn, date, doc_id), at, None if turn else doc)
+        return self.next_due is not None and self.next_due <= self._clock.now()

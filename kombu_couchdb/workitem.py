@@ -27,7 +27,6 @@ import os
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
-from zlib import crc32
 
 from .errors import ConfigurationError
 from .message import HIGHEST, due_date, lifetime, priority
@@ -35,7 +34,7 @@ from .message import HIGHEST, due_date, lifetime, priority
 __all__ = [
     'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'flaw',
     'has_expired', 'is_due', 'is_unique', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay',
-    'size', 'state', 'tag', 'task_id', 'task_name', 'turn',
+    'size', 'state', 'tag', 'task_id', 'task_name',
 ]
 
 Document = dict[str, Any]
@@ -241,14 +240,6 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
 def rank(priority: int) -> int:
     """Return the place of a priority in the view's key: the highest comes first."""
     return HIGHEST - priority
-
-
-def turn(doc_id: str, position: int, members: int) -> int:
-    """Return how many of a queue's `members` consumers go before the one at `position` in claiming this item.
-
-    Each item has one consumer that goes first, so that consumers who see the same items seldom meet at one.
-    """
-    return (position - crc32(doc_id.encode())) % members if members > 1 else 0
 
 
 def _header(doc: Mapping[str, Any], name: str) -> str | None:

@@ -146,11 +146,9 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
         found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST], **every)
     for name in queues:
         if 'pending' in states:
-            # Read a little ahead of time: what is not due yet is not pending.
-            ready = [row['doc'] for row in store.ready(name, limit, docs=True) if row.get('doc')]
-            found += [doc for doc in ready if workitem.is_due(doc, now)]
+            found += [row.doc for row in store.ready(name, limit) if row.doc]
         if 'scheduled' in states:
-            found += _rows(client, 'scheduled', **design.rows_of(name, now), limit=limit, **every)
+            found += store.planned(name, limit)
     if 'dead' in states:
         of = design.rows_of(queue) if queue else {}
         found += _rows(client, 'dead', limit=limit, **of, **every)

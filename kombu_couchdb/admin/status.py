@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
-from .. import design
-from ..answers import Shape, exactly, items, maybe, members, number, text
-from ..client import LAST, Client, Document, Row
+from .. import design, waiting
+from ..answers import exactly, maybe, members, number, text
+from ..client import LAST, Client, Document
 from ..errors import DatabaseMissing, NotFound
 from ..lease import CONSUMER
 from ..topology import QUEUE
@@ -115,13 +115,13 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
 
 def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], int]:
     """Return the queues that have messages or are declared, by name, and how many messages have none that can be read."""
-    waiting, dead, running = Counter[str](), Counter[str](), Counter[str]()
-    ranks: dict[str, list[int]] = defaultdict(list)
+    found, dead, running = Counter[str](), Counter[str](), Counter[str]()
+    places: dict[str, list[int]] = defaultdict(list)  # of the view: the ranks, and that of what is planned
     spoilt = 0
     for row in client.view(design.NAME, 'waiting', _COUNTED, group_level=2):
         if (name := design.queue_of(row['key'][0])) is not None:
-            waiting[name] += row['value']
-            ranks[name].append(row['key'][1])
+            found[name] += row['value']
+            places[name].append(row['key'][1])
     for row in client.view(design.NAME, 'dead', _DEAD, group_level=1):
         if (name := design.queue_of(row['key'][0])) is not None:
             dead[name] += row['value']
@@ -131,40 +131,31 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
         if (name := design.queue_of(row['key'][2])) is not None:
             running[name] += row['value']['count']
     now = client.clock.now()
-    scheduled, oldest = _scheduled(client, waiting, now), _oldest(client, ranks, now)
-    return {name: {'ready': max(0, waiting[name] - scheduled.get(name, 0)), 'scheduled': scheduled.get(name, 0),
+    scheduled = _scheduled(client, [name for name, its in places.items() if design.PLANNED in its], now)
+    oldest = _oldest(client, places, now)
+    return {name: {'ready': max(0, found[name] - scheduled.get(name, 0)), 'scheduled': scheduled.get(name, 0),
                    'running': running[name], 'dead': dead[name], 'oldest': oldest.get(name), 'rate': 0.0}
-            for name in sorted({*declared, *waiting, *dead, *running})}, spoilt
+            for name in sorted({*declared, *found, *dead, *running})}, spoilt
 
 
-def _scheduled(client: Client, queues: Iterable[str], now: float) -> dict[str, int]:
+def _scheduled(client: Client, names: list[str], now: float) -> dict[str, int]:
     """Return how many messages of each queue are planned for later than `now`."""
-    names = list(queues)
-    answers = _queries(client, 'scheduled', _COUNT, [design.rows_of(name, now) for name in names])
+    answers = waiting.query(client, [design.rows_of(name, design.PLANNED, now) for name in names], _COUNT)
     return {name: rows[0]['value'] for name, rows in zip(names, answers, strict=True) if rows}
 
 
-def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str, float]:
-    """Return how long the oldest message of each queue has been due, of those that are; `ranks` says which priorities it has."""
-    pairs = [(name, rank) for name, found in ranks.items() for rank in found]
+def _oldest(client: Client, places: dict[str, list[int]], now: float) -> dict[str, float]:
+    """Return how long the oldest message of each queue has been due, of those that are; `places` says where the view has some."""
+    pairs = [(name, place) for name, its in places.items() for place in its]
     # The date of a spoilt message is 0 in the view.
-    answers = _queries(client, 'waiting', _WAITING, [
-        {'startkey': [key, rank, 1], 'endkey': [key, rank, now], 'limit': 1, 'reduce': False}
-        for key, rank in ((design.key_of(name), rank) for name, rank in pairs)])
+    answers = waiting.query(client, [
+        {'startkey': [key, place, 1], 'endkey': [key, place, now], 'limit': 1, 'reduce': False}
+        for key, place in ((design.key_of(name), place) for name, place in pairs)], _WAITING)
     oldest: dict[str, float] = {}
     for (name, _), rows in zip(pairs, answers, strict=True):
         for row in rows:
             oldest[name] = max(round(now - row['key'][2], 3), oldest.get(name, 0.0))
     return oldest
-
-
-def _queries(client: Client, view: str, row: Shape, queries: list[Document]) -> list[list[Row]]:
-    """Return the rows of several reads of a view, in one request."""
-    if not queries:
-        return []
-    answer = client.request('POST', f'/_design/{design.NAME}/_view/{view}/queries', body={'queries': queries}, repeat=True,
-                            shape=members(results=exactly(*[members(rows=items(row))] * len(queries))))
-    return [result['rows'] for result in answer['results']]
 
 
 # -- consumers

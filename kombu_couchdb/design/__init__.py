@@ -13,11 +13,14 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, unquote
 
-__all__ = ['CONTESTED', 'JOBS', 'NAME', 'contested', 'documents', 'key_of', 'load', 'queue_of', 'rows_of']
+__all__ = ['CONTESTED', 'JOBS', 'NAME', 'PLANNED', 'contested', 'documents', 'key_of', 'load', 'queue_of', 'rows_of']
 
-NAME, JOBS, CONTESTED = 'celery-v3', 'celery-jobs-v1', 'celery-contested-v1'
+NAME, JOBS, CONTESTED = 'celery-v4', 'celery-jobs-v1', 'celery-contested-v1'
 
-_REDUCE = {'waiting': '_count', 'scheduled': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
+#: Behind the ranks of the priorities, 0 to 9, the view `waiting` has what is planned, by its due date.
+PLANNED = 10
+
+_REDUCE = {'waiting': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
 
 
 def documents() -> list[dict[str, Any]]:

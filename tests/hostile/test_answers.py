@@ -19,6 +19,7 @@ from kombu_couchdb.address import Address
 from kombu_couchdb.admin import cluster, dead, indexes, jobs, vacuum
 from kombu_couchdb.admin.setup import Wanted, layouts, plan
 from kombu_couchdb.admin.status import status
+from kombu_couchdb.candidates import Candidates
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.fanout import Broadcaster, Listener
@@ -86,9 +87,10 @@ def heard(client: Client) -> Any:
 
 
 def taken(client: Client) -> Any:
-    window = Window(Store(client), 'q', 100)
-    window.refill()
-    return window.take(5)
+    window = Window(client.clock, 'q', 100)
+    candidates = Candidates(client)
+    candidates.refill([window])
+    return candidates.take({'q': window}, {'q': 5})
 
 
 def chords(client: Client) -> tuple[Results, Chords]:
@@ -107,9 +109,9 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'ensure': lambda c: Store(c).ensure(True),
     'publish': lambda c: Store(c).client.bulk([WORKITEM]),
     'unpublished': lambda c: Store(c).unpublished([WORKITEM]),
-    'ready': lambda c: Store(c).ready('q', 50, docs=True),
-    'next due': lambda c: Store(c).next_due('q', 0.0),
-    'window': taken,
+    'ready': lambda c: Store(c).ready('q', 50),
+    'planned': lambda c: Store(c).planned('q', 50),
+    'candidates': taken,
     'leases': lambda c: Store(c).leases(),
     'claims': lambda c: Store(c).release(Store(c).claims('broker:consumer:gone')),
     'settle a void claim': lambda c: Store(c).settle_void('claimed', '1-a', set()),

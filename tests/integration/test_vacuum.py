@@ -27,7 +27,7 @@ from tests.support import Inbox, items, publish
 
 MESSAGE = {'body': '', 'headers': {}, 'properties': {}}
 JOB = 'job:["q","t","k"]'
-VIEWS = ('waiting', 'scheduled', 'leases', 'dead', 'expiring')
+VIEWS = ('waiting', 'leases', 'dead', 'expiring')
 
 
 @pytest.fixture

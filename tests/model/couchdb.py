@@ -186,6 +186,11 @@ class CouchDB:
             return {'rows': rows[params.get('skip', 0):][:params.get('limit')]}
         if path.endswith('/contested'):
             return {'rows': list(_contested(self.nodes[at].trees, json.loads(params['keys'])))}
+        if path.endswith('/queries'):
+            docs = self.nodes[at].index(params.get('update', 'true') == 'true')
+            asked = [{name: json.dumps(value) if name in ('startkey', 'endkey') else value for name, value in query.items()}
+                     for query in body['queries']]
+            return {'results': [{'rows': _view(docs, path.split('/')[-2], query)} for query in asked]}
         if '/_view/' in path:
             return {'rows': _view(self.nodes[at].index(params.get('update', 'true') == 'true'), path.rpartition('/')[2], params)}
         return self._get(unquote(path[1:]), quorum, params)
@@ -224,12 +229,9 @@ def _claimed(doc: Document) -> bool:
 
 def _waiting(doc: Document) -> Iterator[tuple[Any, Any]]:
     if doc.get('type') == 'WorkItem' and not doc.get('status') and not _claimed(doc):
-        yield [doc['queue'], 9 - doc['priority'], doc['published'] if doc['date'] is None else doc['date']], None
-
-
-def _scheduled(doc: Document) -> Iterator[tuple[Any, Any]]:
-    if doc.get('type') == 'WorkItem' and not doc.get('status') and not _claimed(doc) and doc['date'] is not None:
-        yield [doc['queue'], doc['date']], None
+        rank = 9 - doc['priority']
+        place = [rank, doc['published']] if doc['date'] is None else [10, doc['date']]
+        yield [doc['queue'], *place], [rank, doc['_rev']]
 
 
 def _leases(doc: Document) -> Iterator[tuple[Any, Any]]:
@@ -250,7 +252,7 @@ def _contested(trees: dict[str, Tree], kinds: list[str]) -> Iterator[Document]:
 
 
 VIEWS: dict[str, Callable[[Document], Iterator[tuple[Any, Any]]]] = {
-    'waiting': _waiting, 'scheduled': _scheduled, 'leases': _leases}
+    'waiting': _waiting, 'leases': _leases}
 
 
 def _view(docs: dict[str, Document], name: str, params: dict[str, Any]) -> list[Document]:

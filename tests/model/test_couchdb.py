@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import errors, workitem
+from kombu_couchdb import errors, waiting, workitem
 from kombu_couchdb.answers import Shape, anything
 from kombu_couchdb.client import Client
 from kombu_couchdb.store import Store
@@ -73,8 +73,11 @@ def story(client: Client) -> list[Any]:
         return answer
 
     tell(lambda: client.bulk([item('a', 1.0), item('b', 2.0, priority=5), item('c', 3.0, date=9e9), consumer('w')]))
-    tell(lambda: store.ready(QUEUE, 10, docs=True))
-    tell(lambda: store.next_due(QUEUE, 0.0))
+    tell(lambda: store.ready(QUEUE, 10))
+    [page] = tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 1)], START))
+    tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 1, page.last)], START))
+    tell(lambda: store.planned(QUEUE, 1))
+    tell(lambda: (store.size(QUEUE), store.exceeds(QUEUE, 2)))
     [a, b] = tell(lambda: client.fetch(['a', 'b']))
     claimed = [workitem.claim(doc, 'w', 4.0) for doc in (a, b)]
     tell(lambda: client.bulk(claimed))
@@ -91,7 +94,6 @@ def story(client: Client) -> list[Any]:
     tell(lambda: client.put(item('b', 1.0)))  # in conflict: it is there
     tell(lambda: client.put(item('a', 7.0)).partition('-')[0])  # after its deletion
     tell(lambda: store.ready(QUEUE, 10))
-    tell(lambda: store.ready(QUEUE, 10, after=told[-1][0]))
     tell(lambda: client.id_range('w', docs=True))
     tell(client.is_cluster)
     return told

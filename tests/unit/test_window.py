@@ -1,4 +1,4 @@
-"""What one queue is known to hold (`kombu_couchdb.window`), over a store in memory and clocks that stand still."""
+"""What one queue is known to hold (`window`, `candidates`), over a server in memory and clocks that stand still."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from kombu_couchdb import design, workitem
 from kombu_couchdb import window as module
-from kombu_couchdb import workitem
-from kombu_couchdb.store import HORIZON, Store
+from kombu_couchdb.candidates import Candidates
+from kombu_couchdb.members import Turns
+from kombu_couchdb.waiting import HORIZON
 from kombu_couchdb.window import Window
 
 Document = dict[str, Any]
@@ -22,13 +24,14 @@ NOW = 1_763_709_000.0
 
 
 class FakeStore:
-    """Documents, and the two views as CouchDB has them. It counts what is asked; nothing passes but `passed`."""
+    """Documents, and the view `waiting` as CouchDB has it. It counts what is asked; nothing passes but `passed`."""
 
     def __init__(self) -> None:
         self.docs: dict[str, Document] = {}
         self.passed = 0.0
         self.asked: list[tuple[str, Any]] = []
-        self.client = SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW + self.passed), fetch=self.fetch)
+        clock = SimpleNamespace(now=lambda: NOW + self.passed)
+        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, request=self.request)
         self.begun = time.monotonic()
 
     def monotonic(self) -> float:
@@ -45,24 +48,57 @@ class FakeStore:
             self.asked.append(('fetch', list(ids)))
         return [self.docs.get(name) for name in ids]
 
-    def ready(self, queue: str, limit: int, *, docs: bool = False, after: Any = None, update: str = "true") -> list[Document]:
-        self.asked.append(("ready", (limit, update, after and after["id"])))
-        rows = []
-        for doc in self.docs.values():
-            rank = 9 - doc['priority'] if isinstance(doc.get('priority'), (int, float)) else 0
-            date = doc['published'] if doc.get('date') is None else doc['date']
-            if doc['queue'] == queue and workitem.is_waiting(doc) and date <= self.client.clock.now() + HORIZON:
-                rows.append({'id': doc['_id'], 'key': [queue, rank, date], **({'doc': doc} if docs else {})})
-        rows.sort(key=lambda row: (row['key'], row['id']))
-        place = (after['key'], after['id']) if after else ([], '')
-        return [row for row in rows if (row['key'], row['id']) > place][:limit]
+    def request(self, method: str, path: str, params: Any, body: Any, *, repeat: bool, shape: Any) -> Document:
+        queries = body['queries']
+        self.asked.append(('ready', (queries[0]['limit'], params.get('update', 'true'), queries[0].get('startkey_docid'))))
+        answer = {'results': [{'rows': self.rows(query)} for query in queries]}
+        assert shape(answer)
+        return answer
 
-    def next_due(self, queue: str, after: float) -> float | None:
-        self.asked.append(('next_due', after))
-        return min((doc['date'] for doc in self.docs.values() if doc['date'] is not None and doc['date'] >= after), default=None)
+    def rows(self, query: Document) -> list[Document]:
+        rows = []
+        for doc in filter(workitem.is_waiting, self.docs.values()):
+            rank = 9 - int(doc['priority']) if isinstance(doc.get('priority'), (int, float)) else 9
+            planned = isinstance(doc.get('date'), (int, float))
+            date = doc['date'] if planned else doc['published'] if doc.get('date') is None else 0
+            rows.append({'id': doc['_id'], 'key': [doc['queue'], design.PLANNED if planned else rank, date],
+                         'value': [rank, doc['_rev']]})
+        rows.sort(key=lambda row: (row['key'], row['id']))
+        start = ([*query['startkey'], -1, -1][:3], query.get('startkey_docid', ''))
+        end = [NOW * 10 if part == {} else part for part in query['endkey']]
+        found = [row for row in rows if (row['key'], row['id']) >= start and row['key'][:len(end)] <= end]
+        return found[query.get('skip', 0):][:query['limit']]
 
     def reads(self, kind: str) -> list[Any]:
         return [what for asked, what in self.asked if asked == kind]
+
+
+class Consumer:
+    """One window, and who reads for it."""
+
+    def __init__(self, store: FakeStore, read_ahead: int) -> None:
+        self.window = Window(store.client.clock, 'q', read_ahead)
+        self.candidates = Candidates(store.client)  # type: ignore[arg-type]
+
+    def refill(self) -> None:
+        self.candidates.refill([self.window])
+
+    def take(self, count: int) -> list[Document]:
+        taken: dict[str, list[Document]] = {'q': []}
+        self.candidates._choose({'q': self.window}, {'q': count}, taken)
+        if self.window._sifting:
+            self.refill()
+            self.candidates._choose({'q': self.window}, {'q': count}, taken)
+        return taken['q']
+
+    def settle(self, place: tuple[int, int]) -> None:
+        self.window.settle(f'm{place[0]}', [f'm{number}' for number in range(place[1])])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.window, name)
+
+    def __len__(self) -> int:
+        return len(self.window)
 
 
 @pytest.fixture
@@ -72,8 +108,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     return store
 
 
-def window_of(store: FakeStore, read_ahead: int = 1024) -> Window:
-    return Window(cast(Store, store), 'q', read_ahead)
+def window_of(store: FakeStore, read_ahead: int = 1024) -> Consumer:
+    return Consumer(store, read_ahead)
 
 
 def names(docs: Sequence[Document]) -> list[str]:
@@ -82,7 +118,8 @@ def names(docs: Sequence[Document]) -> list[str]:
 
 def names_for(turn: int, members: int = 2, position: int = 0, prefix: str = 'item') -> Any:
     """Names of items for which a consumer at `position` comes after `turn` others."""
-    return (name for name in (f'{prefix}{n:04}' for n in count()) if workitem.turn(name, position, members) == turn)
+    turns = Turns([f'm{number}' for number in range(members)], f'm{position}')
+    return (name for name in (f'{prefix}{n:04}' for n in count()) if turns.idle_before(name) == turn)
 
 
 def add_foreign(store: FakeStore, count: int) -> list[str]:
@@ -91,7 +128,7 @@ def add_foreign(store: FakeStore, count: int) -> list[str]:
     return [store.add(next(foreign))['_id'] for _ in range(count)]
 
 
-def placed(store: FakeStore, members: int = 2) -> Window:
+def placed(store: FakeStore, members: int = 2) -> Consumer:
     """A window of the first of several consumers, all of which know it."""
     window = window_of(store)
     window.settle((0, members))
@@ -395,7 +432,7 @@ def test_ones_own_that_stood_for_a_while_is_read_again(store: FakeStore) -> None
     name = next(names_for(0))
     doc = store.add(name)
     store.passed = 0.0  # seen now
-    window._quiet_until = 0.0
+    window.window._quiet_until = 0.0
     window.offer(doc)
     store.docs[name] = workitem.claim(doc, 'another', NOW)
     store.passed += 0.5
@@ -405,7 +442,7 @@ def test_ones_own_that_stood_for_a_while_is_read_again(store: FakeStore) -> None
 def test_ones_own_that_is_new_is_not_read_again(store: FakeStore) -> None:
     window = window_of(store)
     window.settle((0, 2))
-    window._quiet_until = 0.0
+    window.window._quiet_until = 0.0
     window.offer(store.add(next(names_for(0))))
     assert len(window.take(10)) == 1
     assert store.reads('fetch') == []
@@ -522,7 +559,7 @@ def test_while_it_is_long_what_others_go_first_for_is_left_to_them(store: FakeSt
     items = fill(store, 400)
     window.refill()
     store.passed += 0.5
-    share = [name for name in items[:256] if workitem.turn(name, 0, 2) == 0]
+    share = [name for name in items[:256] if Turns(['m0', 'm1'], 'm0').idle_before(name) == 0]
     assert names(window.take(1000)) == share
     assert window.take(1000) == []
     assert window.wake_at() is None
