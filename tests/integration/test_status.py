@@ -144,6 +144,7 @@ def test_spoilt_documents_disturb_nothing(connection: Connection, client: Client
 def test_the_number_of_requests_does_not_grow_with_the_queues(connection: Connection, client: Client,
                                                               sent: list[Request]) -> None:
     publish(connection, 'hello', 'q0')
+    publish(connection, 'later', 'q0', headers=eta(3600))
     sent.clear()
     status(client)
     few = len(sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from .couchdb import CouchDB
 from .world import QUEUE, START
 
 Document = dict[str, Any]
+
+REVISION = re.compile('[0-9]+-[0-9a-f]{32}')
 
 
 class Modelled(Client):
@@ -54,9 +57,14 @@ def consumer(name: str) -> Document:
 
 def generations(answer: Any) -> Any:
     """Return an answer with each revision cut down to its number."""
+    if isinstance(answer, (waiting.Row, waiting.Page)):
+        return generations(answer._asdict())
+    if isinstance(answer, tuple):
+        return generations(list(answer))
     if isinstance(answer, dict):
-        return {name: str(value).partition('-')[0] if name in ('_rev', 'rev') else generations(value)
-                for name, value in answer.items() if name != 'reason'}
+        return {name: generations(value) for name, value in answer.items() if name != 'reason'}
+    if isinstance(answer, str) and REVISION.fullmatch(answer):
+        return answer.partition('-')[0]
     return [generations(one) for one in answer] if isinstance(answer, list) else answer
 
 
@@ -75,7 +83,7 @@ def story(client: Client) -> list[Any]:
     tell(lambda: client.bulk([item('a', 1.0), item('b', 2.0, priority=5), item('c', 3.0, date=9e9), consumer('w')]))
     tell(lambda: store.ready(QUEUE, 10))
     [page] = tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 1)], START))
-    tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 1, page.last)], START))
+    tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 2, page.last)], START))
     tell(lambda: store.planned(QUEUE, 1))
     tell(lambda: (store.size(QUEUE), store.exceeds(QUEUE, 2)))
     [a, b] = tell(lambda: client.fetch(['a', 'b']))

@@ -33,11 +33,14 @@ class Server:
         self.points += 1
         return self.points
 
-    def id_range(self, prefix: str) -> list[Any]:
+    def id_range(self, prefix: str, to: str) -> list[Any]:
         return []
 
     def fetch(self, ids: list[str]) -> list[Any]:
         return []
+
+    def find(self, ids: list[str]) -> list[Any]:
+        return [None for _ in ids]
 
 
 class Nobody:
@@ -48,10 +51,13 @@ class Nobody:
         return self
 
     limits = routes
+    wanted: tuple[str, ...] = ()
 
-    def follow(self, seconds: float) -> None: ...
+    def follow(self, seconds: float, exchanges: Any = ()) -> None: ...
 
     def replace(self, docs: Any, at: float) -> None: ...
+
+    def seen(self, doc: Any) -> None: ...
 
     def take(self, docs: Any) -> list[Any]:
         return []
