@@ -43,7 +43,7 @@ class Claims:
     def wanted(self, credit: Mapping[str, int], windows: Mapping[str, Window], changes: list[Change]) -> None:
         """Add to `changes` claims for as many messages as there is credit for."""
         served = [queue for queue, free in credit.items() if free > 0 and queue in windows]
-        self.candidates.refill([windows[queue] for queue in served if windows[queue].outdated])
+        self.candidates.refill([windows[queue] for queue in served if windows[queue].is_short])
         wanted = [queue for queue in served if windows[queue].has_claimable]
         # An equal share each, and each in turn the first, so that a full queue does not starve a small one.
         share, first = max(1, self._options.claim_batch // max(1, len(wanted))), next(self._rotation) % max(1, len(wanted))

@@ -75,6 +75,10 @@ class Turns:
         """Return who goes first in claiming this item."""
         return self.names[self._start(doc_id)]
 
+    def first_idle(self, doc_id: str) -> str:
+        """Return who of those that are not known to be busy goes first in claiming this item."""
+        return next((name for name in self.before(doc_id) if name not in self.busy), self.own)
+
     def before(self, doc_id: str) -> list[str]:
         """Return those who go before `own` in claiming this item."""
         start, end = self._start(doc_id), self.position

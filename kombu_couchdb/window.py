@@ -14,31 +14,23 @@ from . import workitem
 from .client import Document
 from .clock import ServerClock
 from .members import Turns
-from .waiting import BEGIN, HORIZON, Ask, Cursor, Page
+from .paging import Paging, Reading
+from .waiting import HORIZON, Page, Row
 
-__all__ = ['Candidate', 'Reading', 'Window']
+__all__ = ['Candidate', 'Window']
 
 #: How long a consumer leaves a new item to each of those that go before it, in seconds: to the first few so long, to each further
 #: one a moment, lest all the others try it at once.
 _STAGGER, _FEW_TURNS, _MOMENT = 0.1, 5, 0.01
 
-#: How long a consumer reads on in a long queue before it looks at its head again, in seconds. It sees the index as it stands, and
-#: has it brought up to date for the next look. Several take turns in that; should the others be busy, it does so when the
-#: second has passed for each of them. So alone a message of higher priority waits for two seconds.
-_LOOK, _OLD = 1.0, 1.5
-
-#: What was read is no news at the head for so long, in seconds, though others may not have claimed their share of it yet, and
-#: though the index may not know that it is claimed.
-_STALE = 5.0
-
-#: How many rows of the head it looks at.
-_HEAD = 16
-
 #: Of more items of others than so many those that are still there are found by reading the head anew.
 _FEW = 32
 
-#: How many items are read at first, and at least; who takes them fast reads more at a time.
-_LEAST = 128
+#: How often, in seconds, a consumer tries in a long queue whether the others claim what they go first for: one item of each.
+_PROBE = 1.0
+
+#: Of more items of others than so many those that are still there are found by reading the head anew.
+_FEW = 32
 
 
 @dataclass(eq=False)
@@ -64,29 +56,22 @@ class Candidate:
         self.doc, self.seen = doc, time.monotonic()
 
 
-@dataclass
-class Reading:
-    """What a window wants to be read: a page, from the beginning or further on; `is_look` if only for news at the head."""
-
-    ask: Ask
-    update: str
-    is_look: bool = False
-
-
 class Window:
     """The candidates of one queue, next first."""
 
     def __init__(self, clock: ServerClock, queue: str, read_ahead: int) -> None:
-        self._clock, self._queue, self._read_ahead = clock, queue, read_ahead
+        self._clock, self._read_ahead, self._paging = clock, read_ahead, Paging(clock, queue, read_ahead)
         self._candidates: dict[str, Candidate] = {}
         self._sorted: list[Candidate] | None = []
         self._taken = 0
-        self._last: Cursor | None = None  # where to read on
-        self._looked = self._sifted = self._refreshed = float('-inf')
+        self._sifted = float('-inf')
         self._sifting = False  # whether the head is read to see which of many candidates are still there
         self._share_only = False  # whether what others go first for is left to them
         self._turns = Turns()
-        self._known: dict[str, float] = {}  # ids that were read a short time ago, with the monotonic time
+        #: Of each of the others an item that it goes first for, those that are tried just now, and when to try again.
+        self._left: dict[str, Candidate] = {}
+        self._probing: dict[str, str] = {}
+        self._probe_at = float('-inf')
         self._quiet_until = float('-inf')
         #: Whether the view may hold more than this window knows.
         self.dirty = True
@@ -99,7 +84,12 @@ class Window:
     @property
     def outdated(self) -> bool:
         """Whether the view should be read before anything more is claimed."""
-        return self.dirty and (not self._candidates or time.monotonic() - self._looked > _LOOK)
+        return self.dirty and (not self._candidates or self._paging.is_old)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the view should be read now: it is outdated, or nothing of what was read can be claimed."""
+        return self.outdated or (self.dirty and not self.has_claimable and time.monotonic() >= self._quiet_until)
 
     # -- the other consumers
 
@@ -108,7 +98,7 @@ class Window:
         if (own, tuple(names)) == (self._turns.own, self._turns.names):
             return
         if len(names) <= len(self._turns) and self._turns.own:
-            self._last, self._known = None, {}  # somebody is gone: what was left to him is found at the head only
+            self._paging.forget()  # somebody is gone: what was left to it is found at the head only
         alone_before = len(self._turns) == 1
         self._turns = Turns(names, own, self._turns.busy)
         if len(names) > 1 or not alone_before:
@@ -118,11 +108,16 @@ class Window:
 
     def won(self, doc_id: str) -> None:
         """Note that an item was claimed here: whoever went before has left it."""
-        if len(self._turns) > 1 and self._turns.note(busy=self._turns.before(doc_id)):
-            self._order()
+        if len(self._turns) > 1:
+            first = self._probing.pop(doc_id, None)
+            if first is not None:
+                self._probe_at = float('-inf')  # others may be busy, too
+            if self._turns.note(busy=self._turns.before(doc_id) if first is None else [first]):
+                self._order()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
         """Note that another consumer has claimed an item, `to` if that is known: it is not busy, then."""
+        self._probing.pop(doc_id, None)
         if len(self._turns) > 1 and self._turns.note(idle=[to] if to else self._turns.before(doc_id)):
             self._order()
 
@@ -144,63 +139,33 @@ class Window:
     # -- reading
 
     def reading(self) -> Reading:
-        """Return what to read. A long queue is read on from where the last page ended: its head is what was claimed just now."""
-        if self._last is not None and time.monotonic() - self._looked > _LOOK:
-            return self._look()
-        limit = min(self._read_ahead, max(_LEAST * len(self._turns), 4 * self._taken))
-        if self._last is None:
-            self._looked = self._refreshed = time.monotonic()
-            return Reading(Ask(self._queue, limit), 'true')
-        return Reading(Ask(self._queue, limit, self._last), 'false')
-
-    def _look(self) -> Reading:
-        self._looked = time.monotonic()
-        # The index is brought up to date by one consumer a second: it costs as much as the claims if each does so.
-        refresh = (int(self._clock.now()) % len(self._turns) == self._turns.position
-                   or self._looked - self._refreshed > _OLD * len(self._turns))
-        if refresh:
-            self._refreshed = self._looked
-        return Reading(Ask(self._queue, _HEAD), 'lazy' if refresh else 'false', is_look=True)
+        """Return what to read next."""
+        return self._paging.next(self._turns, self._taken)
 
     def absorb(self, reading: Reading, page: Page) -> bool:
-        """Take in what was read; tell whether that will do: if not, `reading` names what to read next."""
+        """Take in what was read; tell whether that will do: if not, another page is to be read."""
+        rows = self._paging.read(reading, page)
         if reading.is_look:
-            return self._looked_at(page)
-        if reading.ask.after == BEGIN:
+            new = [row for row in rows if row.id not in self._candidates]
+            for row in new:
+                self._add_row(row)
+            if self._paging.is_flooded(len(new)):
+                self._candidates, self._sorted = {}, None
+                self._paging.last = None
+            return bool(self._candidates)
+        if reading.is_head:
             # What is gone of those that are sifted may be what this copy of the index lacks: the queue is read once more.
             gone = self._sifting and not self._candidates.keys() <= {row.id for row in page.rows}
             self.dirty, self._sifting, self.next_due = page.last is not None or gone, False, page.next_due
         before, self._candidates, self._sorted, self._taken = self._candidates, {}, None, 0
-        self._last = page.last
-        known = self._known if reading.ask.after != BEGIN else {}
-        for row in page.rows:
-            if not (row.planned and row.id in known):  # the index may not know yet that it was claimed
-                self._add(row.id, row.rank, row.date, due=row.date if row.planned else None,
-                          since=before[row.id].since if row.id in before else None)
-        self._remember(row.id for row in page.rows)
-        self._share_only = self._last is not None and any(not c.turn for c in self._candidates.values())
+        if self._share_only and time.monotonic() >= self._probe_at:
+            for candidate in before.values():
+                if candidate.turn:
+                    self._left.setdefault(self._turns.first_idle(candidate.id), candidate)
+        for row in rows:
+            self._add_row(row, before[row.id].since if row.id in before else None)
+        self._share_only = page.last is not None and any(not c.turn for c in self._candidates.values())
         return True
-
-    def _looked_at(self, page: Page) -> bool:
-        now = time.monotonic()
-        left = [row for row in page.rows if now - self._known.get(row.id, now) >= _LOOK and row.id not in self._candidates]
-        self._remember(())
-        new = [row for row in page.rows if row.id not in self._known and row.id not in self._candidates]
-        # What stood at the head a second ago, too, is what somebody has left.
-        if len(self._turns) > 1 and self._turns.note(busy=[self._turns.first(row.id) for row in left]):
-            self._order()
-            new += left
-        for row in new:
-            self._add(row.id, row.rank, row.date, due=row.date if row.planned else None)
-        if len(new) >= _HEAD:
-            # More is new there than was looked at: it is read from the head again.
-            self._candidates, self._sorted, self._last = {}, None, None
-        return bool(self._candidates)
-
-    def _remember(self, ids: Iterable[str]) -> None:
-        """Note that these were read just now, and forget what is no news no more."""
-        now = time.monotonic()
-        self._known = {doc_id: since for doc_id, since in self._known.items() if now - since <= _STALE} | dict.fromkeys(ids, now)
 
     # -- candidates
 
@@ -214,6 +179,9 @@ class Window:
         rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST
         key = date if date is not None else doc.get('published')
         self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc)
+
+    def _add_row(self, row: Row, since: float | None = None) -> None:
+        self._add(row.id, row.rank, row.date, due=row.date if row.planned else None, since=since)
 
     def _add(self, doc_id: str, rank: int, date: float, *, due: float | None, doc: Document | None = None,
              since: float | None = None) -> None:
@@ -235,19 +203,33 @@ class Window:
             return []
         eligible = self._eligible()
         own = self._own(eligible)
-        chosen = [candidate for _, candidate in zip(range(count), own, strict=False)]
+        chosen = self._probes(count)
+        chosen += [candidate for _, candidate in zip(range(count - len(chosen)), own, strict=False)]
         if not chosen and others:
             if len(eligible) > _FEW and now - self._sifted >= _STAGGER and len(self._candidates) < self._read_ahead:
                 self._sifted = now
-                self._sifting, self._last, self.dirty, self._looked = True, None, True, float('-inf')
+                self._sifting = self.dirty = True
+                self._paging.restart()
                 return []
             chosen = eligible[:max(1, count // len(self._turns))]
         for candidate in chosen:
-            del self._candidates[candidate.id]
+            self._candidates.pop(candidate.id, None)
         if chosen:
             out = set(map(id, chosen))
             self._sorted = [candidate for candidate in self._line() if id(candidate) not in out]
         return chosen
+
+    def _probes(self, count: int) -> list[Candidate]:
+        """Return items of earlier pages to be tried, if those who go first for them have had the time to claim them."""
+        now = time.monotonic()
+        due = [(name, candidate) for name, candidate in self._left.items() if candidate.since + _STAGGER <= now][:count]
+        if not due:
+            return []
+        self._left, self._probe_at = {}, now + _PROBE
+        for name, candidate in due:
+            candidate.doc = None
+            self._probing[candidate.id] = name
+        return [candidate for _, candidate in due]
 
     def unread(self, count: int) -> list[Candidate]:
         """Return up to `count` of those whose documents are needed next, and not known."""
@@ -275,8 +257,9 @@ class Window:
     @property
     def has_claimable(self) -> bool:
         """Whether something could be claimed now."""
-        return time.monotonic() >= self._quiet_until and any(
-            c.at <= time.monotonic() and not (self._share_only and c.turn) for c in self._candidates.values())
+        now = time.monotonic()
+        return now >= self._quiet_until and any(
+            c.at <= now and not (self._share_only and c.turn) for c in self._candidates.values())
 
     def _eligible(self) -> list[Candidate]:
         now = time.monotonic()
@@ -296,7 +279,8 @@ class Window:
 
     def clear(self) -> None:
         """Forget everything: it must be read anew."""
-        self._candidates, self._sorted, self._known, self._last, self.dirty, self.next_due = {}, [], {}, None, True, None
+        self._candidates, self._sorted, self.dirty, self.next_due, self._left, self._probing = {}, [], True, None, {}, {}
+        self._paging.forget()
 
     def wake_at(self) -> float | None:
         """Return the monotonic time at which something may become claimable without news, or None."""

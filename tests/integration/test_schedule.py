@@ -103,6 +103,33 @@ def test_wrong_clock_of_a_consumer(url: str, connect: Callable[..., Connection],
     assert any('clock' in line for line in peer.log)
 
 
+@pytest.mark.parametrize('ahead', [3600, -3600], ids=['ahead', 'behind'])
+def test_what_is_due_at_once_is_delivered_though_the_clock_is_set(connect: Callable[..., Connection], client: Client,
+                                                                  monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """The clock was wrong while messages were published, and is set right; or it was right, and is wrong now."""
+    publisher, inbox = connect(), Inbox(connect(), 'waits', prefetch=10)
+    clock = publisher.transport.couchdb.clock
+    now = clock.now
+    publish_many(publisher, range(3))
+    monkeypatch.setattr(clock, 'now', lambda: now() + ahead)
+    publish(publisher, 3, 'waits')
+    publish_many(publisher, range(3, 6))
+    monkeypatch.setattr(clock, 'now', now)
+    publish_many(publisher, range(6, 9))
+    assert publisher.default_channel.queue_declare('q').message_count == 9
+    assert inbox.wait(1) == [3]
+    got = connect().channel().basic_get('q')
+    got.ack()
+    assert sorted([got.decode(), *Inbox(connect()).wait(8)]) == list(range(9))
+
+
+def test_basic_get_finds_what_is_due_behind_what_is_due_soon(connection: Connection) -> None:
+    for number in range(12):
+        publish(connection, number, priority=9, headers=eta(4))
+    publish(connection, 'now')
+    assert connection.channel().basic_get('q').decode() == 'now'
+
+
 @pytest.mark.parametrize('value', ['no date', 5, None, '2026-13-01T00:00:00'])
 def test_eta_that_is_no_date_is_left_to_the_receiver(connection: Connection, value: object) -> None:
     publish(connection, 'hello', headers={'eta': value})

@@ -1,10 +1,10 @@
-"""Who else consumes, and one's own place (`kombu_couchdb.members`)."""
+"""Who else consumes, and who goes first (`kombu_couchdb.members`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from kombu_couchdb.members import Members
+from kombu_couchdb.members import Members, Turns
 
 
 @pytest.fixture
@@ -54,3 +54,46 @@ def test_a_consumer_of_nothing_takes_no_place(members: Members, queues: list[str
     members.seen({'_id': '0', 'queues': queues})
     members.seen({'_id': '1'})
     assert members.of('q', 'a') == ['a', 'b', 'c', 'd']
+
+
+NAMES = ['a', 'b', 'c', 'd']
+ITEMS = [f'item{number}' for number in range(200)]
+
+
+def turns(own: str, busy: str = '') -> Turns:
+    return Turns(NAMES, own, busy)
+
+
+@pytest.mark.parametrize('busy', ['', 'c', 'ab'])
+def test_each_item_has_one_that_goes_first_and_an_order_of_those_who_are_idle(busy: str) -> None:
+    idle = [name for name in NAMES if name not in busy]
+    for item in ITEMS:
+        assert sorted(turns(name, busy).idle_before(item) for name in idle) == list(range(len(idle)))
+
+
+def test_everybody_goes_first_for_a_share() -> None:
+    assert min(sum(turns(name).first(item) == name for item in ITEMS) for name in NAMES) > len(ITEMS) / 8
+
+
+@pytest.mark.parametrize('own', NAMES)
+def test_before_names_who_goes_before(own: str) -> None:
+    for item in ITEMS:
+        before = turns(own).before(item)
+        assert [turns(name).idle_before(item) for name in before] == list(range(len(before)))
+        assert turns(own).idle_before(item) == len(before)
+        assert (before or [own])[0] == turns(own).first(item) == turns(own).first_idle(item)
+
+
+def test_the_only_idle_one_goes_first_for_all() -> None:
+    alone = turns('b', 'acd')
+    assert {alone.idle_before(item) for item in ITEMS} == {0}
+    assert {alone.first_idle(item) for item in ITEMS} == {'b'}
+
+
+def test_what_is_noted_is_news_once() -> None:
+    some = turns('a')
+    assert some.note(busy=['b', 'unknown', 'a'])
+    assert not some.note(busy=['b'])
+    assert some.busy == {'b'}
+    assert some.note(idle=['b'])
+    assert not some.note(idle=['b', 'unknown'])

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import design, workitem
-from kombu_couchdb import window as module
+from kombu_couchdb import design, paging, window, workitem
 from kombu_couchdb.candidates import Candidates
 from kombu_couchdb.members import Turns
 from kombu_couchdb.waiting import HORIZON
@@ -104,7 +103,8 @@ class Consumer:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     store = FakeStore()
-    monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
+    for module in (paging, window):
+        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
     return store
 
 
@@ -446,6 +446,70 @@ def test_ones_own_that_is_new_is_not_read_again(store: FakeStore) -> None:
     window.offer(store.add(next(names_for(0))))
     assert len(window.take(10)) == 1
     assert store.reads('fetch') == []
+
+
+# -- consumers without credit
+
+
+def test_who_leaves_its_items_to_others_is_waited_for_no_more(store: FakeStore) -> None:
+    window = placed(store, 3)
+    third = names_for(2, 3)
+    window.offer(store.add(next(third)))
+    assert window.take(1) == []
+    store.passed += 0.21
+    [doc] = window.take(1)
+    window.won(doc['_id'])
+    claimed(store, [doc])
+    for _ in range(3):
+        window.offer(store.add(next(third)))
+    store.passed += 0.011  # a moment for those who are taken for busy, and are not
+    assert len(window.take(3)) == 3
+
+
+def test_who_claims_again_has_its_turn_again(store: FakeStore) -> None:
+    window = placed(store)
+    first, second, third = (next(foreign) for foreign in [names_for(1)] for _ in range(3))
+    window.offer(store.add(first))
+    store.passed += 0.11
+    window.won(window.take(1)[0]['_id'])
+    for name in (second, third):
+        window.offer(store.add(name))
+    store.docs[second] = workitem.claim(store.docs[second], 'm1', NOW)
+    store.passed += 0.011
+    window.take(1)  # it is read, and m1 has it
+    assert window.take(1) == []
+    store.passed += 0.1
+    assert names(window.take(1)) == [third]
+
+
+def test_who_wins_a_claim_has_its_turn_again(store: FakeStore) -> None:
+    window = placed(store)
+    foreign = names_for(1)
+    window.won(store.add(next(foreign))['_id'])
+    window.lost(store.add(next(foreign))['_id'])
+    window.offer(store.add(next(foreign)))
+    store.passed += 0.011
+    assert window.take(1) == []
+
+
+def test_in_a_long_queue_it_is_tried_who_leaves_its_share(store: FakeStore) -> None:
+    """Of three others one claims its share, and two have no credit: all of theirs is this one's before the third page is read."""
+    window = placed(store, 4)
+    fill(store, 4000)
+    turns = Turns([f'm{number}' for number in range(4)], 'm0')
+    taken: list[str] = []
+    for _ in range(8):
+        window.refill()
+        for name in [row.id for row in list(window.window._candidates.values()) if turns.first(row.id) == 'm1']:
+            store.docs[name] = workitem.claim(store.docs[name], 'm1', NOW)
+        docs = window.take(1000)
+        for doc in docs:
+            window.won(doc['_id'])
+        claimed(store, docs)
+        taken += names(docs)
+        store.passed += 0.11
+    assert window.window._turns.busy == {'m2', 'm3'}
+    assert {turns.first(name) for name in taken} == {'m0', 'm2', 'm3'}
 
 
 # -- places
