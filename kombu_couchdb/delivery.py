@@ -71,7 +71,7 @@ class Delivery:
             message['headers']['eta'] = datetime.now(timezone.utc).isoformat()
         attempts = self.doc.get('attempts') or 1
         info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1 or 'consumer' in self.doc,
-                'delivery_count': attempts}
+                'delivery_count': attempts, 'delivery': _generation(self.doc)}
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
 
 
@@ -80,6 +80,12 @@ def broadcast(message: Document, subscription: Subscription) -> Delivery:
     subscription.credit.waiting += 1
     return Delivery({'_id': BROADCAST_TAG + workitem.new_id(time.time()), 'message': message}, subscription.credit,
                     subscription, no_ack=True)
+
+
+def _generation(doc: Document) -> int:
+    """Return how often a document was written: of two deliveries of one message, the newer has the higher number."""
+    number = str(doc.get('_rev', '')).partition('-')[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def _typed(value: Any) -> Any:
