@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from celery import chain, chord, group
 
 from tests.conftest import PATIENCE
@@ -24,3 +25,18 @@ def test_canvas(site: Site) -> None:
     assert in_turn.get(timeout=PATIENCE) == 112
     assert with_end.get(timeout=PATIENCE) == 45
     assert nested.get(timeout=PATIENCE) == 7
+
+
+@pytest.mark.parametrize('method', ['get', 'join'])
+def test_group_after_a_task_that_fails(site: Site, method: str) -> None:
+    def task(name: str, *args: Any) -> Any:
+        return site.app.signature(name, args)
+
+    site.worker()
+    result = chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]), app=site.app).delay()
+    with pytest.raises(ValueError, match='2'):
+        getattr(result, method)(timeout=PATIENCE)
+    within = group([task('add', 1, 1), chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]))],
+                   app=site.app).delay()
+    with pytest.raises(ValueError, match='2'):
+        getattr(within, method)(timeout=PATIENCE)
