@@ -56,6 +56,8 @@ class Delivery:
     #: Whether its consumer took it without an error: given back when that stops, it does not count as an attempt then.
     accepted: bool = False
     no_ack: bool = False
+    #: Whether the message had expired when kombu was given it; see `workitem.is_announced`.
+    expired: bool = False
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,9 @@ class Delivery:
         if isinstance(date, (int, float)) and date > time.time():
             # It is due by the server's clock and not yet by this machine's: Celery must not wait for the latter.
             message['headers']['eta'] = datetime.now(timezone.utc).isoformat()
+        if self.expired:
+            # By the server's clock; Celery must not run it by this machine's.
+            message['headers']['expires'] = datetime.fromtimestamp(0, timezone.utc).isoformat()
         attempts = self.doc.get('attempts') or 1
         info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1 or 'consumer' in self.doc,
                 'delivery_count': attempts, 'delivery': _generation(self.doc)}

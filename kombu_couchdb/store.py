@@ -234,7 +234,8 @@ class Store:
     def drop_expired(self, until: float = inf) -> int:
         """Delete what has expired and return how many that were."""
         now = self.client.clock.now()
-        return self._drop('expiring', lambda doc: workitem.has_expired(doc, now), until, endkey=now)
+        return self._drop('expiring', lambda doc: workitem.has_expired(doc, now) and not workitem.is_announced(doc), until,
+                          endkey=now)
 
     def drop_older(self, queue: str, ttl: float, until: float = inf) -> int:
         """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""

@@ -312,7 +312,9 @@ def test_replayed_one_is_as_if_it_were_new_at_the_end_of_its_queue() -> None:
 
 @pytest.mark.parametrize(('doc', 'state'), [
     (item(), 'pending'), (item(date=NOW - 1), 'pending'), (item(date=NOW + 1), 'scheduled'), (item(date='spoilt'), 'pending'),
-    (item(expires=NOW - 1), 'gone'), (item(expires=NOW + 1), 'pending'), (workitem.claim(item(), 'me', NOW), 'running'),
+    (item(expires=NOW - 1), 'gone'),
+    (item(expires=NOW - 1, message=message(headers={'group': 'g', 'expires': 'then'})), 'pending'),
+    (item(expires=NOW + 1), 'pending'), (workitem.claim(item(), 'me', NOW), 'running'),
     (workitem.bury(item(), 'because', NOW), 'dead')])
 def test_states(doc: dict[str, Any], state: str) -> None:
     assert workitem.state(doc, NOW) == state
