@@ -7,6 +7,7 @@ waiting is done in `waiting`, what ends a chord in `unlock`, and how results go 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import Any
 
 from celery import signals, states
@@ -177,6 +178,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
+            import_module('celery_couchdb.control')
             self.sweeper.start()
 
     def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:
