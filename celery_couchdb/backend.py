@@ -7,6 +7,7 @@ waiting is done in `waiting`, what ends a chord in `unlock`, and how results go 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import Any
 
 from celery import signals, states
@@ -24,7 +25,7 @@ from .address import address_of
 from .ahead import ReadAhead
 from .callbacks import Callbacks
 from .chords import Chords
-from .documents import Document, is_final, pack, stamp, unpack
+from .documents import Document, delivery_of, is_final, pack, stamp, unpack
 from .leaves import RULES
 from .options import Options
 from .reader import Reader
@@ -127,7 +128,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
                                         READY_STATES)
             return
         for task_id, meta in self.await_results(set(map(bytes_to_str, task_ids)), timeout, interval, on_message, on_interval):
-            self._cache[task_id] = meta
+            if meta['status'] == states.SUCCESS:  # a failure may give way to a newer delivery's result
+                self._cache[task_id] = meta
             yield task_id, meta
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
@@ -143,6 +145,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         meta['task_id'] = task_id
         doc = {'_id': self.get_key_for_task(task_id), 'type': 'Result', 'status': state,
                'task': getattr(request, 'task', None), **pack(self.encode(meta), self.content_type)}
+        if delivery := delivery_of(request, task_id):
+            doc['delivery'] = delivery
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
         part: Document | None = None
         if is_final(doc) and getattr(request, 'chord', None):
@@ -174,6 +178,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
+            import_module('celery_couchdb.control')
             self.sweeper.start()
 
     def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -24,9 +24,9 @@ from .documents import Document
 from .reader import Reader, Waiter
 
 if TYPE_CHECKING:
-    from celery.result import AsyncResult
+    from celery.result import AsyncResult, ResultSet
 
-__all__ = ['Callbacks']
+__all__ = ['Callbacks', 'groups_of']
 
 logger = get_logger(__name__)
 
@@ -209,9 +209,25 @@ def _is_heard(on_ready: promise) -> bool:
                 return True
         elif isinstance(listener, promise) and listener.weak:
             # So a set of results learns that its barrier was passed: is there anybody whom it tells?
-            group = getattr(listener.fun() if listener.fun else None, '__self__', None)
+            group = _told(listener)
             if group is not None and _is_heard(group.on_ready):
                 return True
         else:
             return True
     return False
+
+
+def groups_of(result: AsyncResult | ResultSet) -> Iterator[ResultSet]:
+    """Yield the sets of results that a result is in, and the sets around those, as far as somebody keeps them."""
+    for listener in list(result.on_ready.listeners):
+        if isinstance(listener, barrier):
+            for promised in list(listener.p.listeners):
+                group = _told(promised) if isinstance(promised, promise) and promised.weak else None
+                if group is not None:
+                    yield group
+                    yield from groups_of(group)
+
+
+def _told(promised: promise) -> Any:
+    """Return the set of results that a weak promise tells that its barrier was passed, None if nobody keeps it."""
+    return getattr(promised.fun() if promised.fun else None, '__self__', None)

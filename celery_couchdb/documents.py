@@ -3,10 +3,12 @@
 ::
 
     {"_id": "celery-task-meta-<task id>", "type": "Result", "status": "SUCCESS", "task": "shop.add",
-     "date": 1790000000.0, "expires": 1790086400.0, "value": {"task_id", "status", "result", "traceback", …}}
+     "date": 1790000000.0, "expires": 1790086400.0, "delivery": [0, 0, 2],
+     "value": {"task_id", "status", "result", "traceback", …}}
 
 A saved group is a `Group`, anything else a `Value`. `date` is when it was stored, `expires` when it may be deleted, both
-in seconds since the epoch. `value` holds Celery's own encoding, taken apart only if it comes back the same; see `pack`.
+in seconds since the epoch. `delivery` is the delivery of the task's message whose run stored the result; see `delivery_of`.
+`value` holds Celery's own encoding, taken apart only if it comes back the same; see `pack`.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from __future__ import annotations
 import json
 import sys
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from typing import Any
 
 from celery import states
 
-__all__ = ['Document', 'is_expired', 'is_final', 'pack', 'stamp', 'unpack']
+__all__ = ['Document', 'delivery_of', 'is_expired', 'is_final', 'is_outdated', 'pack', 'precedence', 'stamp', 'unpack']
 
 Document = dict[str, Any]
 
@@ -34,9 +37,50 @@ def is_expired(doc: Document, now: float) -> bool:
     return isinstance(expires, (int, float)) and expires <= now
 
 
-def is_final(doc: Document) -> bool:
+def is_final(doc: Mapping[str, Any]) -> bool:
     """Tell whether `doc` is the result of a task that has ended, however it did."""
     return doc.get('status') in states.READY_STATES
+
+
+def delivery_of(request: Any, task_id: str) -> list[int]:
+    """Return which delivery of a task's message `request` belongs to: a later one compares greater than an earlier one.
+
+    The three numbers are how often the task was replaced, how often it was retried, both of which send a new message, and which
+    delivery of that message it is. The list is empty for a result that is not stored by a run of the task itself: the failure of
+    a chain's earlier step, for example. Brokers other than CouchDB only tell a redelivery from the first delivery.
+    """
+    if request is None or getattr(request, 'id', None) != task_id:
+        return []
+    info = (getattr(request, 'properties', None) or {}).get('delivery_info') or getattr(request, 'delivery_info', None)
+    if not isinstance(info, dict):
+        return []
+    numbers = [getattr(request, 'replaced_task_nesting', 0), getattr(request, 'retries', 0),
+               info.get('delivery', int(bool(info.get('redelivered'))))]
+    return [number if isinstance(number, int) else 0 for number in numbers]
+
+
+def is_outdated(doc: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    """Tell whether a result must not be written over the one that is there.
+
+    A success stays. A failure stays unless `doc` is of a newer delivery of the task. A state that is not final gives way to
+    everything but an unfinished or failed older delivery.
+    """
+    if there.get('status') == states.SUCCESS:
+        return True
+    own, other = _delivery(doc), _delivery(there)
+    if is_final(there):
+        return own <= other
+    return bool(own) and own < other and doc.get('status') != states.SUCCESS
+
+
+def precedence(doc: Mapping[str, Any]) -> tuple[bool, list[int], bool]:
+    """Return what orders the conflicting leaves of a result: a success, then the newest delivery, then a final state."""
+    return doc.get('status') == states.SUCCESS, _delivery(doc), is_final(doc)
+
+
+def _delivery(doc: Mapping[str, Any]) -> list[int]:
+    found = doc.get('delivery')
+    return found if isinstance(found, list) and all(isinstance(number, int) for number in found) else []
 
 
 def pack(payload: str | bytes, content_type: str) -> Document:

@@ -7,13 +7,16 @@ from typing import Any
 
 from kombu_couchdb.healer import Rule
 
-from .documents import Document, is_final
+from .documents import Document, precedence
 
 __all__ = ['RULES', 'keep_best']
 
 
 def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Document]:
-    """Return the deletions of all leaves but one: the result that is final, the chord that is furthest, else what readers see."""
+    """Return the deletions of all leaves but one.
+
+    That is the result of the highest `precedence`, the chord that is furthest, else what readers see.
+    """
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
     return [{'_id': leaf['_id'], '_rev': leaf['_rev'], '_deleted': True} for leaf in sorted(live, key=_rank)[:-1]]
 
@@ -21,7 +24,7 @@ def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Docu
 def _rank(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
     generation, _, text = leaf['_rev'].partition('-')
     added = leaf.get('added')
-    return (is_final(dict(leaf)), bool(leaf.get('sent')), bool(leaf.get('claimed')), bool(leaf.get('size')),
+    return (*precedence(leaf), bool(leaf.get('sent')), bool(leaf.get('claimed')), bool(leaf.get('size')),
             len(added) if isinstance(added, list) else 0, int(generation), text)
 
 

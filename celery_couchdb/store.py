@@ -16,7 +16,7 @@ from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissin
 from kombu_couchdb.group_commit import GroupCommit
 
 from . import design
-from .documents import Document, is_expired, is_final
+from .documents import Document, is_expired, is_final, is_outdated
 from .options import Options
 from .relay import Relay
 
@@ -101,7 +101,7 @@ class Store:
     # -- writing, and what else a task that has ended waits for: tried again while the server is away, see `retry_policy`
 
     def write(self, doc: Document, *, final_stays: bool = False, also: Document | None = None) -> None:
-        """Store a document over any other; with `final_stays`, not over a result that is final.
+        """Store a document over any other; with `final_stays`, not over a result that it `is_outdated` by.
 
         One request for a new document and for one that this process wrote last, three over another one. `also` is a
         second document, stored with the first if there is none under its id. *Raises* `Conflict` if others were always
@@ -118,8 +118,8 @@ class Store:
                 return
             also = None
             current = self.current(doc_id)
-            if current and final_stays and is_final(current) and not is_expired(current, self.client.clock.now()):
-                logger.debug('%s stays %s: it is final', doc_id, current['status'])
+            if current and final_stays and not is_expired(current, self.client.clock.now()) and is_outdated(doc, current):
+                logger.debug('%s stays %s: %s is older', doc_id, current['status'], doc['status'])
                 return
             rev = current['_rev'] if current else None
         raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')

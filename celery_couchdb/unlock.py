@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -54,7 +54,7 @@ class ChordMixin:
         delete_group: Callable[[str], Any]
         ensure_chords_allowed: Callable[[], None]
         chord_error_from_stack: Callable[..., Any]
-        await_results: Callable[..., Iterator[tuple[str, dict[str, Any]]]]
+        await_results: Callable[..., Generator[tuple[str, dict[str, Any]]]]
 
     # -- called when a chord is sent
 

@@ -82,7 +82,8 @@ class Claims:
         if reason := workitem.flaw(doc):
             return set_aside(reason)
         limit = self._limits.of(doc['queue'])
-        if workitem.has_expired(doc, now) or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
+        expired = workitem.has_expired(doc, now) and not workitem.is_announced(doc)
+        if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             return workitem.acked(doc, now), failed
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:

@@ -56,6 +56,8 @@ class Delivery:
     #: Whether its consumer took it without an error: given back when that stops, it does not count as an attempt then.
     accepted: bool = False
     no_ack: bool = False
+    #: Whether the message had expired when kombu was given it; see `workitem.is_announced`.
+    expired: bool = False
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,9 +71,12 @@ class Delivery:
         if isinstance(date, (int, float)) and date > time.time():
             # It is due by the server's clock and not yet by this machine's: Celery must not wait for the latter.
             message['headers']['eta'] = datetime.now(timezone.utc).isoformat()
+        if self.expired:
+            # By the server's clock; Celery must not run it by this machine's.
+            message['headers']['expires'] = datetime.fromtimestamp(0, timezone.utc).isoformat()
         attempts = self.doc.get('attempts') or 1
         info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1 or 'consumer' in self.doc,
-                'delivery_count': attempts}
+                'delivery_count': attempts, 'delivery': _generation(self.doc)}
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
 
 
@@ -80,6 +85,12 @@ def broadcast(message: Document, subscription: Subscription) -> Delivery:
     subscription.credit.waiting += 1
     return Delivery({'_id': BROADCAST_TAG + workitem.new_id(time.time()), 'message': message}, subscription.credit,
                     subscription, no_ack=True)
+
+
+def _generation(doc: Document) -> int:
+    """Return how often a document was written: of two deliveries of one message, the newer has the higher number."""
+    number = str(doc.get('_rev', '')).partition('-')[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def _typed(value: Any) -> Any:

@@ -93,7 +93,8 @@ class Holdings:
                 self.bell.ring()
                 return False
             delivery.credit.waiting -= 1
-            if workitem.has_expired(delivery.doc, self._clock.now()):
+            delivery.expired = workitem.has_expired(delivery.doc, self._clock.now())
+            if delivery.expired and not workitem.is_announced(delivery.doc):
                 # It lay in the mailbox for too long: it is not delivered late, and is done with.
                 if delivery.tag in self._held:
                     self._settle(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()))

@@ -133,11 +133,10 @@ class Store:
         rows = page.rows[:limit]
         return [row._replace(doc=doc) for row, doc in zip(rows, self.client.fetch([row.id for row in rows]), strict=True)]
 
-    def planned(self, queue: str, limit: int) -> list[Document]:
-        """Return up to `limit` items that are planned for later, the soonest first."""
-        rows = self.client.view(design.NAME, 'waiting', _IDS, **design.rows_of(queue, design.PLANNED, self.client.clock.now()),
-                                limit=limit, include_docs=True, reduce=False)
-        return [row['doc'] for row in rows if row.get('doc')]
+    def planned(self, queues: Sequence[str], limit: int) -> list[Document]:
+        """Return up to `limit` items of these queues that are planned for later, the soonest first. Two requests."""
+        docs = self.client.fetch([row.id for row in waiting.planned(self.client, queues, self.client.clock.now(), limit)])
+        return [doc for doc in docs if doc]
 
     # -- leases
 

@@ -14,7 +14,7 @@ from .answers import Shape, exactly, items, members, number, revision, text
 from .client import Client, Document
 from .workitem import HIGHEST
 
-__all__ = ['BEGIN', 'HORIZON', 'SPOILT', 'Ask', 'Cursor', 'Page', 'Row', 'count', 'query', 'read']
+__all__ = ['BEGIN', 'HORIZON', 'SPOILT', 'Ask', 'Cursor', 'Page', 'Row', 'count', 'planned', 'query', 'read']
 
 #: How far beyond now planned items are read, in seconds, to have them at hand when they are due.
 HORIZON = 5.0
@@ -84,6 +84,13 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     queries = [query for ask in asks for query in _queries(ask, until)]
     answers = iter(query(client, queries, _ROW, {'update': update} if update != 'true' else {}))
     return [_page(ask, answers) for ask in asks]
+
+
+def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[Row]:
+    """Return up to `limit` items of these queues that are planned for later than `after`, the soonest first."""
+    ranges = [{**design.rows_of(queue, design.PLANNED, after), 'limit': limit, 'reduce': False} for queue in queues]
+    rows = [_row(row) for rows in query(client, ranges, _ROW) for row in rows]
+    return sorted(rows, key=lambda row: (row.date, row.id))[:limit]
 
 
 def count(client: Client, ranges: Sequence[Mapping[str, Any]]) -> int:

@@ -33,8 +33,8 @@ from .message import HIGHEST, due_date, lifetime, priority
 
 __all__ = [
     'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'flaw',
-    'has_expired', 'is_due', 'is_unique', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since', 'release', 'replay',
-    'size', 'state', 'tag', 'task_id', 'task_name',
+    'has_expired', 'is_announced', 'is_due', 'is_unique', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since',
+    'release', 'replay', 'size', 'state', 'tag', 'task_id', 'task_name',
 ]
 
 Document = dict[str, Any]
@@ -99,6 +99,16 @@ def has_expired(doc: Mapping[str, Any], now: float) -> bool:
     """Tell whether the message's `expiration` has passed: it must not be delivered any more."""
     expires = doc.get('expires')
     return isinstance(expires, (int, float)) and expires <= now
+
+
+def is_announced(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a worker must be given an item though it has expired: Celery does not run the task, but counts it as revoked.
+
+    It is one of a group, with a header `expires`. Without that count a chord would never end.
+    """
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    return isinstance(headers, dict) and all(isinstance(headers.get(name), str) for name in ('group', 'expires'))
 
 
 def ready_since(doc: Mapping[str, Any]) -> float:
@@ -178,12 +188,12 @@ def replay(doc: Document, now: float) -> Document:
 
 
 def state(doc: Mapping[str, Any], now: float) -> str:
-    """Return `dead`, `running` (claimed), `scheduled`, `pending`, or `gone` for one that has expired."""
+    """Return `dead`, `running` (claimed), `scheduled`, `pending`, or `gone` for one that has expired and is not delivered."""
     if doc.get('status'):
         return 'dead'
     if claimant(doc):
         return 'running'
-    if has_expired(doc, now):
+    if has_expired(doc, now) and not is_announced(doc):
         return 'gone'
     return 'pending' if is_due(doc, now) else 'scheduled'
 

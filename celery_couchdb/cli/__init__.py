@@ -1,8 +1,8 @@
 """`celery -A app couchdb …`: only this package prints.
 
 Celery loads it each time its program runs, through the entry point `celery.commands`, and so each command is imported when
-it is asked for. A command ends with status 0, with 1 and one sentence if it could not do what it was asked to do, and with 2
-if it was asked wrongly.
+it is asked for, and `celery_couchdb.control` when a worker starts. A command ends with status 0, with 1 and one sentence if it
+could not do what it was asked to do, and with 2 if it was asked wrongly.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ from importlib import import_module
 from typing import Any
 
 import click
+from celery import signals
 
 __all__ = ['couchdb']
 
 _COMMANDS = ('setup', 'status', 'jobs', 'dead', 'remove', 'vacuum')
+
+
+@signals.worker_init.connect
+def _on_worker_init(**_: Any) -> None:
+    import_module('celery_couchdb.control')
 
 
 class _Commands(click.Group):

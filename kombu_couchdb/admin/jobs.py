@@ -148,7 +148,7 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
         if 'pending' in states:
             found += [row.doc for row in store.ready(name, limit) if row.doc]
         if 'scheduled' in states:
-            found += store.planned(name, limit)
+            found += store.planned([name], limit)
     if 'dead' in states:
         of = design.rows_of(queue) if queue else {}
         found += _rows(client, 'dead', limit=limit, **of, **every)

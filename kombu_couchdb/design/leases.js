@@ -5,8 +5,10 @@ function (doc) {
   function name(queue) { return typeof queue === 'string' ? encodeURIComponent(queue) : queue; }
   function seconds(value) { return typeof value === 'number' ? Math.max(-1e12, Math.min(1e12, value)) : 0; }
   if (doc.type === 'WorkItem' && !doc.status) {
+    var headers = doc.message && doc.message.headers || {};
+    var announced = typeof headers.group === 'string' && typeof headers.expires === 'string';
     if (doc.claimed && typeof doc.claimed.by === 'string') emit(['claim', doc.claimed.by, name(doc.queue)], seconds(doc.claimed.date));
-    else if (typeof doc.expires === 'number') emit(['expiry', null], seconds(doc.expires));
+    else if (typeof doc.expires === 'number' && !announced) emit(['expiry', null], seconds(doc.expires));
   } else if (doc.type === 'Consumer') {
     emit(['consumer', doc._id], seconds(doc.expires));
   } else if (doc.type === 'Queue' && typeof doc.name === 'string') {

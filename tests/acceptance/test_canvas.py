@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from celery import chain, chord, group
+from celery.exceptions import ChordError
 
-from tests.conftest import PATIENCE
+from kombu_couchdb import workitem
+from tests.conftest import PATIENCE, wait_for
+from tests.support import items
 
 from .conftest import Site
 
@@ -24,3 +28,31 @@ def test_canvas(site: Site) -> None:
     assert in_turn.get(timeout=PATIENCE) == 112
     assert with_end.get(timeout=PATIENCE) == 45
     assert nested.get(timeout=PATIENCE) == 7
+
+
+@pytest.mark.parametrize('method', ['get', 'join'])
+def test_group_after_a_task_that_fails(site: Site, method: str) -> None:
+    def task(name: str, *args: Any) -> Any:
+        return site.app.signature(name, args)
+
+    site.worker()
+    result = chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]), app=site.app).delay()
+    with pytest.raises(ValueError, match='2'):
+        getattr(result, method)(timeout=PATIENCE)
+    within = group([task('add', 1, 1), chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]))],
+                   app=site.app).delay()
+    with pytest.raises(ValueError, match='2'):
+        getattr(within, method)(timeout=PATIENCE)
+
+
+def test_chord_with_a_part_that_expired(site: Site) -> None:
+    """No worker was there in time."""
+    def task(name: str, *args: Any, **options: Any) -> Any:
+        return site.app.signature(name, args, **options)
+
+    result = chord([task('add', 1, 1), task('add', 2, 2, expires=1)], app=site.app)(task('total'))
+    wait_for(lambda: any(workitem.has_expired(doc, site.client.clock.now()) for doc in items(site.client)), 'the part to expire')
+    site.worker()
+    with pytest.raises(ChordError, match='TaskRevokedError'):
+        site.app.AsyncResult(result.id).get(timeout=PATIENCE)
+    assert [part.state for part in result.parent.results] == ['SUCCESS', 'REVOKED']

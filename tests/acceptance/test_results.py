@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from celery import chord, group
+from celery import chain, chord, group
 
 from tests.conftest import PATIENCE, wait_for
 from tests.support import ROOT
@@ -72,6 +72,20 @@ def test_group_and_chord_of_prefork_workers(site: Site) -> None:
     client = site.server.client(site.results)
     wait_for(lambda: {row['doc'].get('type') for row in client.id_range('', docs=True)} <= {'Result', None},
              'nothing to be left of the chord')
+
+
+def test_task_that_succeeds_after_its_time_limit_has_killed_it(site: Site) -> None:
+    """It is acknowledged late, and so delivered again: its failure, and that of the chain's next step, do not stay."""
+    site.worker(pool='prefork', task_acks_on_failure_or_timeout=False)
+    nap = site.app.signature('late_nap', (str(site.journal), 'a', None), time_limit=1)
+    result = chain(nap, site.app.signature('add', ('!',), app=site.app), app=site.app)()
+
+    def states() -> list[str]:
+        return [site.app.AsyncResult(task_id).state for task_id in (result.parent.id, result.id)]
+    wait_for(lambda: states() == ['FAILURE', 'FAILURE'], 'the time limit')
+    site.go_on()
+    wait_for(lambda: states() == ['SUCCESS', 'SUCCESS'], 'the second run')
+    assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == 'a!'
 
 
 def test_chords_whose_workers_are_killed(site: Site) -> None:

@@ -110,7 +110,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'publish': lambda c: Store(c).client.bulk([WORKITEM]),
     'unpublished': lambda c: Store(c).unpublished([WORKITEM]),
     'ready': lambda c: Store(c).ready('q', 50),
-    'planned': lambda c: Store(c).planned('q', 50),
+    'planned': lambda c: Store(c).planned(['q'], 50),
     'candidates': taken,
     'leases': lambda c: Store(c).leases(),
     'claims': lambda c: Store(c).release(Store(c).claims('broker:consumer:gone')),

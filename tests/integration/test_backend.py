@@ -329,6 +329,50 @@ def test_final_state_stays(backend: CouchDBBackend, client: Client, url: str, ta
     assert client.get(f'celery-task-meta-{task_id}') == first
 
 
+def run(task_id: str, delivery: int | None, *, retries: int = 0, redelivered: bool = False) -> Context:
+    """Return the request of a task that was delivered; `delivery` None is another broker's."""
+    number = {} if delivery is None else {'delivery': delivery}
+    return Context(id=task_id, retries=retries, properties={'delivery_info': {'redelivered': redelivered, **number}})
+
+
+@pytest.mark.parametrize(('first', 'second'), [
+    ({'delivery': 2}, {'delivery': 4}), ({'delivery': 9}, {'delivery': 10}), ({'delivery': 8}, {'delivery': 2, 'retries': 1}),
+    ({'delivery': None}, {'delivery': None, 'redelivered': True})],
+    ids=['delivered again', 'as numbers', 'retried', 'another broker'])
+def test_newer_delivery_wins_over_the_failure_of_an_older_one(
+        backend: CouchDBBackend, url: str, task_id: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+    older, newer = run(task_id, **first), run(task_id, **second)
+    late = elsewhere(url)
+    backend.mark_as_failure(task_id, ValueError('first'), request=older)
+    assert backend.get_state(task_id) == states.FAILURE
+    backend.store_result(task_id, None, states.STARTED, request=newer)
+    assert backend.get_state(task_id) == states.STARTED
+    late.mark_as_failure(task_id, ValueError('late'), request=older)
+    assert backend.get_state(task_id) == states.STARTED
+    backend.mark_as_done(task_id, 'second', request=newer)
+    late.mark_as_failure(task_id, ValueError('later still'), request=run(task_id, 90, retries=9))
+    assert (backend.get_state(task_id), backend.get_result(task_id)) == (states.SUCCESS, 'second')
+
+
+def test_failure_stays_for_the_same_delivery_and_for_older_ones(backend: CouchDBBackend, client: Client, url: str,
+                                                                task_id: str) -> None:
+    late = elsewhere(url)
+    backend.mark_as_failure(task_id, ValueError('first'), request=run(task_id, 4))
+    first = client.get(f'celery-task-meta-{task_id}')
+    assert first['delivery'] == [0, 0, 4]
+    for request in (run(task_id, 4), run(task_id, 2), run('another', 6), None):
+        late.mark_as_done(task_id, 'late', request=request)
+        late.store_result(task_id, None, states.STARTED, request=request)
+    assert client.get(f'celery-task-meta-{task_id}') == first
+
+
+def test_task_that_was_failed_for_an_earlier_one_and_runs_after_all(backend: CouchDBBackend, url: str, task_id: str) -> None:
+    """The steps of a chain fail with the one before them, which succeeds when it is delivered again."""
+    backend.mark_as_failure(task_id, ValueError('of the step before'), request=Context(id=task_id))
+    elsewhere(url).mark_as_done(task_id, 'done', request=run(task_id, 2))
+    assert backend.get_state(task_id) == states.SUCCESS
+
+
 def test_success_between_reading_and_writing(backend: CouchDBBackend, url: str, task_id: str,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     other = elsewhere(url)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chord
+from celery.app.task import Context
 from kombu import Connection, Exchange, Queue
 
 from celery_couchdb import design as results_design
@@ -128,6 +129,7 @@ def test_results(made: Callable[..., Celery], sent: list[Request]) -> None:
         backend = made(**conf).backend
         backend.store_result(f'of {conf}', 1, 'SUCCESS')
         backend.save_group(f'of {conf}', backend.app.GroupResult('c', []))
+    backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
     backend.set('text', 'mine')
     backend.set('bytes', b'mine')
     docs = written(sent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -132,6 +133,43 @@ def test_expired_message_goes_without_a_consumer_of_its_queue(connect: Callable[
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 2, 'the expired ones to go')
     assert [doc['message']['body'] for doc in items(client)] == ['"long"', '"for ever"']
+
+
+#: A task of a group with `expires`, whose publisher's clock is an hour ahead.
+PART = {'group': 'g', 'expires': datetime.fromtimestamp(time.time() + 3600, timezone.utc).isoformat()}
+
+
+def has_passed(message: Any) -> bool:
+    """Tell whether Celery takes a message for one that has expired."""
+    return datetime.fromisoformat(message.headers['expires']) < datetime.now(timezone.utc)
+
+
+def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'part', to='later', expiration=0.5, headers=PART)
+    publish(connect(), 'other', to='later', expiration=0.5)
+    Inbox(connect(**SWEEPS), 'another')
+    wait_for(lambda: len(items(client)) == 1, 'the other one to go')
+    inbox = Inbox(connect(), 'later')
+    assert inbox.wait(1) == ['part']
+    assert has_passed(inbox.messages[0])
+    wait_for(lambda: not items(client), 'it to go')
+
+
+def test_task_of_a_group_that_expires_while_its_consumer_is_busy(connect: Callable[..., Connection]) -> None:
+    inbox = Inbox(connect())
+    publish(connect(), 'part', expiration=3600, headers=PART)
+    mailbox = inbox.connection.transport._mailbox
+    wait_for(lambda: len(mailbox) == 1, 'it to be claimed')
+    mailbox._items[0].doc['expires'] -= 7200
+    assert inbox.wait(1) == ['part']
+    assert has_passed(inbox.messages[0])
+
+
+def test_task_of_a_group_that_has_not_expired_keeps_its_header(connect: Callable[..., Connection]) -> None:
+    publish(connect(), 'part', expiration=3600, headers=PART)
+    inbox = Inbox(connect())
+    inbox.wait(1)
+    assert inbox.messages[0].headers['expires'] == PART['expires']
 
 
 def drops_slowly(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:

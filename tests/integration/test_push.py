@@ -371,6 +371,90 @@ def test_failure_in_a_group(app: Celery, worker: CouchDBBackend) -> None:
     assert [type(value) for value in results.get(timeout=PATIENCE, propagate=False)] == [int, LookupError]
 
 
+# -- groups that are never sent
+
+
+def never_sent(app: Celery, parent: str, *names: str, around: bool = False) -> Any:
+    """Return the set of results of a group that is sent when the task `parent` has succeeded; or of one around it."""
+    group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
+    group.parent = app.AsyncResult(parent, parent=app.AsyncResult(ids(1)[0]))
+    return app.GroupResult(str(uuid.uuid4()), [group]) if around else group
+
+
+@pytest.mark.parametrize('around', [False, True], ids=['group', 'group in a group'])
+@pytest.mark.parametrize('before', [False, True], ids=['fails meanwhile', 'has failed'])
+@pytest.mark.parametrize('method', ['get', 'join', 'join_native'])
+def test_group_raises_the_error_of_the_task_before_it(app: Celery, worker: CouchDBBackend, sent: list[Request], method: str,
+                                                      before: bool, around: bool) -> None:
+    parent, *names = ids(3)
+    if before:
+        worker.mark_as_failure(parent, LookupError('no'))
+    group = never_sent(app, parent, *names, around=around)
+    waiting = Waiting(lambda: getattr(group, method)(timeout=PATIENCE))
+    if not before:
+        wait_for(lambda: is_listening(sent, parent), 'the wait')
+        worker.mark_as_failure(parent, LookupError('no'))
+    outcome = waiting.value()
+    assert isinstance(outcome, LookupError)
+    wait_for(lambda: not app.backend.reader._waiters, 'nothing to be watched any more')
+
+
+def test_group_that_is_never_sent_without_raising(app: Celery, worker: CouchDBBackend) -> None:
+    parent, *names = ids(3)
+    worker.mark_as_failure(parent, LookupError('no'))
+    for method in ('get', 'join'):
+        group = never_sent(app, parent, *names)
+        values = getattr(group, method)(timeout=PATIENCE, propagate=False)
+        assert [type(value) for value in values] == [LookupError, LookupError]
+    [inner] = never_sent(app, parent, *names, around=True).get(timeout=PATIENCE, propagate=False)
+    assert isinstance(inner, LookupError)
+
+
+def test_results_that_are_ready_come_before_the_error(app: Celery, worker: CouchDBBackend) -> None:
+    """Part of a group was sent when its worker was killed; the task before it failed when it was delivered again."""
+    parent, sent, missing = ids(3)
+    worker.mark_as_done(sent, 1)
+    worker.mark_as_failure(parent, LookupError('no'))
+    found = list(never_sent(app, parent, missing, sent).iter_native(timeout=PATIENCE))
+    assert [(task_id, type(meta['result'])) for task_id, meta in found] == [(sent, int), (missing, LookupError)]
+    worker.mark_as_done(missing, 2)
+    assert never_sent(app, parent, missing, sent).get(timeout=PATIENCE) == [2, 1]
+
+
+def test_group_beside_one_that_is_never_sent(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    parent, *names, beside = ids(4)
+    worker.mark_as_failure(parent, LookupError('no'))
+    group = app.GroupResult(str(uuid.uuid4()), [never_sent(app, parent, *names), app.AsyncResult(beside)])
+    waiting = Waiting(lambda: group.get(timeout=PATIENCE, propagate=False))
+    wait_for(lambda: is_listening(sent, beside), 'the wait')
+    worker.mark_as_done(beside, 1)
+    error, value = waiting.value()
+    assert (type(error), value) == (LookupError, 1)
+
+
+def test_group_whose_task_before_has_only_begun_times_out(app: Celery, worker: CouchDBBackend) -> None:
+    parent, *names = ids(3)
+    worker.mark_as_started(parent)
+    for method in ('get', 'join'):
+        with pytest.raises(TimeoutError):
+            getattr(never_sent(app, parent, *names), method)(timeout=0.2)
+    worker.mark_as_failure(parent, LookupError('no'))
+    for method in ('get', 'join'):
+        with pytest.raises(LookupError):
+            getattr(never_sent(app, parent, *names), method)(timeout=0)
+
+
+def test_group_after_a_task_is_one_request_when_it_is_ready(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    parent, *names = ids(4)
+    for name in (parent, *names):
+        worker.mark_as_done(name, name)
+    assert app.AsyncResult(parent).get() == parent  # the first asks whether this is a cluster
+    app.ResultSet([app.AsyncResult(name) for name in names]).get(timeout=0)
+    sent.clear()
+    assert never_sent(app, parent, *names).get(timeout=0) == names
+    assert len(sent) == 1
+
+
 # -- then
 
 

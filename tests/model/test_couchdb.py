@@ -84,7 +84,7 @@ def story(client: Client) -> list[Any]:
     tell(lambda: store.ready(QUEUE, 10))
     [page] = tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 1)], START))
     tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 2, page.last)], START))
-    tell(lambda: store.planned(QUEUE, 1))
+    tell(lambda: store.planned([QUEUE], 1))
     tell(lambda: (store.size(QUEUE), store.exceeds(QUEUE, 2)))
     [a, b] = tell(lambda: client.fetch(['a', 'b']))
     claimed = [workitem.claim(doc, 'w', 4.0) for doc in (a, b)]

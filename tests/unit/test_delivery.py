@@ -72,13 +72,20 @@ def test_each_delivery_of_an_item_has_another_tag() -> None:
 @pytest.mark.parametrize(('attempts', 'redelivered', 'counted'), [(1, False, 1), (2, True, 2), (7, True, 7), (0, False, 1)])
 def test_attempts_are_told(attempts: int, redelivered: bool, counted: int) -> None:
     info = delivered(properties={'delivery_info': {'exchange': 'ex'}}, attempts=attempts).payload()['properties']['delivery_info']
-    assert info == {'exchange': 'ex', 'redelivered': redelivered, 'delivery_count': counted}
+    assert info == {'exchange': 'ex', 'redelivered': redelivered, 'delivery_count': counted, 'delivery': 2}
+
+
+def test_a_newer_delivery_has_a_higher_number() -> None:
+    def number(**members: Any) -> Any:
+        return delivered(**members).payload()['properties']['delivery_info']['delivery']
+    # An attempt that was given back does not count, and the tenth revision is more than the ninth.
+    assert number(_rev='9-f', attempts=1) < number(_rev='10-a', attempts=1)
 
 
 def test_a_broadcast_needs_no_item() -> None:
     message = {'body': 'text', 'headers': {}, 'properties': {}}
     properties = Delivery({'_id': 'x', 'message': message}, Credit(), no_ack=True).payload()['properties']
-    assert properties == {'delivery_tag': 'x:', 'delivery_info': {'redelivered': False, 'delivery_count': 1}}
+    assert properties == {'delivery_tag': 'x:', 'delivery_info': {'redelivered': False, 'delivery_count': 1, 'delivery': 0}}
 
 
 def test_what_is_due_by_the_server_s_clock_need_not_wait_for_ours() -> None:

@@ -138,12 +138,12 @@ def test_a_machine_that_was_started_just_now_knows_nothing_either(time: SimpleNa
     assert not Routes().known('ex')
 
 
-def test_a_table_that_is_followed_is_trusted_for_all_exchanges(time: SimpleNamespace) -> None:
+def test_a_table_that_is_followed_is_trusted_for_the_exchanges_that_were_read(time: SimpleNamespace) -> None:
     routes = Routes()
-    routes.follow(1.0)
+    routes.follow(1.0, ['ex'])
     time.now += 0.99
     assert routes.known('ex')
-    assert routes.known('other')
+    assert not routes.known('other')
     time.now += 0.02
     assert not routes.known('ex')
     routes.follow(float('inf'))
@@ -151,6 +151,18 @@ def test_a_table_that_is_followed_is_trusted_for_all_exchanges(time: SimpleNames
     assert routes.known('ex')
     routes.follow(0.0)
     assert not routes.known('ex')
+
+
+def test_while_the_feed_tells_of_all_changes_what_is_read_stays_known(time: SimpleNamespace) -> None:
+    routes = Routes()
+    routes.follow(1.0)
+    routes.was_read('looked for', time.now)
+    routes.follow(float('inf'))
+    routes.was_read('ex', time.now)
+    time.now += 1e9
+    assert routes.known('ex')
+    assert not routes.known('looked for')
+    assert routes.wanted == {'ex', 'looked for'}
 
 
 def test_one_table_for_each_database_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +254,7 @@ def test_a_lookup_reads_once_and_then_trusts_the_table(client: FakeClient, time:
 def test_before_a_message_goes_nowhere_it_looks_again_but_not_for_events(
         client: FakeClient, time: SimpleNamespace, topic: bool, reads: int) -> None:
     topology = topology_of(client)
-    topology.routes.follow(float('inf'))
+    topology.routes.follow(float('inf'), ['ex'])
     new = binding('ex', 'k', 'q')
     client.docs[new['_id']] = new  # another process bound it just now
     assert topology.lookup('ex', 'k', topic=topic) == ({'q'} if reads else set())
@@ -252,7 +264,7 @@ def test_before_a_message_goes_nowhere_it_looks_again_but_not_for_events(
 def test_an_unbound_queue_gets_nothing(client: FakeClient, time: SimpleNamespace) -> None:
     topology = topology_of(client)
     topology.bind('ex', 'k', None, 'q')
-    topology.routes.follow(float('inf'))
+    topology.routes.follow(float('inf'), ['ex'])
     assert topology.lookup('ex', 'k', topic=True) == {'q'}
     topology.unbind('ex', 'k', 'q')
     assert client.docs == {}

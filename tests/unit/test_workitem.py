@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from copy import deepcopy
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
@@ -269,31 +268,6 @@ def test_only_a_name_is_a_claimant(claimed: Any) -> None:
     assert workitem.claimant(item(claimed=claimed)) is None
 
 
-# -- turns
-
-
-@pytest.mark.parametrize('members', [2, 3, 8])
-def test_each_item_has_every_turn_once(members: int) -> None:
-    for _ in range(50):
-        doc_id = workitem.new_id(NOW)
-        assert sorted(workitem.turn(doc_id, place, members) for place in range(members)) == list(range(members))
-
-
-def test_alone_it_is_always_ones_turn() -> None:
-    assert {workitem.turn(f'item-{i}', 0, 1) for i in range(50)} == {0}
-    assert workitem.turn('item', 0, 0) == 0
-
-
-def test_first_turns_are_spread_evenly() -> None:
-    ids = [f'{i:032x}' for i in range(4000)]
-    first = Counter(place for doc_id in ids for place in range(4) if workitem.turn(doc_id, place, 4) == 0)
-    assert all(850 < first[place] < 1150 for place in range(4))
-
-
-def test_everyone_comes_to_the_same_turns() -> None:
-    assert workitem.turn('item', 0, 3) == workitem.turn('item', 0, 3) == (workitem.turn('item', 1, 3) - 1) % 3
-
-
 # -- dead ones, and states
 
 
@@ -312,7 +286,9 @@ def test_replayed_one_is_as_if_it_were_new_at_the_end_of_its_queue() -> None:
 
 @pytest.mark.parametrize(('doc', 'state'), [
     (item(), 'pending'), (item(date=NOW - 1), 'pending'), (item(date=NOW + 1), 'scheduled'), (item(date='spoilt'), 'pending'),
-    (item(expires=NOW - 1), 'gone'), (item(expires=NOW + 1), 'pending'), (workitem.claim(item(), 'me', NOW), 'running'),
+    (item(expires=NOW - 1), 'gone'),
+    (item(expires=NOW - 1, message=message(headers={'group': 'g', 'expires': 'then'})), 'pending'),
+    (item(expires=NOW + 1), 'pending'), (workitem.claim(item(), 'me', NOW), 'running'),
     (workitem.bury(item(), 'because', NOW), 'dead')])
 def test_states(doc: dict[str, Any], state: str) -> None:
     assert workitem.state(doc, NOW) == state

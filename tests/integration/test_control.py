@@ -1,0 +1,105 @@
+"""`inspect scheduled` (`celery_couchdb.control`), called as a worker calls it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.worker.control import Panel
+from kombu import Connection, Queue
+
+from celery_couchdb import control
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ServerUnavailable
+from tests.support import Request, eta, items, publish, publish_many
+
+HELD = {'eta': None, 'priority': 6, 'request': {'id': 'held'}}
+
+
+def state(connection: Connection, *queues: str) -> Any:
+    """Return what Celery gives its commands, of a worker that consumes these queues."""
+    consumer = SimpleNamespace(connection=connection, task_consumer=SimpleNamespace(queues=[Queue(name) for name in queues]))
+    return SimpleNamespace(consumer=consumer, hostname='me')
+
+
+@pytest.fixture(autouse=True)
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's own timer holds a task."""
+    monkeypatch.setattr(control, '_held_by_worker', lambda state, **kwargs: [HELD])
+
+
+def shown(connection: Connection, *queues: str) -> list[dict[str, Any]]:
+    found = control.scheduled(state(connection, *queues))
+    assert found[0] == HELD
+    return found[1:]
+
+
+def headers(task_id: str, seconds: float) -> dict[str, Any]:
+    return {'id': task_id, 'task': 'add', 'argsrepr': '(1, 2)', 'kwargsrepr': '{}', **eta(seconds)}
+
+
+def test_it_is_celery_s_command() -> None:
+    assert Panel.data['scheduled'] is Panel.data['dump_schedule'] is control.scheduled
+    assert Panel.meta['scheduled'].type == 'inspect'
+
+
+def test_the_first_hundred_of_all_queues_take_two_requests(connect: Callable[..., Connection], sent: list[Request]) -> None:
+    connection = connect()
+    for number in range(130):
+        publish(connection, [[number], {}, {}], to=f'q{number % 3}', headers=headers(str(number), 1000 - number))
+    publish(connection, [[], {}, {}], to='q1', headers={'id': 'now', 'task': 'add'})
+    sent.clear()
+    found = shown(connection, 'q0', 'q1', 'q2', 'empty', 'of\u200bme/é')
+    assert [one['request']['id'] for one in found] == [str(number) for number in range(129, 29, -1)]
+    assert found[0]['request']['args'] == [129]
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize('body', ['no list', b'\x80binary'])
+def test_arguments_that_are_no_json_are_described(connect: Callable[..., Connection], body: Any) -> None:
+    connection = connect()
+    publish_many(connection, [body], headers=headers('a', 60), serializer='json' if isinstance(body, str) else 'raw')
+    [one] = shown(connection, 'q')
+    assert (one['request']['args'], one['request']['kwargs']) == ('(1, 2)', '{}')
+
+
+def test_spoilt_items_hide_no_others(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    for name in 'abc':
+        publish(connection, [[], {}, {}], headers=headers(name, 60))
+    first, second, _ = items(client)
+    client.bulk([{**first, 'message': None}, {**second, 'date': 1e30}])
+    assert {one['request']['id'] for one in shown(connection, 'q')} == {'b', 'c'}
+
+
+def test_what_the_worker_holds_is_shown_while_the_server_is_away(
+        connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connect()
+    publish(connection, [[], {}, {}], headers=headers('a', 60))
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        raise ServerUnavailable('away')
+    monkeypatch.setattr(connection.transport.couchdb, 'request', away)
+    with caplog.at_level(logging.WARNING):
+        assert shown(connection, 'q') == []
+    assert 'shows only what this worker holds: away' in caplog.text
+
+
+def test_what_the_worker_holds_is_shown_while_the_server_is_silent(connect: Callable[..., Connection],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connect()
+    publish(connection, [[], {}, {}], headers=headers('a', 60))
+    answered = threading.Event()
+    monkeypatch.setattr(control, '_PATIENCE_SECONDS', 0.01)
+    monkeypatch.setattr(connection.transport.couchdb, 'request', lambda *args, **kwargs: answered.wait())
+    assert shown(connection, 'q') == []
+    answered.set()
+
+
+def test_other_brokers_have_celery_s_own() -> None:
+    with Connection('memory://') as connection:
+        assert shown(connection, 'q') == []
