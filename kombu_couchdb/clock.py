@@ -36,6 +36,11 @@ class ServerClock:
         """Return the one of this process for a server, or the nodes of a cluster: what one client learns, all know."""
         return _shared.of(frozenset(servers), cls)
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the local clock is right by the server's, as far as one can tell."""
+        return self._offset == 0.0
+
     def now(self) -> float:
         """Return the server's time, exact to about a second."""
         return time.time() + self._offset

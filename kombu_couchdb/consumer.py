@@ -68,6 +68,9 @@ class Consumer:
         self._polled = time.monotonic()
         self._orphans = self._unsure = False
         self._failures = 0
+        self._began = time.monotonic()
+        #: The monotonic time since which the server does not answer.
+        self._away_since: float | None = None
         self._closing = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -122,6 +125,7 @@ class Consumer:
 
     def _cycle(self) -> None:
         self.holdings.bell.wait(self._sleep())
+        self._began = time.monotonic()
         self._turn()
 
     def _guard(self, step: Callable[[], None]) -> None:
@@ -150,6 +154,7 @@ class Consumer:
         if not self._failures:
             logger.warning('%s; trying again until it answers', exc)
         self._failures += 1
+        self._away_since = self._began if self._away_since is None else self._away_since
         self._orphans = True  # a claim may have been stored, its answer lost
         self._unsure = True  # and so may what is in the outbox
         self._heartbeat.in_doubt = True  # the database may be another
@@ -221,6 +226,9 @@ class Consumer:
                 react({'error': 'unanswered'})
             self.holdings.return_outbox(outbox)
             raise
+        if self._away_since is not None:
+            self._sweeper.interrupted(time.monotonic() - self._away_since)
+            self._away_since = None
         if self._lease.written and time.monotonic() >= self._sweeper.due:
             self._news.members.keep(self._sweeper.sweep(self._lease.id, self.holdings.ids(), self._on_orphans))
 

@@ -1,8 +1,8 @@
 """The lease: a heartbeat document for each consumer, and the sweep that gives back what the dead have held.
 
-One write a beat covers every claim of a consumer. A consumer that dies stops beating; whoever sweeps next deletes its
-document *by its revision* and then releases its claims. A consumer that was only paused finds its next beat in
-conflict with that deletion: so it learns that it was swept, and no two consumers ever both believe in one lease.
+One write a beat covers every claim of a consumer. A consumer that dies stops beating; a sweeper that has seen it silent for the
+whole lease (`watch`) deletes its document *by its revision* and then releases its claims. A consumer that was only paused finds
+its next beat in conflict with that deletion: so it learns that it was swept, and no two consumers ever both believe in one lease.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from math import inf
 from typing import Any
 
 from kombu.log import get_logger
@@ -25,16 +26,13 @@ from .members import queues_of
 from .store import Store
 from .tidy import Tidier
 from .topology import Topology
+from .watch import GRACE, Watch, mark_of
 
-__all__ = ['CONSUMER', 'Lease', 'Sweeper', 'lives']
+__all__ = ['CONSUMER', 'Lease', 'Sweeper']
 
 logger = get_logger(__name__)
 
 CONSUMER = 'broker:consumer:'
-
-#: How long after its time a lease is still honoured, in seconds: clocks may differ by that much.
-_GRACE = 2.0
-
 
 #: How long a sweep may delete messages, in seconds: meanwhile nothing is claimed, and no heartbeat is written. The next sweep
 #: goes on, after a pause as long.
@@ -129,6 +127,9 @@ class Sweeper:
 
     def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
         self._store, self._topology, self._timeout = store, topology, timeout
+        self._watch = Watch(store.client.clock, timeout)
+        #: Overdue queues: their `expires`, and the monotonic time since which it has been seen.
+        self._overdue: dict[str, tuple[float, float]] = {}
         #: Temporary queues that were left here while others seemed to use them.
         self.left: set[str] = set()
         #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
@@ -140,11 +141,18 @@ class Sweeper:
         self._tidy_at = time.monotonic() + random.uniform(0.2, 1.0) * _TIDY
         # The first sweep is soon: a worker that is started again should find what it left behind.
         self._next = time.monotonic() + random.uniform(0.2, 1.0)
+        #: A sweep that begins after this monotonic time shows that this process was stalled.
+        self._expected = inf
 
     @property
     def due(self) -> float:
         """The monotonic time of the next sweep."""
         return min([self._next, self._healer.due, *(since + SYNC for _, since in self.void.values())])
+
+    def interrupted(self, seconds: float) -> None:
+        """Note that the server did not answer for so many seconds up to now: others may have been cut off as well."""
+        self._watch.interrupted(seconds)
+        self._expected += seconds
 
     def sweep(self, own: str, held: Collection[str], on_orphans: Callable[[], None]) -> set[str]:
         """Sweep once and return the ids of the consumers that live.
@@ -152,11 +160,14 @@ class Sweeper:
         `own` is the sweeper's id and `held` the items it knows to be claimed by it; `on_orphans` is called if the database
         has more of them. One request where nothing is to be done.
         """
+        asked = time.monotonic()
+        if asked > self._expected:
+            self._watch.interrupted(asked - self._next)  # others on this machine were probably stalled as well
         leases = self._store.leases()
         now = self._store.client.clock.now()
         consumers = {name: float(stats['max']) for name, stats in leases['consumer'].items()}
-        expired = [name for name, expires in consumers.items() if name != own and expires + _GRACE < now]
-        dead = self._fence(expired, now) if expired else []
+        self._watch.look({name: mark for name, mark in consumers.items() if name != own}, asked, self._store.client.fetch)
+        dead = self._fence(self._watch.silent())
         # The view may be older than the claims that name a consumer: only the primary index can say that it is gone.
         unknown = [name for name in leases['claim'] if name not in consumers and name != own]
         missing = [name for name, doc in zip(unknown, self._store.client.find(unknown), strict=True) if doc is None]
@@ -168,11 +179,13 @@ class Sweeper:
             if count:
                 logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
         living = set(consumers) - {doc['_id'] for doc in dead}
-        overdue = [name for name, stats in leases['queue'].items() if float(stats['max']) + _GRACE < now]
+        overdue = {name: float(stats['max']) for name, stats in leases['queue'].items() if float(stats['max']) + GRACE < now}
+        before, self._overdue = self._overdue, {name: (mark, asked) for name, mark in overdue.items()}
+        self._overdue.update({name: seen for name, seen in before.items() if seen[0] == overdue.get(name)})
         self.left |= {queue for doc in dead for queue in queues_of(doc)}
         pause = min(_DELETING, self._timeout / 6)
         until = time.monotonic() + pause
-        dropped = self._remove_unused(overdue, living, now, until) if overdue or self.left else 0
+        dropped = self._remove_unused(living, now, until) if self._overdue or self.left else 0
         dropped += self._keep_limits(leases, now, until)
         unfinished = bool(dropped) and time.monotonic() >= until
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
@@ -187,16 +200,17 @@ class Sweeper:
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
             self._tidier.tidy(_TIDIED)
-        others = [expires for name, expires in consumers.items() if name in living and name != own]
-        # Just after the first of them would be overdue: those that live have then long beaten again.
-        wait = min([expires - now + _GRACE for expires in others] + [self._timeout])
+        proofs = [since + self._timeout / 3 - time.monotonic() for _, since in self._overdue.values()]
+        wait = min([self._watch.next_in(), *proofs, self._timeout])
         self._next = time.monotonic() + (pause if unfinished else max(wait, self._timeout / 10) + random.uniform(0.1, 1.0))
+        # Whoever is stalled for less is far from being silent for its whole lease, even just before its heartbeat.
+        self._expected = self._next + max(self._timeout / 3, GRACE)
         return living
 
-    def _fence(self, expired: list[str], now: float) -> list[Document]:
-        """Delete the documents of expired consumers by their revision and return those whose deletion was proven."""
-        docs = [doc for doc in self._store.client.fetch(expired)
-                if doc and not (_number(doc.get('expires')) + _GRACE >= now)]
+    def _fence(self, silent: list[str]) -> list[Document]:
+        """Delete the documents of silent consumers by their revision and return those whose deletion was proven."""
+        # The view may be older than the last heartbeat.
+        docs = [doc for doc in self._store.client.fetch(silent) if doc and mark_of(doc) == self._watch.mark(doc['_id'])]
         if not docs:
             return []
         answers = self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])
@@ -221,19 +235,19 @@ class Sweeper:
             logger.info('%d messages were dropped: they had expired, or were more than their queues may hold', dropped)
         return dropped
 
-    def _remove_unused(self, overdue: list[str], living: set[str], now: float, until: float) -> int:
+    def _remove_unused(self, living: set[str], now: float, until: float) -> int:
         """Remove queues that nobody uses any more, with what is in them; return how many messages that were."""
         used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in queues_of(doc)}
         left, purged = set(self.left), 0
-        docs = self._topology.queues(sorted({*overdue, *left}))
+        docs = self._topology.queues(sorted({*self._overdue, *left}))
         self.left -= left - (used & {doc['name'] for doc in docs})
         for doc in docs:
             name = doc['name']
-            expired = isinstance(doc.get('expires'), (int, float)) and doc['expires'] + _GRACE < now
+            expired = isinstance(doc.get('expires'), (int, float)) and doc['expires'] + GRACE < now
             if name in used:
                 if expired:
                     self._topology.prolong(doc, now)
-            elif expired or (name in left and doc.get('auto_delete')):
+            elif (expired and self._stays_overdue(name)) or (name in left and doc.get('auto_delete')):
                 purged += self._store.purge(name, until)
                 if self._store.exceeds(name, 0):
                     self.left.add(name)  # the next sweep goes on
@@ -242,10 +256,9 @@ class Sweeper:
                     logger.info('queue %r, which nobody used any more, was removed', name)
         return purged
 
-
-def lives(doc: Document, now: float) -> bool:
-    """Tell whether the lease of a Consumer document has not ended."""
-    return _number(doc.get('expires')) > now
+    def _stays_overdue(self, queue: str) -> bool:
+        """Tell whether a queue was found overdue a while ago, too: the first time, the clock may only have jumped."""
+        return queue in self._overdue and time.monotonic() - self._overdue[queue][1] >= self._timeout / 3
 
 
 def _number(value: Any) -> float:

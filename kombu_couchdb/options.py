@@ -35,9 +35,9 @@ class Options:
     #: How long a consumer may stay silent before its messages are given to others. Its heartbeat, one write
     #: for all it holds, is sent every third of this.
     visibility_timeout: float = 60.0
-    #: How long one HTTP request may take to be answered.
+    #: How long one HTTP request may take to be answered: less than `visibility_timeout`; by default at most a third of it.
     request_timeout: float = 8.0
-    #: How long the TCP and TLS handshakes may take.
+    #: How long the TCP and TLS handshakes may take; with the same bounds.
     connect_timeout: float = 4.0
     #: The floor below the push of `_changes`: the queues are read this often even if nothing is announced.
     polling_interval: float = 300.0
@@ -63,8 +63,18 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Return the options in `given`; *raises* `ConfigurationError` that names an unknown or ill-typed one."""
-        return cls(**checked({f.name: f.default for f in fields(cls)}, given, ignored=_KOMBU))
+        """Return the options in `given`; *raises* `ConfigurationError` that names an unknown or ill-typed one.
+
+        So it does for a request that may hang as long as the lease lasts: its consumer would lose all it holds each time.
+        """
+        options = checked({f.name: f.default for f in fields(cls)}, given, ignored=_KOMBU)
+        lease = options.get('visibility_timeout', cls.visibility_timeout)
+        for name in ('request_timeout', 'connect_timeout'):
+            # With a third, the pause between two heartbeats, the next one after a request that hung is in time.
+            if options.setdefault(name, min(getattr(cls, name), lease / 3)) >= lease:
+                raise ConfigurationError(f'transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
+                                         f'({lease:g} s): while a request hangs no heartbeat is sent')
+        return cls(**options)
 
 
 def checked(known: Mapping[str, Any], given: Mapping[str, Any], ignored: Container[str] = ()) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from .errors import NotFound
 from .fanout import BROADCAST
 from .store import Store
 from .topology import BINDING, QUEUE
+from .watch import Watch, mark_of
 
 __all__ = ['Tidier']
 
@@ -24,22 +25,29 @@ _KEPT = 3600.0
 #: How long a binding must have been without a queue, in seconds: another process may have declared only half of the two.
 _ORPHANED = 60.0
 
+#: The lease of a consumer that does not tell its own, in seconds: that of the default `visibility_timeout`.
+_LEASE = 60.0
+
 #: Documents read or deleted in one request.
 _PAGE = 250
 
 
 class Tidier:
-    """Tidies one database. It remembers which bindings it found without a queue: only a second look proves anything."""
+    """Tidies one database. It remembers which bindings it found without a queue, and which consumers overdue.
+
+    Only a second look proves anything: another process may be about to declare the queue, and a clock may have jumped.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._watch = Watch(client.clock, _LEASE, credit=0.0)
         self._orphans: dict[str, tuple[str, float]] = {}  # revision and monotonic time of the first look, by id
 
     @property
     def proven_in(self) -> float:
-        """Seconds until all bindings that were found without a queue are proven to be orphans; 0 if there are none."""
+        """Seconds until what was found on the last look is proven to be of no use; consumers with long leases do not count."""
         latest = max((since for _, since in self._orphans.values()), default=float('-inf'))
-        return max(0.0, latest + _ORPHANED - time.monotonic())
+        return max(0.0, latest + _ORPHANED - time.monotonic(), self._watch.proven_in(_LEASE))
 
     def tidy(self, limit: int) -> dict[str, int]:
         """Delete up to `limit` documents of each kind; return how many, as `bindings`, `broadcasts` and `consumers`."""
@@ -73,15 +81,17 @@ class Tidier:
         return self._delete(list(islice((doc for doc in _documents(self._client, BROADCAST) if _is_over(doc, now)), limit)))
 
     def _consumers(self, limit: int) -> int:
+        asked = time.monotonic()
         try:
             leases = Store(self._client).leases()
         except NotFound:
             return 0  # a database of results has none
         now = self._client.clock.now()
-        over = [name for name, stats in leases['consumer'].items()
-                if float(stats['max']) + _KEPT < now and name not in leases['claim']][:limit]
-        docs = (doc for part in chunks(over, _PAGE) for doc in self._client.fetch(part))
-        return self._delete([doc for doc in docs if doc and _is_over(doc, now)])
+        over = {name: float(stats['max']) for name, stats in leases['consumer'].items()
+                if float(stats['max']) + _KEPT < now and name not in leases['claim']}
+        self._watch.look(over, asked, self._client.fetch)
+        docs = [doc for part in chunks(self._watch.silent()[:limit], _PAGE) for doc in self._client.fetch(part)]
+        return self._delete([doc for doc in docs if doc and mark_of(doc) == self._watch.mark(doc['_id'])])
 
     def _delete(self, docs: list[Document]) -> int:
         """Delete these revisions of documents, and no later ones; return how many were still there."""

@@ -26,7 +26,7 @@ from .consumer import Consumer
 from .delivery import Credit, Delivery
 from .errors import CouchDBError
 from .fanout import BROADCAST, Broadcaster, Listener
-from .lease import CONSUMER, lives
+from .lease import CONSUMER
 from .mailbox import Mailbox
 from .members import queues_of
 from .news import News
@@ -190,12 +190,14 @@ class Transport(virtual.Transport):
         self.listener.bind(exchange, queue)
 
     def used(self, queue: str) -> bool:
-        """Tell whether any living consumer, here or elsewhere, has a subscription to the queue."""
+        """Tell whether any consumer, here or elsewhere, has a subscription to the queue.
+
+        One that was killed counts until a sweep has ended its lease: no clock can tell that it is gone.
+        """
         if any(queue in channel._active_queues for channel in self.channels):
             return True
-        now, own = self.couchdb.clock.now(), self._consumer and self._consumer.id
-        return any(queue in queues_of(row['doc']) and lives(row['doc'], now)
-                   for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own)
+        own = self._consumer and self._consumer.id
+        return any(queue in queues_of(row['doc']) for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own)
 
     def left(self, queue: str) -> None:
         """A consumer of the queue was cancelled: if the queue is temporary and that was the last one, delete it."""

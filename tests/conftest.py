@@ -15,6 +15,7 @@ import requests
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.client import Client
+from tests import patience
 
 pytest_plugins = ['celery_couchdb.testing']
 
@@ -24,12 +25,16 @@ T = TypeVar('T')
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: How long a test waits for something that must come true, in seconds: only what hangs takes so long, since no test may depend on
-#: speed.
-PATIENCE = 180.0
+#: How long a test waits for something that must come true, in seconds.
+PATIENCE = patience.PATIENCE
 
-#: The time limits of requests that are not about them: a server on a busy machine may take its time.
+#: The time limits of requests that are not about them: a server on a busy machine may take its time. A consumer's lease must last
+#: longer; for a shorter one see `PatientConnection`.
 PATIENT = {'request_timeout': PATIENCE, 'connect_timeout': PATIENCE}
+PATIENT_BROKER = {**PATIENT, 'visibility_timeout': 2 * PATIENCE}
+
+#: The lease of a worker that is to be killed, and time limits as long as such a lease admits.
+SHORT_LEASE = {'visibility_timeout': 4.0, 'request_timeout': 3.9, 'connect_timeout': 3.9}
 
 
 def wait_for(condition: Callable[[], T], what: str = '', timeout: float = PATIENCE) -> T:

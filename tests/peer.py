@@ -25,6 +25,7 @@ def main() -> None:
     import kombu
 
     import kombu_couchdb  # noqa: F401 - makes the scheme known
+    from tests.patience import PatientConnection
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format='%(levelname)s %(name)s %(message)s')
     commands: queue.Queue[str | None] = queue.Queue()
@@ -44,7 +45,7 @@ def main() -> None:
             held.append(message)
         tell(got=message.decode(), at=true_time())
 
-    with kombu.Connection(given['url'], transport_options=given['options']) as connection:
+    with PatientConnection(given['url'], transport_options=given['options']) as connection:
         exchange = kombu.Exchange(given['fanout'], type='fanout') if given['fanout'] else None
         entity = kombu.Queue(given['queue'], exchange, auto_delete=given['auto_delete'])
         with kombu.Consumer(connection.channel(), [entity], on_message=on_message, accept=['json']):

@@ -15,7 +15,7 @@ import celery_couchdb.design
 from celery_couchdb.testing import CouchDBTestBackend, CouchDBTestBroker, LocalWorkerContainer
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
-from tests.conftest import PATIENT
+from tests.conftest import PATIENT, PATIENT_BROKER
 from tests.support import end
 
 #: A worker runs this.
@@ -51,7 +51,7 @@ class Site:
     def _app(self) -> Celery:
         app = Celery('acceptance', set_as_current=False, broker=self.environment['BROKER_URL'],
                      backend=self.environment['RESULT_URL'])
-        app.conf.update(broker_transport_options=PATIENT, result_backend_transport_options=PATIENT)
+        app.conf.update(broker_transport_options=PATIENT_BROKER, result_backend_transport_options=PATIENT)
         return app
 
     def use_as(self, user: str, password: str = '') -> None:

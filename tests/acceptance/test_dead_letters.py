@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kombu_couchdb.client import Client
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 
 from .conftest import Site
@@ -30,7 +30,7 @@ def test_task_that_kills_its_process_stops_doing_so(site: Site) -> None:
 
 def test_task_that_kills_its_worker_stops_doing_so(site: Site) -> None:
     """The solo pool runs tasks in the worker's own process: each run is the end of a worker."""
-    options = {'delivery_limit': 2, 'visibility_timeout': 2.0}
+    options = {'delivery_limit': 2, **SHORT_LEASE}
     site.send('deadly', str(site.journal))
     for _ in range(2):
         site.start(pool='solo', broker_transport_options=options).container.wait(PATIENCE)

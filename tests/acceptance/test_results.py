@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import chain, chord, group
 
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import ROOT
 
 from .conftest import Site
@@ -90,7 +90,7 @@ def test_task_that_succeeds_after_its_time_limit_has_killed_it(site: Site) -> No
 
 def test_chords_whose_workers_are_killed(site: Site) -> None:
     """Workers are killed while chords end, again and again; each body runs once, and none is forgotten."""
-    settings: dict[str, Any] = {'broker_transport_options': {'visibility_timeout': 3.0},
+    settings: dict[str, Any] = {'broker_transport_options': SHORT_LEASE,
                                 'result_backend_transport_options': {'sweep_interval': 2.0}}
     site.worker('-Q', 'bodies', result_backend_transport_options={'sweep_interval': 2.0})  # a body is not acknowledged late
     options = {'queue': 'bodies'}

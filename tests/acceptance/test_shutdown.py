@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 
 from .conftest import Site
 
-LEASE = {'broker_transport_options': {'visibility_timeout': 3.0}}
+LEASE = {'broker_transport_options': SHORT_LEASE}
 
 
 @pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])

@@ -11,7 +11,8 @@ from kombu import Connection
 from chaos.proxy import Proxy
 from kombu_couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
-from tests.conftest import PATIENT, Server
+from tests.conftest import Server
+from tests.patience import PatientConnection
 from tests.support import release_all
 
 
@@ -31,7 +32,7 @@ def connect(server: Server, client: Client, database: str, proxy: Proxy) -> Iter
         url = server.couchdb_url(database)
         if through_proxy:
             url = url.replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{proxy.port}/')
-        opened.append(Connection(url, transport_options={**PATIENT, **options}))
+        opened.append(PatientConnection(url, transport_options=options))
         return opened[-1]
 
     yield connect

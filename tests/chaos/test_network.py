@@ -217,7 +217,7 @@ def test_database_that_was_deleted_under_a_publisher(connect: Callable[..., Conn
 def test_all_consumers_work_again_after_a_silence_longer_than_their_leases(connect: Callable[..., Connection], proxy: Proxy,
                                                                             caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level('WARNING')
-    inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=1.5, **QUICK), prefetch=1) for _ in range(2)]
+    inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=2.5, **QUICK), prefetch=1) for _ in range(2)]
     publisher = connect()
     publish_many(publisher, range(10))
     wait_for(lambda: [inbox.drain(0.05) for inbox in inboxes]

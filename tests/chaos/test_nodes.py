@@ -17,6 +17,7 @@ from kombu import Connection
 from chaos.proxy import Answer, Proxy
 from kombu_couchdb.client import Client
 from tests.conftest import PATIENCE, PATIENT, Server, wait_for
+from tests.patience import PatientConnection
 from tests.support import Inbox, items, publish, publish_many, release_all
 
 #: The time limit of a request after which a node that is silent is left, in seconds. One that refuses is left at once.
@@ -43,7 +44,7 @@ def connect_to_all(list_of: Callable[[str], str], database: str, client: Client)
     opened: list[Connection] = []
 
     def connect(**options: Any) -> Connection:
-        opened.append(Connection(list_of(database), transport_options={**PATIENT, **options}))
+        opened.append(PatientConnection(list_of(database), transport_options=options))
         return opened[-1]
 
     yield connect

@@ -9,7 +9,8 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.embedded import EmbeddedServer
-from tests.conftest import PATIENT, Server, wait_for
+from tests.conftest import Server, wait_for
+from tests.patience import PatientConnection
 from tests.support import Inbox, publish, release_all
 
 from .test_network import QUICK, complaints, told_in_turn
@@ -21,7 +22,7 @@ def reach(own_server: EmbeddedServer) -> Iterator[Callable[..., Connection]]:
     opened: list[Connection] = []
 
     def reach(**options: Any) -> Connection:
-        opened.append(Connection(Server(own_server.url).couchdb_url('celery'), transport_options={**PATIENT, **options}))
+        opened.append(PatientConnection(Server(own_server.url).couchdb_url('celery'), transport_options=options))
         return opened[-1]
 
     yield reach

@@ -13,7 +13,8 @@ from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from tests.conftest import PATIENT, Server, wait_for
+from tests.conftest import PATIENT, PATIENT_BROKER, Server, wait_for
+from tests.patience import PatientConnection
 from tests.support import Inbox, Request, end, record_requests, release_all
 
 
@@ -23,7 +24,7 @@ def connect(url: str) -> Iterator[Callable[..., Connection]]:
     opened: list[Connection] = []
 
     def connect(**options: Any) -> Connection:
-        opened.append(Connection(url, transport_options={**PATIENT, **options}))
+        opened.append(PatientConnection(url, transport_options=options))
         return opened[-1]
 
     yield connect
@@ -47,7 +48,7 @@ def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
     """An app whose results are in a database of their own."""
     results = f'{database}-results'
     app = Celery('jobs', set_as_current=False, broker=server.couchdb_url(database), backend=server.couchdb_url(results))
-    app.conf.update(broker_transport_options=PATIENT, result_backend_transport_options=PATIENT)
+    app.conf.update(broker_transport_options=PATIENT_BROKER, result_backend_transport_options=PATIENT)
     app.connection_for_write().ensure_connection(max_retries=1)
     yield app
     end(app)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from kombu_couchdb import tidy
+from kombu_couchdb import tidy, watch
 from kombu_couchdb.client import Client
 from kombu_couchdb.store import Store
 from kombu_couchdb.tidy import Tidier
@@ -38,6 +39,15 @@ def bindings(client: Client) -> list[str]:
 
 def ids(client: Client, prefix: str) -> list[str]:
     return [row['id'].removeprefix(prefix) for row in client.id_range(prefix)]
+
+
+@pytest.fixture
+def seconds_ahead(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """By how many seconds the monotonic clock is ahead: tests append to it."""
+    ahead = [0.0]
+    monkeypatch.setattr(watch, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
+    monkeypatch.setattr(tidy, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
+    return ahead
 
 
 def put_expired(client: Client, prefix: str, kind: str, **expired_since: float) -> None:
@@ -120,11 +130,31 @@ def test_broadcasts_go_an_hour_after_they_expired(client: Client, topology: Topo
     assert ids(client, 'broker:broadcast:') == ['a', 'c', 'e']
 
 
-def test_heartbeats_go_an_hour_after_the_end_of_their_consumers(client: Client, topology: Topology) -> None:
+def test_heartbeats_go_an_hour_after_the_end_of_their_consumers(client: Client, topology: Topology,
+                                                                seconds_ahead: list[float]) -> None:
     put_expired(client, 'broker:consumer:', 'Consumer', alive=-60, late=HOUR - 100, dead=HOUR + 100, holding=HOUR + 100)
     client.put({'_id': 'item', 'type': 'WorkItem', 'queue': 'q', 'claimed': {'by': 'broker:consumer:holding', 'date': 1}})
-    assert Tidier(client).tidy(100) == {**NOTHING, 'consumers': 1}
+    tidier = Tidier(client)
+    assert tidier.tidy(100) == NOTHING  # the clock may have jumped
+    assert 50 < tidier.proven_in <= 62
+    seconds_ahead.append(62.0)
+    assert tidier.tidy(100) == {**NOTHING, 'consumers': 1}
+    assert tidier.proven_in == 0
     assert sorted(ids(client, 'broker:consumer:')) == ['alive', 'holding', 'late']
+
+
+def test_heartbeats_of_the_living_stay_though_the_clock_jumped(client: Client, topology: Topology, seconds_ahead: list[float],
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(client.clock, 'now', lambda: now + 2 * HOUR)
+    put_expired(client, 'broker:consumer:', 'Consumer', living=-60, dead=-60)
+    tidier = Tidier(client)
+    assert tidier.tidy(100) == NOTHING
+    seconds_ahead.append(62.0)
+    [beat] = [row['doc'] for row in client.id_range('broker:consumer:living', docs=True)]
+    client.put({**beat, 'expires': beat['expires'] + 20})
+    assert tidier.tidy(100) == {**NOTHING, 'consumers': 1}
+    assert ids(client, 'broker:consumer:') == ['living']
 
 
 def test_it_goes_by_the_servers_time(client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +174,7 @@ def test_others_documents_are_theirs(client: Client, topology: Topology) -> None
 # -- how much
 
 @pytest.mark.usefixtures('at_once')
-def test_no_more_than_the_limit_of_each_kind_in_a_call(client: Client, topology: Topology) -> None:
+def test_no_more_than_the_limit_of_each_kind_in_a_call(client: Client, topology: Topology, seconds_ahead: list[float]) -> None:
     many = {f'a{number:04}': 2 * HOUR for number in range(600)}
     client.bulk([{'_id': f'broker:{kind.lower()}:{name}', 'type': kind, 'expires': time.time() - seconds}
                  for kind in ('Broadcast', 'Consumer') for name, seconds in many.items()])
@@ -152,6 +182,7 @@ def test_no_more_than_the_limit_of_each_kind_in_a_call(client: Client, topology:
         topology.bind('x', str(number), None, 'gone')
     tidier = Tidier(client)
     tidier.tidy(0)
+    seconds_ahead.append(62.0)
     assert tidier.tidy(5) == {'bindings': 5, 'broadcasts': 5, 'consumers': 5}
     assert tidier.tidy(550) == {'bindings': 2, 'broadcasts': 550, 'consumers': 550}
     assert tidier.tidy(550) == {'bindings': 0, 'broadcasts': 45, 'consumers': 45}

@@ -15,6 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from kombu_couchdb.heartbeat import Heartbeat
 from kombu_couchdb.holdings import Holdings
 from kombu_couchdb.lease import Sweeper
+from kombu_couchdb.watch import Watch
 
 from .machine import Cluster, Protocol, Single
 
@@ -40,6 +41,10 @@ FAULTS = [
     Fault('whoever lost its lease keeps what it held', Single, Heartbeat, '_begin_anew', 'self._holdings.drop_all()', '0'),
     Fault('messages are handed over after the lease has ended', Single, Holdings, 'hand_over',
           'or not self._lease.valid', ''),
+    Fault('the sweep trusts the wall clock', Single, Watch, 'silent',
+          'self._looked - seen.since > seen.lease + GRACE', 'seen.mark + GRACE < self._clock.now()'),
+    Fault('silence counts while the server is away', Single, Watch, 'interrupted',
+          'min(now, seen.since + seconds)', 'seen.since'),
     Fault('an accepted heartbeat is a heartbeat', Cluster, Heartbeat, '_beaten', "not answer.get('accepted')", 'True'),
 ]
 

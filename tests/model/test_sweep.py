@@ -18,10 +18,25 @@ def test_holder_that_wakes_up_while_it_is_swept(machine: type[Protocol], steps: 
             run.go(who=who, until='idle', at=0)
         run.take(which=0)
         assert run.world.processes[holder].held
-        run.tick(seconds=LEASE + 5.0)
+        for _ in range(3):  # the sweeper watches, and the others are silent
+            run.tick(seconds=LEASE / 3)
+            run.go(who=sweeper, until='idle', at=0)
+        run.tick(seconds=LEASE / 6)
         for _ in range(steps):
             run.go(who=sweeper, until='next', at=0)
             run.at_every_moment()
         for who in (holder, other, sweeper, holder, other):
             run.go(who=who, until='idle', at=0)
             run.at_every_moment()
+
+
+def test_sweep_ends_the_lease_of_who_is_silent() -> None:
+    """So do the sweeps above, at some step."""
+    with begun(Single, credit=2) as run:
+        for who in (0, 1):
+            run.go(who=who, until='idle', at=0)
+        before = run.world.processes[0].consumer.id
+        for _ in range(4):
+            run.tick(seconds=LEASE / 3)
+            run.go(who=1, until='idle', at=0)
+        assert before not in [row['id'] for row in run.world.couchdb.read('/_all_docs', {}, None, 0)['rows']]

@@ -1,5 +1,7 @@
 """The broker's own consumers over the model of CouchDB, under a scheduler: one step at a time, and nothing passes by itself.
 
+Time passes for all alike. What the server's clock shows, and that of each process, is another matter: they may be set.
+
 Nothing of the product is copied or replaced but what reaches outside: `Client.request` asks the model, threads are greenlets that
 stop at each request and each sleep, clocks are the world's, and the feed is deaf (a consumer looks at its queues in each turn).
 So whatever `Consumer`, `Claims`, `Holdings`, `Lease`, `Sweeper`, `Store` and `void` do is what is explored.
@@ -42,6 +44,9 @@ LEASE, DELIVERIES = 60.0, 3
 
 START = 1_763_709_000.0
 
+#: The modules of the product whose clocks must be the world's: with one that is not, the model would prove nothing.
+TIMED = {'claims', 'consumer', 'healer', 'lease', 'store', 'tidy', 'watch', 'window'}
+
 
 class Request(NamedTuple):
     """What a thread waits for an answer to."""
@@ -64,17 +69,25 @@ class World:
 
     def __init__(self, nodes: int, salt: int = 0) -> None:
         self.now = START
+        #: By how many seconds the server's clock is wrong, and when one was set last.
+        self.wrong, self.set_at = 0.0, float('-inf')
         self.couchdb = CouchDB(nodes, salt)
         self.processes: list[Process] = []
         #: How often each item was given to kombu, and which have been acknowledged.
         self.delivered: Counter[str] = Counter()
         self.acked: set[str] = set()
+        #: Consumers whose leases were ended by others while they still relied on them.
+        self.robbed: list[str] = []
         self._serial = itertools.count(1)
 
     def publish(self, name: str) -> None:
         """Store an item at all nodes."""
         message = {'body': '', 'headers': {}, 'properties': {'delivery_tag': name}}
-        self.couchdb.store([workitem.new(name, QUEUE, message, self.now)])
+        self.couchdb.store([workitem.new(name, QUEUE, message, self.now + self.wrong)])
+
+    def set_server_clock(self, wrong: float) -> None:
+        """Set the server's clock so many seconds wrong."""
+        self.wrong, self.set_at = wrong, self.now
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass: within seconds a write that reached one node reaches the others, unless it never does."""
@@ -116,7 +129,9 @@ class World:
             (lease, 'os', SimpleNamespace(getpid=lambda: 1)),
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}')))]
         with ExitStack() as stack:
-            for module, name, fake in [*fakes, *((m, 'time', clock) for m in modules if getattr(m, 'time', None) is time)]:
+            timed = [module for module in modules if getattr(module, 'time', None) is time]
+            assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, 'these go by the machine\'s clock'
+            for module, name, fake in [*fakes, *((module, 'time', clock) for module in timed)]:
                 stack.enter_context(mock.patch.object(module, name, fake))
             yield
 
@@ -128,6 +143,7 @@ class Process:
         self._world, self.skew, self.credit = world, skew, credit
         self._mailbox = Mailbox[Delivery | Exception]()
         client = _ModelClient(world, skew)
+        self.clock: ModelClock = client.clock  # type: ignore[assignment]
         self.consumer = consumer.Consumer(client, Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES), self._mailbox,
                                           _DeafNews(), Topology(client), 'model')  # type: ignore[arg-type]
         self.holdings = self.consumer.holdings
@@ -153,7 +169,15 @@ class Process:
         for more in range(len(self._world.couchdb.nodes)):
             if write.answers is None:
                 self._world.couchdb.land(write, (at + more) % len(self._world.couchdb.nodes))
+        self._world.robbed += [doc['_id'] for doc, answer in zip(write.docs, write.answers or [], strict=True)
+                               if doc.get('_deleted') and self._ended_early(doc['_id'], answer)]
         return self._resume(self._shape(write.answers))
+
+    def _ended_early(self, doc_id: str, deletion: Document) -> bool:
+        """Tell whether this process has just proven the deletion of the heartbeat of another one, whose lease is honoured."""
+        return bool(deletion.get('ok')) and not deletion.get('accepted') and any(
+            other is not self and not other.ended and other.consumer.id == doc_id and other.consumer._lease.valid
+            for other in self._world.processes)
 
     def _shape(self, answers: Any) -> Any:
         assert isinstance(self.waiting, Request)
@@ -227,17 +251,39 @@ class Process:
         return {delivery.doc['_id']: delivery.doc for delivery in self.holdings._held.values()}
 
 
+class ModelClock:
+    """What `ServerClock` tells a process: its local clock, corrected with each answer."""
+
+    def __init__(self, world: World, skew: float) -> None:
+        self._world, self._skew, self._began = world, skew, world.now
+        #: By how many seconds the local clock is wrong, beyond the skew that no answer reveals.
+        self.wrong = 0.0
+        self._offset = world.wrong
+
+    def now(self) -> float:
+        return self._world.now + self._skew + self.wrong + self._offset
+
+    @property
+    def agrees(self) -> bool:
+        # Who starts when a clock has just been set cannot know how old a heartbeat is: see docs/model.rst.
+        return self._offset == 0.0 and self._began - self._world.set_at > LEASE
+
+    def observe(self) -> None:
+        self._offset = self._world.wrong - self.wrong
+
+
 class _ModelClient(Client):
     def __init__(self, world: World, skew: float) -> None:
         super().__init__(Address(host='model'))
         self._world, self.replicas = world, len(world.couchdb.nodes)
-        self.clock = SimpleNamespace(now=lambda: world.now + skew)  # type: ignore[assignment]
+        self.clock = ModelClock(world, skew)  # type: ignore[assignment]
 
     def request(self, method: str, path: str | None, params: Any = None, body: Any = None, *, repeat: bool = False,
                 shape: Shape = anything) -> Any:
         path = path or '/'
         docs = body['docs'] if path == '/_bulk_docs' else [body] if method == 'PUT' else None
         answer = _wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
+        self.clock.observe()  # type: ignore[call-arg]
         assert shape(answer), f'the model answers {path} as CouchDB does not: {answer}'
         return answer
 

@@ -31,7 +31,7 @@ def test_nothing_given_is_all_defaults() -> None:
 @pytest.mark.parametrize('name', SECONDS)
 @pytest.mark.parametrize('value', [1, 2.5, 0.001, 10**6])
 def test_seconds_may_be_whole_or_not(name: str, value: float) -> None:
-    found = getattr(Options.of({name: value}), name)
+    found = getattr(Options.of({'visibility_timeout': 10**7, name: value}), name)
     assert found == value
     assert isinstance(found, float)
 
@@ -140,3 +140,19 @@ def test_the_readme_lists_every_option_with_its_default() -> None:
     table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
     rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)
     assert rows == [(f.name, str(f.default)) for f in fields(Options)]
+
+
+@pytest.mark.parametrize('name', ['request_timeout', 'connect_timeout'])
+@pytest.mark.parametrize(('value', 'lease'), [(60.0, None), (100, None), (5, 5), (5.0, 3.0)])
+def test_requests_may_not_hang_as_long_as_the_lease(name: str, value: float, lease: float | None) -> None:
+    given = {name: value, **({} if lease is None else {'visibility_timeout': lease})}
+    with pytest.raises(ConfigurationError, match=rf'{name} \({value:g} s\) must be less than visibility_timeout '
+                                                 rf'\({lease or 60:g} s\): while a request hangs no heartbeat is sent'):
+        Options.of(given)
+
+
+@pytest.mark.parametrize(('lease', 'request_timeout', 'connect_timeout'), [(60.0, 8.0, 4.0), (24.0, 8.0, 4.0), (6.0, 2.0, 2.0)])
+def test_time_limits_of_requests_fit_the_lease(lease: float, request_timeout: float, connect_timeout: float) -> None:
+    options = Options.of({'visibility_timeout': lease})
+    assert (options.request_timeout, options.connect_timeout) == (request_timeout, connect_timeout)
+    assert Options.of({'visibility_timeout': 5.0, 'request_timeout': 4.9}).request_timeout == 4.9

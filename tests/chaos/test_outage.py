@@ -1,0 +1,42 @@
+"""A server that answers nobody for longer than the lease: nobody's messages are given away when it is back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kombu import Connection
+
+from chaos.proxy import Proxy
+from kombu_couchdb.client import Client
+from tests.conftest import wait_for
+from tests.support import Inbox, items, publish_many
+
+#: The lease of all consumers, in seconds, and time limits of requests that are honest beside it.
+LEASE = 12.0
+QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
+
+
+def test_running_messages_stay_where_they_are(connect: Callable[..., Connection], proxy: Proxy, client: Client) -> None:
+    publish_many(connect(), range(5))
+    inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=LEASE, **QUICK), ack=False, prefetch=1) for _ in range(5)]
+    for inbox in inboxes:
+        inbox.wait(1)
+
+    def beats() -> dict[str, float]:
+        return {row['id']: row['doc']['date'] for row in client.id_range('broker:consumer:', docs=True)}
+
+    held, before = {item['_id']: item['claimed'] for item in items(client)}, beats()
+    proxy.hang()
+    hung = time.monotonic()
+    wait_for(lambda: time.monotonic() - hung > LEASE + 3.0, 'the leases to be over')
+    proxy.go_on()
+    # Whoever is back first sweeps the others; what it takes from them is claimed anew.
+    back = time.time()
+    wait_for(lambda: len(beats()) == 5 and min(beats().values()) > back + LEASE, 'heartbeats of all for the length of a lease')
+    assert {item['_id']: item['claimed'] for item in items(client)} == held
+    assert beats().keys() == before.keys()
+    for inbox in inboxes:
+        assert len(inbox.messages) == 1
+        inbox.messages[0].ack()
+    wait_for(lambda: not items(client), 'the acks to be stored')

@@ -1,0 +1,114 @@
+"""A server's clock that jumps ends no lease, deletes nothing that is in use, and keeps nothing that a dead worker held."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_couchdb import lease
+from kombu_couchdb.client import Client
+from kombu_couchdb.lease import Sweeper
+from kombu_couchdb.store import Store
+from kombu_couchdb.topology import Topology
+from tests.conftest import wait_for
+from tests.support import Inbox, Peer, items, publish, publish_many
+
+#: The lease, in seconds, of who is to keep it, also on a machine that stands still for some seconds.
+LEASE = 9.0
+#: The lease, in seconds, of who is killed.
+SHORT = 2.0
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def jump(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Returns a function that sets the server's clock, as all connections of this process see it, so many seconds ahead."""
+    true = client.clock.now
+    return lambda seconds: monkeypatch.setattr(client.clock, 'now', lambda: true() + seconds)
+
+
+@pytest.fixture
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic times of all sweeps of this process."""
+    times, sweep = list[float](), Sweeper.sweep
+
+    def counted(self: Sweeper, *args: object) -> set[str]:
+        living = sweep(self, *args)  # type: ignore[arg-type]
+        times.append(time.monotonic())
+        return living
+
+    monkeypatch.setattr(Sweeper, 'sweep', counted)
+    return times
+
+
+def queues(client: Client) -> set[str]:
+    return {row['doc']['name'] for row in client.id_range('broker:queue:', docs=True)}
+
+
+@pytest.mark.parametrize('seconds', [90.0, -90.0])
+def test_who_lives_keeps_its_lease(connect: Callable[..., Connection], client: Client, jump: Callable[[float], None],
+                                   sweeps: list[float], seconds: float) -> None:
+    publish_many(connect(), range(3))
+    holders = [Inbox(connect(visibility_timeout=LEASE), ack=False, prefetch=1) for _ in range(3)]
+    for holder in holders:
+        holder.wait(1)
+    sweeps.clear()
+    jump(seconds)
+    started = Inbox(connect(visibility_timeout=LEASE), ack=False)  # a worker is started just then
+    wait_for(lambda: started.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease')
+    assert not started.messages
+    assert {item['claimed']['by']: item['attempts'] for item in items(client)} == {
+        holder.connection.transport.consumer.id: 1 for holder in holders}
+
+
+@pytest.mark.parametrize('seconds', [-600.0, 600.0])
+def test_what_a_dead_consumer_held_comes_back(url: str, connect: Callable[..., Connection], jump: Callable[[float], None],
+                                              seconds: float) -> None:
+    publish(connect(), 'hello')
+    with Peer(url, options={'visibility_timeout': SHORT}) as peer:
+        assert peer.next()['got'] == 'hello'
+        peer.signal(signal.SIGKILL)
+        peer.process.wait()
+        jump(seconds)
+        assert Inbox(connect()).wait(1) == ['hello']
+
+
+def test_temporary_queue_of_another_process_stays(url: str, connect: Callable[..., Connection], client: Client,
+                                                  jump: Callable[[float], None], sweeps: list[float]) -> None:
+    with Peer(url, ack=True, queue_name='temporary', auto_delete=True, options={'visibility_timeout': LEASE}) as peer:
+        publish(connect(), 'before', 'temporary')
+        assert peer.next()['got'] == 'before'
+        jump(2 * HOUR)
+        inbox = Inbox(connect(visibility_timeout=LEASE), Queue('temporary', auto_delete=True), 'other')
+        inbox.consumer.cancel_by_queue('temporary')
+        sweeps.clear()
+        wait_for(lambda: inbox.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease')
+        assert queues(client) >= {'temporary'}
+        publish(connect(), 'after', 'temporary')
+        assert peer.next()['got'] == 'after'
+
+
+def test_queue_is_not_removed_because_it_is_found_overdue_once(connect: Callable[..., Connection], client: Client,
+                                                               jump: Callable[[float], None],
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    connect().channel().queue_declare('expiring', arguments={'x-expires': int(HOUR * 1000)})
+    sweeper = Sweeper(Store(client), Topology(client), LEASE)
+
+    def sweep() -> None:
+        sweeper.sweep('broker:consumer:own', set(), lambda: None)
+
+    jump(2 * HOUR)
+    sweep()
+    assert queues(client) == {'expiring'}
+    jump(0.0)
+    sweep()
+    monotonic = time.monotonic
+    monkeypatch.setattr(lease, 'time', type('Later', (), {'monotonic': staticmethod(lambda: monotonic() + LEASE)}))
+    jump(2 * HOUR)
+    sweep()
+    assert queues(client) == {'expiring'}
