@@ -26,7 +26,7 @@ ROUNDS, ROUND = 80, 10.0
 WRONG = (0.0, LEASE + 30.0, -LEASE - 30.0, 2 * ROUNDS * ROUND, -2 * ROUNDS * ROUND)
 
 #: By how many seconds the server's clock was wrong when the items were published. It is right then.
-PUBLISHED = (0.0, -2 * ROUNDS * ROUND)
+PUBLISHED = (0.0, -2 * ROUNDS * ROUND, 2 * ROUNDS * ROUND)
 
 
 class Protocol(RuleBasedStateMachine):

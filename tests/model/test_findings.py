@@ -138,9 +138,7 @@ def test_claim_that_stands_beside_another_s(salt: int, crash: bool) -> None:
 
 
 @pytest.mark.parametrize('machine', [Single, Cluster])
-@pytest.mark.parametrize('wrong', [*PUBLISHED, pytest.param(-PUBLISHED[-1], marks=pytest.mark.xfail(
-    strict=True, reason='the view has items without a date by the time at which they were published: when it has not, take this '
-                        'mark away, and let PUBLISHED have both'))])
+@pytest.mark.parametrize('wrong', PUBLISHED)
 def test_item_that_was_published_while_the_clock_was_wrong(machine: type[Protocol], wrong: float) -> None:
     """A clock that was ahead and was set back hid what was ready."""
     with begun(machine, wrong=wrong):
