@@ -9,7 +9,7 @@ from dataclasses import dataclass
 __all__ = ['Order', 'Plan', 'Strike', 'plan']
 
 #: How often each kind of order occurs, in percent.
-KINDS = {'late': 58, 'early': 8, 'planned': 12, 'tried': 8, 'group': 7, 'chord': 7}
+KINDS = {'late': 54, 'large': 4, 'early': 8, 'planned': 12, 'tried': 8, 'group': 7, 'chord': 7}
 
 #: How long tasks run, in seconds: most are short, and some run when something fails.
 _LENGTHS = (*[0.0] * 12, *[0.02] * 5, 0.2, 0.2, 1.0)

@@ -1,14 +1,17 @@
-"""A TCP proxy on loopback that can be cut, closed, slowed down, made silent or made to lie: a network that fails on demand."""
+"""A TCP proxy on loopback that can be cut, closed, slowed down, made silent or made to lie, about the time too."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +19,13 @@ __all__ = ['Answer', 'Proxy']
 
 #: How long a client may take to close a connection on which it got an answer that says so, in seconds.
 _CLOSING = 2.0
+
+#: What passes at once where the rate is limited, in bytes.
+_PIECE = 8192
+
+
+#: The time in the head of an answer. It always has the same length.
+_DATE = re.compile(rb'(?<=\r\n)(Date: )([^\r]{29})(?=\r\n)', re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,10 @@ class Proxy:
         self._lie: Callable[[], Answer | None] = lambda: None
         #: How long each piece of a request or an answer is held back, in seconds.
         self.delay = 0.0
+        #: How many bytes a second pass through a connection; None: as many as can.
+        self.rate: float | None = None
+        #: By how many seconds the server's clock is ahead, as answers tell it.
+        self.ahead = 0.0
         #: How many connections were accepted, in all.
         self.accepted = 0
         self.restore()
@@ -134,11 +148,19 @@ class Proxy:
                             return _reply(here, answer)
                     elif key.fileobj is there and asking:
                         asking = False
+                        data = _dated(data, self.ahead) if self.ahead else data
                         if answer is not None:
                             return _reply(here, answer)
                     if self.delay:
                         time.sleep(self.delay)
-                    key.data.sendall(data)
+                    self._send(key.data, data)
+
+    def _send(self, to: socket.socket, data: bytes) -> None:
+        while (rate := self.rate) is not None and data:
+            piece, data = data[:_PIECE], data[_PIECE:]
+            time.sleep(len(piece) / rate)
+            to.sendall(piece)
+        to.sendall(data)
 
     def __enter__(self) -> Proxy:
         return self
@@ -146,6 +168,15 @@ class Proxy:
     def __exit__(self, *exc_info: Any) -> None:
         self._open.set()
         self.refuse()
+
+
+def _dated(answer: bytes, ahead: float) -> bytes:
+    """Return the beginning of an answer with a time that is so many seconds later."""
+    def later(match: re.Match[bytes]) -> bytes:
+        date = parsedate_to_datetime(match[2].decode()) + timedelta(seconds=ahead)
+        return match[1] + format_datetime(date, usegmt=True).encode()
+
+    return _DATE.sub(later, answer, count=1)
 
 
 def _reply(here: socket.socket, answer: Answer) -> None:

@@ -15,6 +15,9 @@ from .tasks import app, body, early, late, ledger, part, tried
 
 logger = logging.getLogger(__name__)
 
+#: What makes a message a large one.
+_BALLAST = 'ballast ' * 12_500
+
 
 def send(order: Order, name: str) -> list[str]:
     """Send an order under a name and return the ids of its tasks; what it raises leaves open whether anything was sent."""
@@ -31,6 +34,8 @@ def send(order: Order, name: str) -> list[str]:
         late.apply_async((order.seconds,), task_id=name, countdown=order.countdown)
     elif order.kind == 'tried':
         tried.apply_async((order.seconds, order.size), task_id=name)
+    elif order.kind == 'large':
+        late.apply_async((order.seconds, _BALLAST), task_id=name)
     else:
         {'late': late, 'early': early}[order.kind].apply_async((order.seconds,), task_id=name)
     return [name]

@@ -40,8 +40,8 @@ def noted(request: Any) -> Iterator[None]:
 
 
 @app.task(name='late', bind=True)
-def late(self: Any, seconds: float) -> None:
-    """Work for a while."""
+def late(self: Any, seconds: float, ballast: str = '') -> None:
+    """Work for a while; the message may be a large one."""
     with noted(self.request):
         time.sleep(seconds)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from ..proxy import Answer, Proxy
 from ..site import Site
-from .base import MOMENT, WHILE, Fault
+from .base import MOMENT, PAST_LEASE, WHILE, Fault
 
-__all__ = ['BlackHole', 'Broken', 'Cut', 'Failing', 'Refused', 'Slow', 'TooMany', 'Unavailable']
+__all__ = ['BlackHole', 'Broken', 'ClockSet', 'Cut', 'Failing', 'Narrow', 'Refused', 'Slow', 'TooMany', 'Unavailable']
 
 
 class NetworkFault(Fault):
@@ -85,6 +85,38 @@ class Slow(NetworkFault):
     def mend(self, proxy: Proxy) -> None:
         """No more."""
         proxy.delay = 0.0
+
+
+class Narrow(NetworkFault):
+    """A link through which a quarter of a megabyte passes in a second, in each connection: a large message takes its time."""
+
+    name = 'link narrow'
+
+    def break_(self, proxy: Proxy) -> None:
+        """Limit the rate."""
+        proxy.rate = 250_000.0
+
+    def mend(self, proxy: Proxy) -> None:
+        """No more."""
+        proxy.rate = None
+
+
+class ClockSet(NetworkFault):
+    """The server's clock is set forward or back by minutes, and set right again: no reason for anything to run twice."""
+
+    name, span, interrupts = 'server clock set', PAST_LEASE, False
+
+    def __init__(self, site: Site, target: int) -> None:
+        super().__init__(site, len(site.places) + 1)  # it is the same for all
+        self.ahead = (60.0 + target % 240) * (1 if target % 2 else -1)
+
+    def break_(self, proxy: Proxy) -> None:
+        """Set it."""
+        proxy.ahead = self.ahead
+
+    def mend(self, proxy: Proxy) -> None:
+        """Set it right."""
+        proxy.ahead = 0.0
 
 
 class BlackHole(NetworkFault):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 
 import pytest
 
@@ -46,3 +48,25 @@ def test_every_second_answer(proxy: Proxy, through: Client) -> None:
         except ServerUnavailable:
             outcomes.append(False)
     assert outcomes == [True, False] * 3
+
+
+@pytest.mark.parametrize('ahead', [-300.0, 3600.0])
+def test_server_s_clock_is_set_and_set_right(proxy: Proxy, through: Client, ahead: float) -> None:
+    def told() -> float:
+        return parsedate_to_datetime(through._send('GET', None, None, None).headers['Date']).timestamp() - time.time()
+
+    before = told()
+    proxy.ahead = ahead
+    assert abs(told() - before - ahead) < 60
+    assert through.put({'_id': 'x'})
+    proxy.ahead = 0.0
+    assert abs(told() - before) < 60
+
+
+def test_narrow_link_takes_its_time_and_loses_nothing(proxy: Proxy, through: Client, client: Client) -> None:
+    client.put({'_id': 'x', 'text': 'x' * 100_000})
+    proxy.rate = 100_000.0
+    began = time.monotonic()
+    through.put({'_id': 'y', 'text': through.get('x')['text']})
+    assert time.monotonic() - began > 1.9
+    assert len(client.get('y')['text']) == 100_000
