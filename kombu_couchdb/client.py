@@ -166,13 +166,14 @@ class Client(Http):
         found = self.request('POST', '/_all_docs', body={'keys': list(ids)}, repeat=True, shape=rows(id=maybe(text)))
         return {row['id'] for row in found['rows'] if row.get('id')}
 
-    def id_range(self, prefix: str, *, docs: bool = False, limit: int | None = None, after: str | None = None) -> list[Row]:
+    def id_range(self, prefix: str, *, docs: bool = False, limit: int | None = None, after: str | None = None,
+                 to: str | None = None) -> list[Row]:
         """Return the rows of all documents whose id starts with `prefix`, read from the primary index.
 
         With `docs` each has its `doc`; a row whose document is gone by now is left out. With `limit` and `after`, the last id of
-        an earlier read, it is a page of them.
+        an earlier read, it is a page of them. With `to` it is all from `prefix` on to the last id that starts with `to`.
         """
-        params: dict[str, Any] = {'startkey': json.dumps(after or prefix), 'endkey': json.dumps(prefix + '\uffff'),
+        params: dict[str, Any] = {'startkey': json.dumps(after or prefix), 'endkey': json.dumps((to or prefix) + '\uffff'),
                                   'include_docs': docs, **({'limit': limit} if limit else {}), **({'skip': 1} if after else {})}
         shape = members(rows=items(_ranged))
         found = cast('list[Row]', self.request('GET', '/_all_docs', params, repeat=True, shape=shape)['rows'])

@@ -21,16 +21,15 @@ from . import design, void
 from .client import Document
 from .healer import SYNC, Healer
 from .limits import limit_in
-from .members import queues_of
+from .members import CONSUMER, queues_of
 from .store import Store
+from .temporary import UnusedQueues
 from .tidy import Tidier
 from .topology import Topology
 
 __all__ = ['CONSUMER', 'Lease', 'Sweeper', 'lives']
 
 logger = get_logger(__name__)
-
-CONSUMER = 'broker:consumer:'
 
 #: How long after its time a lease is still honoured, in seconds: clocks may differ by that much.
 _GRACE = 2.0
@@ -62,6 +61,8 @@ class Lease:
         self._beats = 0
         self._done: Mapping[str, int] = {}
         self._sent = self._valid_until = float('-inf')
+        #: The queues that the stored document names: others see that they are used.
+        self.announced: frozenset[str] = frozenset()
         #: Whether the last heartbeat is on enough nodes of a cluster to prove that nobody has swept this consumer.
         self.proven = True
 
@@ -102,7 +103,7 @@ class Lease:
 
     def beaten(self, rev: str, *, proven: bool = True) -> None:
         """Note that the heartbeat made by `beat` was stored; if it is not `proven`, the lease lasts no longer for that."""
-        self.rev, self.proven = rev, proven
+        self.rev, self.proven, self.announced = rev, proven, frozenset(self._queues)
         self._beats += 1
         self._sent, self._done = self._tried, self._doing
         if proven:
@@ -129,13 +130,13 @@ class Sweeper:
 
     def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
         self._store, self._topology, self._timeout = store, topology, timeout
-        #: Temporary queues that were left here while others seemed to use them.
-        self.left: set[str] = set()
+        #: What becomes of queues without consumers.
+        self.unused = UnusedQueues(store, topology)
         #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
         self.void: dict[str, tuple[str, float]] = {}
         self._healer = Healer(store.client, {
             'WorkItem': store.heal,
-            **dict.fromkeys(('Queue', 'Binding', 'Broadcast'), lambda leaves, living: void.keep_seen(leaves))})
+            **dict.fromkeys(('Queue', 'Binding', 'Exchange', 'Broadcast'), lambda leaves, living: void.keep_seen(leaves))})
         self._tidier = Tidier(store.client)
         self._tidy_at = time.monotonic() + random.uniform(0.2, 1.0) * _TIDY
         # The first sweep is soon: a worker that is started again should find what it left behind.
@@ -169,10 +170,10 @@ class Sweeper:
                 logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
         living = set(consumers) - {doc['_id'] for doc in dead}
         overdue = [name for name, stats in leases['queue'].items() if float(stats['max']) + _GRACE < now]
-        self.left |= {queue for doc in dead for queue in queues_of(doc)}
+        self.unused.left |= {queue for doc in dead for queue in queues_of(doc)}
         pause = min(_DELETING, self._timeout / 6)
         until = time.monotonic() + pause
-        dropped = self._remove_unused(overdue, living, now, until) if overdue or self.left else 0
+        dropped = self.unused.remove(overdue, now, until) if overdue or self.unused else 0
         dropped += self._keep_limits(leases, now, until)
         unfinished = bool(dropped) and time.monotonic() >= until
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
@@ -220,27 +221,6 @@ class Sweeper:
         if dropped:
             logger.info('%d messages were dropped: they had expired, or were more than their queues may hold', dropped)
         return dropped
-
-    def _remove_unused(self, overdue: list[str], living: set[str], now: float, until: float) -> int:
-        """Remove queues that nobody uses any more, with what is in them; return how many messages that were."""
-        used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in queues_of(doc)}
-        left, purged = set(self.left), 0
-        docs = self._topology.queues(sorted({*overdue, *left}))
-        self.left -= left - (used & {doc['name'] for doc in docs})
-        for doc in docs:
-            name = doc['name']
-            expired = isinstance(doc.get('expires'), (int, float)) and doc['expires'] + _GRACE < now
-            if name in used:
-                if expired:
-                    self._topology.prolong(doc, now)
-            elif expired or (name in left and doc.get('auto_delete')):
-                purged += self._store.purge(name, until)
-                if self._store.exceeds(name, 0):
-                    self.left.add(name)  # the next sweep goes on
-                else:
-                    self._topology.delete_queue(name)
-                    logger.info('queue %r, which nobody used any more, was removed', name)
-        return purged
 
 
 def lives(doc: Document, now: float) -> bool:

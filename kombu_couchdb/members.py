@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ['Members', 'queues_of']
+__all__ = ['CONSUMER', 'Members', 'queues_of']
 
 Document = dict[str, Any]
+
+#: The ids of Consumer documents start with this.
+CONSUMER = 'broker:consumer:'
 
 
 def queues_of(doc: Document) -> frozenset[str]:

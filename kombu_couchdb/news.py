@@ -18,7 +18,8 @@ from .fanout import BROADCAST, Listener
 from .feed import LIMIT, Feed
 from .lease import CONSUMER
 from .members import Members
-from .topology import BINDING, QUEUE, Topology
+from .routing import BINDING, QUEUE, exchange_in
+from .topology import Topology
 from .window import Window
 from .workitem import is_waiting
 
@@ -40,7 +41,7 @@ class News:
     def __init__(self, client: Client, topology: Topology, listener: Listener, name: str) -> None:
         self.listener, self.members = listener, Members()
         self._client, self._name = client, name
-        self._routes, self._limits = topology.routes, topology.limits
+        self._topology, self._routes, self._limits = topology, topology.routes, topology.limits
         self._feed: Feed | None = None
         self._inbox: deque[tuple[list[Row], Any] | CouchDBError] = deque()
         self._known: dict[str, str] = {}
@@ -168,7 +169,7 @@ class News:
                    and name.startswith((BINDING, BROADCAST, CONSUMER, QUEUE))]
         docs = [doc for doc in self._client.fetch(changed) if doc]
         if first:
-            self._routes.replace({doc['_id']: doc for doc in docs if doc.get('type') == 'Binding'}, self._looked)
+            self._routes.replace({doc['_id']: doc for doc in docs if doc['_id'].startswith(BINDING)}, self._looked)
         docs += [{'_id': name, '_deleted': True} for name in self._known.keys() - revs.keys()]
         self._known = revs
         for doc in docs:
@@ -177,6 +178,12 @@ class News:
         return docs
 
     def _note(self, doc: Document) -> None:
+        if doc.get('_deleted'):
+            self._topology.was_deleted(doc['_id'])
+            exchange = exchange_in(doc['_id'])
+            # It may have been declared anew meanwhile, and bound to.
+            if exchange is not None and self.listener.listens_to(exchange) and not self._topology.has_fanout(exchange):
+                self.listener.forget(exchange)
         if doc['_id'].startswith(BINDING):
             self._routes.update(doc)
         elif doc['_id'].startswith(CONSUMER):
@@ -189,7 +196,7 @@ def _selector(queues: frozenset[str]) -> Document:
     """Return the filter that the server applies: what can be claimed here, and what concerns all."""
     return {'$or': [
         {'type': 'WorkItem', 'claimed': None, 'queue': {'$in': sorted(queues)}, 'status': {'$exists': False}},
-        {'type': {'$in': ['Binding', 'Broadcast', 'Queue']}},
+        {'type': {'$in': ['Binding', 'Exchange', 'Broadcast', 'Queue']}},
         {'type': 'Consumer', 'beats': 0},
         {'_deleted': True, '_id': {'$gt': _PREFIX, '$lt': 'broker;'}},
     ]}
