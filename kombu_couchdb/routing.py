@@ -20,7 +20,7 @@ from .forks import Shared, reset_in_child
 
 __all__ = [
     'BINDING', 'QUEUE', 'Routes', 'binding_id', 'exchange_id', 'exchange_in', 'exchange_prefix', 'fanout', 'is_binding',
-    'routes_of', 'topic_pattern',
+    'routes_of', 'topic_matches', 'topic_pattern',
 ]
 
 #: The ids of Binding and Exchange documents start with this.
