@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import amqp
@@ -16,13 +17,14 @@ from . import workitem
 from .batch import PublishBatch
 from .body import decoded, encoded
 from .client import Document
+from .declared import Declared
 from .delivery import Credit, Delivery, Subscription
 from .errors import ServerUnavailable
 from .holdings import Holdings
-from .once import fixed_id, is_fixed
+from .once import copy_id, fixed_id, is_fixed
 from .qos import Message, QoS
+from .routing import topic_pattern
 from .storable import check_names, check_value
-from .topology import topic_pattern
 
 __all__ = ['Channel']
 
@@ -59,9 +61,12 @@ class Channel(virtual.Channel):
         if self.connection is None:
             # kombu declares queues first, and goes on with the channel it had although that made it reconnect.
             raise _closed()
+        if not exchange and self.connection.topology.is_broadcast(routing_key):
+            exchange = routing_key
         again = isinstance(message['properties'].get('delivery_tag'), _PublishTag)
         self._inplace_augment_message(message, exchange, routing_key)
-        if exchange and self._type(exchange) == 'fanout':
+        found = self._lookup(exchange, routing_key)
+        if found is None:
             if _publish_batch is not None:
                 _publish_batch.add_broadcast(exchange, routing_key, message)
             else:
@@ -69,8 +74,7 @@ class Channel(virtual.Channel):
             return
         now = self.connection.couchdb.clock.now()
         tag = message['properties']['delivery_tag']
-        queues = sorted(queue for queue in self._lookup(exchange, routing_key) if queue)
-        docs = [workitem.new(tag if not i else f'{tag}-{i}', queue, message, now) for i, queue in enumerate(queues)]
+        docs = [workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now) for queue in sorted(found) if queue]
         if again or is_fixed():
             docs = self.connection.store.unpublished(docs)
         if _publish_batch is not None:
@@ -100,10 +104,15 @@ class Channel(virtual.Channel):
         """Return the body as it was sent; *raises* `ValueError` if it is spoilt."""
         return decoded(body, encoding)
 
-    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str] | None:
+        """Return the queues that a message goes to; None if it is to be broadcast."""
         if not exchange:
             return [routing_key or default or self.deadletter_queue]
-        queues = self.connection.topology.lookup(exchange, routing_key, topic=self._type(exchange) == 'topic')
+        kind = self._type(exchange)
+        # Where another process has declared the exchange as fanout, that counts, however it was declared here.
+        queues = self.connection.topology.lookup(exchange, routing_key, topic=kind == 'topic') if kind != 'fanout' else None
+        if queues is None:
+            return None
         fallback = default or self.deadletter_queue
         return list(queues) if queues or not fallback else [fallback]
 
@@ -134,6 +143,7 @@ class Channel(virtual.Channel):
                 callback(message)
 
         self.holdings.subscribe(Subscription(consumer_tag, queue, bool(no_ack), self.credit, deliver))
+        self.connection.joined(queue)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Deliver nothing more to a consumer; what it was not handed yet goes back to its queue at once."""
@@ -148,6 +158,7 @@ class Channel(virtual.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
         check_names(queue=queue)
+        self.connection.gets.used(queue)
         delivery = self.connection.consumer.pull(queue, no_ack, self.credit)
         if delivery is None or not self.holdings.hand_over(delivery):
             return None
@@ -182,22 +193,31 @@ class Channel(virtual.Channel):
     def exchange_declare(self, exchange: str | None = None, type: str = 'direct', durable: bool = False,
                          auto_delete: bool = False, arguments: Any = None, nowait: bool = False,
                          passive: bool = False) -> None:
-        """Declare an exchange; a passive declaration fails with 404 for one that nobody bound a queue to."""
+        """Declare an exchange; a passive declaration fails with 404 for one that nobody declared as fanout or bound a queue to.
+
+        That an exchange is a fanout exchange all processes know: it stays one, even where it is declared as another one.
+        """
         check_names(exchange=exchange)
-        if passive and exchange not in self.state.exchanges and self.connection.topology.bindings(exchange):
+        if passive and exchange not in self.state.exchanges and self.connection.topology.has_exchange(exchange):
             return
         super().exchange_declare(exchange, type, durable, auto_delete, arguments, nowait, passive)
+        if type == 'fanout' and not passive:
+            self.connection.topology.declare_fanout(exchange or 'amq.fanout')
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
-        """Delete an exchange's bindings; its queues stay."""
+        """Delete an exchange and its bindings, for all processes; its queues stay."""
         check_names(exchange=exchange)
-        for binding in self.connection.topology.bindings(exchange):
-            self.connection.topology.unbind(exchange, binding['routing_key'], binding['queue'])
+        self.connection.topology.delete_exchange(exchange)
+        self.connection.listener.forget(exchange)
         self.state.exchanges.pop(exchange, None)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, auto_delete: bool = False,
                       exclusive: bool = False, arguments: Any = None, **kwargs: Any) -> queue_declare_ok_t:
-        """Declare a queue and return `(name, messages ready, 0)`; a passive declaration fails with 404 if it is not there."""
+        """Declare a queue and return `(name, messages ready, 0)`; a passive declaration fails with 404 if it is not there.
+
+        The messages are counted when that number is looked at. Where the queue is there already, `auto_delete` is as it was
+        declared first.
+        """
         queue = queue or f'amq.gen-{uuid()}'
         check_names(queue=queue)
         check_value(f'an argument of queue {queue!r:.80}', arguments or {})
@@ -206,11 +226,9 @@ class Channel(virtual.Channel):
                 raise amqp.NotFound(f'no queue {queue!r} in database {self.connection.couchdb.address.database!r}',
                                     (50, 10), 'Channel.queue_declare')
         else:
-            temporary = auto_delete or exclusive
-            self.connection.topology.declare_queue(queue, arguments or {}, temporary)
-            if temporary:
-                self.connection.temporary.add(queue)
-        return queue_declare_ok_t(queue, self._size(queue), 0)
+            temporary = self.connection.topology.declare_queue(queue, arguments or {}, auto_delete or exclusive)
+            (self.connection.temporary.add if temporary else self.connection.temporary.discard)(queue)
+        return Declared(queue, partial(self.connection.store.size, queue))
 
     def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
         """Return kombu's queue options as AMQP's arguments, in milliseconds where RabbitMQ has them so."""
@@ -232,13 +250,17 @@ class Channel(virtual.Channel):
         """Remove a binding."""
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
         if exchange and self._type(exchange) == 'fanout':
-            self.connection.listener.unbind(queue)
+            self.connection.listener.unbind(queue, exchange)
         else:
             self.connection.topology.unbind(exchange or 'amq.direct', routing_key or '', queue)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
-        """Delete a queue, its bindings and what waits in it; return how many messages that were."""
-        if (if_empty and self._size(queue)) or (if_unused and self.connection.used(queue)):
+        """Delete a queue, its bindings and the messages that wait in it, now or for later; return how many messages that were.
+
+        What a consumer holds is left to it. With `if_empty` nothing is deleted if there is any message, be it ready, planned for
+        later, or held; with `if_unused` nothing if anybody consumes the queue.
+        """
+        if (if_empty and not self.connection.store.is_empty(queue)) or (if_unused and self.connection.used(queue)):
             return 0
         self.connection.temporary.discard(queue)
         self.connection.listener.unbind(queue)
@@ -263,6 +285,7 @@ class Channel(virtual.Channel):
         return int(self.connection.store.size(queue))
 
     def _purge(self, queue: str) -> int:
+        """Delete what waits in a queue, now or for later, and return how many messages that were; what is held is left."""
         check_names(queue=queue)
         return int(self.connection.store.purge(queue))
 

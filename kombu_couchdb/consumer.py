@@ -20,6 +20,7 @@ from collections.abc import Callable
 from kombu.log import get_logger
 
 from . import workitem
+from .announced import Announced
 from .claims import Claims
 from .client import Client, Document
 from .delivery import Credit, Delivery
@@ -62,6 +63,9 @@ class Consumer:
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         self.holdings = Holdings(self._lease, mailbox, client.clock, options.unlimited_prefetch)
         self._heartbeat = Heartbeat(client, self._lease, self.holdings)
+        #: The queues that others see to be used by this consumer.
+        self.announced = Announced()
+        self._known_as = self._lease.id  # since when what was declared here is known to be there
         self._claims = Claims(self._store, options, self.holdings, self._lease, self._sweeper.void,
                               topology.limits)
         self._windows: dict[str, Window] = {}
@@ -96,7 +100,7 @@ class Consumer:
 
     def watch(self, queue: str) -> None:
         """Remove a temporary queue later, when nobody uses it any more."""
-        self._sweeper.left.add(queue)
+        self._sweeper.unused.left.add(queue)
 
     def close(self, timeout: float) -> None:
         """Give everything back, end the lease and the thread; wait up to `timeout` seconds for that."""
@@ -120,6 +124,7 @@ class Consumer:
             self._guard(self._finish)
         finally:
             self._news.close()
+            self.announced.close()
             for pull in self._claims.pulls:
                 pull.answer(CouchDBError('the connection was closed'))
 
@@ -199,10 +204,14 @@ class Consumer:
         changes: list[Change] = []
         self._windows = {queue: self._windows[queue] if queue in self._windows
                          else Window(self._client.clock, queue, self._options.read_ahead)
-                         for queue in sorted(queues) if not self._news.listener.listens(queue)}
+                         for queue in sorted(queues)}
         try:
             if queues or pulls or self._lease.written:
                 self._heartbeat.register(queues)
+                self.announced.are(self._lease.announced)
+                # Who was silent for too long finds its temporary queues deleted, and so may who was found unused by mistake.
+                self._topology.restore(queues, check=self._known_as != self._lease.id)
+                self._known_as = self._lease.id
                 if self._orphans:
                     self._release_orphans()
                 self._listen(credit)
@@ -220,6 +229,7 @@ class Consumer:
                 changes.append(self._heartbeat.change(queues))
             self.holdings.hungry = any(window.dirty or len(window) for window in self._windows.values())
             self._commit(outbox + changes)
+            self.announced.are(self._lease.announced)
         except CouchDBError:
             # Whether any of it was stored is unknown.
             for _, react in changes:

@@ -103,16 +103,28 @@ class Listener:
         with self._lock:
             self._queues[exchange].add(queue)
 
-    def unbind(self, queue: str) -> None:
-        """Let `queue` have nothing any more."""
+    def unbind(self, queue: str, exchange: str | None = None) -> None:
+        """Let `queue` have nothing more of `exchange`; without one, nothing of any."""
         with self._lock:
-            for queues in self._queues.values():
-                queues.discard(queue)
+            for name, queues in self._queues.items():
+                if exchange in (None, name):
+                    queues.discard(queue)
 
-    def listens(self, queue: str) -> bool:
-        """Tell whether this queue is bound to any fanout exchange."""
+    def forget(self, exchange: str) -> None:
+        """Let no queue have anything more of `exchange`: it was deleted."""
         with self._lock:
-            return any(queue in queues for queues in self._queues.values())
+            self._queues.pop(exchange, None)
+
+    @property
+    def exchanges(self) -> set[str]:
+        """The exchanges to which queues are bound."""
+        with self._lock:
+            return {name for name, queues in self._queues.items() if queues}
+
+    def listens_to(self, exchange: str) -> bool:
+        """Tell whether any queue is bound to this exchange."""
+        with self._lock:
+            return bool(self._queues.get(exchange))
 
     def prime(self, docs: Iterable[Document]) -> None:
         """Take the broadcasts that exist as had already."""

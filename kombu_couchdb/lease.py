@@ -22,8 +22,9 @@ from . import design, void
 from .client import Document
 from .healer import SYNC, Healer
 from .limits import limit_in
-from .members import queues_of
+from .members import CONSUMER, queues_of
 from .store import Store
+from .temporary import UnusedQueues
 from .tidy import Tidier
 from .topology import Topology
 from .watch import GRACE, Watch, mark_of
@@ -32,7 +33,6 @@ __all__ = ['CONSUMER', 'Lease', 'Sweeper']
 
 logger = get_logger(__name__)
 
-CONSUMER = 'broker:consumer:'
 
 #: How long a sweep may delete messages, in seconds: meanwhile nothing is claimed, and no heartbeat is written. The next sweep
 #: goes on, after a pause as long.
@@ -60,6 +60,8 @@ class Lease:
         self._beats = 0
         self._done: Mapping[str, int] = {}
         self._sent = self._valid_until = float('-inf')
+        #: The queues that the stored document names: others see that they are used.
+        self.announced: frozenset[str] = frozenset()
         #: Whether the last heartbeat is on enough nodes of a cluster to prove that nobody has swept this consumer.
         self.proven = True
 
@@ -100,7 +102,7 @@ class Lease:
 
     def beaten(self, rev: str, *, proven: bool = True) -> None:
         """Note that the heartbeat made by `beat` was stored; if it is not `proven`, the lease lasts no longer for that."""
-        self.rev, self.proven = rev, proven
+        self.rev, self.proven, self.announced = rev, proven, frozenset(self._queues)
         self._beats += 1
         self._sent, self._done = self._tried, self._doing
         if proven:
@@ -128,15 +130,13 @@ class Sweeper:
     def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
         self._store, self._topology, self._timeout = store, topology, timeout
         self._watch = Watch(store.client.clock, timeout)
-        #: Overdue queues: their `expires`, and the monotonic time since which it has been seen.
-        self._overdue: dict[str, tuple[float, float]] = {}
-        #: Temporary queues that were left here while others seemed to use them.
-        self.left: set[str] = set()
+        #: What becomes of queues without consumers.
+        self.unused = UnusedQueues(store, topology, timeout)
         #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
         self.void: dict[str, tuple[str, float]] = {}
         self._healer = Healer(store.client, {
             'WorkItem': store.heal,
-            **dict.fromkeys(('Queue', 'Binding', 'Broadcast'), lambda leaves, living: void.keep_seen(leaves))})
+            **dict.fromkeys(('Queue', 'Binding', 'Exchange', 'Broadcast'), lambda leaves, living: void.keep_seen(leaves))})
         self._tidier = Tidier(store.client)
         self._tidy_at = time.monotonic() + random.uniform(0.2, 1.0) * _TIDY
         # The first sweep is soon: a worker that is started again should find what it left behind.
@@ -179,13 +179,11 @@ class Sweeper:
             if count:
                 logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
         living = set(consumers) - {doc['_id'] for doc in dead}
-        overdue = {name: float(stats['max']) for name, stats in leases['queue'].items() if float(stats['max']) + GRACE < now}
-        before, self._overdue = self._overdue, {name: (mark, asked) for name, mark in overdue.items()}
-        self._overdue.update({name: seen for name, seen in before.items() if seen[0] == overdue.get(name)})
-        self.left |= {queue for doc in dead for queue in queues_of(doc)}
+        self.unused.look({name: float(stats['max']) for name, stats in leases['queue'].items()}, asked)
+        self.unused.left |= {queue for doc in dead for queue in queues_of(doc)}
         pause = min(_DELETING, self._timeout / 6)
         until = time.monotonic() + pause
-        dropped = self._remove_unused(living, now, until) if self._overdue or self.left else 0
+        dropped = self.unused.remove(now, until) if self.unused else 0
         dropped += self._keep_limits(leases, now, until)
         unfinished = bool(dropped) and time.monotonic() >= until
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
@@ -200,8 +198,7 @@ class Sweeper:
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
             self._tidier.tidy(_TIDIED)
-        proofs = [since + self._timeout / 3 - time.monotonic() for _, since in self._overdue.values()]
-        wait = min([self._watch.next_in(), *proofs, self._timeout])
+        wait = min(self._watch.next_in(), self.unused.next_in(), self._timeout)
         self._next = time.monotonic() + (pause if unfinished else max(wait, self._timeout / 10) + random.uniform(0.1, 1.0))
         # Whoever is stalled for less is far from being silent for its whole lease, even just before its heartbeat.
         self._expected = self._next + max(self._timeout / 3, GRACE)
@@ -235,30 +232,6 @@ class Sweeper:
             logger.info('%d messages were dropped: they had expired, or were more than their queues may hold', dropped)
         return dropped
 
-    def _remove_unused(self, living: set[str], now: float, until: float) -> int:
-        """Remove queues that nobody uses any more, with what is in them; return how many messages that were."""
-        used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in queues_of(doc)}
-        left, purged = set(self.left), 0
-        docs = self._topology.queues(sorted({*self._overdue, *left}))
-        self.left -= left - (used & {doc['name'] for doc in docs})
-        for doc in docs:
-            name = doc['name']
-            expired = isinstance(doc.get('expires'), (int, float)) and doc['expires'] + GRACE < now
-            if name in used:
-                if expired:
-                    self._topology.prolong(doc, now)
-            elif (expired and self._stays_overdue(name)) or (name in left and doc.get('auto_delete')):
-                purged += self._store.purge(name, until)
-                if self._store.exceeds(name, 0):
-                    self.left.add(name)  # the next sweep goes on
-                else:
-                    self._topology.delete_queue(name)
-                    logger.info('queue %r, which nobody used any more, was removed', name)
-        return purged
-
-    def _stays_overdue(self, queue: str) -> bool:
-        """Tell whether a queue was found overdue a while ago, too: the first time, the clock may only have jumped."""
-        return queue in self._overdue and time.monotonic() - self._overdue[queue][1] >= self._timeout / 3
 
 
 def _number(value: Any) -> float:

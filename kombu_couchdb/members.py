@@ -12,9 +12,12 @@ from itertools import accumulate
 from typing import Any
 from zlib import crc32
 
-__all__ = ['Members', 'Turns', 'queues_of']
+__all__ = ['CONSUMER', 'Members', 'Turns', 'queues_of']
 
 Document = dict[str, Any]
+
+#: The ids of Consumer documents start with this.
+CONSUMER = 'broker:consumer:'
 
 
 def queues_of(doc: Document) -> frozenset[str]:

@@ -20,7 +20,8 @@ from .fanout import BROADCAST, Listener
 from .feed import LIMIT, Feed
 from .lease import CONSUMER
 from .members import Members
-from .topology import BINDING, QUEUE, Topology, binding_prefix
+from .routing import BINDING, QUEUE, exchange_in, exchange_prefix
+from .topology import Topology
 from .window import Window
 from .workitem import is_waiting
 
@@ -46,7 +47,7 @@ class News:
     def __init__(self, client: Client, topology: Topology, listener: Listener, name: str) -> None:
         self.listener, self.members = listener, Members()
         self._client, self._name = client, name
-        self._routes, self._limits = topology.routes, topology.limits
+        self._topology, self._routes, self._limits = topology, topology.routes, topology.limits
         self._feed: Feed | None = None
         self._inbox: deque[tuple[list[Row], Any] | CouchDBError] = deque()
         self._known: dict[str, str] = {}
@@ -174,16 +175,16 @@ class News:
     def _look(self, windows: Mapping[str, Window]) -> list[Document]:
         """Read what changed among the documents that are no WorkItems; one request if nothing did, and one for bindings."""
         self._looked = time.monotonic()
-        exchanges = sorted(self._routes.wanted)
+        exchanges = sorted(self._routes.wanted | self.listener.exchanges)
         rows = self._client.id_range(BROADCAST, to=CONSUMER)
         if exchanges:
-            rows += self._client.id_range(binding_prefix(exchanges[0]), to=binding_prefix(exchanges[-1]))
+            rows += self._client.id_range(exchange_prefix(exchanges[0]), to=exchange_prefix(exchanges[-1]))
         revs = {row['id']: row['value']['rev'] for row in rows}
         docs = [doc for doc in self._client.fetch([name for name, rev in revs.items() if self._known.get(name) != rev]) if doc]
         for exchange in exchanges:
             if exchange not in self._covered:
-                its = {doc['_id']: doc for doc in docs if doc['_id'].startswith(binding_prefix(exchange))}
-                self._routes.replace(its, self._looked, binding_prefix(exchange))
+                its = {doc['_id']: doc for doc in docs if doc['_id'].startswith(exchange_prefix(exchange))}
+                self._routes.replace(its, self._looked, exchange_prefix(exchange))
                 self._covered.add(exchange)
         docs += [{'_id': name, '_deleted': True} for name in self._known.keys() - revs.keys()]
         self._known = revs
@@ -197,6 +198,12 @@ class News:
         return docs
 
     def _note(self, doc: Document) -> None:
+        if doc.get('_deleted'):
+            self._topology.was_deleted(doc['_id'])
+            exchange = exchange_in(doc['_id'])
+            # It may have been declared anew meanwhile, and bound to.
+            if exchange is not None and self.listener.listens_to(exchange) and not self._topology.has_fanout(exchange):
+                self.listener.forget(exchange)
         if doc['_id'].startswith(BINDING):
             self._routes.update(doc)
         elif doc['_id'].startswith(CONSUMER):
@@ -209,7 +216,7 @@ def _selector(queues: frozenset[str]) -> Document:
     """Return the filter that the server applies: what can be claimed here, and what concerns all."""
     return {'$or': [
         {'type': 'WorkItem', 'claimed': None, 'queue': {'$in': sorted(queues)}, 'status': {'$exists': False}},
-        {'type': {'$in': ['Binding', 'Broadcast', 'Queue']}},
+        {'type': {'$in': ['Binding', 'Exchange', 'Broadcast', 'Queue']}},
         {'type': 'Consumer', 'beats': 0},
         {'_deleted': True, '_id': {'$gt': _PREFIX, '$lt': 'broker;'}},
     ]}

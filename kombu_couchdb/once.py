@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any
 
-__all__ = ['ONCE', 'fixed_id', 'is_fixed', 'is_repeated', 'once']
+__all__ = ['ONCE', 'copy_id', 'fixed_id', 'is_fixed', 'is_repeated', 'once']
 
 #: What the ids of such messages start with.
 ONCE = 'once:'
@@ -40,6 +40,15 @@ def fixed_id(message: Mapping[str, Any]) -> str | None:
     if context is None or not isinstance(task_id, str):
         return None
     return ONCE + sha256(f'{context[0]}\0{task_id}'.encode()).hexdigest()[:32]
+
+
+def copy_id(tag: str, queue: str) -> str:
+    """Return the id of the copy of a message that one queue of an exchange has.
+
+    It depends on nothing else: who publishes again, since an answer was lost, stores each copy once, even if queues were bound
+    or unbound meanwhile.
+    """
+    return f'{tag}-{sha256(queue.encode()).hexdigest()[:12]}'
 
 
 def is_fixed() -> bool:

@@ -10,16 +10,19 @@ from typing import Any
 from kombu.log import get_logger
 
 from . import design, unique, void, waiting, workitem
-from .answers import exactly, maybe, members, number, revision, text
-from .client import LAST, Client, Document, chunks
+from .answers import anything, exactly, maybe, members, number, revision, text
+from .client import LAST, Client, Document, Row, chunks
 from .errors import AccessDenied, BrokenAnswer, Conflict, CouchDBError, DatabaseMissing, NotFound, ServerUnavailable, from_answer
 from .group_commit import GroupCommit
 from .healer import write_each
+from .routing import QUEUE
 
-__all__ = ['REVISIONS', 'Store']
+__all__ = ['REVISIONS', 'SEEN', 'Store']
 
 logger = get_logger(__name__)
 
+#: So many rows are read when a connection is established.
+SEEN = 200
 #: How many revisions of a document are remembered: heartbeats and broadcasts are written again and again, and each would keep
 #: 1,000 without a limit.
 REVISIONS = 20
@@ -28,6 +31,7 @@ _REVS = members(id=text, value=lambda value: revision(value[1] if isinstance(val
 _RANK = members(key=exactly(text, number))
 _LEASES = members(key=exactly(text, maybe(text)), value=members(count=number, min=number, max=number))
 _IDS = members(id=text)
+_CLAIMED = members(key=exactly(text, text, anything))
 
 #: Documents published in one request.
 _PUBLISHED = 5000
@@ -44,23 +48,28 @@ class Store:
 
     # -- the database
 
-    def ensure(self, create: bool) -> None:
+    def ensure(self, create: bool) -> list[Row]:
         """Make sure that database and design document are there; with `create`, make them.
 
-        One request where all is well. *Raises* `AccessDenied`, `DatabaseMissing`, `NotCouchDB`, `ServerUnavailable`.
+        One request where all is well. It tells, too, which exchanges, bindings and queues are there: return these rows of
+        `_all_docs`, without documents, of a large database the first ones. *Raises* `AccessDenied`, `DatabaseMissing`,
+        `NotCouchDB`, `ServerUnavailable`.
         """
         wanted = f'_design/{design.NAME}'
+        rows, missing = list[Row](), None
         try:
-            self.client.get(wanted)
-            return
+            rows = self.client.id_range(wanted, to=QUEUE, limit=SEEN)
+            if rows and rows[0]['id'] == wanted:
+                return rows
         except BrokenAnswer:
             self.client.welcome()
             raise
         except (NotFound, DatabaseMissing) as exc:
-            self.client.welcome()
-            if not create:
-                raise DatabaseMissing(f'{self.client.address.url}: the database is not set up, and the transport '
-                                      f'option create_database is off') from exc
+            missing = exc
+        self.client.welcome()
+        if not create:
+            raise DatabaseMissing(f'{self.client.address.url}: the database is not set up, and the transport '
+                                  f'option create_database is off') from missing
         try:
             self.client.create()
         except AccessDenied as exc:
@@ -81,6 +90,7 @@ class Store:
             self.client.request('PUT', '/_revs_limit', body=REVISIONS)
         except CouchDBError as exc:
             logger.debug('revs_limit is left as it is: %s', exc)
+        return rows
 
     def close(self) -> None:
         """Close the idle connections; the store can still be used."""
@@ -192,6 +202,13 @@ class Store:
         return waiting.count(self.client, [
             {'startkey': [name], 'endkey': [name, workitem.HIGHEST, {}]},
             {'startkey': [name, design.PLANNED], 'endkey': [name, design.PLANNED, self.client.clock.now()]}])
+
+    def is_empty(self, queue: str) -> bool:
+        """Tell whether a queue has no item that is ready, planned for later, or claimed. Dead letters are in no queue."""
+        if self.exceeds(queue, 0):
+            return False
+        rows = self.client.view(design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3)
+        return design.key_of(queue) not in {row['key'][2] for row in rows}
 
     def purge(self, queue: str, until: float = inf) -> int:
         """Delete what waits in a queue, now or for later, and return how many; claimed items are left.

@@ -72,6 +72,7 @@ class Tidier:
         return count - len(wanted)
 
     def _without_queue(self, bindings: list[Document]) -> list[Document]:
+        bindings = [doc for doc in bindings if doc.get('type') != 'Exchange']
         names = sorted({QUEUE + str(doc.get('queue')) for doc in bindings})
         declared = {doc['_id'] for part in chunks(names, _PAGE) for doc in self._client.find(part) if doc}
         return [doc for doc in bindings if QUEUE + str(doc.get('queue')) not in declared]

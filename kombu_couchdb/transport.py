@@ -31,7 +31,8 @@ from .mailbox import Mailbox
 from .members import queues_of
 from .news import News
 from .options import Options
-from .store import Store
+from .store import SEEN, Store
+from .temporary import Gets
 from .topology import Topology
 from .urls import parse
 
@@ -75,6 +76,7 @@ class Transport(virtual.Transport):
         self.address = replace(self.address, others=_others(self.address, client))
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
+        self.gets = Gets(self.topology)
         self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
         self.listener = Listener()
         #: Queues declared here that go with their last consumer.
@@ -96,7 +98,8 @@ class Transport(virtual.Transport):
 
     def establish_connection(self) -> Transport:
         """Reach the database, and make it if it is missing; *raises* `CouchDBError`."""
-        self.store.ensure(self.options.create_database)
+        began = time.monotonic()
+        self.topology.saw(self.store.ensure(self.options.create_database), began, SEEN)
         super().establish_connection()
         return self
 
@@ -199,9 +202,20 @@ class Transport(virtual.Transport):
         own = self._consumer and self._consumer.id
         return any(queue in queues_of(row['doc']) for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own)
 
+    def joined(self, queue: str) -> None:
+        """A consumer of the queue was added: if the queue is temporary, wait until others can see that it is used.
+
+        Not for longer than a request may take: while the server is away the I/O thread goes on trying.
+        """
+        if queue in self.temporary:
+            self.consumer.announced.wait_for(queue, self.options.request_timeout)
+
     def left(self, queue: str) -> None:
-        """A consumer of the queue was cancelled: if the queue is temporary and that was the last one, delete it."""
-        if queue not in self.temporary:
+        """A consumer of the queue was cancelled: if the queue is temporary and that was the last one, delete it.
+
+        Not in a forked child: its parent may go on consuming.
+        """
+        if queue not in self.temporary or self._pid != os.getpid():
             return
         try:
             if self.used(queue):

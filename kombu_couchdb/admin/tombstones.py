@@ -25,11 +25,11 @@ __all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours']
 _MARKS = '_local/celery-vacuum'
 
 #: The ids of messages, of the broker's other documents, and of results behind any prefix.
-_OURS = re.compile(r'[0-9a-f]{30}(-\d+)?\Z|once:|job:|broker:|.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)',
+_OURS = re.compile(r'[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|job:|broker:|.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)',
                    re.DOTALL)
 
 #: The ids of messages alone.
-_MESSAGE = re.compile(r'[0-9a-f]{30}(-\d+)?\Z')
+_MESSAGE = re.compile(r'[0-9a-f]{30}(-[0-9a-f]+)?\Z')
 
 #: The most documents and revisions that CouchDB takes in one `_purge`, as it is installed.
 _DOCUMENTS, _REVISIONS = 100, 1000

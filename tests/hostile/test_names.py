@@ -15,8 +15,8 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.routing import binding_id, topic_matches, topic_pattern
 from kombu_couchdb.storable import check_names
-from kombu_couchdb.topology import _binding_id, topic_matches, topic_pattern
 from tests.support import Inbox, items, publish
 
 from .strategies import ODD, any_text
@@ -98,7 +98,7 @@ def test_no_two_names_stand_for_one_in_the_views(one: str, other: str) -> None:
 
 @given(st.lists(any_text(), min_size=3, max_size=3), st.lists(any_text(), min_size=3, max_size=3))
 def test_no_two_bindings_have_one_id(one: list[str], other: list[str]) -> None:
-    assert (_binding_id(*one) == _binding_id(*other)) == (one == other)
+    assert (binding_id(*one) == binding_id(*other)) == (one == other)
 
 
 words = st.lists(st.sampled_from(['a', 'b', '', '*', '#']), max_size=4).map('.'.join)

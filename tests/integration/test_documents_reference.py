@@ -62,7 +62,7 @@ def compare(kind: str, docs: list[dict[str, Any]]) -> None:
 
 def test_all_kinds_are_told_of() -> None:
     assert set(SECTIONS) == {
-        'WorkItem', 'Consumer', 'Queue', 'Binding', 'Broadcast', 'Result', 'Group', 'Value', 'Chord', 'Part'}
+        'WorkItem', 'Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast', 'Result', 'Group', 'Value', 'Chord', 'Part'}
 
 
 def test_views() -> None:
@@ -103,7 +103,7 @@ def test_what_else_the_broker_writes(connect: Callable[..., Connection], client:
     inbox = Inbox(connect(), 'of direct')
     inbox.wait(1)
     docs = written(sent)
-    for kind in ('Consumer', 'Queue', 'Binding', 'Broadcast'):
+    for kind in ('Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast'):
         compare(kind, docs[kind])
 
 

@@ -9,6 +9,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.exceptions import ChannelError
 
 from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, items, run_python
 
@@ -105,3 +106,74 @@ def test_topic_of_consumers_across_connections(connect: Callable[..., Connection
     assert errors.wait(2) == [1, 3]
     assert everything.wait(3) == [1, 2, 3]
     wait_for(lambda: not items(client), 'all to be acknowledged')
+
+
+def test_topics_from_a_publisher_that_has_not_declared_the_exchange(connect: Callable[..., Connection], client: Client) -> None:
+    Queue('q', TOPICS, routing_key='a.*')(connect().channel()).declare()
+    for key in ('a.b', 'a', 'a.b.c'):
+        connect().Producer().publish(key, exchange='topics', routing_key=key, serializer='json')
+    assert [item['message']['properties']['delivery_info']['routing_key'] for item in items(client)] == ['a.b']
+
+
+def bind_and_fail(connection: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object], *, stored: bool) -> None:
+    """Let the first try to publish on a connection get no answer, with a change of the bindings before the next one."""
+    publish, tries = connection.transport.publish, list[object]()
+
+    def lose(docs: list[dict[str, object]]) -> None:
+        if tries or stored:
+            publish(docs)
+        tries.append(docs)
+        if len(tries) == 1:
+            change()
+            raise ServerUnavailable('the answer was lost')
+
+    monkeypatch.setattr(connection.transport, 'publish', lose)
+
+
+@pytest.mark.parametrize('stored', [True, False])
+@pytest.mark.parametrize('binds', [True, False])
+def test_each_queue_has_one_copy_though_bindings_change_between_two_tries(
+        connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, binds: bool, stored: bool) -> None:
+    publisher, other = connect(), connect().channel()
+    first, *others = (Queue(name, DIRECT, routing_key='k')(other) for name in 'abc')
+    for queue in others if binds else (first, *others):
+        queue.declare()
+    publisher.connect()
+    bind_and_fail(publisher, monkeypatch, first.declare if binds else lambda: first.unbind_from(DIRECT, 'k'), stored=stored)
+    publisher.Producer().publish('hello', exchange='direct', routing_key='k', serializer='json', retry=True,
+                                 retry_policy={'interval_start': 0, 'max_retries': 3})
+    there = ['b', 'c'] if not (binds or stored) else ['a', 'b', 'c']
+    assert sorted(item['queue'] for item in items(client)) == there
+
+
+def test_child_reads_the_bindings_itself(url: str) -> None:
+    """The parent consumes, and so its table follows the bindings; nobody follows them for the child."""
+    run_python('''
+import os
+import kombu_couchdb
+from kombu import Connection, Consumer, Exchange, Queue
+direct = Exchange('direct', type='direct')
+parent = Connection(os.environ['URL'])
+old, new = (Queue(name, direct, routing_key='k') for name in ('old', 'new'))
+old(parent.default_channel).declare()
+Consumer(parent.channel(), [Queue('other')], on_message=lambda message: None).consume()
+producer = parent.Producer(exchange=direct, routing_key='k', serializer='json')
+while not parent.transport.topology.routes.known('direct'):
+    pass
+import time; time.sleep(0.5)
+child = os.fork()
+if not child:
+    try:
+        with Connection(os.environ['URL']) as own:
+            bound = new(own.default_channel)
+            bound.declare()
+            old(own.default_channel).unbind_from(direct, 'k')
+        producer.publish('hello')
+    finally:
+        os._exit(0)
+os.waitpid(child, 0)
+with Connection(os.environ['URL']) as other:
+    assert new(other.default_channel).get(no_ack=True), 'not in the queue that is bound'
+    assert not old(other.default_channel).get(no_ack=True), 'in the queue that is not bound any more'
+parent.release()
+''', URL=url)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kombu import Connection, Exchange, Queue
+import pytest
+from kombu import Connection, Exchange, Queue, binding
 
+from kombu_couchdb import tidy
 from kombu_couchdb.client import Client
-from tests.support import Inbox, Peer, Request, items
+from tests.conftest import wait_for
+from tests.support import Inbox, Peer, Request, items, publish
 
-NEWS = Exchange('news', type='fanout')
+NEWS, SPORTS = Exchange('news', type='fanout'), Exchange('sports', type='fanout')
 
 
 def listen(connection: Connection, queue: str) -> Inbox:
@@ -113,3 +116,106 @@ def test_broadcast_is_one_write_however_many_listen(connect: Callable[..., Conne
         inbox.wait(1)
     assert len(client.id_range('broker:broadcast:')) == 1
     assert len([doc for request in sent for doc in request.docs if doc.get('type') == 'Broadcast']) == 1
+
+
+def both(connection: Connection) -> Inbox:
+    """Listen to two exchanges with one queue."""
+    queue = Queue('listener', [binding(NEWS), binding(SPORTS)], auto_delete=True)
+    return Inbox(connection, queue)
+
+
+def test_unbound_from_one_exchange_a_queue_hears_the_other(connect: Callable[..., Connection], client: Client) -> None:
+    inbox, publisher = both(connect()), connect()
+    inbox.channel.queue_unbind('listener', 'news')
+    for exchange in (NEWS, SPORTS):
+        publisher.Producer().publish(exchange.name, exchange=exchange, serializer='json', declare=[exchange])
+    assert inbox.wait(1) == ['sports']
+    inbox.stays(1, 0.3)
+
+
+def test_deleted_exchange_is_heard_by_nobody_in_any_process(connect: Callable[..., Connection], client: Client) -> None:
+    here, there, publisher = both(connect()), listen(connect(), 'there'), connect()
+    broadcast(publisher, 'first')
+    for inbox in (here, there):
+        inbox.wait(1)
+    NEWS(here.channel).delete()
+    wait_for(lambda: not there.connection.transport.listener.listens_to('news'), 'the other connection to hear of it')
+    NEWS(connect().channel()).declare()
+    for exchange in (NEWS, SPORTS):
+        publisher.Producer().publish(exchange.name, exchange=exchange, serializer='json')
+    assert here.wait(2) == ['first', 'sports']
+    for inbox, count in ((here, 2), (there, 1)):
+        inbox.stays(count, 0.3)
+
+
+def test_exchange_that_is_declared_anew_at_once_is_heard(connect: Callable[..., Connection], client: Client) -> None:
+    inbox = listen(connect(), 'listener')
+    for number in range(20):
+        NEWS(inbox.channel).delete()
+        Queue('listener', NEWS, auto_delete=True)(inbox.channel).declare()
+        broadcast(connect(), number)
+        assert inbox.wait(number + 1)[-1] == number
+
+
+@pytest.mark.parametrize('kind', [None, 'direct'])
+def test_publisher_that_has_not_declared_the_exchange_as_fanout(connect: Callable[..., Connection], client: Client,
+                                                                sent: list[Request], kind: str | None) -> None:
+    """As Celery does for a queue that it knows by `task_routes` only: it takes the exchange for a direct one."""
+    inboxes, publisher = [listen(connect(), name) for name in ('one', 'two')], connect()
+    if kind:
+        Queue('news', Exchange('news', type=kind), routing_key='news')(publisher.channel()).declare()
+    for number in range(3):
+        sent.clear()
+        publisher.Producer().publish(number, exchange='news', routing_key='news', serializer='json')
+    for inbox in inboxes:
+        assert inbox.wait(3) == [0, 1, 2]
+    assert not items(client)
+
+
+def test_queue_by_name_of_a_fanout_exchange_is_that_exchange_where_it_was_bound_so(connect: Callable[..., Connection],
+                                                                                  client: Client) -> None:
+    inboxes, publisher, other = [listen(connect(), name) for name in ('one', 'two')], connect(), connect()
+    Queue('news', Exchange('news'), routing_key='news')(publisher.channel()).declare()
+    publish(publisher, 'to all', 'news')
+    for inbox in inboxes:
+        assert inbox.wait(1) == ['to all']
+    publish(other, 'to one queue', 'news')
+    assert [item['queue'] for item in items(client)] == ['news']
+
+
+def test_deleted_fanout_exchange_may_become_a_direct_one(connect: Callable[..., Connection], client: Client) -> None:
+    listen(connect(), 'listener')
+    NEWS(connect().channel()).delete()
+    Queue('q', Exchange('news'), routing_key='k')(connect().channel()).declare()
+    connect().Producer().publish('hello', exchange='news', routing_key='k', serializer='json')
+    assert [item['queue'] for item in items(client)] == ['q']
+
+
+def test_fanout_exchange_is_stored_once_and_known_from_then_on(connect: Callable[..., Connection], client: Client,
+                                                               sent: list[Request]) -> None:
+    connect().connect()
+    for _ in range(3):
+        NEWS(connect().channel()).declare()
+    written = [doc for request in sent for doc in request.docs if doc.get('type') == 'Exchange']
+    assert written == [{'_id': 'broker:binding:["news",null,null]', 'type': 'Exchange', 'name': 'news', 'kind': 'fanout'}]
+    connect().channel().exchange_declare('news', passive=True)
+
+
+def test_tidying_leaves_exchanges_alone(connect: Callable[..., Connection], client: Client,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    NEWS(connect().channel()).declare()
+    monkeypatch.setattr(tidy, '_ORPHANED', 0.0)
+    tidier = tidy.Tidier(client)
+    assert [tidier.tidy(100)['bindings'] for _ in range(2)] == [0, 0]
+
+
+def test_queue_that_listens_gets_messages_of_its_own(connect: Callable[..., Connection], client: Client) -> None:
+    direct = Exchange('direct', type='direct')
+    inbox, publisher = Inbox(connect(), Queue('q', [binding(NEWS), binding(direct, routing_key='k')])), connect()
+    publish(publisher, 'by name')
+    publisher.Producer().publish('by key', exchange=direct, routing_key='k', serializer='json')
+    broadcast(publisher, 'to all')
+    assert sorted(inbox.wait(3)) == ['by key', 'by name', 'to all']
+    publish(publisher, 'later')
+    inbox.wait(4)
+    wait_for(lambda: not items(client), 'all to be acknowledged')

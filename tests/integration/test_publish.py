@@ -11,6 +11,8 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.routing import _tables
+from kombu_couchdb.store import SEEN
 from tests.support import Inbox, Request, eta, items, publish, replace_in_clients
 
 needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='Producer.batch() came with kombu 5.7')
@@ -161,3 +163,44 @@ def test_batch_with_broadcasts(connect: Callable[..., Connection], client: Clien
             producer.publish(number, routing_key='q', serializer='json')
     assert inbox.wait(5) == [0, 1, 2, 3, 4]
     assert len(items(client)) == 5
+
+
+@pytest.mark.parametrize(('how', 'most'), [
+    ('celery', 2), ('simple queue', 3), ('celery, many queues', 5), ('simple queue, many queues', 6)])
+def test_first_publish_of_a_process(connect: Callable[..., Connection], url: str, client: Client, sent: list[Request], how: str,
+                                    most: int) -> None:
+    """Its queue is known to be there from what it reads first; in a database with many others it is read."""
+    def publish_first() -> None:
+        _tables._objects.clear()  # as in a process that is new
+        sent.clear()
+        connection = connect()
+        if how.startswith('celery'):
+            queue = Queue('celery', Exchange('celery'), routing_key='celery')
+            connection.Producer().publish('hello', routing_key='celery', serializer='json', declare=[queue])
+        else:
+            connection.SimpleQueue('simple').put('hello')
+
+    publish_first()
+    if 'many' in how:
+        client.bulk([{'_id': f'broker:binding:["a","{number}","b"]', 'type': 'Binding', 'exchange': 'a',
+                      'routing_key': str(number), 'pattern': None, 'queue': 'b'} for number in range(SEEN)])
+    publish_first()
+    assert len(sent) <= most, [(request.method, request.path) for request in sent]
+    assert len(items(client)) == 2
+
+
+def test_messages_are_counted_when_somebody_looks(connection: Connection, client: Client, sent: list[Request]) -> None:
+    channel = connection.channel()
+    for number in range(2):
+        publish(connection, number)
+    declared = channel.queue_declare('q')
+    sent.clear()
+    assert (declared.queue, declared[0], declared.consumer_count) == ('q', 'q', 0)
+    assert 'q' in repr(declared)
+    assert not sent
+    name, count, consumers = declared
+    assert (name, count, consumers, declared[1], declared.message_count) == ('q', 2, 0, 2, 2)
+    assert declared == ('q', 2, 0)
+    assert declared[:2] == ('q', 2)
+    assert declared._asdict() == {'queue': 'q', 'message_count': 2, 'consumer_count': 0}
+    assert len(sent) <= 2

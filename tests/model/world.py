@@ -293,7 +293,6 @@ class _DeafNews:
 
     def __init__(self) -> None:
         self.members = Members()
-        self.listener = SimpleNamespace(listens=lambda queue: False)
 
     def take(self, windows: Mapping[str, Any], eager: set[str]) -> tuple[list[Any], list[Any]]:
         for window in windows.values():

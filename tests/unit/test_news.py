@@ -51,13 +51,16 @@ class Nobody:
         return self
 
     limits = routes
-    wanted: tuple[str, ...] = ()
+    wanted: frozenset[str] = frozenset()
+    exchanges = wanted
 
     def follow(self, seconds: float, exchanges: Any = ()) -> None: ...
 
     def replace(self, docs: Any, at: float) -> None: ...
 
     def seen(self, doc: Any) -> None: ...
+
+    def was_deleted(self, doc_id: str) -> None: ...
 
     def take(self, docs: Any) -> list[Any]:
         return []

@@ -1,0 +1,49 @@
+"""Broadcast queues, as Celery's documentation has them."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from tests.conftest import PATIENT, wait_for
+
+from .conftest import Site
+
+#: A worker with a queue of its own for what is broadcast to the exchange `everybody`.
+APP = b'''
+import json, os
+from pathlib import Path
+from celery import Celery
+from kombu.common import Broadcast
+
+app = Celery('broadcast', broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
+app.conf.task_queues = (Broadcast('everybody'),)
+
+
+@app.task(name='reload', bind=True, ignore_result=True)
+def reload(self, journal, name):
+    with open(journal, 'a') as file:
+        file.write(f'{self.request.hostname} {name}\\n')
+'''
+
+
+def test_publisher_that_knows_only_the_route(site: Site) -> None:
+    """Celery takes the exchange for a direct one there, and leaves it out."""
+    command = ['celery', '-A', 'app', 'worker', '-l', 'info', '-P', 'threads', '-c', '1', '--without-gossip', '--without-mingle']
+    for name in ('one', 'two'):
+        site.run([*command, '-n', f'{name}@host'], site.environment, {'app.py': APP})
+    for worker in site.workers:
+        worker.ready()
+    publisher = Celery('publisher', set_as_current=False, broker=site.environment['BROKER_URL'])
+    publisher.conf.update(broker_transport_options=PATIENT)
+    try:
+        publisher.conf.task_routes = {'reload': {'queue': 'everybody', 'exchange': 'everybody'}}
+        for name in ('first', 'second'):
+            publisher.send_task('reload', (str(site.journal), name))
+        publisher.conf.task_routes = {}
+        publisher.amqp.flush_routes()
+        publisher.send_task('reload', (str(site.journal), 'third'), exchange='everybody', routing_key='any')
+        names = [f'{worker}@host {name}' for worker in ('one', 'two') for name in ('first', 'second', 'third')]
+        wait_for(lambda: sorted(site.journalled()) == names, 'both workers to run all three')
+    finally:
+        publisher.pool.force_close_all()
+        publisher.close()

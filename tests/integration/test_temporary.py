@@ -1,0 +1,288 @@
+"""Queues that go when nobody uses them stay while anybody does, and come back to who was paused while others deleted them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection, Exchange, Queue
+
+from kombu_couchdb import temporary
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ServerUnavailable
+from tests.conftest import wait_for
+from tests.support import Inbox, Peer, Request, eta, items, publish, run_python
+
+DIRECT, NEWS = Exchange('direct', type='direct'), Exchange('news', type='fanout')
+
+#: With these a consumer sweeps every half second.
+SWEEPS = {'visibility_timeout': 1.5}
+
+
+def queues(client: Client) -> set[str]:
+    return {row['doc']['name'] for row in client.id_range('broker:queue:', docs=True)}
+
+
+def bindings(client: Client) -> list[str]:
+    return [row['doc']['queue'] for row in client.id_range('broker:binding:', docs=True) if row['doc']['type'] == 'Binding']
+
+
+def sweep_now(connection: Connection) -> None:
+    """Let the consumer of a connection sweep in its next turn."""
+    consumer = connection.transport.consumer
+    consumer._sweeper._next = float('-inf')
+    consumer.holdings.bell.ring()
+
+
+# -- a consumer that was paused
+
+
+@pytest.mark.parametrize('fanout', [None, 'news'])
+def test_consumer_that_was_paused_has_its_queue_again(url: str, connect: Callable[..., Connection], client: Client,
+                                                      fanout: str | None) -> None:
+    Inbox(connect(**SWEEPS), 'other')  # it sweeps
+    with Peer(url, ack=True, queue_name='temporary', fanout=fanout, auto_delete=True, options=SWEEPS) as peer:
+        wait_for(lambda: 'temporary' in queues(client))
+        peer.signal(signal.SIGSTOP)
+        wait_for(lambda: 'temporary' not in queues(client), 'the queue to be removed')
+        peer.signal(signal.SIGCONT)
+        wait_for(lambda: 'temporary' in queues(client), 'the queue to be declared again')
+        publish(connect(), 'hello', 'temporary')
+        assert peer.next()['got'] == 'hello'
+        if fanout:
+            connect().Producer().publish('to all', exchange=fanout, serializer='json')
+            assert peer.next()['got'] == 'to all'
+
+
+def test_bindings_come_back_with_their_queue(connect: Callable[..., Connection], client: Client) -> None:
+    inbox = Inbox(connect(), Queue('temporary', DIRECT, routing_key='k', auto_delete=True))
+    [binding] = client.id_range('broker:binding:', docs=True)
+    [queue] = client.id_range('broker:queue:', docs=True)
+    # A sweeper's mistake:
+    client.bulk([{'_id': row['id'], '_rev': row['doc']['_rev'], '_deleted': True} for row in (queue, binding)])
+    wait_for(lambda: bindings(client) == ['temporary'] and queues(client) == {'temporary'}, 'both to be declared again')
+    connect().Producer().publish('hello', exchange='direct', routing_key='k', serializer='json')
+    assert inbox.wait(1) == ['hello']
+
+
+def test_what_a_person_or_this_connection_deletes_stays_deleted(connect: Callable[..., Connection], client: Client) -> None:
+    inbox = Inbox(connect(), 'durable', Queue('temporary', auto_delete=True), Queue('last', auto_delete=True))
+    connect().channel().queue_delete('durable')
+    inbox.channel.queue_delete('temporary')
+    [last] = client.id_range('broker:queue:last', docs=True)
+    client.bulk([{'_id': last['id'], '_rev': last['doc']['_rev'], '_deleted': True}])
+    wait_for(lambda: 'last' in queues(client), 'what follows them to be declared again')
+    assert queues(client) == {'last'}
+
+
+# -- one consumer comes, another one goes
+
+
+def test_consumer_that_comes_before_the_last_one_goes_keeps_the_queue(connect: Callable[..., Connection], client: Client) -> None:
+    queue = Queue('temporary', auto_delete=True)
+    inbox = Inbox(connect(), queue)
+    for number in range(12):
+        publish(connect(), number, 'temporary')
+        old, inbox = inbox, Inbox(connect(), queue, ack=number > 10)
+        old.consumer.cancel()
+        assert queues(client) == {'temporary'}, f'after {number} of them'
+        old.connection.release()
+    wait_for(lambda: not items(client) or inbox.drain(0.1), 'all messages to be delivered')
+
+
+def test_consumer_of_another_process_that_comes_before_the_last_one_goes(url: str, connect: Callable[..., Connection],
+                                                                         client: Client) -> None:
+    inbox = Inbox(connect(), Queue('temporary', auto_delete=True))
+    with Peer(url, ack=True, queue_name='temporary', auto_delete=True) as peer:
+        inbox.consumer.cancel()
+        assert queues(client) == {'temporary'}
+        publish(connect(), 'hello', 'temporary')
+        assert peer.next()['got'] == 'hello'
+
+
+def test_consuming_goes_on_after_an_outage(connect: Callable[..., Connection], client: Client,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cannot tell others in time that it uses the queue consumes all the same."""
+    connection = connect(request_timeout=0.5)
+    queue = Queue('temporary', auto_delete=True)
+    queue(connection.default_channel).declare()
+    transport, away = connection.transport, [True]
+    bulk = transport.couchdb.bulk
+
+    def refuse(docs: Any, **kwargs: Any) -> Any:
+        if away:
+            raise ServerUnavailable('away')
+        return bulk(docs, **kwargs)
+
+    monkeypatch.setattr(transport.couchdb, 'bulk', refuse)
+    inbox = Inbox(connection, Queue('temporary', auto_delete=True, no_declare=True))
+    away.clear()
+    publish(connect(), 'hello', 'temporary')
+    assert inbox.wait(1) == ['hello']
+
+
+def test_sweeper_looks_again_before_it_removes_a_queue(connect: Callable[..., Connection], client: Client,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who subscribes while a sweep is under way is not known to what the sweep has read first."""
+    sweeper, late = connect(), list[Inbox]()
+    Inbox(sweeper, 'other')
+    Queue('expiring', expires=0.001)(connect().channel()).declare()
+    monkeypatch.setattr(temporary, '_GRACE', 0.0)
+    store = sweeper.transport.consumer._store
+    leases = store.leases
+
+    def leases_and_subscription() -> Any:
+        found = leases()
+        if 'expiring' in found['queue'] and not late:
+            late.append(Inbox(connect(), Queue('expiring', no_declare=True)))
+            wait_for(lambda: any('expiring' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)))
+        return found
+
+    monkeypatch.setattr(store, 'leases', leases_and_subscription)
+    monkeypatch.setattr('kombu_couchdb.lease._GRACE', 0.0)
+    wait_for(lambda: sweep_now(sweeper) or (late and client.get('broker:queue:expiring')['expires'] > time.time() + 60),
+             'the queue to be prolonged')
+
+
+# -- declarations that differ
+
+
+def test_stored_declaration_counts(connect: Callable[..., Connection], client: Client) -> None:
+    Queue('durable')(connect().channel()).declare()
+    for number in range(4):
+        publish(connect(), number, 'durable')
+    inbox = Inbox(connect(), Queue('durable', auto_delete=True), prefetch=1, ack=False)
+    inbox.wait(1)
+    inbox.connection.release()
+    assert queues(client) == {'durable'}
+    assert len(items(client)) == 4
+
+
+def test_temporary_queue_is_one_for_who_declares_it_as_durable(connect: Callable[..., Connection], client: Client) -> None:
+    first = Inbox(connect(), Queue('temporary', auto_delete=True))
+    second = connect()
+    second.connect()
+    wait_for(lambda: time.monotonic() - second.transport.topology._seen_at > 1, 'what was there not to be fresh any more')
+    last = Inbox(second, Queue('temporary'))
+    wait_for(lambda: sum('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)) == 2)
+    first.connection.release()
+    assert queues(client) == {'temporary'}
+    last.consumer.cancel()
+    assert not queues(client)
+
+
+# -- a forked child
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
+@pytest.mark.parametrize('act', [
+    'inbox.consumer.cancel()', 'inbox.channel.close()', 'connection.release()', 'connection.collect()', 'del connection, inbox'])
+def test_child_deletes_nothing_of_its_parent(url: str, act: str) -> None:
+    run_python(f'''
+import os
+import kombu_couchdb
+from kombu import Connection, Exchange, Queue
+from kombu_couchdb.client import Client
+from tests.support import Inbox, publish
+connection = Connection(os.environ['URL'])
+inbox = Inbox(connection, Queue('temporary', Exchange('direct'), routing_key='k', auto_delete=True))
+child = os.fork()
+if not child:
+    try:
+        {act}
+    finally:
+        os._exit(0)
+os.waitpid(child, 0)
+with Connection(os.environ['URL']) as other:
+    other.Producer().publish('hello', exchange='direct', routing_key='k', serializer='json')
+    assert other.default_channel.queue_declare('temporary', passive=True)
+assert inbox.wait(1) == ['hello']
+connection.release()
+''', URL=url)
+
+
+# -- who gets uses
+
+
+def end_of(client: Client, queue: str) -> float:
+    return float(client.get(f'broker:queue:{queue}')['expires'])
+
+
+@pytest.mark.parametrize('declares', [True, False])
+def test_get_is_a_use(connect: Callable[..., Connection], client: Client, sent: list[Request], declares: bool) -> None:
+    connection = connect()
+    queue = Queue('expiring', expires=3600)(connection.default_channel)
+    queue.declare()
+    before = end_of(client, 'expiring')
+    reader = connection if declares else connect()
+    reader.connect()
+    sent.clear()
+    for number in range(3):
+        publish(connection, number, 'expiring')
+        message = wait_for(lambda: Queue('expiring')(reader.default_channel).get(no_ack=True), 'a message')
+        assert message.decode() == number
+    assert end_of(client, 'expiring') >= before + 900
+    assert sum(doc.get('type') == 'Queue' for request in sent for doc in request.docs) == 1
+
+
+def test_queue_without_a_lifetime_costs_gets_nothing(connect: Callable[..., Connection], client: Client,
+                                                     sent: list[Request]) -> None:
+    Queue('q')(connect().default_channel).declare()
+    own, other = connect(), connect()
+    Queue('q')(own.default_channel).declare()
+    other.connect()
+    for reader, reads in ((own, 0), (other, 1)):
+        sent.clear()
+        for _ in range(3):
+            assert reader.default_channel.basic_get('q') is None
+        assert sum('queue' in str(request.path) for request in sent) == reads
+
+
+def test_queue_that_is_prolonged_while_it_is_swept_stays(connect: Callable[..., Connection], client: Client,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeper, getter = connect(), connect()
+    Inbox(sweeper, 'other')
+    queue = Queue('expiring', expires=0.001)
+    queue(connect().channel()).declare()
+    for number in range(7):
+        publish(getter, number, 'expiring')
+    for module in ('temporary', 'lease'):
+        monkeypatch.setattr(f'kombu_couchdb.{module}._GRACE', 0.0)
+    topology, got = sweeper.transport.topology, list[Any]()
+    delete = topology.delete_unused
+
+    def get_and_delete(doc: Any) -> Any:
+        got.append(getter.default_channel.basic_get('expiring'))
+        return delete(doc)
+
+    monkeypatch.setattr(topology, 'delete_unused', get_and_delete)
+    wait_for(lambda: sweep_now(sweeper) or got, 'the sweep')
+    publish(connect(), 'done', 'other')
+    monkeypatch.undo()
+    assert queues(client) == {'expiring', 'other'}
+    assert len([item for item in items(client) if item['queue'] == 'expiring']) == 7
+
+
+# -- what is empty
+
+
+def test_queue_with_planned_or_running_messages_is_not_empty(connect: Callable[..., Connection], client: Client) -> None:
+    channel = connect().channel()
+    channel.queue_declare('q')
+    publish(connect(), 'later', headers=eta(3600))
+    assert channel.queue_delete('q', if_empty=True) == 0
+    assert len(items(client)) == 1
+    assert channel.queue_purge('q') == 1
+    publish(connect(), 'runs')
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    assert channel.queue_delete('q', if_empty=True) == 0
+    assert queues(client) == {'q'}
+    inbox.messages[0].ack()
+    wait_for(lambda: not items(client))
+    channel.queue_delete('q', if_empty=True)
+    assert not queues(client)
