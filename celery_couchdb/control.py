@@ -56,7 +56,10 @@ def scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
     # A thread, for a request may take longer than its timeout: it is sent to each node in turn.
     thread = threading.Thread(target=read, name='celery-couchdb-inspect', daemon=True)
     thread.start()
-    thread.join(min(_PATIENCE_SECONDS, transport.options.request_timeout))
+    patience = min(_PATIENCE_SECONDS, transport.options.request_timeout)
+    thread.join(patience)
+    if thread.is_alive():
+        logger.warning('inspect scheduled shows only what this worker holds: CouchDB has not answered within %g s', patience)
     return held + planned
 
 

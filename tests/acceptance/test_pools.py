@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_couchdb.testing import LocalWorkerContainer
 from chaos.proxy import Proxy
 from tests.conftest import PATIENCE
 
@@ -39,3 +40,30 @@ def test_the_children_of_a_large_pool_store_results_through_the_worker(site: Sit
         assert proxy.accepted < 8
         assert worker.container.terminate() == 0
         assert 'Traceback' not in worker.logs()
+
+
+#: An app whose worker says when it stores results for its children.
+APP = b"""
+from tests.acceptance.app import app
+from celery_couchdb.relay import Relay
+written = Relay._written
+
+def noted(self, text):
+    print('the parent stores', flush=True)
+    return written(self, text)
+Relay._written = noted
+"""
+
+
+def test_killed_worker_with_many_children_leaves_no_files(site: Site, tmp_path: Path) -> None:
+    """They store their results through their parent."""
+    folder = tmp_path / 'temporary'
+    folder.mkdir()
+    worker = site.run(LocalWorkerContainer.command('--pool', 'prefork', '--concurrency', '6'),
+                      {**site.environment, 'SETTINGS': '{}', 'TMPDIR': str(folder)}, {'app.py': APP})
+    worker.ready()
+    results = [site.send('add', number, 1) for number in range(20)]
+    assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 21))
+    assert 'the parent stores' in worker.logs()
+    worker.kill()
+    assert [path.name for path in folder.iterdir() if 'couchdb' in path.name] == []

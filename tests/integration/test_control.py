@@ -89,14 +89,16 @@ def test_what_the_worker_holds_is_shown_while_the_server_is_away(
     assert 'shows only what this worker holds: away' in caplog.text
 
 
-def test_what_the_worker_holds_is_shown_while_the_server_is_silent(connect: Callable[..., Connection],
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_worker_holds_is_shown_while_the_server_is_silent(
+        connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = connect()
     publish(connection, [[], {}, {}], headers=headers('a', 60))
     answered = threading.Event()
     monkeypatch.setattr(control, '_PATIENCE_SECONDS', 0.01)
     monkeypatch.setattr(connection.transport.couchdb, 'request', lambda *args, **kwargs: answered.wait())
-    assert shown(connection, 'q') == []
+    with caplog.at_level(logging.WARNING):
+        assert shown(connection, 'q') == []
+    assert 'CouchDB has not answered within 0.01 s' in caplog.text
     answered.set()
 
 

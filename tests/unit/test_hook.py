@@ -65,6 +65,19 @@ def test_the_hook_is_a_serializer_without_a_codec() -> None:
     assert 'application/x-celery-couchdb' not in registry._decoders
 
 
+@pytest.mark.parametrize(('before', 'start'), [
+    ('import celery_couchdb.cli', 'signals.worker_init.send(sender=None)'),
+    ("app = Celery(broker='memory://', backend='couchdb://'); app.backend",
+     'app.app = app; signals.worker_ready.send(sender=app); app.backend.sweeper.stop()'),
+], ids=['the program', 'the result backend'])
+def test_a_worker_has_our_command_and_no_other_process_loads_it(before: str, start: str) -> None:
+    code = ('import sys; from celery import Celery, signals; '
+            f'{before}; print("celery_couchdb.control" in sys.modules); {start}; '
+            'from celery.worker.control import Panel; print(Panel.data["scheduled"].__module__)')
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.split() == ['False', 'celery_couchdb.control']
+
+
 def test_the_version_is_one() -> None:
     import kombu_couchdb
 

@@ -6,9 +6,11 @@ import os
 import select
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -115,6 +117,30 @@ def test_the_parent_itself_needs_no_socket(relay: Relay, commit: Commit) -> None
     assert by(relay, 'a') == os.getpid()
 
 
+def test_nothing_is_left_in_the_file_system(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody would remove what a process leaves there that is killed."""
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    parent = os.getpid()
+    relay.open()
+    assert ended(start(relay, lambda: by(relay, 'a') == parent and not [*tmp_path.iterdir()])) == 0
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = socket.recv_fds
+
+    def too_many(end: socket.socket, *args: Any) -> Any:
+        monkeypatch.undo()
+        call, numbers, flags, address = receive(end, *args)
+        for number in numbers:
+            os.close(number)  # as the system does it
+        return call, [], flags, address
+    monkeypatch.setattr(socket, 'recv_fds', too_many)
+    parent = os.getpid()
+    relay.open()
+    assert ended(start(relay, lambda: (by(relay, 'a'), by(relay, 'b')) == (os.getpid(), parent))) == 0
+
+
 def test_what_the_parent_cannot_write_the_child_tries_and_learns_why(relay: Relay, commit: Commit) -> None:
     relay.open()
     commit.error = DocumentTooLarge('too large')
@@ -143,9 +169,9 @@ def test_when_the_parent_no_longer_answers_the_child_writes_itself(commit: Commi
 
 def test_after_the_end_of_the_parent_the_child_writes_itself(relay: Relay, commit: Commit) -> None:
     relay.open()
-    assert relay._listener is not None
-    relay._listener.shutdown(socket.SHUT_RDWR)
-    relay._listener.close()
+    assert relay._arrivals is not None
+    relay._arrivals.shutdown(socket.SHUT_RDWR)
+    relay._arrivals.close()
     assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
 
 
