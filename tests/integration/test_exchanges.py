@@ -158,7 +158,9 @@ old, new = (Queue(name, direct, routing_key='k') for name in ('old', 'new'))
 old(parent.default_channel).declare()
 Consumer(parent.channel(), [Queue('other')], on_message=lambda message: None).consume()
 producer = parent.Producer(exchange=direct, routing_key='k', serializer='json')
-while not parent.transport.topology.routes.known('direct'):
+topology = parent.transport.topology
+topology.lookup('direct', 'k', topic=False)
+while not topology.routes.known('direct'):
     pass
 import time; time.sleep(0.5)
 child = os.fork()

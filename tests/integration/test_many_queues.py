@@ -8,7 +8,7 @@ from typing import Any
 from kombu import Connection
 
 from kombu_couchdb.client import Client
-from kombu_couchdb.topology import QUEUE, binding_prefix
+from kombu_couchdb.routing import QUEUE, exchange_prefix
 from tests.support import Inbox, Request, items, publish, publish_many
 
 QUEUES, EACH = 50, 8
@@ -40,7 +40,7 @@ def test_queues_that_others_declared_cost_a_consumer_nothing(connect: Callable[.
     names = [f'other{number}' for number in range(200)]
     client.bulk([{'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': {}, 'auto_delete': False, 'lifetime': None,
                   'expires': None} for name in names])
-    client.bulk([{'_id': f'{binding_prefix(name)}"{name}","{name}"]', 'type': 'Binding', 'exchange': name, 'routing_key': name,
+    client.bulk([{'_id': f'{exchange_prefix(name)}"{name}","{name}"]', 'type': 'Binding', 'exchange': name, 'routing_key': name,
                   'pattern': None, 'queue': name} for name in names])
     publish(connect(), 'hello')
     connection = connect()

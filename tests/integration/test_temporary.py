@@ -131,7 +131,8 @@ def test_sweeper_looks_again_before_it_removes_a_queue(connect: Callable[..., Co
     sweeper, late = connect(), list[Inbox]()
     Inbox(sweeper, 'other')
     Queue('expiring', expires=0.001)(connect().channel()).declare()
-    monkeypatch.setattr(temporary, '_GRACE', 0.0)
+    monkeypatch.setattr(temporary, 'GRACE', 0.0)
+    monkeypatch.setattr(sweeper.transport.consumer._sweeper.unused, '_watched', 0.0)
     store = sweeper.transport.consumer._store
     leases = store.leases
 
@@ -143,7 +144,6 @@ def test_sweeper_looks_again_before_it_removes_a_queue(connect: Callable[..., Co
         return found
 
     monkeypatch.setattr(store, 'leases', leases_and_subscription)
-    monkeypatch.setattr('kombu_couchdb.lease._GRACE', 0.0)
     wait_for(lambda: sweep_now(sweeper) or (late and client.get('broker:queue:expiring')['expires'] > time.time() + 60),
              'the queue to be prolonged')
 
@@ -250,8 +250,8 @@ def test_queue_that_is_prolonged_while_it_is_swept_stays(connect: Callable[..., 
     queue(connect().channel()).declare()
     for number in range(7):
         publish(getter, number, 'expiring')
-    for module in ('temporary', 'lease'):
-        monkeypatch.setattr(f'kombu_couchdb.{module}._GRACE', 0.0)
+    monkeypatch.setattr(temporary, 'GRACE', 0.0)
+    monkeypatch.setattr(sweeper.transport.consumer._sweeper.unused, '_watched', 0.0)
     topology, got = sweeper.transport.topology, list[Any]()
     delete = topology.delete_unused
 
