@@ -54,9 +54,13 @@ class Topology:
 
     def was_deleted(self, doc_id: str) -> None:
         """Note that a document was deleted."""
-        if doc_id in self._declared:
+        if _queue_of(self._declared.get(doc_id)) in self._temporary():
             self._deleted.add(doc_id)
         self._seen.pop(doc_id, None)
+
+    def _temporary(self) -> set[str]:
+        """Return the names of the queues that were declared here and have a lifetime."""
+        return {doc['name'] for doc in list(self._declared.values()) if doc['type'] == 'Queue' and doc['lifetime']}
 
     def restore(self, queues: Collection[str], *, check: bool = False) -> None:
         """Store again what others deleted of the temporary queues among `queues` that were declared here, bindings included.
@@ -65,7 +69,7 @@ class Topology:
         """
         if not (check or self._deleted):
             return
-        temporary = {name for name in queues if self._declared.get(QUEUE + name, {}).get('lifetime')}
+        temporary = self._temporary() & set(queues)
         docs = [doc for doc in list(self._declared.values()) if _queue_of(doc) in temporary]
         if check or any(doc['_id'] in self._deleted for doc in docs):
             self._store_missing(docs)
@@ -153,6 +157,7 @@ class Topology:
         # The I/O thread does this, too, while kombu's declares.
         for doc in [doc for doc in list(self._declared.values()) if _queue_of(doc) == name]:
             self._declared.pop(doc['_id'], None)
+            self._deleted.discard(doc['_id'])
         self._delete(self._bindings_of(name) + self.queues([name]))
         self.limits.seen({'name': name})
 
@@ -282,9 +287,9 @@ class Topology:
             self.routes.update({'_id': doc['_id'], '_deleted': True})
 
 
-def _queue_of(doc: Document) -> Any:
-    """Return the queue that a Queue or a Binding is about; None for an Exchange."""
-    return doc.get('queue', doc['name'] if doc['type'] == 'Queue' else None)
+def _queue_of(doc: Document | None) -> Any:
+    """Return the queue that a Queue or a Binding is about; None for an Exchange, and for no document."""
+    return doc.get('queue', doc['name'] if doc['type'] == 'Queue' else None) if doc else None
 
 
 def _seconds(milliseconds: Any) -> float | None:

@@ -15,7 +15,7 @@ from kombu_couchdb import routing
 from kombu_couchdb import topology as module
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import Conflict, NotFound
-from kombu_couchdb.routing import BINDING, QUEUE, Routes, binding_id, routes_of, topic_pattern
+from kombu_couchdb.routing import BINDING, QUEUE, Routes, binding_id, exchange_id, exchange_in, routes_of, topic_pattern
 from kombu_couchdb.topology import Topology
 
 Document = dict[str, Any]
@@ -352,3 +352,56 @@ def test_the_end_of_a_queue_in_use_is_moved(client: FakeClient) -> None:
     after = client.docs[QUEUE + 'q']
     assert after['expires'] == NOW + 5100
     assert {**after, 'expires': None, '_rev': None} == {**before, 'expires': None, '_rev': None}
+
+
+def test_what_others_deleted_of_a_temporary_queue_is_stored_again(client: FakeClient) -> None:
+    topology = topology_of(client)
+    topology.declare_queue('temporary', {}, True)
+    topology.bind('ex', 'k', None, 'temporary')
+    topology.declare_queue('durable', {}, False)
+    before = {name: dict(doc) for name, doc in client.docs.items()}
+    client.docs.clear()
+    topology.restore({'temporary', 'durable'})
+    assert client.docs == {}  # nobody has told that they are gone
+    for name in before:
+        topology.was_deleted(name)
+    topology.restore({'durable'})
+    assert client.docs == {}
+    topology.restore({'temporary', 'durable'})
+    assert set(client.docs) == {QUEUE + 'temporary', binding_id('ex', 'k', 'temporary')}
+    client.docs.clear()
+    topology.restore({'temporary', 'durable'})
+    assert client.docs == {}
+    topology.restore({'temporary', 'durable'}, check=True)
+    assert set(client.docs) == {QUEUE + 'temporary', binding_id('ex', 'k', 'temporary')}
+
+
+def test_what_was_deleted_here_is_not_stored_again(client: FakeClient) -> None:
+    topology = topology_of(client)
+    topology.declare_queue('temporary', {}, True)
+    topology.delete_queue('temporary')
+    topology.was_deleted(QUEUE + 'temporary')
+    topology.restore({'temporary'}, check=True)
+    assert client.docs == {}
+
+
+def test_a_queue_that_was_changed_meanwhile_is_not_deleted(client: FakeClient) -> None:
+    topology = topology_of(client)
+    topology.declare_queue('q', {'x-expires': 1000}, False)
+    [doc] = topology.queues(['q'])
+    bulk = client.bulk
+    client.bulk = lambda docs: [{'id': docs[0]['_id'], 'error': 'conflict'}]  # type: ignore[method-assign]
+    assert topology.delete_unused(doc) is None
+    client.bulk = lambda docs: [{**answer, 'accepted': True} for answer in bulk(docs)]  # type: ignore[method-assign]
+    assert topology.delete_unused(doc) is False
+
+
+@pytest.mark.parametrize('name', ['x', 'ä"\\', '', '[",null,null]'])
+def test_an_exchange_is_known_by_its_id(name: str) -> None:
+    assert exchange_in(exchange_id(name)) == name
+    assert exchange_in(binding_id(name, 'null', 'null')) is None
+
+
+@pytest.mark.parametrize('doc_id', [BINDING + 'spoilt,null,null]', BINDING + '[1,null,null]', QUEUE + '["x",null,null]', BINDING])
+def test_what_is_no_exchange(doc_id: str) -> None:
+    assert exchange_in(doc_id) is None
