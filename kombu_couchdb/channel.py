@@ -49,6 +49,7 @@ class Channel(virtual.Channel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self.credit = Credit()
+        self._subscriptions: dict[str, Subscription] = {}  # by consumer tag
 
     # -- publish
 
@@ -120,38 +121,48 @@ class Channel(virtual.Channel):
         found: Holdings = self.connection.consumer.holdings
         return found
 
-    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str,
-                      **kwargs: Any) -> None:
-        """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events."""
-        check_names(queue=queue)
-        self._tag_to_queue[consumer_tag] = queue
-        self._active_queues.append(queue)
-        self._consumers.add(consumer_tag)
+    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = '',
+                      **kwargs: Any) -> str:
+        """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events.
 
-        def deliver(delivery: Delivery) -> None:
-            message = self._message(delivery)
+        Return the consumer tag, a new one without `consumer_tag`. With `no_ack` a message is acknowledged when it is handed
+        over. *Raises* `amqp.NotAllowed` if the channel has a consumer of that tag.
+        """
+        check_names(queue=queue)
+        if self.connection is None:
+            raise _closed()
+        consumer_tag = consumer_tag or f'amq.ctag-{uuid()}'
+        if consumer_tag in self._subscriptions:
+            raise amqp.NotAllowed(f'the channel has a consumer {consumer_tag!r:.80} already', (60, 20), 'Channel.basic_consume')
+
+        def receive(delivery: Delivery) -> None:
+            message = self._message(delivery, no_ack)
             if message is not None:
                 callback(message)
 
-        self.holdings.subscribe(Subscription(consumer_tag, queue, bool(no_ack), self.credit, deliver))
+        self._subscriptions[consumer_tag] = Subscription(queue, self.credit)
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+        self.connection.subscribe(self._subscriptions[consumer_tag], receive)
+        return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Deliver nothing more to a consumer; what it was not handed yet goes back to its queue at once."""
-        if consumer_tag not in self._consumers:
+        subscription = self._subscriptions.pop(consumer_tag, None)
+        if subscription is None:
             return
         self._consumers.remove(consumer_tag)
-        queue = self._tag_to_queue.pop(consumer_tag)
-        self._active_queues.remove(queue)
-        self.holdings.cancel(consumer_tag)
-        self.connection.left(queue)
+        self._active_queues.remove(subscription.queue)
+        self.connection.cancel(subscription)
+        self.connection.left(subscription.queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
         check_names(queue=queue)
-        delivery = self.connection.consumer.pull(queue, no_ack, self.credit)
+        delivery = self.connection.consumer.pull(queue, no_ack)
         if delivery is None or not self.holdings.hand_over(delivery):
             return None
-        return self._message(delivery)
+        return self._message(delivery, no_ack)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         """Acknowledge a message."""
@@ -165,15 +176,17 @@ class Channel(virtual.Channel):
         """Set how many messages this channel may hold unacknowledged; 0 is no limit."""
         self.connection.set_credit(self.credit, prefetch_count or 0)
 
-    def _message(self, delivery: Delivery) -> Any:
+    def _message(self, delivery: Delivery, no_ack: bool) -> Any:
         try:
             message = self.Message(delivery.payload(), channel=self)
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             logger.error('message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
-            if not delivery.no_ack:
+            if not delivery.final:
                 self.holdings.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
             return None
-        if not delivery.no_ack:
+        if no_ack and not delivery.final:
+            self.holdings.ack(delivery.tag)
+        elif not delivery.final:
             self.qos.append(message, delivery.tag)
         return message
 

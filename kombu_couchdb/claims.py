@@ -53,14 +53,16 @@ class Claims:
                 docs = _candidates(windows[queue], len(reserved)) if reserved else []
             finally:
                 for subscription in reserved[len(docs):]:
-                    self._holdings.spend(subscription.credit, subscription.no_ack, -1)
-            changes += [self._claim(doc, s.credit, s.no_ack, s) for doc, s in zip(docs, reserved, strict=False)]
+                    self._holdings.unreserve(subscription)
+            changes += [self._claim(doc, s.credit, s) for doc, s in zip(docs, reserved, strict=False)]
 
-    def _claim(self, doc: Document, credit: Credit, no_ack: bool, subscription: Subscription | None,
+    def _claim(self, doc: Document, credit: Credit, subscription: Subscription | None = None,
                pull: Pull | None = None) -> Change:
-        """Return the claim of an item, for which credit was taken; without acknowledgement it is deleted at once."""
+        """Return the claim of an item, for which credit was taken; if it is pulled without acknowledgement, its deletion."""
+        final = pull is not None and pull.no_ack
+
         def failed(answer: Document) -> None:
-            self._holdings.spend(credit, no_ack, -1)
+            self._holdings.spend(credit, -1)
             if answer.get('error') not in (None, 'conflict', 'unanswered'):
                 logger.error('message %s in queue %r cannot be taken: %s', doc['_id'], doc.get('queue'), answer.get('reason'))
                 if pull is not None:
@@ -79,18 +81,18 @@ class Claims:
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
             return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
-        claimed = workitem.acked(doc, now) if no_ack else workitem.claim(doc, self._lease.id, now)
+        claimed = workitem.acked(doc, now) if final else workitem.claim(doc, self._lease.id, now)
 
         def answered(answer: Document) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted
             # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
-            if not answer.get('ok') or (answer.get('accepted') and not no_ack):
+            if not answer.get('ok') or (answer.get('accepted') and not final):
                 if answer.get('accepted'):
                     self._void[doc['_id']] = (answer['rev'], time.monotonic())
                 failed(answer)
                 return
-            kept = doc if no_ack else {**claimed, '_rev': answer['rev']}
-            delivery = Delivery(kept, credit, subscription, no_ack=no_ack)
+            kept = doc if final else {**claimed, '_rev': answer['rev']}
+            delivery = Delivery(kept, credit, subscription, final=final)
             if pull is None:
                 self._holdings.arrive(delivery)
             else:
@@ -110,8 +112,8 @@ class Claims:
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 self._holdings.bell.ring()  # should the claim fail, the next turn looks again
-                self._holdings.spend(pull.credit, pull.no_ack)
-                return [self._claim(doc, pull.credit, pull.no_ack, None, pull)]
+                self._holdings.spend(pull.credit)
+                return [self._claim(doc, pull.credit, pull=pull)]
         self.pulls.remove(pull)
         pull.answer(None)
         return []

@@ -22,7 +22,7 @@ from kombu.log import get_logger
 from . import workitem
 from .claims import Claims
 from .client import Client, Document
-from .delivery import Credit, Delivery
+from .delivery import Delivery
 from .doubt import unwritten
 from .errors import AccessDenied, ConfigurationError, CouchDBError
 from .heartbeat import Heartbeat
@@ -84,9 +84,9 @@ class Consumer:
         """Whether the thread has given up; what made it do so was put into the mailbox."""
         return not self._thread.is_alive()
 
-    def pull(self, queue: str, no_ack: bool, credit: Credit) -> Delivery | None:
+    def pull(self, queue: str, no_ack: bool) -> Delivery | None:
         """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
-        pull = Pull(queue, no_ack, credit)
+        pull = Pull(queue, no_ack)
         self._claims.pulls.append(pull)
         self.holdings.bell.ring()
         return pull.wait(self._thread)

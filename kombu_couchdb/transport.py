@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from .address import Address
 from .channel import Channel
 from .client import Client, Document
 from .consumer import Consumer
-from .delivery import Credit, Delivery
+from .delivery import Credit, Delivery, Subscription
 from .errors import CouchDBError
 from .fanout import BROADCAST, Broadcaster, Listener
 from .lease import CONSUMER, lives
@@ -80,6 +81,8 @@ class Transport(virtual.Transport):
         #: Queues declared here that go with their last consumer.
         self.temporary: set[str] = set()
         self._mailbox: Mailbox[Delivery | Exception] = Mailbox()
+        #: What takes the deliveries of each subscription: the I/O thread knows nothing of channels.
+        self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
         self._consumer: Consumer | None = None
         self._pid = os.getpid()
 
@@ -130,6 +133,7 @@ class Transport(virtual.Transport):
         One and not more: who expects two answers (kombu's pidbox) calls twice.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._ask()
         while not self._hand_over(1):
             if self._consumer is not None and self._consumer.ended and not len(self._mailbox):
                 raise CouchDBError(f'{self.address.url}: this connection has given up; connect again')
@@ -138,11 +142,21 @@ class Transport(virtual.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the event loop deliver what arrives."""
-        loop.add_reader(self._mailbox.fileno(), lambda *args: self._hand_over(_BURST))
+        loop.add_reader(self._mailbox.fileno(), lambda *args: self._deliver_burst())
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
         """Take the mailbox out of the event loop."""
         loop.remove_reader(self._mailbox.fileno())
+
+    def _deliver_burst(self) -> None:
+        try:
+            self._hand_over(_BURST)
+        finally:
+            self._ask()  # the event loop comes again when there is more
+
+    def _ask(self) -> None:
+        if self._consumer is not None:
+            self._consumer.holdings.ask()
 
     def _hand_over(self, limit: int) -> int:
         """Deliver up to `limit` messages that are in the mailbox, and return how many there were."""
@@ -150,9 +164,10 @@ class Transport(virtual.Transport):
         while delivered < limit and (item := self._mailbox.pop()) is not None:
             if isinstance(item, Exception):
                 raise item
-            if item.subscription is not None and self.consumer.holdings.hand_over(item):
+            receive = self._receivers.get(item.subscription)
+            if receive is not None and self.consumer.holdings.hand_over(item):
                 delivered += 1
-                item.subscription.deliver(item)
+                receive(item)
                 item.accepted = True  # what ends its consumer here still counts as an attempt
         return delivered
 
@@ -175,6 +190,16 @@ class Transport(virtual.Transport):
                 length = self.topology.limit(queue).length
                 if length is not None:
                     self.store.trim(queue, length)
+
+    def subscribe(self, subscription: Subscription, receive: Callable[[Delivery], None]) -> None:
+        """Begin to deliver the messages of a queue to `receive(delivery)`, in the thread that drains events."""
+        self._receivers[subscription] = receive
+        self.consumer.holdings.subscribe(subscription)
+
+    def cancel(self, subscription: Subscription) -> None:
+        """Deliver nothing more; what was not handed over goes back to its queue at once."""
+        self.consumer.holdings.cancel(subscription)
+        self._receivers.pop(subscription, None)
 
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Change how many messages a channel may hold."""
