@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import amqp
@@ -30,9 +31,11 @@ logger = get_logger(__name__)
 
 
 class _PublishTag(str):
-    """The id of a message that is being published. kombu keeps it when it tries again, and so a message whose first try was
-    stored, though the answer was lost, is not stored twice, not even if it was done and deleted meanwhile. One that came out
-    of JSON is a plain string, and another message."""
+    """The id of a message that is being published, kept in the properties that kombu passes again when it tries again.
+
+    So a message whose first try was stored, though the answer was lost, is not stored twice, not even if it was done and deleted
+    meanwhile. After a call that raised nothing it is a plain string: the next call publishes another message.
+    """
 
     __slots__ = ()
 
@@ -60,8 +63,16 @@ class Channel(virtual.Channel):
         if self.connection is None:
             # kombu declares queues first, and goes on with the channel it had although that made it reconnect.
             raise _closed()
-        again = isinstance(message['properties'].get('delivery_tag'), _PublishTag)
-        self._inplace_augment_message(message, exchange, routing_key)
+        given, again = message['properties'], isinstance(message['properties'].get('delivery_tag'), _PublishTag)
+        message = self._prepared(message, exchange, routing_key)
+        given['delivery_tag'] = message['properties']['delivery_tag']
+        if _publish_batch is not None:
+            message = deepcopy(message)  # it is stored later, and the caller may change its own meanwhile
+        self._publish(message, exchange, routing_key, _publish_batch, again)
+        given['delivery_tag'] = str(given['delivery_tag'])
+
+    def _publish(self, message: Document, exchange: str, routing_key: str, _publish_batch: PublishBatch | None,
+                 again: bool) -> None:
         if exchange and self._type(exchange) == 'fanout':
             if _publish_batch is not None:
                 _publish_batch.add_broadcast(exchange, routing_key, message)
@@ -83,15 +94,16 @@ class Channel(virtual.Channel):
         """Return what gathers messages for `Producer.batch()` (kombu 5.7)."""
         return PublishBatch(self, self.connection.publish, self.connection.broadcaster, max_size)
 
-    def _inplace_augment_message(self, message: Document, exchange: str, routing_key: str) -> None:
-        message['body'], encoding = self.encode_body(message['body'], message.get('content-encoding'))
-        check_value('the message', message)
-        properties = message['properties']
-        if not isinstance(properties.get('delivery_tag'), _PublishTag):
-            now = self.connection.couchdb.clock.now()
-            properties['delivery_tag'] = _PublishTag(fixed_id(message) or workitem.new_id(now))
-        properties['body_encoding'] = encoding
-        properties['delivery_info'].update(exchange=exchange, routing_key=routing_key)
+    def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
+        """Return the message as it is stored; the caller's own stays as it is, to be published once more."""
+        body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
+        check_value('the message', {**message, 'body': body})
+        tag = message['properties'].get('delivery_tag')
+        if not isinstance(tag, _PublishTag):
+            tag = _PublishTag(fixed_id(message) or workitem.new_id(self.connection.couchdb.clock.now()))
+        info = {**message['properties'].get('delivery_info', {}), 'exchange': exchange, 'routing_key': routing_key}
+        properties = {**message['properties'], 'delivery_tag': tag, 'body_encoding': encoding, 'delivery_info': info}
+        return {**message, 'body': body, 'properties': properties}
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Return the body as it is stored, see `body`."""
