@@ -130,7 +130,7 @@ class Channel(virtual.Channel):
         """What the connection holds; *raises* `ServerUnavailable` if it was closed: nothing is held any more."""
         if self.connection is None:
             raise _closed()
-        found: Holdings = self.connection.consumer.holdings
+        found: Holdings = self.connection.holdings
         return found
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = '',
@@ -171,7 +171,7 @@ class Channel(virtual.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
         check_names(queue=queue)
-        delivery = self.connection.consumer.pull(queue, no_ack)
+        delivery = self.connection.pull(queue, no_ack)
         if delivery is None or not self.holdings.hand_over(delivery):
             return None
         return self._message(delivery, no_ack)

@@ -37,7 +37,7 @@ class Claims:
         self._limits = limits
         self._rotation = itertools.count()
         #: Those who wait for one message.
-        self.pulls: list[Pull] = []
+        self.pulls = holdings.pulls
 
     def wanted(self, credit: Mapping[str, int], windows: Mapping[str, Window], changes: list[Change]) -> None:
         """Add to `changes` claims for as many messages as there is credit for."""

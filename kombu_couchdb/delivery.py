@@ -17,6 +17,10 @@ __all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
 #: What the delivery tag of a broadcast begins with.
 BROADCAST_TAG = 'broadcast-'
 
+#: An ack waits that long for others, or for a claim, to share their request, in seconds: while there is nothing to claim, and
+#: while there is, unless half of the credit is free before. A request for each would be twice the work.
+_LINGER, _GATHER = 0.02, 0.005
+
 
 @dataclass(eq=False)
 class Credit:
@@ -37,6 +41,12 @@ class Credit:
     def free(self) -> int:
         """How many more may be claimed now. Without a limit a message counts until kombu's thread asks for the next one."""
         return self.limit - self.held if self.limit else self.ahead - self.waiting - self.taken
+
+    def patience(self, *, hungry: bool) -> float:
+        """Return how long an ack may wait for others, in seconds; `hungry` says whether there is something to claim."""
+        if not hungry:
+            return _LINGER
+        return 0.0 if not self.limit or 2 * self.free >= self.limit else _GATHER
 
 
 @dataclass(eq=False)

@@ -114,6 +114,12 @@ class Listener:
         with self._lock:
             return any(queue in queues for queues in self._queues.values())
 
+    @property
+    def binds(self) -> bool:
+        """Whether any queue is bound to a fanout exchange."""
+        with self._lock:
+            return any(self._queues.values())
+
     def prime(self, docs: Iterable[Document]) -> None:
         """Take the broadcasts that exist as had already."""
         with self._lock:

@@ -21,6 +21,7 @@ from .clock import ServerClock
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
 from .lease import Lease
 from .mailbox import Mailbox
+from .pull import Pull
 from .subscriptions import Subscriptions
 
 __all__ = ['Change', 'Holdings']
@@ -29,10 +30,6 @@ logger = get_logger(__name__)
 
 #: A document to be written, and what to do with CouchDB's answer.
 Change = tuple[Document, Callable[[Document], None]]
-
-#: An ack waits that long for others, or for a claim, to share their request, in seconds: while there is nothing to claim, and
-#: while there is, unless half of the credit is free before.
-_LINGER, _GATHER = 0.02, 0.005
 
 #: The most broadcasts kept for a queue without a consumer; then the oldest go.
 _PARKED = 10_000
@@ -58,15 +55,30 @@ class Holdings:
         #: Unique jobs that others have changed, with what was decided about them.
         self._contested: list[tuple[Document, Callable[[Document], Document]]] = []
         self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
+        #: Those who wait for one message.
+        self.pulls: list[Pull] = []
+        #: Whether the I/O thread ends, since nothing was left to do: whoever has something needs another consumer.
+        self.retired = False
 
     # -- kombu's verbs
 
-    def subscribe(self, subscription: Subscription) -> None:
-        """Begin to claim messages for a subscription."""
+    def subscribe(self, subscription: Subscription) -> bool:
+        """Begin to claim messages for a subscription; False if this consumer has retired."""
         with self._lock:
+            if self.retired:
+                return False
             self._subscriptions.add(subscription)
             self._mailbox.put([broadcast(message, subscription) for message in self._parked.pop(subscription.queue, ())])
             self.bell.ring()
+            return True
+
+    def pull(self, pull: Pull) -> bool:
+        """Claim one message for who asks for it; False if this consumer has retired."""
+        with self._lock:
+            if not self.retired:
+                self.pulls.append(pull)
+                self.bell.ring()
+            return not self.retired
 
     def cancel(self, subscription: Subscription) -> None:
         """Claim nothing more for a subscription and give back what kombu has not seen."""
@@ -141,18 +153,23 @@ class Holdings:
                 return
             delivery = self._held[tag]
             self._settle(tag, change)
-            self.bell.ring(self._patience(delivery) if patiently else 0.0)
-
-    def _patience(self, acked: Delivery) -> float:
-        """Return how long an ack may wait for company, in seconds: a request for each would be twice the work."""
-        if workitem.is_unique(acked.doc):
-            return 0.0  # what runs after it waits for it
-        if not self.hungry:
-            return _LINGER
-        credit = acked.credit
-        return 0.0 if not credit.limit or 2 * credit.free >= credit.limit else _GATHER
+            # What runs after a unique job waits for its ack.
+            patiently = patiently and not workitem.is_unique(delivery.doc)
+            self.bell.ring(delivery.credit.patience(hungry=self.hungry) if patiently else 0.0)
 
     # -- for the I/O thread
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is subscribed, asked for, held or to be written."""
+        with self._lock:
+            return bool(self._subscriptions or self.pulls or self._held or self._outbox or self._settling or self._contested)
+
+    def retire(self) -> bool:
+        """Take in nothing from now on, unless there is something to do; tell whether that is so."""
+        with self._lock:
+            self.retired = not self.busy
+            return self.retired
 
     @property
     def queues(self) -> set[str]:

@@ -4,13 +4,15 @@
   percent-encoded; the default database is `celery`. A list `url;url` names the nodes of a cluster, each of which is asked
   while the others do not answer.
 * Options: see `kombu_couchdb.options.Options`.
-* A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes.
+* A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes, as long as it has something
+  to do. They end also when the connection is dropped without `close()`.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,11 +29,13 @@ from .consumer import Consumer
 from .delivery import Credit, Delivery, Subscription
 from .errors import CouchDBError
 from .fanout import BROADCAST, Broadcaster, Listener
+from .holdings import Holdings
 from .lease import CONSUMER, lives
 from .mailbox import Mailbox
 from .members import queues_of
 from .news import News
 from .options import Options
+from .pull import Pull
 from .store import Store
 from .topology import Topology
 from .urls import parse
@@ -84,6 +88,7 @@ class Transport(virtual.Transport):
         #: What takes the deliveries of each subscription: the I/O thread knows nothing of channels.
         self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
         self._consumer: Consumer | None = None
+        self._abandon: weakref.finalize[Any, Any]
         self._pid = os.getpid()
 
     @property
@@ -109,6 +114,7 @@ class Transport(virtual.Transport):
             return  # a copy after fork(): everything here is the parent's
         super().close_connection(connection)
         if self._consumer is not None:
+            self._abandon.detach()
             self._consumer.close(self.options.request_timeout + self.options.connect_timeout)
             self._consumer = None
         self._mailbox.close()
@@ -118,12 +124,28 @@ class Transport(virtual.Transport):
 
     @property
     def consumer(self) -> Consumer:
-        """The I/O thread, started with the first use."""
-        if self._consumer is None:
+        """The I/O thread, started with the first use, and again after it has retired."""
+        if self._consumer is None or self._consumer.holdings.retired:
+            if self._consumer is not None:
+                self._abandon.detach()
             name = f'couchdb-{self.address.database}'
             news = News(self.couchdb, self.topology, self.listener, name)
             self._consumer = Consumer(self.couchdb, self.options, self._mailbox, news, self.topology, name)
+            # A connection that is dropped without close(): the thread refers to nothing that would keep it.
+            self._abandon = weakref.finalize(self, self._consumer.abandon)
+            self._abandon.atexit = False
         return self._consumer
+
+    @property
+    def holdings(self) -> Holdings:
+        """What this connection holds."""
+        return (self._consumer or self.consumer).holdings
+
+    def _engage(self, take: Callable[[Holdings], bool]) -> Consumer:
+        """Return the consumer whose holdings `take` something in: those of one that has retired do not."""
+        while not take((consumer := self.consumer).holdings):
+            pass
+        return consumer
 
     # -- events
 
@@ -165,7 +187,7 @@ class Transport(virtual.Transport):
             if isinstance(item, Exception):
                 raise item
             receive = self._receivers.get(item.subscription)
-            if receive is not None and self.consumer.holdings.hand_over(item):
+            if receive is not None and self.holdings.hand_over(item):
                 delivered += 1
                 receive(item)
                 item.accepted = True  # what ends its consumer here still counts as an attempt
@@ -194,12 +216,17 @@ class Transport(virtual.Transport):
     def subscribe(self, subscription: Subscription, receive: Callable[[Delivery], None]) -> None:
         """Begin to deliver the messages of a queue to `receive(delivery)`, in the thread that drains events."""
         self._receivers[subscription] = receive
-        self.consumer.holdings.subscribe(subscription)
+        self._engage(lambda holdings: holdings.subscribe(subscription))
 
     def cancel(self, subscription: Subscription) -> None:
         """Deliver nothing more; what was not handed over goes back to its queue at once."""
-        self.consumer.holdings.cancel(subscription)
+        self.holdings.cancel(subscription)
         self._receivers.pop(subscription, None)
+
+    def pull(self, queue: str, no_ack: bool) -> Delivery | None:
+        """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
+        pull = Pull(queue, no_ack)
+        return self._engage(lambda holdings: holdings.pull(pull)).wait(pull)
 
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Change how many messages a channel may hold."""

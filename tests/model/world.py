@@ -247,7 +247,7 @@ class _DeafNews:
 
     def __init__(self) -> None:
         self.members = Members()
-        self.listener = SimpleNamespace(listens=lambda queue: False)
+        self.listener = SimpleNamespace(listens=lambda queue: False, binds=False)
 
     def take(self, windows: Mapping[str, Any], eager: set[str]) -> tuple[list[Any], list[Any]]:
         for window in windows.values():
