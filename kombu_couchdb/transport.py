@@ -4,8 +4,8 @@
   percent-encoded; the default database is `celery`. A list `url;url` names the nodes of a cluster, each of which is asked
   while the others do not answer.
 * Options: see `kombu_couchdb.options.Options`.
-* A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes, as long as it has something
-  to do. They end also when the connection is dropped without `close()`.
+* A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes, as long as it
+  has something to do. They end also when the connection is dropped without `close()`.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Transport(virtual.Transport):
             default_database='celery', user=client.userid, password=client.password, tls=client.ssl,
             credentials=self.options.credentials, auth=self.options.auth)
         self.address = replace(self.address, others=_others(self.address, client))
+        self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
         self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
@@ -105,8 +106,18 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         """Reach the database, and make it if it is missing; *raises* `CouchDBError`."""
         self.store.ensure(self.options.create_database)
+        self._name_node()
         super().establish_connection()
         return self
+
+    def _name_node(self) -> None:
+        """Let kombu's connection name the node in use: its `port`, its `as_uri()`, and Celery's "Connected to …"."""
+        node, client = self.couchdb.node, self.client
+        if node is not self._named and client is not None:
+            self._named = node
+            client.hostname, client.port, client.virtual_host = node.host, node.port, node.database
+            client.userid, client.password = node.user, node.password
+            client.transport_cls = 'couchdbs' if node.tls and not client.ssl else 'couchdb'
 
     def close_connection(self, connection: Any) -> None:
         """Give back all that is held and close."""
@@ -177,6 +188,7 @@ class Transport(virtual.Transport):
             self._ask()  # the event loop comes again when there is more
 
     def _ask(self) -> None:
+        self._name_node()
         if self._consumer is not None:
             self._consumer.holdings.ask()
 
@@ -197,6 +209,7 @@ class Transport(virtual.Transport):
 
     def publish(self, docs: list[Document]) -> None:
         """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
+        self._name_node()
         self.store.publish(docs)
         try:
             self._trim({doc['queue'] for doc in docs})
