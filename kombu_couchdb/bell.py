@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from queue import Empty, SimpleQueue
 
 __all__ = ['Bell']
 
 
 class Bell:
-    """Rung by any thread, heard by one."""
+    """Rung by any thread, heard by one.
+
+    `ring` takes no lock that the same thread may hold: a finalizer may ring in the midst of anything, also of `wait`.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._at = float('inf')
+        self._rings: SimpleQueue[float] = SimpleQueue()  # monotonic times by which the thread should wake
 
     def ring(self, within: float = 0.0) -> None:
         """Wake who waits, `within` seconds at the latest; an earlier time that was named before stays."""
-        at = time.monotonic() + within
-        with self._changed:
-            if at < self._at:
-                self._at = at
-                self._changed.notify()
+        self._rings.put(time.monotonic() + within)
 
     def wait(self, timeout: float) -> None:
         """Wait until the time named by `ring` has come, but not longer than `timeout` seconds; then all rings are heard."""
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while (rest := min(self._at, deadline) - time.monotonic()) > 0:
-                self._changed.wait(rest)
-            self._at = float('inf')
+        at = time.monotonic() + timeout
+        while True:
+            rest = at - time.monotonic()
+            try:
+                # What was rung already is taken in any case: no ring is heard twice.
+                at = min(at, self._rings.get(timeout=rest) if rest > 0 else self._rings.get_nowait())
+            except Empty:
+                if rest <= 0:
+                    return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -32,9 +33,11 @@ logger = get_logger(__name__)
 
 
 class _PublishTag(str):
-    """The id of a message that is being published. kombu keeps it when it tries again, and so a message whose first try was
-    stored, though the answer was lost, is not stored twice, not even if it was done and deleted meanwhile. One that came out
-    of JSON is a plain string, and another message."""
+    """The id of a message that is being published, kept in the properties that kombu passes again when it tries again.
+
+    So a message whose first try was stored, though the answer was lost, is not stored twice, not even if it was done and deleted
+    meanwhile. After a call that raised nothing it is a plain string: the next call publishes another message.
+    """
 
     __slots__ = ()
 
@@ -51,6 +54,7 @@ class Channel(virtual.Channel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self.credit = Credit()
+        self._subscriptions: dict[str, Subscription] = {}  # by consumer tag
 
     # -- publish
 
@@ -63,8 +67,16 @@ class Channel(virtual.Channel):
             raise _closed()
         if not exchange and self.connection.topology.is_broadcast(routing_key):
             exchange = routing_key
-        again = isinstance(message['properties'].get('delivery_tag'), _PublishTag)
-        self._inplace_augment_message(message, exchange, routing_key)
+        given, again = message['properties'], isinstance(message['properties'].get('delivery_tag'), _PublishTag)
+        message = self._prepared(message, exchange, routing_key)
+        given['delivery_tag'] = message['properties']['delivery_tag']
+        if _publish_batch is not None:
+            message = deepcopy(message)  # it is stored later, and the caller may change its own meanwhile
+        self._publish(message, exchange, routing_key, _publish_batch, again)
+        given['delivery_tag'] = str(given['delivery_tag'])
+
+    def _publish(self, message: Document, exchange: str, routing_key: str, _publish_batch: PublishBatch | None,
+                 again: bool) -> None:
         found = self._lookup(exchange, routing_key)
         if found is None:
             if _publish_batch is not None:
@@ -86,15 +98,16 @@ class Channel(virtual.Channel):
         """Return what gathers messages for `Producer.batch()` (kombu 5.7)."""
         return PublishBatch(self, self.connection.publish, self.connection.broadcaster, max_size)
 
-    def _inplace_augment_message(self, message: Document, exchange: str, routing_key: str) -> None:
-        message['body'], encoding = self.encode_body(message['body'], message.get('content-encoding'))
-        check_value('the message', message)
-        properties = message['properties']
-        if not isinstance(properties.get('delivery_tag'), _PublishTag):
-            now = self.connection.couchdb.clock.now()
-            properties['delivery_tag'] = _PublishTag(fixed_id(message) or workitem.new_id(now))
-        properties['body_encoding'] = encoding
-        properties['delivery_info'].update(exchange=exchange, routing_key=routing_key)
+    def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
+        """Return the message as it is stored; the caller's own stays as it is, to be published once more."""
+        body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
+        check_value('the message', {**message, 'body': body})
+        tag = message['properties'].get('delivery_tag')
+        if not isinstance(tag, _PublishTag):
+            tag = _PublishTag(fixed_id(message) or workitem.new_id(self.connection.couchdb.clock.now()))
+        info = {**message['properties'].get('delivery_info', {}), 'exchange': exchange, 'routing_key': routing_key}
+        properties = {**message['properties'], 'delivery_tag': tag, 'body_encoding': encoding, 'delivery_info': info}
+        return {**message, 'body': body, 'properties': properties}
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Return the body as it is stored, see `body`."""
@@ -126,43 +139,53 @@ class Channel(virtual.Channel):
         """What the connection holds; *raises* `ServerUnavailable` if it was closed: nothing is held any more."""
         if self.connection is None:
             raise _closed()
-        found: Holdings = self.connection.consumer.holdings
+        found: Holdings = self.connection.holdings
         return found
 
-    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str,
-                      **kwargs: Any) -> None:
-        """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events."""
-        check_names(queue=queue)
-        self._tag_to_queue[consumer_tag] = queue
-        self._active_queues.append(queue)
-        self._consumers.add(consumer_tag)
+    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = '',
+                      **kwargs: Any) -> str:
+        """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events.
 
-        def deliver(delivery: Delivery) -> None:
-            message = self._message(delivery)
+        Return the consumer tag, a new one without `consumer_tag`. With `no_ack` a message is acknowledged when it is handed
+        over. *Raises* `amqp.NotAllowed` if the channel has a consumer of that tag.
+        """
+        check_names(queue=queue)
+        if self.connection is None:
+            raise _closed()
+        consumer_tag = consumer_tag or f'amq.ctag-{uuid()}'
+        if consumer_tag in self._subscriptions:
+            raise amqp.NotAllowed(f'the channel has a consumer {consumer_tag!r:.80} already', (60, 20), 'Channel.basic_consume')
+
+        def receive(delivery: Delivery) -> None:
+            message = self._message(delivery, no_ack)
             if message is not None:
                 callback(message)
 
-        self.holdings.subscribe(Subscription(consumer_tag, queue, bool(no_ack), self.credit, deliver))
+        self._subscriptions[consumer_tag] = Subscription(queue, self.credit)
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+        self.connection.subscribe(self._subscriptions[consumer_tag], receive)
         self.connection.joined(queue)
+        return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Deliver nothing more to a consumer; what it was not handed yet goes back to its queue at once."""
-        if consumer_tag not in self._consumers:
+        subscription = self._subscriptions.pop(consumer_tag, None)
+        if subscription is None:
             return
         self._consumers.remove(consumer_tag)
-        queue = self._tag_to_queue.pop(consumer_tag)
-        self._active_queues.remove(queue)
-        self.holdings.cancel(consumer_tag)
-        self.connection.left(queue)
+        self._active_queues.remove(subscription.queue)
+        self.connection.cancel(subscription)
+        self.connection.left(subscription.queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
         check_names(queue=queue)
         self.connection.gets.used(queue)
-        delivery = self.connection.consumer.pull(queue, no_ack, self.credit)
+        delivery = self.connection.pull(queue, no_ack)
         if delivery is None or not self.holdings.hand_over(delivery):
             return None
-        return self._message(delivery)
+        return self._message(delivery, no_ack)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         """Acknowledge a message."""
@@ -176,15 +199,17 @@ class Channel(virtual.Channel):
         """Set how many messages this channel may hold unacknowledged; 0 is no limit."""
         self.connection.set_credit(self.credit, prefetch_count or 0)
 
-    def _message(self, delivery: Delivery) -> Any:
+    def _message(self, delivery: Delivery, no_ack: bool) -> Any:
         try:
             message = self.Message(delivery.payload(), channel=self)
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             logger.error('message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
-            if not delivery.no_ack:
+            if not delivery.final:
                 self.holdings.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
             return None
-        if not delivery.no_ack:
+        if no_ack and not delivery.final:
+            self.holdings.ack(delivery.tag)
+        elif not delivery.final:
             self.qos.append(message, delivery.tag)
         return message
 

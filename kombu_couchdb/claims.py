@@ -38,7 +38,7 @@ class Claims:
         self._limits = limits
         self.candidates, self._rotation = Candidates(store.client), itertools.count()
         #: Those who wait for one message.
-        self.pulls: list[Pull] = []
+        self.pulls = holdings.pulls
 
     def wanted(self, credit: Mapping[str, int], windows: Mapping[str, Window], changes: list[Change]) -> None:
         """Add to `changes` claims for as many messages as there is credit for."""
@@ -57,16 +57,17 @@ class Claims:
         finally:
             for queue, found in reserved.items():
                 for subscription in found[len(docs.get(queue, ())):]:
-                    self._holdings.spend(subscription.credit, subscription.no_ack, -1)
+                    self._holdings.unreserve(subscription)
         for queue, found in reserved.items():
-            changes += [self._claim(doc, s.credit, s.no_ack, s, window=windows[queue])
-                        for doc, s in zip(docs[queue], found, strict=False)]
+            changes += [self._claim(doc, s.credit, s, window=windows[queue]) for doc, s in zip(docs[queue], found, strict=False)]
 
-    def _claim(self, doc: Document, credit: Credit, no_ack: bool, subscription: Subscription | None,
-               pull: Pull | None = None, window: Window | None = None) -> Change:
-        """Return the claim of an item, for which credit was taken; without acknowledgement it is deleted at once."""
+    def _claim(self, doc: Document, credit: Credit, subscription: Subscription | None = None, pull: Pull | None = None,
+               window: Window | None = None) -> Change:
+        """Return the claim of an item, for which credit was taken; if it is pulled without acknowledgement, its deletion."""
+        final = pull is not None and pull.no_ack
+
         def failed(answer: Document) -> None:
-            self._holdings.spend(credit, no_ack, -1)
+            self._holdings.spend(credit, -1)
             if window is not None and answer.get('error') == 'conflict':
                 window.lost(doc['_id'])
             if answer.get('error') not in (None, 'conflict', 'unanswered'):
@@ -88,20 +89,20 @@ class Claims:
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
             return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
-        claimed = workitem.acked(doc, now) if no_ack else workitem.claim(doc, self._lease.id, now)
+        claimed = workitem.acked(doc, now) if final else workitem.claim(doc, self._lease.id, now)
 
         def answered(answer: Document) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted
             # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
-            if not answer.get('ok') or (answer.get('accepted') and not no_ack):
+            if not answer.get('ok') or (answer.get('accepted') and not final):
                 if answer.get('accepted'):
                     self._void[doc['_id']] = (answer['rev'], time.monotonic())
                 failed(answer)
                 return
             if window is not None:
                 window.won(doc['_id'])
-            kept = doc if no_ack else {**claimed, '_rev': answer['rev']}
-            delivery = Delivery(kept, credit, subscription, no_ack=no_ack)
+            kept = doc if final else {**claimed, '_rev': answer['rev']}
+            delivery = Delivery(kept, credit, subscription, final=final)
             if pull is None:
                 self._holdings.arrive(delivery)
             else:
@@ -121,8 +122,8 @@ class Claims:
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 self._holdings.bell.ring()  # should the claim fail, the next turn looks again
-                self._holdings.spend(pull.credit, pull.no_ack)
-                return [self._claim(doc, pull.credit, pull.no_ack, None, pull)]
+                self._holdings.spend(pull.credit)
+                return [self._claim(doc, pull.credit, pull=pull)]
         self.pulls.remove(pull)
         pull.answer(None)
         return []

@@ -23,7 +23,7 @@ from . import workitem
 from .announced import Announced
 from .claims import Claims
 from .client import Client, Document
-from .delivery import Credit, Delivery
+from .delivery import Delivery
 from .doubt import unwritten
 from .errors import AccessDenied, ConfigurationError, CouchDBError
 from .heartbeat import Heartbeat
@@ -48,6 +48,9 @@ _LAST_TRIES = 20
 #: which follows another one, never tells.
 _BEHIND = 10.0
 
+#: A consumer that has had nothing to do for so long ends its lease and its threads, in seconds; the next use starts another.
+_IDLE_SECONDS = 5.0
+
 #: Waits between tries while the server is away, in seconds.
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
 
@@ -70,7 +73,8 @@ class Consumer:
                               topology.limits)
         self._windows: dict[str, Window] = {}
         self._polled = time.monotonic()
-        self._orphans = self._unsure = False
+        self._orphans = self._unsure = self._abandoned = False
+        self._idle_since: float | None = None
         self._failures = 0
         self._began = time.monotonic()
         #: The monotonic time since which the server does not answer.
@@ -89,13 +93,10 @@ class Consumer:
     @property
     def ended(self) -> bool:
         """Whether the thread has given up; what made it do so was put into the mailbox."""
-        return not self._thread.is_alive()
+        return not (self._thread.is_alive() or self.holdings.retired)
 
-    def pull(self, queue: str, no_ack: bool, credit: Credit) -> Delivery | None:
-        """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
-        pull = Pull(queue, no_ack, credit)
-        self._claims.pulls.append(pull)
-        self.holdings.bell.ring()
+    def wait(self, pull: Pull) -> Delivery | None:
+        """Return the message that was asked for, or None if there is none; *raises* `CouchDBError`."""
         return pull.wait(self._thread)
 
     def watch(self, queue: str) -> None:
@@ -109,6 +110,12 @@ class Consumer:
         self.holdings.bell.ring()
         self._thread.join(timeout)
 
+    def abandon(self) -> None:
+        """End as with `close`, without a wait: the connection was dropped. A finalizer calls this, so it takes no lock."""
+        if self._pid == os.getpid():  # a forked child that drops its copy ends nothing of its parent's
+            self._abandoned = True
+            self.holdings.bell.ring()
+
     def _at_exit(self) -> None:
         # A program that never closed its connection: what it holds need not wait for the end of the lease.
         if self._pid == os.getpid():
@@ -119,7 +126,7 @@ class Consumer:
     def _run(self) -> None:
         self._news.start(self.holdings.bell.ring)
         try:
-            while not self._closing.is_set():
+            while not (self._closing.is_set() or self._abandoned or self.holdings.retired):
                 self._guard(self._cycle)
             self._guard(self._finish)
         finally:
@@ -127,11 +134,26 @@ class Consumer:
             self.announced.close()
             for pull in self._claims.pulls:
                 pull.answer(CouchDBError('the connection was closed'))
+            atexit.unregister(self._at_exit)
+            if self._abandoned:  # nobody else closes these
+                self._mailbox.close()
+                self._client.close()
 
     def _cycle(self) -> None:
         self.holdings.bell.wait(self._sleep())
         self._began = time.monotonic()
+        if self._busy:
+            self._idle_since = None
         self._turn()
+        if not self._busy:
+            self._idle_since = self._idle_since or time.monotonic()
+            if time.monotonic() >= self._idle_since + _IDLE_SECONDS:
+                self.holdings.retire()
+
+    @property
+    def _busy(self) -> bool:
+        # A bound queue that nobody consumes just now keeps its broadcasts, and what this consumer alone knows of is done by it.
+        return bool(self.holdings.busy or self._news.listener.binds or self._sweeper.unused or self._sweeper.void)
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
@@ -185,6 +207,8 @@ class Consumer:
         times = [self._poll_at]
         if self._lease.written:
             times += [self._lease.next_beat, self._sweeper.due]
+        if self._idle_since is not None:
+            times.append(self._idle_since + _IDLE_SECONDS)
         times += [at for at in (self._news.due_at(),) if at is not None]
         credit = self.holdings.credit()
         for queue, window in self._windows.items():

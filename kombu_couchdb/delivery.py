@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -18,6 +17,10 @@ __all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
 #: What the delivery tag of a broadcast begins with.
 BROADCAST_TAG = 'broadcast-'
 
+#: An ack waits that long for others, or for a claim, to share their request, in seconds: while there is nothing to claim, and
+#: while there is, unless half of the credit is free before. A request for each would be twice the work.
+_LINGER, _GATHER = 0.02, 0.005
+
 
 @dataclass(eq=False)
 class Credit:
@@ -27,23 +30,31 @@ class Credit:
     limit: int = 0
     #: Claimed for the channel and not acknowledged yet.
     held: int = 0
-    #: Of those, not handed to kombu yet; and those of consumers that do not acknowledge.
+    #: Not handed to kombu yet, of those and of broadcasts.
     waiting: int = 0
+    #: Without a limit: how many were handed to kombu since its thread last asked for more, and how many are claimed ahead, which
+    #: grows with the demand (see `subscriptions`).
+    taken: int = 0
+    ahead: int = 1
 
-    def free(self, unlimited: int) -> int:
-        """Return how many more may be claimed; without a limit, up to `unlimited` may wait to be handed over."""
-        return self.limit - self.held if self.limit else unlimited - self.waiting
+    @property
+    def free(self) -> int:
+        """How many more may be claimed now. Without a limit a message counts until kombu's thread asks for the next one."""
+        return self.limit - self.held if self.limit else self.ahead - self.waiting - self.taken
+
+    def patience(self, *, hungry: bool) -> float:
+        """Return how long an ack may wait for others, in seconds; `hungry` says whether there is something to claim."""
+        if not hungry:
+            return _LINGER
+        return 0.0 if not self.limit or 2 * self.free >= self.limit else _GATHER
 
 
 @dataclass(eq=False)
 class Subscription:
-    """One `basic_consume`: `deliver(delivery)` is called in kombu's thread."""
+    """One `basic_consume`. It does not refer to its channel: the I/O thread must not keep a connection that was dropped."""
 
-    tag: str
     queue: str
-    no_ack: bool
     credit: Credit
-    deliver: Callable[[Delivery], None]
 
 
 @dataclass(eq=False)
@@ -55,9 +66,10 @@ class Delivery:
     subscription: Subscription | None = None
     #: Whether its consumer took it without an error: given back when that stops, it does not count as an attempt then.
     accepted: bool = False
-    no_ack: bool = False
     #: Whether the message had expired when kombu was given it; see `workitem.is_announced`.
     expired: bool = False
+    #: Whether nothing is to be settled: a broadcast, or a message that was deleted when it was pulled.
+    final: bool = False
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +96,7 @@ def broadcast(message: Document, subscription: Subscription) -> Delivery:
     """Return a broadcast as a delivery, which waits to be handed over and not to be acknowledged."""
     subscription.credit.waiting += 1
     return Delivery({'_id': BROADCAST_TAG + workitem.new_id(time.time()), 'message': message}, subscription.credit,
-                    subscription, no_ack=True)
+                    subscription, final=True)
 
 
 def _generation(doc: Document) -> int:

@@ -126,6 +126,12 @@ class Listener:
         with self._lock:
             return bool(self._queues.get(exchange))
 
+    @property
+    def binds(self) -> bool:
+        """Whether any queue is bound to a fanout exchange."""
+        with self._lock:
+            return any(self._queues.values())
+
     def prime(self, docs: Iterable[Document]) -> None:
         """Take the broadcasts that exist as had already."""
         with self._lock:

@@ -21,6 +21,8 @@ from .clock import ServerClock
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
 from .lease import Lease
 from .mailbox import Mailbox
+from .pull import Pull
+from .subscriptions import Subscriptions
 
 __all__ = ['Change', 'Holdings']
 
@@ -28,10 +30,6 @@ logger = get_logger(__name__)
 
 #: A document to be written, and what to do with CouchDB's answer.
 Change = tuple[Document, Callable[[Document], None]]
-
-#: An ack waits that long for others, or for a claim, to share their request, in seconds: while there is nothing to claim, and
-#: while there is, unless half of the credit is free before.
-_LINGER, _GATHER = 0.02, 0.005
 
 #: The most broadcasts kept for a queue without a consumer; then the oldest go.
 _PARKED = 10_000
@@ -41,13 +39,13 @@ class Holdings:
     """Subscriptions, the messages held for them, and the changes to be written. Every method may be called in any thread."""
 
     def __init__(self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int) -> None:
-        self._lease, self._mailbox, self._clock, self._unlimited = lease, mailbox, clock, unlimited
+        self._lease, self._mailbox, self._clock = lease, mailbox, clock
         self._lock = threading.RLock()
         #: Wakes the I/O thread: there is something to do.
         self.bell = Bell()
         #: Whether more could be claimed if there were credit.
         self.hungry = True
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions = Subscriptions(unlimited)
         self._held: dict[str, Delivery] = {}
         self._outbox: list[Change] = []
         self._returned: list[Document] = []
@@ -57,21 +55,36 @@ class Holdings:
         #: Unique jobs that others have changed, with what was decided about them.
         self._contested: list[tuple[Document, Callable[[Document], Document]]] = []
         self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
+        #: Those who wait for one message.
+        self.pulls: list[Pull] = []
+        #: Whether the I/O thread ends, since nothing was left to do: whoever has something needs another consumer.
+        self.retired = False
 
     # -- kombu's verbs
 
-    def subscribe(self, subscription: Subscription) -> None:
-        """Begin to claim messages for a subscription."""
+    def subscribe(self, subscription: Subscription) -> bool:
+        """Begin to claim messages for a subscription; False if this consumer has retired."""
         with self._lock:
-            self._subscriptions[subscription.tag] = subscription
+            if self.retired:
+                return False
+            self._subscriptions.add(subscription)
             self._mailbox.put([broadcast(message, subscription) for message in self._parked.pop(subscription.queue, ())])
             self.bell.ring()
+            return True
 
-    def cancel(self, tag: str) -> None:
+    def pull(self, pull: Pull) -> bool:
+        """Claim one message for who asks for it; False if this consumer has retired."""
+        with self._lock:
+            if not self.retired:
+                self.pulls.append(pull)
+                self.bell.ring()
+            return not self.retired
+
+    def cancel(self, subscription: Subscription) -> None:
         """Claim nothing more for a subscription and give back what kombu has not seen."""
         with self._lock:
-            subscription = self._subscriptions.pop(tag, None)
-            if subscription is not None and subscription.queue not in self.queues:
+            self._subscriptions.remove(subscription)
+            if subscription.queue not in self.queues:
                 self.done.pop(subscription.queue, None)
             for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and d.subscription is subscription):
                 assert isinstance(item, Delivery)
@@ -87,7 +100,7 @@ class Holdings:
     def hand_over(self, delivery: Delivery) -> bool:
         """Note that kombu takes a delivery from the mailbox; False if it must not, for it may be somebody else's now."""
         with self._lock:
-            if not delivery.no_ack and (delivery.tag not in self._held or not self._lease.valid):
+            if not delivery.final and (delivery.tag not in self._held or not self._lease.valid):
                 # This process was stopped, or cut off, for so long that the message may have been given to others.
                 self._return_unseen(delivery)
                 self.bell.ring()
@@ -100,9 +113,14 @@ class Holdings:
                     self._settle(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()))
                 self.bell.ring()
                 return False
-            if delivery.no_ack or not delivery.credit.limit:
-                self.bell.ring()
+            self._subscriptions.took(delivery.credit)
             return True
+
+    def ask(self) -> None:
+        """Note that kombu's thread comes for more: for who has no prefetch limit more is claimed then."""
+        with self._lock:
+            if self._subscriptions.ask(found_nothing=not len(self._mailbox)):
+                self.bell.ring()
 
     def ack(self, tag: str) -> None:
         """The message is done: delete it, if it is still ours."""
@@ -136,24 +154,29 @@ class Holdings:
                 return
             delivery = self._held[tag]
             self._settle(tag, change)
-            self.bell.ring(self._patience(delivery) if patiently else 0.0)
-
-    def _patience(self, acked: Delivery) -> float:
-        """Return how long an ack may wait for company, in seconds: a request for each would be twice the work."""
-        if workitem.is_unique(acked.doc):
-            return 0.0  # what runs after it waits for it
-        if not self.hungry:
-            return _LINGER
-        credit = acked.credit
-        return 0.0 if not credit.limit or 2 * credit.free(self._unlimited) >= credit.limit else _GATHER
+            # What runs after a unique job waits for its ack.
+            patiently = patiently and not workitem.is_unique(delivery.doc)
+            self.bell.ring(delivery.credit.patience(hungry=self.hungry) if patiently else 0.0)
 
     # -- for the I/O thread
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is subscribed, asked for, held or to be written."""
+        with self._lock:
+            return bool(self._subscriptions or self.pulls or self._held or self._outbox or self._settling or self._contested)
+
+    def retire(self) -> bool:
+        """Take in nothing from now on, unless there is something to do; tell whether that is so."""
+        with self._lock:
+            self.retired = not self.busy
+            return self.retired
 
     @property
     def queues(self) -> set[str]:
         """The queues that are subscribed to."""
         with self._lock:
-            return {subscription.queue for subscription in self._subscriptions.values()}
+            return self._subscriptions.queues
 
     def ids(self) -> set[str]:
         """Return the ids of the items that the database may rightly show as claimed by this consumer."""
@@ -162,34 +185,36 @@ class Holdings:
 
     def credit(self) -> dict[str, int]:
         """Return for each queue how many messages may be claimed for it now."""
-        credit: dict[str, int] = {}
         with self._lock:
-            for subscription in self._subscriptions.values():
-                free = max(0, subscription.credit.free(self._unlimited))
-                credit[subscription.queue] = credit.get(subscription.queue, 0) + free
-        return credit
+            return self._subscriptions.credit()
 
     def reserve(self, queue: str) -> Subscription | None:
         """Return the subscription of a queue with the most credit left, one less now; None if there is none left."""
         with self._lock:
-            fit = [s for s in self._subscriptions.values() if s.queue == queue]
-            best = max(fit, key=lambda s: s.credit.free(self._unlimited), default=None)
-            if best is None or best.credit.free(self._unlimited) <= 0:
+            best = self._subscriptions.next(queue)
+            if best is None or best.credit.free <= 0:
                 return None
-            self.spend(best.credit, best.no_ack)
+            self.spend(best.credit)
+            self._subscriptions.gave(best)
             return best
 
-    def spend(self, credit: Credit, no_ack: bool, amount: int = 1) -> None:
+    def unreserve(self, subscription: Subscription) -> None:
+        """Take back what `reserve` returned: there is no message for it."""
+        with self._lock:
+            self.spend(subscription.credit, -1)
+            self._subscriptions.gave(subscription, -1)
+
+    def spend(self, credit: Credit, amount: int = 1) -> None:
         """Take one from a channel's credit for a claim, or, with `amount` -1, give it back."""
         with self._lock:
             credit.waiting += amount
-            credit.held += 0 if no_ack else amount
+            credit.held += amount
 
     def arrive(self, delivery: Delivery) -> None:
         """Put what was claimed into the mailbox; back to the queue if nobody is subscribed any more."""
         with self._lock:
             self.keep(delivery)
-            if delivery.subscription is None or delivery.subscription.tag in self._subscriptions:
+            if delivery.subscription is None or delivery.subscription in self._subscriptions:
                 self._mailbox.put([delivery])
             else:
                 self._return_unseen(delivery)
@@ -198,17 +223,17 @@ class Holdings:
     def keep(self, delivery: Delivery) -> None:
         """Hold what was claimed until it is settled."""
         with self._lock:
-            if not delivery.no_ack:
+            if not delivery.final:
                 self._held[delivery.tag] = delivery
 
     def broadcast(self, queue: str, message: Document) -> None:
         """Put a broadcast for a queue into the mailbox, or keep it until somebody subscribes to the queue."""
         with self._lock:
-            for subscription in self._subscriptions.values():
-                if subscription.queue == queue:
-                    self._mailbox.put([broadcast(message, subscription)])
-                    return
-            self._parked.setdefault(queue, deque(maxlen=_PARKED)).append(message)
+            if subscription := self._subscriptions.next(queue):
+                self._subscriptions.gave(subscription)
+                self._mailbox.put([broadcast(message, subscription)])
+            else:
+                self._parked.setdefault(queue, deque(maxlen=_PARKED)).append(message)
 
     def take_outbox(self) -> list[Change]:
         """Return what is to be written; it is the caller's now."""
@@ -252,7 +277,7 @@ class Holdings:
         """Forget all that is held: the lease was lost. Return how many messages that were."""
         with self._lock:
             lost, self._held = list(self._held.values()), {}
-            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.no_ack):
+            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.final):
                 assert isinstance(item, Delivery)
                 item.credit.waiting -= 1  # one that is just being handed over is counted there
             for delivery in lost:
@@ -274,9 +299,6 @@ class Holdings:
         delivery.credit.waiting -= 1
         if delivery.tag in self._held:
             self._settle(delivery.tag, lambda doc: workitem.release(doc, delivered=False))
-        elif delivery.no_ack and 'queue' in delivery.doc:
-            # It was deleted when it was claimed: store it again, at its old place.
-            self._outbox.append(({name: value for name, value in delivery.doc.items() if name != '_rev'}, lambda answer: None))
 
     def _settle(self, tag: str, change: Callable[[Document], Document]) -> None:
         delivery = self._held.pop(tag)

@@ -38,6 +38,11 @@ class Http:
         return self._nodes.current.address.url
 
     @property
+    def node(self) -> Address:
+        """The address of the node that is asked now."""
+        return self._nodes.current.address
+
+    @property
     def user(self) -> str | None:
         """Who sends the requests; None is nobody."""
         return self._nodes.current.login.user

@@ -45,7 +45,8 @@ class Options:
     read_ahead: int = 1024
     #: The most messages claimed in one request.
     claim_batch: int = 128
-    #: How many messages are claimed ahead for a consumer without a prefetch limit.
+    #: The most messages claimed ahead for a consumer without a prefetch limit. It begins with one, and the number doubles when
+    #: the consumer finds nothing left.
     unlimited_prefetch: int = 256
     #: How long a broadcast is kept for listeners that were cut off.
     fanout_retention: float = 60.0

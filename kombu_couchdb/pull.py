@@ -14,8 +14,10 @@ __all__ = ['Pull']
 class Pull:
     """One request for the next message of a queue."""
 
-    def __init__(self, queue: str, no_ack: bool, credit: Credit) -> None:
-        self.queue, self.no_ack, self.credit = queue, no_ack, credit
+    def __init__(self, queue: str, no_ack: bool) -> None:
+        self.queue, self.no_ack = queue, no_ack
+        #: As in AMQP, what is asked for does not count for the channel's prefetch count.
+        self.credit = Credit(limit=1)
         #: The ids of messages that the database did not let be taken.
         self.refused: set[str] = set()
         self._done = threading.Event()

@@ -4,13 +4,16 @@
   percent-encoded; the default database is `celery`. A list `url;url` names the nodes of a cluster, each of which is asked
   while the others do not answer.
 * Options: see `kombu_couchdb.options.Options`.
-* A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes.
+* A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes, as long as it
+  has something to do. They end also when the connection is dropped without `close()`.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +26,16 @@ from .address import Address
 from .channel import Channel
 from .client import Client, Document
 from .consumer import Consumer
-from .delivery import Credit, Delivery
+from .delivery import Credit, Delivery, Subscription
 from .errors import CouchDBError
 from .fanout import BROADCAST, Broadcaster, Listener
+from .holdings import Holdings
 from .lease import CONSUMER
 from .mailbox import Mailbox
 from .members import queues_of
 from .news import News
 from .options import Options
+from .pull import Pull
 from .store import SEEN, Store
 from .temporary import Gets
 from .topology import Topology
@@ -74,6 +79,7 @@ class Transport(virtual.Transport):
             default_database='celery', user=client.userid, password=client.password, tls=client.ssl,
             credentials=self.options.credentials, auth=self.options.auth)
         self.address = replace(self.address, others=_others(self.address, client))
+        self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
         self.gets = Gets(self.topology)
@@ -82,7 +88,10 @@ class Transport(virtual.Transport):
         #: Queues declared here that go with their last consumer.
         self.temporary: set[str] = set()
         self._mailbox: Mailbox[Delivery | Exception] = Mailbox()
+        #: What takes the deliveries of each subscription: the I/O thread knows nothing of channels.
+        self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
         self._consumer: Consumer | None = None
+        self._abandon: weakref.finalize[Any, Any]
         self._pid = os.getpid()
 
     @property
@@ -100,8 +109,18 @@ class Transport(virtual.Transport):
         """Reach the database, and make it if it is missing; *raises* `CouchDBError`."""
         began = time.monotonic()
         self.topology.saw(self.store.ensure(self.options.create_database), began, SEEN)
+        self._name_node()
         super().establish_connection()
         return self
+
+    def _name_node(self) -> None:
+        """Let kombu's connection name the node in use: its `port`, its `as_uri()`, and Celery's "Connected to …"."""
+        node, client = self.couchdb.node, self.client
+        if node is not self._named and client is not None:
+            self._named = node
+            client.hostname, client.port, client.virtual_host = node.host, node.port, node.database
+            client.userid, client.password = node.user, node.password
+            client.transport_cls = 'couchdbs' if node.tls and not client.ssl else 'couchdb'
 
     def close_connection(self, connection: Any) -> None:
         """Give back all that is held and close."""
@@ -109,6 +128,7 @@ class Transport(virtual.Transport):
             return  # a copy after fork(): everything here is the parent's
         super().close_connection(connection)
         if self._consumer is not None:
+            self._abandon.detach()
             self._consumer.close(self.options.request_timeout + self.options.connect_timeout)
             self._consumer = None
         self._mailbox.close()
@@ -118,12 +138,28 @@ class Transport(virtual.Transport):
 
     @property
     def consumer(self) -> Consumer:
-        """The I/O thread, started with the first use."""
-        if self._consumer is None:
+        """The I/O thread, started with the first use, and again after it has retired."""
+        if self._consumer is None or self._consumer.holdings.retired:
+            if self._consumer is not None:
+                self._abandon.detach()
             name = f'couchdb-{self.address.database}'
             news = News(self.couchdb, self.topology, self.listener, name)
             self._consumer = Consumer(self.couchdb, self.options, self._mailbox, news, self.topology, name)
+            # A connection that is dropped without close(): the thread refers to nothing that would keep it.
+            self._abandon = weakref.finalize(self, self._consumer.abandon)
+            self._abandon.atexit = False
         return self._consumer
+
+    @property
+    def holdings(self) -> Holdings:
+        """What this connection holds."""
+        return (self._consumer or self.consumer).holdings
+
+    def _engage(self, take: Callable[[Holdings], bool]) -> Consumer:
+        """Return the consumer whose holdings `take` something in: those of one that has retired do not."""
+        while not take((consumer := self.consumer).holdings):
+            pass
+        return consumer
 
     # -- events
 
@@ -133,6 +169,7 @@ class Transport(virtual.Transport):
         One and not more: who expects two answers (kombu's pidbox) calls twice.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._ask()
         while not self._hand_over(1):
             if self._consumer is not None and self._consumer.ended and not len(self._mailbox):
                 raise CouchDBError(f'{self.address.url}: this connection has given up; connect again')
@@ -141,11 +178,22 @@ class Transport(virtual.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the event loop deliver what arrives."""
-        loop.add_reader(self._mailbox.fileno(), lambda *args: self._hand_over(_BURST))
+        loop.add_reader(self._mailbox.fileno(), lambda *args: self._deliver_burst())
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
         """Take the mailbox out of the event loop."""
         loop.remove_reader(self._mailbox.fileno())
+
+    def _deliver_burst(self) -> None:
+        try:
+            self._hand_over(_BURST)
+        finally:
+            self._ask()  # the event loop comes again when there is more
+
+    def _ask(self) -> None:
+        self._name_node()
+        if self._consumer is not None:
+            self._consumer.holdings.ask()
 
     def _hand_over(self, limit: int) -> int:
         """Deliver up to `limit` messages that are in the mailbox, and return how many there were."""
@@ -153,9 +201,10 @@ class Transport(virtual.Transport):
         while delivered < limit and (item := self._mailbox.pop()) is not None:
             if isinstance(item, Exception):
                 raise item
-            if item.subscription is not None and self.consumer.holdings.hand_over(item):
+            receive = self._receivers.get(item.subscription)
+            if receive is not None and self.holdings.hand_over(item):
                 delivered += 1
-                item.subscription.deliver(item)
+                receive(item)
                 item.accepted = True  # what ends its consumer here still counts as an attempt
         return delivered
 
@@ -163,6 +212,7 @@ class Transport(virtual.Transport):
 
     def publish(self, docs: list[Document]) -> None:
         """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
+        self._name_node()
         self.store.publish(docs)
         try:
             self._trim({doc['queue'] for doc in docs})
@@ -178,6 +228,21 @@ class Transport(virtual.Transport):
                 length = self.topology.limit(queue).length
                 if length is not None:
                     self.store.trim(queue, length)
+
+    def subscribe(self, subscription: Subscription, receive: Callable[[Delivery], None]) -> None:
+        """Begin to deliver the messages of a queue to `receive(delivery)`, in the thread that drains events."""
+        self._receivers[subscription] = receive
+        self._engage(lambda holdings: holdings.subscribe(subscription))
+
+    def cancel(self, subscription: Subscription) -> None:
+        """Deliver nothing more; what was not handed over goes back to its queue at once."""
+        self.holdings.cancel(subscription)
+        self._receivers.pop(subscription, None)
+
+    def pull(self, queue: str, no_ack: bool) -> Delivery | None:
+        """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
+        pull = Pull(queue, no_ack)
+        return self._engage(lambda holdings: holdings.pull(pull)).wait(pull)
 
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Change how many messages a channel may hold."""

@@ -221,7 +221,7 @@ def test_queue_goes_when_all_that_was_in_it_is_dropped(connect: Callable[..., Co
 @pytest.mark.parametrize('no_ack', [False, True])
 def test_message_that_expires_while_its_consumer_is_busy(connect: Callable[..., Connection], client: Client,
                                                          no_ack: bool) -> None:
-    inbox = Inbox(connect(), no_ack=no_ack)
+    inbox = Inbox(connect(), no_ack=no_ack, prefetch=2)
     publish_many(connect(), ['first', 'late'], expiration=3600)
     mailbox = inbox.connection.transport._mailbox
     wait_for(lambda: len(mailbox) == 2, 'both to be claimed')

@@ -106,6 +106,46 @@ def test_message_published_twice_is_two_messages(connection: Connection, client:
     assert inbox.wait(2) == ['hello', 'hello']
 
 
+@pytest.mark.parametrize('batched', [False, pytest.param(True, marks=needs_batch)], ids=['alone', 'batched'])
+def test_prepared_message_that_is_published_twice_is_two(connection: Connection, client: Client, batched: bool) -> None:
+    channel = connection.channel()
+    body, headers = b'\xff', {'of': [1]}
+    message = channel.prepare_message(body, content_type='application/data', content_encoding='binary', headers=headers)
+    batch = channel.create_publish_batch(100) if batched else None
+    for number in (1, 2):
+        headers['of'][0] = number
+        channel.basic_publish(message, '', 'q', _publish_batch=batch)
+        assert message['body'] == body
+    if batch:
+        batch.flush()
+    assert [item['message']['headers'] for item in items(client)] == [{'of': [1]}, {'of': [2]}]
+    inbox = Inbox(connection)
+    inbox.wait(2)
+    assert [received.body for received in inbox.messages] == [body, body]
+
+
+def test_prepared_message_whose_first_try_failed_is_one(connection: Connection, client: Client, database: str,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(connection, 'the first may set the database up', to='other')
+    channel, request, lost = connection.channel(), Client.request, list[object]()
+
+    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+        answer = request(self, method, *args, **kwargs)
+        if method == 'PUT' and not lost:
+            lost.append(answer)
+            raise ServerUnavailable('the answer was lost')
+        return answer
+
+    replace_in_clients(monkeypatch, database, 'request', request_and_lose)
+    message = channel.prepare_message('hello', content_type='text/plain', content_encoding='utf-8')
+    with pytest.raises(ServerUnavailable):
+        channel.basic_publish(message, '', 'q')
+    channel.basic_publish(message, '', 'q')
+    assert len([item for item in items(client) if item['queue'] == 'q']) == 1
+    channel.basic_publish(message, '', 'q')
+    assert len([item for item in items(client) if item['queue'] == 'q']) == 2
+
+
 @needs_batch
 def test_batch_is_one_request(connection: Connection, client: Client, sent: list[Request]) -> None:
     producer = connection.Producer()

@@ -147,7 +147,7 @@ class Process:
         self.consumer = consumer.Consumer(client, Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES), self._mailbox,
                                           _DeafNews(), Topology(client), 'model')  # type: ignore[arg-type]
         self.holdings = self.consumer.holdings
-        self.holdings.subscribe(Subscription('t', QUEUE, False, Credit(credit), lambda delivery: None))
+        self.holdings.subscribe(Subscription(QUEUE, Credit(credit)))
         #: What kombu has been given and has not settled.
         self.working: list[Delivery] = []
         self._thread: greenlet = self.consumer._thread.greenlet  # type: ignore[attr-defined]
@@ -293,6 +293,7 @@ class _DeafNews:
 
     def __init__(self) -> None:
         self.members = Members()
+        self.listener = SimpleNamespace(binds=False)
 
     def take(self, windows: Mapping[str, Any], eager: set[str]) -> tuple[list[Any], list[Any]]:
         for window in windows.values():

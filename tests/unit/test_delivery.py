@@ -84,7 +84,7 @@ def test_a_newer_delivery_has_a_higher_number() -> None:
 
 def test_a_broadcast_needs_no_item() -> None:
     message = {'body': 'text', 'headers': {}, 'properties': {}}
-    properties = Delivery({'_id': 'x', 'message': message}, Credit(), no_ack=True).payload()['properties']
+    properties = Delivery({'_id': 'x', 'message': message}, Credit(), final=True).payload()['properties']
     assert properties == {'delivery_tag': 'x:', 'delivery_info': {'redelivered': False, 'delivery_count': 1, 'delivery': 0}}
 
 
@@ -100,7 +100,8 @@ def test_an_eta_that_has_come_stays_as_it_is(due: float | None) -> None:
     assert delivered({'eta': '2025-11-21T09:30:00'}, date=due).payload()['headers']['eta'] == '2025-11-21T09:30:00'
 
 
-@pytest.mark.parametrize(('limit', 'held', 'waiting', 'free'), [
-    (4, 0, 0, 4), (4, 3, 3, 1), (4, 4, 0, 0), (4, 6, 0, -2), (0, 0, 0, 10), (0, 50, 3, 7), (0, 50, 10, 0)])
-def test_credit_is_the_prefetch_count_or_else_what_waits(limit: int, held: int, waiting: int, free: int) -> None:
-    assert Credit(limit, held, waiting).free(10) == free
+@pytest.mark.parametrize(('limit', 'held', 'waiting', 'taken', 'free'), [
+    (4, 0, 0, 0, 4), (4, 3, 3, 0, 1), (4, 4, 0, 0, 0), (4, 6, 0, 0, -2), (0, 0, 0, 0, 10), (0, 50, 3, 0, 7), (0, 50, 10, 0, 0),
+    (0, 50, 3, 2, 5)])
+def test_credit_is_the_prefetch_count_or_else_what_waits(limit: int, held: int, waiting: int, taken: int, free: int) -> None:
+    assert Credit(limit, held, waiting, taken, ahead=10).free == free

@@ -16,6 +16,7 @@ from kombu_couchdb.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.holdings import Holdings
 from kombu_couchdb.lease import Lease
 from kombu_couchdb.mailbox import Mailbox
+from kombu_couchdb.pull import Pull
 
 NOW = 1_763_709_000.0
 UNLIMITED = 10
@@ -30,9 +31,8 @@ class Desk:
         clock = cast(ServerClock, SimpleNamespace(now=lambda: NOW))
         self.holdings = Holdings(cast(Lease, self.lease), self.mailbox, clock, UNLIMITED)
 
-    def subscribe(self, tag: str = 't', queue: str = 'q', limit: int = 4, no_ack: bool = False,
-                  credit: Credit | None = None) -> Subscription:
-        subscription = Subscription(tag, queue, no_ack, credit or Credit(limit), lambda delivery: None)
+    def subscribe(self, queue: str = 'q', limit: int = 4, credit: Credit | None = None) -> Subscription:
+        subscription = Subscription(queue, credit or Credit(limit))
         self.holdings.subscribe(subscription)
         return subscription
 
@@ -41,9 +41,7 @@ class Desk:
         subscription = self.holdings.reserve(queue)
         assert subscription is not None
         doc = {**workitem.new(name, queue, {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '1-a'}
-        if not subscription.no_ack:
-            doc = {**workitem.claim(doc, 'me', NOW), '_rev': '2-b'}
-        delivery = Delivery(doc, subscription.credit, subscription, no_ack=subscription.no_ack)
+        delivery = Delivery({**workitem.claim(doc, 'me', NOW), '_rev': '2-b'}, subscription.credit, subscription)
         self.holdings.arrive(delivery)
         return delivery
 
@@ -106,24 +104,68 @@ def test_what_is_settled_is_free_credit_before_it_is_written(desk: Desk, settle:
     assert counts(subscription) == (0, 0)
 
 
+def test_without_a_limit_one_message_is_claimed_until_more_are_asked_for(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=0)
+    desk.holdings.ask()
+    assert desk.holdings.credit() == {'q': 1}
+    delivery = desk.claim()
+    assert desk.holdings.credit() == {'q': 0}
+    assert desk.take() is delivery
+    assert desk.holdings.credit() == {'q': 0}
+    desk.holdings.ack(delivery.tag)
+    assert desk.holdings.credit() == {'q': 0}
+    desk.holdings.ask()
+    assert desk.holdings.credit() == {'q': 2}
+    assert counts(subscription) == (0, 0)
+
+
+def ramp(desk: Desk, subscription: Subscription, to: int = UNLIMITED) -> None:
+    """Take all there is, again and again, until so many are claimed ahead."""
+    while subscription.credit.ahead < to:
+        while desk.holdings.credit()[subscription.queue]:
+            desk.claim(f'ramp{time.monotonic_ns()}')
+        while delivery := desk.take():
+            desk.holdings.ack(delivery.tag)
+        desk.holdings.ask()
+
+
 def test_without_a_limit_only_what_waits_counts(desk: Desk) -> None:
     subscription = desk.subscribe(limit=0)
+    ramp(desk, subscription)
+    desk.holdings.ask()
+    assert desk.holdings.credit() == {'q': UNLIMITED}
     for name in range(UNLIMITED):
         desk.claim(str(name))
     assert desk.holdings.credit() == {'q': 0}
     for _ in range(3):
         assert desk.take()
+    desk.holdings.ask()
     assert desk.holdings.credit() == {'q': 3}
     assert counts(subscription) == (UNLIMITED, UNLIMITED - 3)
+    assert subscription.credit.ahead == UNLIMITED
 
 
-def test_without_acknowledgements_nothing_is_held(desk: Desk) -> None:
-    subscription = desk.subscribe(limit=2, no_ack=True)
-    desk.claim()
-    assert counts(subscription) == (0, 1)
-    assert desk.holdings.ids() == set()
+def test_more_is_claimed_ahead_only_by_who_finds_nothing(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=0)
+    ramp(desk, subscription, to=4)
+    for name in 'abcd':
+        desk.claim(name)
+    for _ in range(3):
+        assert desk.take()
+        desk.holdings.ask()
+    assert subscription.credit.ahead == 4
     assert desk.take()
-    assert counts(subscription) == (0, 0)
+    desk.holdings.ask()
+    desk.holdings.ask()
+    assert subscription.credit.ahead == 8
+
+
+def test_demand_is_forgotten_with_the_last_subscription(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=0)
+    ramp(desk, subscription, to=8)
+    desk.holdings.cancel(subscription)
+    desk.subscribe(credit=subscription.credit)
+    assert desk.holdings.credit() == {'q': 1}
 
 
 def test_a_lower_limit_may_be_overdrawn(desk: Desk) -> None:
@@ -138,18 +180,17 @@ def test_a_lower_limit_may_be_overdrawn(desk: Desk) -> None:
 
 
 def test_a_claim_that_failed_costs_nothing(desk: Desk) -> None:
-    for no_ack in (False, True):
-        subscription = desk.subscribe(limit=2, no_ack=no_ack)
-        assert desk.holdings.reserve('q') is subscription
-        assert counts(subscription) == (0 if no_ack else 1, 1)
-        desk.holdings.spend(subscription.credit, no_ack, -1)
-        assert counts(subscription) == (0, 0)
+    subscription = desk.subscribe(limit=2)
+    assert desk.holdings.reserve('q') is subscription
+    assert counts(subscription) == (1, 1)
+    desk.holdings.spend(subscription.credit, -1)
+    assert counts(subscription) == (0, 0)
 
 
 def test_one_channel_s_credit_is_not_given_twice(desk: Desk) -> None:
     credit = Credit(2)
-    for tag, queue in [('t', 'q'), ('u', 'r')]:
-        desk.subscribe(tag, queue, credit=credit)
+    for queue in 'qr':
+        desk.subscribe(queue, credit=credit)
     assert desk.holdings.credit() == {'q': 2, 'r': 2}
     assert desk.holdings.reserve('q')
     assert desk.holdings.reserve('r')
@@ -158,22 +199,25 @@ def test_one_channel_s_credit_is_not_given_twice(desk: Desk) -> None:
 
 
 def test_who_has_most_credit_left_is_served_next(desk: Desk) -> None:
-    desk.subscribe('t', limit=1)
-    desk.subscribe('u', limit=3)
-    desk.subscribe('elsewhere', 'r', limit=9)
-    served = [desk.claim(str(n)).subscription for n in range(4)]
-    assert sorted(s.tag for s in served if s) == ['t', 'u', 'u', 'u']
-    assert served[0] is served[1]
+    one, three = desk.subscribe(limit=1), desk.subscribe(limit=3)
+    desk.subscribe('r', limit=9)
+    assert [desk.claim(str(n)).subscription for n in range(4)] == [three, three, one, three]
+    assert desk.holdings.reserve('q') is None
+
+
+def test_consumers_of_one_channel_take_turns(desk: Desk) -> None:
+    credit = Credit(4)
+    first, second = desk.subscribe(credit=credit), desk.subscribe(credit=credit)
+    assert [desk.claim(str(n)).subscription for n in range(4)] == [first, second, first, second]
     assert desk.holdings.reserve('q') is None
 
 
 def test_queues_are_those_subscribed_to(desk: Desk) -> None:
-    desk.subscribe('t', 'q')
-    desk.subscribe('u', 'q')
-    desk.subscribe('v', 'r')
+    desk.subscribe('q')
+    second, third = desk.subscribe('q'), desk.subscribe('r')
     assert desk.holdings.queues == {'q', 'r'}
-    desk.holdings.cancel('u')
-    desk.holdings.cancel('v')
+    desk.holdings.cancel(second)
+    desk.holdings.cancel(third)
     assert desk.holdings.queues == {'q'}
     assert desk.holdings.reserve('r') is None
 
@@ -272,7 +316,7 @@ def test_cancelled_what_kombu_has_not_seen_goes_back_uncounted(desk: Desk) -> No
     for name in 'abc':
         desk.claim(name)
     seen = desk.take()
-    desk.holdings.cancel('t')
+    desk.holdings.cancel(subscription)
     docs = desk.written()
     assert [(doc['_id'], doc['attempts'], doc['claimed']) for doc in docs] == [('b', 0, None), ('c', 0, None)]
     assert desk.take() is None
@@ -283,33 +327,23 @@ def test_cancelled_what_kombu_has_not_seen_goes_back_uncounted(desk: Desk) -> No
 
 
 def test_others_keep_theirs(desk: Desk) -> None:
-    desk.subscribe('t', 'q')
-    desk.subscribe('u', 'r')
+    subscription = desk.subscribe('q')
+    desk.subscribe('r')
     desk.claim('a', 'q')
     kept = desk.claim('b', 'r')
-    desk.holdings.cancel('t')
-    desk.holdings.cancel('unknown')
+    desk.holdings.cancel(subscription)
+    desk.holdings.cancel(subscription)
     assert desk.take() is kept
 
 
 def test_what_is_claimed_too_late_goes_back(desk: Desk) -> None:
     subscription = desk.subscribe()
     assert desk.holdings.reserve('q') is subscription
-    desk.holdings.cancel('t')
+    desk.holdings.cancel(subscription)
     doc = {'_id': 'a', '_rev': '2-b', 'queue': 'q', 'attempts': 1, 'claimed': {'by': 'me', 'date': NOW}}
     desk.holdings.arrive(Delivery(doc, subscription.credit, subscription))
     assert len(desk.mailbox) == 0
     assert [(doc['attempts'], doc['claimed']) for doc in desk.written()] == [(0, None)]
-    assert counts(subscription) == (0, 0)
-
-
-def test_what_was_deleted_by_its_claim_is_stored_again(desk: Desk) -> None:
-    subscription = desk.subscribe(no_ack=True)
-    desk.claim()
-    desk.holdings.cancel('t')
-    [doc] = desk.written()
-    assert (doc['_id'], doc['attempts'], doc['claimed'], doc['published']) == ('a', 0, None, NOW)
-    assert '_rev' not in doc
     assert counts(subscription) == (0, 0)
 
 
@@ -343,17 +377,16 @@ def test_what_was_taken_well_goes_back_uncounted(desk: Desk) -> None:
 
 def test_what_was_acknowledged_is_counted_for_queues_that_are_consumed(desk: Desk) -> None:
     """A client with a queue for each answer had them all in its heartbeat, for ever."""
-    desk.subscribe('t', 'q')
-    desk.subscribe('u', 'q')
+    first, second = desk.subscribe('q'), desk.subscribe('q')
     for name in 'ab':
         delivery = desk.claim(name)
         desk.take()
         desk.holdings.ack(delivery.tag)
-    desk.holdings.cancel('u')
+    desk.holdings.cancel(second)
     assert desk.holdings.done == {'q': 2}
     late = desk.claim('c')
     desk.take()
-    desk.holdings.cancel('t')
+    desk.holdings.cancel(first)
     desk.holdings.ack(late.tag)
     assert desk.holdings.done == {}
 
@@ -371,11 +404,14 @@ def test_without_a_valid_lease_nothing_is_handed_over(desk: Desk) -> None:
     assert counts(subscription) == (0, 0)
 
 
-def test_what_was_deleted_by_its_claim_needs_no_lease(desk: Desk) -> None:
-    desk.subscribe(no_ack=True)
-    desk.claim()
+def test_what_was_deleted_when_it_was_pulled_needs_no_lease(desk: Desk) -> None:
+    pull = Pull('q', no_ack=True)
+    desk.holdings.spend(pull.credit)
+    delivery = Delivery(workitem.new('a', 'q', {}, NOW), pull.credit, final=True)
+    desk.holdings.keep(delivery)
+    assert desk.holdings.ids() == set()
     desk.lease.valid = False
-    assert desk.take()
+    assert desk.holdings.hand_over(delivery)
 
 
 def test_what_was_held_under_a_lost_lease_is_forgotten(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -397,11 +433,9 @@ def test_what_was_held_under_a_lost_lease_is_forgotten(desk: Desk, caplog: pytes
 
 
 def test_what_needs_no_lease_survives_it(desk: Desk) -> None:
-    subscription = desk.subscribe(no_ack=True)
-    desk.claim()
+    subscription = desk.subscribe()
     desk.holdings.broadcast('q', {'body': '', 'headers': {}, 'properties': {}})
     assert desk.holdings.drop_all() == 0
-    assert desk.take()
     assert desk.take()
     assert counts(subscription) == (0, 0)
 
@@ -441,16 +475,23 @@ def test_a_broadcast_waits_for_its_consumer(desk: Desk) -> None:
     assert [delivery.payload()['body'] for delivery in (desk.take(), desk.take(), desk.take()) if delivery] == ['x', 'y', 'z']
     assert desk.take() is None
     assert counts(subscription) == (0, 0)
-    desk.subscribe('u')
+    desk.subscribe()
     assert desk.take() is None
+
+
+def test_consumers_of_a_queue_share_its_broadcasts(desk: Desk) -> None:
+    first, second = desk.subscribe(), desk.subscribe()
+    for body in 'xyz':
+        desk.holdings.broadcast('q', {'body': body, 'headers': {}, 'properties': {}})
+    assert [delivery.subscription for delivery in (desk.take(), desk.take(), desk.take()) if delivery] == [first, second, first]
 
 
 # -- waking the I/O thread
 
 
 @pytest.mark.parametrize('news', [
-    lambda desk, delivery: desk.subscribe('u'),
-    lambda desk, delivery: desk.holdings.cancel('t'),
+    lambda desk, delivery: desk.subscribe(),
+    lambda desk, delivery: desk.holdings.cancel(delivery.subscription),
     lambda desk, delivery: desk.holdings.set_credit(delivery.credit, 5),
     lambda desk, delivery: desk.holdings.ack(delivery.tag),
     lambda desk, delivery: desk.holdings.release(delivery.tag),
@@ -482,6 +523,8 @@ def test_how_long_an_ack_may_wait_for_others(
     rung: list[float] = []
     subscription = desk.subscribe()
     desk.holdings.set_credit(subscription.credit, limit)
+    if not limit:
+        ramp(desk, subscription)
     deliveries = [desk.claim(f'{workitem.JOB}{n}' if key else f'item{n}') for n in range(held)]
     for _ in deliveries:
         desk.take()

@@ -1,0 +1,163 @@
+"""Consumers: their tags, their share of a queue, and how many messages are claimed ahead for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import amqp
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from tests.conftest import PATIENCE, wait_for
+from tests.support import Inbox, Request, items, publish, publish_many, run_python
+
+
+def drain(connection: Connection, until: Callable[[], bool]) -> None:
+    """Drain events until a condition holds."""
+    def drained() -> bool:
+        try:
+            connection.drain_events(timeout=0.2)
+        except TimeoutError:
+            pass
+        return until()
+
+    wait_for(drained)
+
+
+def claimed(client: Client) -> int:
+    return sum(item['claimed'] is not None for item in items(client))
+
+
+# -- consumer tags
+
+
+def test_consumers_without_a_tag_get_one_each(connection: Connection, client: Client) -> None:
+    channel, got = connection.channel(), Counter[str]()
+
+    def consume(name: str) -> str:
+        tag: str = channel.basic_consume('q', True, lambda message: got.update([name]), '')
+        return tag
+
+    tags = [consume(name) for name in 'ab']
+    assert len(set(tags)) == 2
+    assert all(tag.startswith('amq.ctag-') for tag in tags)
+    publish_many(connection, range(20))
+    drain(connection, lambda: got.total() == 20)
+    assert got == {'a': 10, 'b': 10}
+    channel.basic_cancel(tags[0])
+    publish(connection, 'for the other')
+    drain(connection, lambda: got.total() == 21)
+    assert got == {'a': 10, 'b': 11}
+
+
+def test_one_tag_on_two_channels(connection: Connection, client: Client) -> None:
+    got = Counter[str]()
+    for name, channel in (('a', connection.channel()), ('b', connection.channel())):
+        channel.basic_consume(name, True, lambda message, name=name: got.update([name]), 'tag')
+        publish(connection, 'hello', to=name)
+    drain(connection, lambda: got.total() == 2)
+    assert got == {'a': 1, 'b': 1}
+
+
+def test_a_tag_that_the_channel_has_already(connection: Connection, client: Client) -> None:
+    channel, got = connection.channel(), list[Any]()
+    channel.basic_consume('q', True, got.append, 'tag')
+    with pytest.raises(amqp.NotAllowed):
+        channel.basic_consume('r', True, got.append, 'tag')
+    publish(connection, 'the first goes on')
+    drain(connection, lambda: bool(got))
+    channel.basic_cancel('tag')
+    assert channel.basic_consume('r', True, got.append, 'tag') == 'tag'
+
+
+def test_several_consumers_of_a_queue_have_a_share_each(connection: Connection, client: Client) -> None:
+    inboxes = [Inbox(connection, prefetch=2) for _ in range(3)] + [Inbox(connection)]
+    publish_many(connection, range(80))
+    drain(connection, lambda: sum(len(inbox.messages) for inbox in inboxes) == 80)
+    assert sorted(body for inbox in inboxes for body in inbox.bodies) == list(range(80))
+    assert all(len(inbox.messages) >= 5 for inbox in inboxes)
+
+
+# -- without acknowledgements
+
+
+def test_without_acknowledgement_the_prefetch_count_counts(connect: Callable[..., Connection], client: Client) -> None:
+    publish_many(connect(), range(30))
+    inbox = Inbox(connect(), no_ack=True, prefetch=1)
+    wait_for(lambda: claimed(client) == 1, 'the first claim')
+    inbox.wait(1)
+    wait_for(lambda: len(items(client)) == 29 and claimed(client) == 1, 'the acknowledgement, and the next claim')
+    assert inbox.wait(30) == list(range(30))
+    wait_for(lambda: not items(client), 'the acknowledgements')
+
+
+KILLED = """
+import os, sys, kombu, kombu_couchdb
+with kombu.Connection(sys.argv[1] if len(sys.argv) > 1 else os.environ['URL'],
+                      transport_options={'visibility_timeout': 3, 'request_timeout': 180, 'connect_timeout': 180}) as connection:
+    channel = connection.channel()
+    channel.basic_qos(0, 10, False)
+    with kombu.Consumer(channel, [kombu.Queue('q')], no_ack=True, on_message=lambda message: os._exit(9)):
+        while True:
+            if len(connection.transport._mailbox) == 10:
+                connection.drain_events()
+"""
+
+
+def test_without_acknowledgement_nothing_is_lost_with_the_process(url: str, connect: Callable[..., Connection],
+                                                                  client: Client) -> None:
+    publish_many(connect(), range(10))
+    assert run_python(KILLED, check=False, URL=url).returncode == 9
+    inbox = Inbox(connect(visibility_timeout=3))
+    drain(inbox.connection, lambda: not items(client))
+    assert set(range(1, 10)) <= set(inbox.bodies)  # and perhaps the first, which was handed over and not deleted yet
+
+
+# -- without a prefetch limit
+
+
+def writes(sent: list[Request]) -> list[str]:
+    """Return what was written: `beat`, `claim`, `delete` or whatever else."""
+    def kind(doc: dict[str, Any]) -> str:
+        if doc.get('type') == 'Consumer':
+            return 'beat'
+        return 'claim' if doc.get('claimed') else 'delete' if doc.get('_deleted') else str(doc)
+
+    return [kind(doc) for request in sent for doc in request.docs]
+
+
+def test_one_message_of_many_costs_three_writes(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+    with connect() as publisher, publisher.SimpleQueue('q') as simple:
+        simple.put('the first declares the queue')
+        publish_many(publisher, range(300))
+    connection = connect()
+    with connection.SimpleQueue('q') as simple:
+        sent.clear()
+        simple.get(timeout=PATIENCE).ack()
+        wait_for(lambda: len(items(client)) == 300, 'the acknowledgement')
+        assert sorted(writes(sent)) == ['beat', 'claim', 'delete']
+
+
+def test_more_is_claimed_ahead_for_who_takes_it_all(connect: Callable[..., Connection], client: Client,
+                                                    sent: list[Request]) -> None:
+    publish_many(connect(), range(1000))
+    inbox = Inbox(connect())
+    assert sorted(inbox.wait(1000)) == list(range(1000))
+    wait_for(lambda: not items(client), 'the acknowledgements')
+    assert max(sum(bool(doc.get('claimed')) for doc in request.docs) for request in sent) > 32
+
+
+def test_declared_again_and_consumed_once_more(connection: Connection, client: Client) -> None:
+    """Each channel has a demand of its own: the second one is served although nothing was asked for by the first."""
+    first, second = (connection.SimpleQueue(name, channel=connection.channel()) for name in 'ab')
+    for simple in (first, second):
+        simple.put('hello')
+        simple.put('again')
+    for simple in (first, second, second, first):
+        simple.get(timeout=PATIENCE).ack()
+    for simple in (first, second):
+        simple.close()
+    wait_for(lambda: not items(client), 'the acknowledgements')

@@ -1,0 +1,76 @@
+"""Which node of a list kombu's connection names: the one in use."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+from kombu import Connection
+
+from chaos.proxy import Proxy
+from kombu_couchdb.client import Client
+from tests.conftest import PATIENT
+from tests.support import Inbox, publish, release_all
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def connect_by(url: str, client: Client) -> Iterator[Callable[..., Connection]]:
+    """Returns a function that opens a connection by a list of the ports of nodes, which lead to one database."""
+    opened: list[Connection] = []
+
+    def connect_by(*ports: int) -> Connection:
+        urls = [url.replace(f':{client.address.port}/', f':{port}/') for port in ports]
+        opened.append(Connection(';'.join(urls), transport_options=PATIENT))
+        return opened[-1]
+
+    yield connect_by
+    release_all(opened)
+
+
+def is_of(connection: Connection, port: int) -> bool:
+    return (connection.port == connection.info()['port'] == port and f':{port}/' in connection.as_uri()
+            and connection.as_uri().startswith('couchdb://'))
+
+
+def test_connection_past_a_dead_first_node_is_of_the_one_in_use(connect_by: Callable[..., Connection], client: Client,
+                                                                closed_port: int) -> None:
+    for _ in range(2):  # the second time the process knows that the first node does not answer
+        connection = connect_by(closed_port, client.address.port)
+        assert connection.connect()
+        assert is_of(connection, client.address.port)
+        publish(connection, 'hello')
+        assert Inbox(connection).wait(1) == ['hello']
+        assert is_of(connection.clone(), client.address.port)
+        connection.close()
+        assert connection.connect()
+        assert is_of(connection, client.address.port)
+
+
+def test_connection_that_moves_on_later(connect_by: Callable[..., Connection], client: Client) -> None:
+    with Proxy('127.0.0.1' if client.address.host == 'localhost' else client.address.host, client.address.port) as proxy:
+        connection = connect_by(proxy.port, client.address.port)
+        inbox = Inbox(connection)
+        publish(connection, 'before')
+        inbox.wait(1)
+        assert is_of(connection, proxy.port)
+        connection.transport.couchdb.leave_node()
+        publish(connection, 'after')
+        assert inbox.wait(2) == ['before', 'after']
+        assert is_of(connection, client.address.port)
+
+
+def test_user_and_password_are_of_the_node_in_use(connect_by: Callable[..., Connection], client: Client,
+                                                  closed_port: int) -> None:
+    connection = connect_by(closed_port, client.address.port)
+    connection.connect()
+    assert (connection.userid, connection.password) == (client.address.user, client.address.password)
+    assert connection.virtual_host == client.address.database
