@@ -287,6 +287,8 @@ class Window:
         times = [max(c.at, self._quiet_until) for c in self._candidates.values() if not (self._share_only and c.turn)]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._clock.now())
+        if self.dirty and time.monotonic() < self._quiet_until:
+            times.append(self._quiet_until)
         return min(times, default=None)
 
     @property
