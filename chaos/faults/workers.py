@@ -156,7 +156,7 @@ class ChildPaused(ChildFault):
 class ListenerPaused(Fault):
     """SIGSTOP to the listener, until others have ended its lease and removed its queue; no task has to do with it."""
 
-    name, span, interrupts = 'listener paused past its lease', (LEASE + 7, LEASE + 9), False
+    name, span, interrupts = 'listener paused past its lease', (LEASE + 11, LEASE + 13), False
 
     @property
     def locks(self) -> list[threading.Lock]:
