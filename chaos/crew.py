@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .proxy import Proxy
 
-__all__ = ['POOLS', 'Place', 'Publisher', 'Settings']
+__all__ = ['POOLS', 'Listener', 'Place', 'Publisher', 'Settings']
 
 _ROOT = Path(__file__).parents[1]
 
@@ -105,3 +105,23 @@ class Publisher:
         self.process.kill()
         self.process.communicate()
 
+
+class Listener:
+    """A process that listens to events."""
+
+    def __init__(self, settings: Settings, log: Path) -> None:
+        #: Who breaks it holds this until it is healed.
+        self.lock = threading.Lock()
+        with log.open('a') as file:
+            self.process = subprocess.Popen(
+                [sys.executable, '-m', 'chaos.listener'], cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT,
+                env={**os.environ, **settings}, start_new_session=True)
+
+    def close(self) -> None:
+        """Have it end its connection, or kill it."""
+        self.process.terminate()
+        try:
+            self.process.wait(_WARM)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

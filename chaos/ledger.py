@@ -11,9 +11,11 @@ Event        Members
 ``received`` ``key``, ``try``, ``at``, ``worker``, ``delivery``: a worker was given a message, of this document and revision
 ``start``    the same, ``pid``, ``astray``: a run begins; whether the worker's clock is wrong
 ``end``      the same; the run has come to its end
+``told``     ``number``, ``at``: an event was sent
+``heard``    the same: the listener was given it
 ``fault``    ``name``, ``began``, ``ended``; whether it ``interrupts`` runs, or is ``deadly`` to a process; ``workers``, those or
              their places that were hit (null: all), and ``pid``, if only one child was; ``since``: no run that began before
-             is interrupted (null: all are)
+             is interrupted (null: all are); ``ahead``: seconds by which the server's clock was ahead
 ``machine``  as a fault: a worker, or for all the process that is their network, found that the machine had not let it run
 ============ =======================================================================================================
 """
@@ -68,6 +70,8 @@ class Progress:
         self.orders: set[str] = set()
         self.accepted: set[str] = set()
         self.ended: set[str] = set()
+        #: The number of the last event that the listener was given; -1 is none.
+        self.heard = -1
         #: The child in which each worker last began a run.
         self.children: dict[str, int] = {}
 
@@ -81,5 +85,7 @@ class Progress:
                 self.accepted |= set(event['keys'])
             elif event['event'] == 'start':
                 self.children[event['worker']] = event['pid']
+            elif event['event'] == 'heard':
+                self.heard = event['number']
             elif event['event'] == 'end':
                 self.ended.add(event['key'])

@@ -20,7 +20,10 @@ _UNSAFE = 0.95
 
 @dataclass(frozen=True)
 class Order:
-    """Something to be sent. `size` is the number of tasks of a group or parts of a chord, and of tries of a task."""
+    """Something to be sent. `size` is the number of tasks of a group or parts of a chord, and of tries of a task.
+
+    Of the kind `news` it is no task, but an event, whose number is its name.
+    """
 
     name: str
     kind: str

@@ -41,11 +41,25 @@ def send(order: Order, name: str) -> list[str]:
     return [name]
 
 
+def tell(number: int) -> None:
+    """Send an event, as workers do."""
+    try:
+        with app.events.default_dispatcher() as dispatcher:
+            dispatcher.send('chaos-news', number=number)
+    except app.connection_for_write().recoverable_connection_errors as exc:
+        logger.warning('the news was not sent: %r', exc)
+    else:
+        ledger.note('told', number=number, at=time.monotonic())
+
+
 def main() -> None:
     """Send until standard input ends."""
     logging.basicConfig(format='%(asctime)s %(levelname)s %(name)s %(message)s')
     for line in sys.stdin:
         order = Order(**json.loads(line))
+        if order.kind == 'news':
+            tell(int(order.name))
+            continue
         for number in itertools.count():
             try:
                 keys = send(order, f'{order.name}.{number}')

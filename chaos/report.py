@@ -22,6 +22,7 @@ def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
         'Twice, for a fault hit the worker': [len(verdict.explained) for verdict in verdicts.values()],
         'Sent twice': [len(verdict.sent_twice) for verdict in verdicts.values()],
         'Before their time': [len(verdict.too_early) for verdict in verdicts.values()],
+        'Listeners that are deaf in the end': [int(verdict.deaf) for verdict in verdicts.values()],
         'Left in the databases': [len(verdict.remains) for verdict in verdicts.values()],
         'Early acknowledged, gone with a killed process': [len(verdict.at_most_once) for verdict in verdicts.values()],
         'Pauses by the machine itself': [verdict.pauses for verdict in verdicts.values()],
@@ -41,5 +42,5 @@ def faults_table(verdicts: Mapping[str, Verdict]) -> str:
 def complaints(verdict: Verdict) -> str:
     """Return what is wrong in particular, a line each."""
     found = {'lost': verdict.lost, 'twice': verdict.twice, 'sent twice': verdict.sent_twice, 'too early': verdict.too_early,
-             'remains': verdict.remains}
+             'deaf': ['the listener'] * verdict.deaf, 'remains': verdict.remains}
     return '\n'.join(f'{what}: {which}' for what, all_ in found.items() for which in all_)

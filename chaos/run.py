@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from itertools import islice
 from .faults import Fault
 from .ledger import Progress
 from .machine import pauses_noted
-from .plan import Plan, Strike
+from .plan import Order, Plan, Strike
 from .site import Site
 from .verdict import Verdict, judge
 
@@ -27,6 +28,9 @@ _AT_ONCE = 3
 
 _LOOK = 0.05
 
+#: How long an event may take to be heard before the next one is sent, and how long the listener is called in all, in seconds.
+_ANSWERED, _CALLED = 5.0, 120.0
+
 
 def run(plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]) -> Verdict:
     """Do what is planned and return the verdict. Who waits for `patience` seconds without any progress waits no more."""
@@ -36,6 +40,7 @@ def run(plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: floa
             conductor.work()
         finally:
             conductor.heal()
+        conductor.call()
     conductor.progress.update()
     verdict = judge(conductor.progress.events)
     verdict.remains = conductor.troubles + conductor.settle()
@@ -79,14 +84,30 @@ class _Conductor:
             thread.join()
         self.progress.update()
 
+    def call(self) -> None:
+        """Send an event after the other until the listener has heard one; if it never does, the verdict says so."""
+        deadline = time.monotonic() + min(self._patience, _CALLED)
+        for number in itertools.count():
+            self._site.send(asdict(Order(str(number), 'news', 0.0, 1, 0.0)))
+            answered = time.monotonic() + _ANSWERED
+            while self.progress.heard < number and time.monotonic() < answered:
+                time.sleep(_LOOK)
+                self.progress.update()
+            if self.progress.heard == number or time.monotonic() > deadline:
+                break
+
     def settle(self) -> list[str]:
         """Wait until only the living are left in the databases, stop them, and return in sentences what stays then."""
         ended = [place.worker for place in self._site.places if place.process is None or place.process.poll() is not None]
         living = {place.process.pid for place in self._site.places if place.process}
+        if self._site.listener is not None:
+            living.add(self._site.listener.process.pid)
         deadline = time.monotonic() + self._patience
         while (found := self._site.remains(living)) and time.monotonic() < deadline:
             time.sleep(0.5)
         stubborn = [place.worker for place in self._site.places if not place.stop()]
+        if self._site.listener is not None:
+            self._site.listener.close()
         return [*(f'{name} had ended by itself' for name in ended), *found,
                 *(f'{name} did not stop' for name in stubborn), *self._site.remains(set())]
 

@@ -14,7 +14,7 @@ from typing import Any
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 
-from .crew import POOLS, Place, Publisher, Settings
+from .crew import POOLS, Listener, Place, Publisher, Settings
 from .ledger import Ledger
 from .proxy import Proxy
 from .server import Server
@@ -45,6 +45,7 @@ class Site:
         self.places = [Place(f'w{number}', pool, proxy := Proxy(server.host, server.port), self._settings(proxy), folder)
                        for number, pool in enumerate(POOLS, 1)]
         self.publishers: list[Publisher] = []
+        self.listener: Listener | None = None
         #: Who breaks the network holds this until it is healed.
         self.network = threading.Lock()
         self._turns = itertools.count()
@@ -54,6 +55,7 @@ class Site:
         for place in self.places:
             place.start()
         self.publishers = [Publisher(self._settings(self.proxy), self.folder / 'publisher.log') for _ in range(_PUBLISHERS)]
+        self.listener = Listener(self._settings(self.proxy), self.folder / 'listener.log')
 
     def send(self, order: Mapping[str, Any]) -> None:
         """Have one publisher after the other send something."""
@@ -82,6 +84,8 @@ class Site:
             publisher.close()
         for place in self.places:
             place.kill()
+        if self.listener is not None:
+            self.listener.close()
         for proxy in [self.proxy, *(place.proxy for place in self.places)]:
             with proxy:
                 pass

@@ -3,7 +3,8 @@
 *Lost* is an accepted task whose last try never came to its end. *Twice* is a try that began twice although nothing that
 happened to either of the two workers explains it: a fault which interrupts explains a second run if it hit one of them after
 the first message of the two had come to its worker, and before the second run began. *Sent twice* is a message that came
-for the same how-manieth time twice, so that there must have been two of it: no fault of a worker explains that.
+for the same how-manieth time twice, so that there must have been two of it: no fault of a worker explains that. *Deaf* is a
+listener that has not heard the last event, which is sent when all faults are over.
 
 A task that is acknowledged early is the exception: Celery takes it from the queue before it runs, so that what kills its
 worker, or the child it runs in, loses it.
@@ -22,6 +23,10 @@ __all__ = ['Verdict', 'judge']
 
 #: A try of a task: its key, and which try it is, from 0.
 Try = tuple[str, int]
+
+#: How long after the server's clock was set right a worker may still go by the wrong time, in seconds: it learns the right one
+#: with its next heartbeat at the latest.
+_LEARNT = 5.0
 
 #: How exactly a worker with a wrong clock can know the server's time, in seconds: see `kombu_couchdb.clock`.
 _ASTRAY = 2.5
@@ -45,6 +50,8 @@ class Verdict:
     explained: list[str] = field(default_factory=list)
     sent_twice: list[str] = field(default_factory=list)
     too_early: list[str] = field(default_factory=list)
+    #: Whether the last event was sent, and the listener did not hear it.
+    deaf: bool = False
     #: The longest time in which no run came to its end, in seconds.
     standstill: float = 0.0
     #: In sentences, what else is wrong: what stayed in the database, processes that ended by themselves.
@@ -53,7 +60,7 @@ class Verdict:
     @property
     def holds(self) -> bool:
         """Whether all promises were kept."""
-        return not (self.lost or self.twice or self.sent_twice or self.too_early or self.remains)
+        return not (self.lost or self.twice or self.sent_twice or self.too_early or self.deaf or self.remains)
 
 
 def judge(events: Iterable[Event]) -> Verdict:
@@ -71,8 +78,10 @@ def judge(events: Iterable[Event]) -> Verdict:
     for which, dues in _by_try(by_kind['due']).items():
         # Who ran twice has also asked for its next try twice: it may run when the first of them is due.
         for run in starts.get(which, ()):
-            if run['at'] < dues[0]['at'] - (_ASTRAY if run['astray'] else 0.0):
+            if run['at'] < dues[0]['at'] - (_ASTRAY if run['astray'] else 0.0) and not _clock_was_ahead(run, received, faults):
                 verdict.too_early.append(which[0])
+    told = max((event['number'] for event in by_kind['told']), default=None)
+    verdict.deaf = told is not None and told not in {event['number'] for event in by_kind['heard']}
     verdict.standstill = max((later['at'] - one['at'] for one, later in pairwise(by_kind['end'])), default=0.0)
     return verdict
 
@@ -117,6 +126,13 @@ def _judge_doubles(verdict: Verdict, received: dict[Try, list[Event]], starts: d
                 and fault['began'] <= second['at'] and fault['ended'] >= since
                 and (fault.get('since') is None or first['at'] >= fault['since']) for fault in faults)
             (verdict.explained if explained else verdict.twice).append(key)
+
+
+def _clock_was_ahead(run: Event, received: dict[Try, list[Event]], faults: Iterable[Event]) -> bool:
+    """Tell whether the server's clock, by which planned tasks are due, was ahead when the message of a run came."""
+    came = [one['at'] for one in received.get((run['key'], run['try']), ()) if one['delivery'] == run['delivery']]
+    set_forward = [fault for fault in faults if fault.get('ahead', 0.0) > 0]
+    return any(fault['began'] <= at <= fault['ended'] + _LEARNT for fault in set_forward for at in came)
 
 
 def _was_made(pause: Event, faults: Iterable[Event]) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from .base import Fault
 from .network import BlackHole, Broken, ClockSet, Cut, Failing, Narrow, Refused, Slow, TooMany, Unavailable
 from .server import ServerKilled, ServerStopped
-from .workers import ChildKilled, ChildPaused, ClockAstray, WorkerKilled, WorkerPaused, WorkerStopped
+from .workers import ChildKilled, ChildPaused, ClockAstray, ListenerPaused, WorkerKilled, WorkerPaused, WorkerStopped
 
 __all__ = ['Fault', 'faults_of']
 
 _ALWAYS: tuple[type[Fault], ...] = (
-    WorkerKilled, WorkerPaused, WorkerStopped, ClockAstray, ChildKilled, ChildPaused, Cut, Refused, Slow, Narrow, BlackHole,
-    Failing, Unavailable, TooMany, Broken, ClockSet)
+    WorkerKilled, WorkerPaused, WorkerStopped, ClockAstray, ListenerPaused, ChildKilled, ChildPaused, Cut, Refused, Slow, Narrow,
+    BlackHole, Failing, Unavailable, TooMany, Broken, ClockSet)
 
 
 def faults_of(*, stopping: bool, killing: bool) -> Mapping[str, type[Fault]]:

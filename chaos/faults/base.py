@@ -22,6 +22,8 @@ class Fault:
     span: tuple[float, float] = MOMENT
     #: Whether it is a reason for a task to run twice, and for one that was acknowledged early to be lost.
     interrupts, deadly = True, False
+    #: By how many seconds the server's clock, by which planned tasks become due, is ahead meanwhile.
+    ahead = 0.0
     #: Of the runs under way when it begins, it touches only those that began within so many seconds; None: all of them.
     touches: float | None = None
 
@@ -54,5 +56,5 @@ class Fault:
             finally:
                 self.heal()
             self.site.ledger.note('fault', name=self.name, began=began, ended=time.monotonic(), workers=self.workers,
-                                  pid=self.pid, interrupts=self.interrupts, deadly=self.deadly,
+                                  pid=self.pid, interrupts=self.interrupts, deadly=self.deadly, ahead=self.ahead,
                                   since=None if self.touches is None else began - self.touches)

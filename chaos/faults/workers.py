@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ..crew import Place
+from ..site import LEASE
 from .base import PAST_LEASE, Fault
 
-__all__ = ['ChildKilled', 'ChildPaused', 'ClockAstray', 'WorkerKilled', 'WorkerPaused', 'WorkerStopped']
+__all__ = ['ChildKilled', 'ChildPaused', 'ClockAstray', 'ListenerPaused', 'WorkerKilled', 'WorkerPaused', 'WorkerStopped']
 
 #: How long a worker may take to begin a task, in seconds.
 _PATIENCE = 120.0
@@ -150,3 +151,26 @@ class ChildPaused(ChildFault):
         assert self.pid is not None
         with suppress(ProcessLookupError):  # its worker may have ended it meanwhile, when it was asked to stop
             os.kill(self.pid, signal.SIGCONT)
+
+
+class ListenerPaused(Fault):
+    """SIGSTOP to the listener, until others have ended its lease and removed its queue; no task has to do with it."""
+
+    name, span, interrupts = 'listener paused past its lease', (LEASE + 11, LEASE + 13), False
+
+    @property
+    def locks(self) -> list[threading.Lock]:
+        """The listener."""
+        assert self.site.listener is not None
+        return [self.site.listener.lock]
+
+    def begin(self, children: Mapping[str, int]) -> None:
+        """Stop it from running."""
+        assert self.site.listener is not None
+        self.workers = []
+        self.site.listener.process.send_signal(signal.SIGSTOP)
+
+    def heal(self) -> None:
+        """Let it run."""
+        assert self.site.listener is not None
+        self.site.listener.process.send_signal(signal.SIGCONT)

@@ -212,7 +212,8 @@ class Protocol(RuleBasedStateMachine):
             logging.disable(logging.NOTSET)
 
     def heal(self) -> None:
-        """All faults are over: writes land, nodes learn, consumers go on and do what they are given."""
+        """All faults are over: clocks are right, writes land, nodes learn, consumers go on and do what they are given."""
+        self.world.wrong = 0.0
         for _ in range(ROUNDS):
             for write in list(self.world.couchdb.under_way):
                 if not any(process.asks and process.waiting.write is write for process in self.world.processes):

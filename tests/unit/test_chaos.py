@@ -73,6 +73,10 @@ def fault(began: float, ended: float, workers: list[str] | None = None, *, event
             'deadly': False, **members}
 
 
+def told(number: int, *, heard: bool = True) -> list[Event]:
+    return [{'event': event, 'number': number, 'at': float(number)} for event in ('told', *(['heard'] if heard else []))]
+
+
 def test_all_is_well() -> None:
     verdict = judge([accepted('a'), *run_of('a', 1.0), accepted('c/0', 'c/body', kind='chord'), *run_of('c/0', 2.0),
                      *run_of('c/body', 7.0), fault(0.0, 9.0)])
@@ -216,3 +220,34 @@ def test_table() -> None:
     assert ['Lost', '1', '0'] in table
     assert ['fault', '1', '0'] in [line.split() for line in faults_table(verdicts).splitlines()]
     assert complaints(verdicts['Seed 1']) == 'lost: b'
+
+
+# -- the server's clock
+
+@pytest.mark.parametrize(('ahead', 'began', 'excused'), [(90.0, 1.0, True), (90.0, 3.0, False), (90.0, -20.0, False),
+                                                         (-90.0, 1.0, False), (0.0, 1.0, False)])
+def test_clock_that_is_ahead_is_why_a_task_runs_early(ahead: float, began: float, excused: bool) -> None:
+    """By the server's time it was due when it was delivered, at 2.0."""
+    verdict = judge([accepted('a'), due('a', 9.0), *run_of('a', 2.5, received=2.0), fault(began, began + 8.0, ahead=ahead)])
+    assert bool(verdict.too_early) != excused
+
+
+# -- the listener
+
+@pytest.mark.parametrize(('events', 'deaf'), [
+    ([], False), (told(0), False), (told(0, heard=False), True), (told(0) + told(1, heard=False), True),
+    (told(0, heard=False) + told(1), False)])
+def test_listener_hears_the_last_event(events: list[Event], deaf: bool) -> None:
+    verdict = judge(events)
+    assert (verdict.deaf, verdict.holds) == (deaf, not deaf)
+    assert ('deaf: the listener' in complaints(verdict)) == deaf
+
+
+def test_progress_knows_what_was_heard(tmp_path: Path) -> None:
+    progress = Progress(ledger := Ledger(tmp_path / 'ledger'))
+    progress.update()
+    assert progress.heard == -1
+    for event in told(0) + told(1) + told(2, heard=False):
+        ledger.note(**{**event, 'event': event['event']})
+    progress.update()
+    assert progress.heard == 1
