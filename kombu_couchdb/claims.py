@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from kombu.log import get_logger
 
 from . import workitem
+from .bodies import Body, read
+from .body import stub
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
 from .holdings import Change, Holdings
@@ -23,6 +25,8 @@ __all__ = ['Claims']
 
 logger = get_logger(__name__)
 
+
+_UNREAD = Body(None)
 
 #: How many messages are looked at for one that is asked for.
 _LOOKED_AT = 8
@@ -48,16 +52,23 @@ class Claims:
             reserved: list[Subscription] = []
             while len(reserved) < share and (subscription := self._holdings.reserve(queue)):
                 reserved.append(subscription)
-            docs: list[Document] = []
+            docs, bodies = list[Document](), list[Body]()
             try:
-                docs = _candidates(windows[queue], len(reserved)) if reserved else []
+                found = _candidates(windows[queue], len(reserved)) if reserved else []
+                bodies = [self._body(doc) if s.no_ack else _UNREAD for doc, s in zip(found, reserved, strict=False)]
+                docs = found
             finally:
                 for subscription in reserved[len(docs):]:
                     self._holdings.spend(subscription.credit, subscription.no_ack, -1)
-            changes += [self._claim(doc, s.credit, s.no_ack, s) for doc, s in zip(docs, reserved, strict=False)]
+            changes += [self._claim(doc, s.credit, s.no_ack, s, body=body)
+                        for doc, s, body in zip(docs, reserved, bodies, strict=False)]
+
+    def _body(self, doc: Document) -> Body:
+        """Read the body of what is claimed next, if it is an attachment: a deletion takes it along."""
+        return _UNREAD if stub(doc) is None else read(self._store.client, [doc])[0]
 
     def _claim(self, doc: Document, credit: Credit, no_ack: bool, subscription: Subscription | None,
-               pull: Pull | None = None) -> Change:
+               pull: Pull | None = None, body: Body = _UNREAD) -> Change:
         """Return the claim of an item, for which credit was taken; without acknowledgement it is deleted at once."""
         def failed(answer: Document) -> None:
             self._holdings.spend(credit, no_ack, -1)
@@ -71,7 +82,7 @@ class Claims:
             return workitem.bury(doc, reason, now), failed
 
         now = self._store.client.clock.now()
-        if reason := workitem.flaw(doc):
+        if reason := workitem.flaw(doc) or body.reason:
             return set_aside(reason)
         limit = self._limits.of(doc['queue'])
         if workitem.has_expired(doc, now) or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
@@ -80,7 +91,6 @@ class Claims:
         if most and doc['attempts'] >= most:
             return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
         claimed = workitem.acked(doc, now) if no_ack else workitem.claim(doc, self._lease.id, now)
-
         def answered(answer: Document) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted
             # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
@@ -90,7 +100,8 @@ class Claims:
                 failed(answer)
                 return
             kept = doc if no_ack else {**claimed, '_rev': answer['rev']}
-            delivery = Delivery(kept, credit, subscription, no_ack=no_ack)
+            delivery = Delivery(kept, credit, subscription, no_ack=no_ack, body=body.content,
+                                unread=body.content is None and stub(kept) is not None)
             if pull is None:
                 self._holdings.arrive(delivery)
             else:
@@ -109,9 +120,10 @@ class Claims:
         docs = [row['doc'] for row in self._store.ready(pull.queue, _LOOKED_AT, docs=True) if row.get('doc')]
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+                body = self._body(doc)  # who waits for this message has to wait for its body in any case
                 self._holdings.bell.ring()  # should the claim fail, the next turn looks again
                 self._holdings.spend(pull.credit, pull.no_ack)
-                return [self._claim(doc, pull.credit, pull.no_ack, None, pull)]
+                return [self._claim(doc, pull.credit, pull.no_ack, None, pull, body)]
         self.pulls.remove(pull)
         pull.answer(None)
         return []

@@ -12,6 +12,7 @@ Only what a person must mend (rights, options) is handed to kombu as an error.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from kombu.log import get_logger
 
 from . import workitem
+from .bodies import Bodies
 from .claims import Claims
 from .client import Client, Document
 from .delivery import Credit, Delivery
@@ -61,6 +63,7 @@ class Consumer:
         self._lease = Lease(options.visibility_timeout)
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         self.holdings = Holdings(self._lease, mailbox, client.clock, options.unlimited_prefetch)
+        self._bodies = Bodies(client, self.holdings)
         self._heartbeat = Heartbeat(client, self._lease, self.holdings)
         self._claims = Claims(self._store, options, self.holdings, self._lease, self._sweeper.void,
                               topology.limits)
@@ -172,6 +175,8 @@ class Consumer:
 
     def _sleep(self) -> float:
         """Return how long nothing will be to do, in seconds."""
+        if self.holdings.unread():
+            return 0.0
         times = [self._poll_at]
         if self._lease.written:
             times += [self._lease.next_beat, self._sweeper.due]
@@ -207,37 +212,42 @@ class Consumer:
                 # What is given back keeps its place: it goes before anything that is claimed with the credit it freed.
                 # A unique job that is done may be there again, to be claimed anew: one request cannot do both.
                 self._commit(outbox)
-                outbox = []
                 self._offer(self.holdings.take_returned())
+            if self._lease.written and self._lease.needs_beat(queues):
+                changes.append(self._heartbeat.change(queues))  # before the claims: those may be more than one request
             self._claims.pulled(pulls, changes)
             self._claims.wanted(credit, self._windows, changes)
-            if self._lease.written and self._lease.needs_beat(queues):
-                changes.append(self._heartbeat.change(queues))
             self.holdings.hungry = any(window.dirty or len(window) for window in self._windows.values())
-            self._commit(outbox + changes)
+            self._commit(outbox, changes)
         except CouchDBError:
-            # Whether any of it was stored is unknown.
+            # Whether any of what is left was stored is unknown.
             for _, react in changes:
                 react({'error': 'unanswered'})
             self.holdings.return_outbox(outbox)
             raise
+        self._bodies.deliver_some()
         if self._lease.written and time.monotonic() >= self._sweeper.due:
             self._news.members.keep(self._sweeper.sweep(self._lease.id, self.holdings.ids(), self._on_orphans))
 
-    def _commit(self, changes: list[Change]) -> None:
+    def _commit(self, *lists: list[Change]) -> None:
+        """Write the changes in these lists, and take out of them what was answered; *raises* `CouchDBError`: the rest was not."""
         first: dict[str, Change] = {}
-        for doc, react in changes:
-            if doc['_id'] in first:
-                react({'error': 'conflict'})  # two for one document in one request: the first wins, as in CouchDB
-            else:
-                first[doc['_id']] = (doc, react)
-        if first:
-            # Of a dead unique job with others behind it a copy is written, too, and before it.
-            now = self._client.clock.now()
-            docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
-            answers = {doc['_id']: answer for doc, answer in zip(docs, self._client.bulk(docs), strict=True)}
-            for doc_id, (_, react) in first.items():
-                react(answers[doc_id])
+        for change in itertools.chain(*lists):
+            if first.setdefault(change[0]['_id'], change) is not change:
+                change[1]({'error': 'conflict'})  # two for one document in one request: the first wins, as in CouchDB
+        # Of a dead unique job with others behind it a copy is written, too, and before it.
+        now = self._client.clock.now()
+        docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
+        try:
+            for answer in itertools.chain.from_iterable(self._client.bulk_parts(docs) if docs else ()):
+                if answer.get('error') == 'missing_stub':
+                    self._orphans = True  # some of a cluster's nodes may have stored it
+                if answer['id'] in first:
+                    _, react = first.pop(answer['id'])
+                    react(answer)
+        finally:
+            for changes in lists:
+                changes[:] = [change for change in changes if first.get(change[0]['_id']) is change]
 
     def _on_orphans(self) -> None:
         self._orphans = True

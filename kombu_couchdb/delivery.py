@@ -56,6 +56,10 @@ class Delivery:
     #: Whether its consumer took it without an error: given back when that stops, it does not count as an attempt then.
     accepted: bool = False
     no_ack: bool = False
+    #: The message's body if it is an attachment, which is read after the claim; what is decided is written without it.
+    body: bytes | None = None
+    #: Whether the body is yet to be read.
+    unread: bool = False
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,6 +76,8 @@ class Delivery:
         attempts = self.doc.get('attempts') or 1
         info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1 or 'consumer' in self.doc,
                 'delivery_count': attempts}
+        if self.body is not None:
+            message['body'] = self.body
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
 
 

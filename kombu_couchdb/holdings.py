@@ -16,6 +16,7 @@ from kombu.log import get_logger
 
 from . import workitem
 from .bell import Bell
+from .body import restored
 from .client import Document
 from .clock import ServerClock
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
@@ -73,9 +74,7 @@ class Holdings:
             subscription = self._subscriptions.pop(tag, None)
             if subscription is not None and subscription.queue not in self.queues:
                 self.done.pop(subscription.queue, None)
-            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and d.subscription is subscription):
-                assert isinstance(item, Delivery)
-                self._return_unseen(item)
+            self._return_all(lambda delivery: delivery.subscription is subscription)
             self.bell.ring()
 
     def set_credit(self, credit: Credit, limit: int) -> None:
@@ -185,14 +184,31 @@ class Holdings:
             credit.held += 0 if no_ack else amount
 
     def arrive(self, delivery: Delivery) -> None:
-        """Put what was claimed into the mailbox; back to the queue if nobody is subscribed any more."""
+        """Put what was claimed into the mailbox, or wait for its body; back to the queue if nobody is subscribed any more."""
         with self._lock:
             self.keep(delivery)
             if delivery.subscription is None or delivery.subscription.tag in self._subscriptions:
-                self._mailbox.put([delivery])
+                self._mailbox.put([] if delivery.unread else [delivery])
             else:
                 self._return_unseen(delivery)
                 self.bell.ring()
+
+    def unread(self) -> list[Delivery]:
+        """Return the deliveries whose bodies are yet to be read, in the order of their claims."""
+        with self._lock:
+            return [delivery for delivery in self._held.values() if delivery.unread]
+
+    def was_read(self, delivery: Delivery, body: bytes | None, reason: str = '') -> None:
+        """Put what was claimed into the mailbox with its body, if it is still held; without one it is a dead letter."""
+        with self._lock:
+            if delivery.tag not in self._held or not delivery.unread:
+                return
+            delivery.body, delivery.unread = body, False
+            if body is not None:
+                self._mailbox.put([delivery])
+            else:
+                delivery.credit.waiting -= 1
+                self.bury(delivery.tag, reason)
 
     def keep(self, delivery: Delivery) -> None:
         """Hold what was claimed until it is settled."""
@@ -256,17 +272,22 @@ class Holdings:
                 item.credit.waiting -= 1  # one that is just being handed over is counted there
             for delivery in lost:
                 delivery.credit.held -= 1
+                delivery.credit.waiting -= delivery.unread
             self.bell.ring()
             return len(lost)
 
     def give_back_all(self) -> None:
         """Release all that is held."""
         with self._lock:
-            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery)):
-                assert isinstance(item, Delivery)
-                self._return_unseen(item)
+            self._return_all(lambda delivery: True)
             for tag in list(self._held):
                 self.give_back(tag)
+
+    def _return_all(self, which: Callable[[Delivery], bool]) -> None:
+        """Give back those messages that kombu has not seen."""
+        for item in [*self._mailbox.discard(lambda d: isinstance(d, Delivery) and which(d)), *filter(which, self.unread())]:
+            assert isinstance(item, Delivery)
+            self._return_unseen(item)
 
     def _return_unseen(self, delivery: Delivery) -> None:
         """Give back a message that kombu has not seen: it does not count as an attempt."""
@@ -275,7 +296,8 @@ class Holdings:
             self._settle(delivery.tag, lambda doc: workitem.release(doc, delivered=False))
         elif delivery.no_ack and 'queue' in delivery.doc:
             # It was deleted when it was claimed: store it again, at its old place.
-            self._outbox.append(({name: value for name, value in delivery.doc.items() if name != '_rev'}, lambda answer: None))
+            anew = delivery.doc if delivery.body is None else restored(delivery.doc, delivery.body)
+            self._outbox.append(({name: value for name, value in anew.items() if name != '_rev'}, lambda answer: None))
 
     def _settle(self, tag: str, change: Callable[[Document], Document]) -> None:
         delivery = self._held.pop(tag)
@@ -293,8 +315,10 @@ class Holdings:
             self.bell.ring()
             return
         self._settling.discard(doc['_id'])
-        if answer.get('error'):
+        if answer.get('error') == 'conflict':
             logger.warning('message %s had been taken from this consumer before it was done with it (%s)',
                            doc['_id'], answer.get('reason') or answer['error'])
+        elif answer.get('error'):
+            logger.error('what became of message %s cannot be stored: %s', doc['_id'], answer.get('reason') or answer['error'])
         elif workitem.is_waiting(doc):
             self._returned.append({**doc, '_rev': answer['rev']})

@@ -8,6 +8,7 @@ So whatever `Consumer`, `Claims`, `Holdings`, `Lease`, `Sweeper`, `Store` and `v
 from __future__ import annotations
 
 import itertools
+import json
 import pkgutil
 import time
 from collections import Counter
@@ -236,6 +237,7 @@ class _ModelClient(Client):
     def request(self, method: str, path: str | None, params: Any = None, body: Any = None, *, repeat: bool = False,
                 shape: Shape = anything) -> Any:
         path = path or '/'
+        body = json.loads(body) if isinstance(body, bytes) else body
         docs = body['docs'] if path == '/_bulk_docs' else [body] if method == 'PUT' else None
         answer = _wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
         assert shape(answer), f'the model answers {path} as CouchDB does not: {answer}'
