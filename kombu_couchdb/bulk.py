@@ -18,6 +18,9 @@ Document = dict[str, Any]
 #: The most bytes of documents in one request, if it is not one document alone: at first, and after time-outs at the least.
 MOST_BYTES, LEAST_BYTES = 1_000_000, 64_000
 
+#: After so many requests that were about as large as they may be, and were answered, the next ones may be larger.
+_STEADY = 16
+
 #: The errors in an answer to `_bulk_docs` that are the server's decision; any other is its trouble.
 _DECIDED = frozenset({'conflict', 'forbidden', 'unauthorized', 'document_too_large'})
 
@@ -30,8 +33,9 @@ class Bulk(Http):
     """Writes to one database; *every* method raises the errors of `kombu_couchdb.errors`."""
 
     #: The most bytes of documents in one request just now: half as many after a request that was not answered, and twice as many
-    #: after one that was.
+    #: after some that were.
     request_bytes = MOST_BYTES
+    _answered = 0
 
     def leaves(self, doc_id: str, **params: Any) -> list[Document]:
         """Return all leaves of a document, deleted ones too; none if there never was one."""
@@ -75,9 +79,11 @@ class Bulk(Http):
         """Note whether a request that sent, or asked for, `size` bytes was answered: that limits those that follow."""
         if not answered:
             if size > LEAST_BYTES:
-                self.request_bytes = max(LEAST_BYTES, min(self.request_bytes, size) // 2)
+                self.request_bytes, self._answered = max(LEAST_BYTES, min(self.request_bytes, size) // 2), 0
         elif 2 * size >= self.request_bytes:
-            self.request_bytes = min(MOST_BYTES, 2 * self.request_bytes)
+            self._answered += 1
+            if self._answered >= _STEADY:
+                self.request_bytes, self._answered = min(MOST_BYTES, 2 * self.request_bytes), 0
 
     def _write(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[Document]:
         size = sum(map(len, texts))
