@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -56,24 +56,24 @@ class Bulk(Http):
 
         An answer is `{'ok': true, 'id', 'rev'}`, with `accepted` where a cluster stored it on too few nodes to prove
         anything, or `{'id', 'error', 'reason'}`. Some may be stored and others not. *Raises* `ServerUnavailable` also if
-        the server could not say so of each.
+        the server could not say so of each; its `answered` has the answers to the requests before.
 
         What is too much for one request goes in several. If the server refuses a request of many for one document in it (413,
         400, 412), that document has it for its answer, `document_too_large`, `refused` or `missing_stub`, and the others are
         written. `texts` are the documents if they are encoded already.
         """
-        return [answer for part in self.bulk_parts(docs, texts=texts) for answer in part]
-
-    def bulk_parts(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> Iterator[list[Document]]:
-        """Do the same request by request, and yield the answers to each: after an error it is known what came before."""
         texts = [encoded(doc) for doc in docs] if texts is None else texts
-        start = 0
-        while start < len(docs):
+        answers: list[Document] = []
+        while (start := len(answers)) < len(docs):
             end, size = start + 1, len(texts[start])
             while end < len(docs) and size + len(texts[end]) <= self.request_bytes:
                 size, end = size + len(texts[end]), end + 1
-            yield self._write(docs[start:end], texts[start:end])
-            start = end
+            try:
+                answers += self._write(docs[start:end], texts[start:end])
+            except errors.CouchDBError as exc:
+                exc.answered = answers
+                raise
+        return answers
 
     def learn(self, size: int, *, answered: bool) -> None:
         """Note whether a request that sent, or asked for, `size` bytes was answered: that limits those that follow."""

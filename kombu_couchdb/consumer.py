@@ -16,7 +16,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kombu.log import get_logger
 
@@ -238,16 +238,20 @@ class Consumer:
         # Of a dead unique job with others behind it a copy is written, too, and before it.
         now = self._client.clock.now()
         docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
+        failure = None
         try:
-            for answer in itertools.chain.from_iterable(self._client.bulk_parts(docs) if docs else ()):
-                if answer.get('error') == 'missing_stub':
-                    self._orphans = True  # some of a cluster's nodes may have stored it
-                if answer['id'] in first:
-                    _, react = first.pop(answer['id'])
-                    react(answer)
-        finally:
-            for changes in lists:
-                changes[:] = [change for change in changes if first.get(change[0]['_id']) is change]
+            answers: Sequence[Document] = self._client.bulk(docs) if docs else ()
+        except CouchDBError as exc:
+            answers, failure = exc.answered, exc
+        for answer in answers:
+            self._orphans |= answer.get('error') == 'missing_stub'  # some of a cluster's nodes may have stored it
+            if answer['id'] in first:
+                _, react = first.pop(answer['id'])
+                react(answer)
+        for changes in lists:
+            changes[:] = [change for change in changes if first.get(change[0]['_id']) is change]
+        if failure is not None:
+            raise failure
 
     def _on_orphans(self) -> None:
         self._orphans = True

@@ -22,6 +22,7 @@ kombu and Celery retry on `RETRIED`; everything else reaches the caller at once.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import requests
@@ -35,6 +36,9 @@ __all__ = [
 
 class CouchDBError(Exception):
     """The root: catch this to catch all that `kombu_couchdb` and `celery_couchdb` raise."""
+
+    #: Of a write of many documents in several requests: CouchDB's answers to the requests before the one that failed.
+    answered: Sequence[dict[str, Any]] = ()
 
 
 class ServerUnavailable(CouchDBError, ConnectionError):

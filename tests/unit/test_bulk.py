@@ -52,10 +52,9 @@ def test_a_request_has_no_more_bytes_than_it_may() -> None:
 def test_what_came_before_an_error_is_known() -> None:
     server = Server()
     server.bears = 700_000
-    parts = server.bulk_parts([{'_id': 'first', 'x': 'x' * 600_000}, *docs(3, 450_000)])
-    assert [answer['id'] for answer in next(parts)] == ['first']
-    with pytest.raises(errors.ServerUnavailable):
-        next(parts)
+    with pytest.raises(errors.ServerUnavailable) as caught:
+        server.bulk([{'_id': 'first', 'x': 'x' * 600_000}, *docs(3, 450_000)])
+    assert [answer['id'] for answer in caught.value.answered] == ['first']
 
 
 def test_requests_become_smaller_until_they_are_answered_and_grow_again() -> None:
