@@ -18,7 +18,8 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_couchdb.admin import dead, jobs
-from kombu_couchdb.body import decoded
+from kombu_couchdb.bodies import read
+from kombu_couchdb.body import decoded, stub
 from kombu_couchdb.client import Client, Document
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport
@@ -121,7 +122,8 @@ class Jobs:
         """
         try:
             message = doc['message']
-            body = decoded(message['body'], message['properties'].get('body_encoding'))
+            stored = message['body'] if stub(doc) is None else read(self.client, [doc])[0].content
+            body = decoded(stored, message['properties'].get('body_encoding'))
             if compression := message['headers'].get('compression'):
                 body = decompress(body, compression)
             return loads(body, message.get('content-type'), message.get('content-encoding'),

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from kombu.log import get_logger
 
 from . import workitem
+from .bodies import Body, read
+from .body import stub
 from .candidates import Candidates
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
-from .holdings import Change, Holdings
+from .holdings import Holdings
 from .lease import Lease
 from .limits import Limits
 from .options import Options
+from .outbox import Change
 from .pull import Pull
 from .store import Store
 from .window import Window
@@ -24,6 +27,8 @@ __all__ = ['Claims']
 
 logger = get_logger(__name__)
 
+
+_UNREAD = Body(None)
 
 #: How many messages are looked at for one that is asked for.
 _LOOKED_AT = 8
@@ -61,8 +66,12 @@ class Claims:
         for queue, found in reserved.items():
             changes += [self._claim(doc, s.credit, s, window=windows[queue]) for doc, s in zip(docs[queue], found, strict=False)]
 
+    def _body(self, doc: Document) -> Body:
+        """Read the body of what is claimed next, if it is an attachment: a deletion takes it along."""
+        return _UNREAD if stub(doc) is None else read(self._store.client, [doc])[0]
+
     def _claim(self, doc: Document, credit: Credit, subscription: Subscription | None = None, pull: Pull | None = None,
-               window: Window | None = None) -> Change:
+               window: Window | None = None, body: Body = _UNREAD) -> Change:
         """Return the claim of an item, for which credit was taken; if it is pulled without acknowledgement, its deletion."""
         final = pull is not None and pull.no_ack
 
@@ -80,7 +89,7 @@ class Claims:
             return workitem.bury(doc, reason, now), failed
 
         now = self._store.client.clock.now()
-        if reason := workitem.flaw(doc):
+        if reason := workitem.flaw(doc) or body.reason:
             return set_aside(reason)
         limit = self._limits.of(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.is_announced(doc)
@@ -102,7 +111,8 @@ class Claims:
             if window is not None:
                 window.won(doc['_id'])
             kept = doc if final else {**claimed, '_rev': answer['rev']}
-            delivery = Delivery(kept, credit, subscription, final=final)
+            delivery = Delivery(kept, credit, subscription, final=final, body=body.content,
+                                unread=body.content is None and stub(kept) is not None)
             if pull is None:
                 self._holdings.arrive(delivery)
             else:
@@ -121,9 +131,10 @@ class Claims:
         docs = [row.doc for row in self._store.ready(pull.queue, _LOOKED_AT) if row.doc]
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+                body = self._body(doc)  # who waits for this message has to wait for its body in any case
                 self._holdings.bell.ring()  # should the claim fail, the next turn looks again
                 self._holdings.spend(pull.credit)
-                return [self._claim(doc, pull.credit, pull=pull)]
+                return [self._claim(doc, pull.credit, pull=pull, body=body)]
         self.pulls.remove(pull)
         pull.answer(None)
         return []

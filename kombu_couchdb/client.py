@@ -5,29 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
-from urllib.parse import quote
 
 import requests
 from kombu.log import get_logger
 
 from . import errors
 from .answers import DOCUMENT, Shape, both, document, equal, exactly, items, maybe, members, revision, rows, sequence, text
-from .http import Http
+from .bulk import Bulk, Document, path_of
 
-__all__ = ['CHANGES', 'LAST', 'Client', 'Document', 'Row', 'chunks']
+__all__ = ['CHANGES', 'LAST', 'Client', 'Document', 'Row', 'chunks', 'path_of']
 
 logger = get_logger(__name__)
 
-#: A document or a part of one.
-Document = dict[str, Any]
 #: A row of a view or of `_all_docs`: `id`, `key`, `value`, and `doc` if documents were asked for.
 Row = dict[str, Any]
 
 #: Sorts after every string and number in a view's key.
 LAST: dict[str, Any] = {}
-
-#: The errors in an answer to `_bulk_docs` that are the server's decision; any other is its trouble.
-_DECIDED = frozenset({'conflict', 'forbidden', 'unauthorized', 'document_too_large'})
 
 #: The answer to `_changes`.
 CHANGES = members(results=items(members(id=text, changes=exactly(members(rev=revision)), doc=maybe(DOCUMENT))),
@@ -42,14 +36,14 @@ _ROW, _WITH_DOC = members(), members(id=text, doc=maybe(DOCUMENT))
 _APART = 10
 
 
-class Client(Http):
+class Client(Bulk):
     """One database. Times are seconds; *every* method raises the errors of `kombu_couchdb.errors`."""
 
     # -- documents
 
     def get(self, doc_id: str, **params: Any) -> Document:
         """Return a document; *raises* `NotFound`."""
-        return cast(Document, self.request('GET', _path(doc_id), params, repeat=True, shape=document(doc_id)))
+        return cast(Document, self.request('GET', path_of(doc_id), params, repeat=True, shape=document(doc_id)))
 
     def get_or_none(self, doc_id: str) -> Document | None:
         """Return a document, None if there is none."""
@@ -57,45 +51,6 @@ class Client(Http):
             return self.get(doc_id)
         except errors.NotFound:
             return None
-
-    def leaves(self, doc_id: str, **params: Any) -> list[Document]:
-        """Return all leaves of a document, deleted ones too; none if there never was one."""
-        try:
-            found = self.request('GET', _path(doc_id), {'open_revs': 'all', **params}, repeat=True,
-                                 shape=items(members(ok=maybe(document(doc_id)))))
-        except errors.NotFound:
-            return []
-        return [answer['ok'] for answer in found if answer.get('ok')]
-
-    def put(self, doc: Document, *, text: bytes | None = None) -> str:
-        """Write a document under its `_id` and return the new revision; *raises* `Conflict`. For the rest see `bulk`."""
-        stored = members(id=equal(doc['_id']), rev=revision)
-        return cast(str, self.request('PUT', _path(doc['_id']), body=text or doc, shape=stored)['rev'])
-
-    def bulk(self, docs: Sequence[Document], *, text: bytes | None = None) -> list[Document]:
-        """Write many documents in one request and return CouchDB's answer for each, in the same order.
-
-        An answer is `{'ok': true, 'id', 'rev'}`, with `accepted` where a cluster stored it on too few nodes to prove
-        anything, or `{'id', 'error', 'reason'}`. Some may be stored and others not. *Raises* `ServerUnavailable` also if
-        the server could not say so of each.
-
-        What is too much for one request goes in several; a document that is too large alone has that for its answer. With
-        `text`, the body encoded already, it *raises* `DocumentTooLarge` instead: nothing is stored then.
-        """
-        try:
-            answers = cast('list[Document]', self.request('POST', '/_bulk_docs', body=text or {'docs': docs},
-                                                          shape=exactly(*(_decided(doc['_id']) for doc in docs))))
-        except errors.DocumentTooLarge as exc:
-            if text is not None:
-                raise
-            if len(docs) == 1:
-                reason = str(exc).removeprefix(f'{self.address.url}: ')
-                return [{'id': docs[0]['_id'], 'error': 'document_too_large', 'reason': reason}]
-            return [*self.bulk(docs[:len(docs) // 2]), *self.bulk(docs[len(docs) // 2:])]
-        for answer in answers:
-            if answer.get('error', 'conflict') not in _DECIDED:
-                raise errors.from_answer(answer, self.address.url)
-        return answers
 
     def fetch(self, ids: Sequence[str], **params: Any) -> list[Document | None]:
         """Return the documents with these ids in this order, None where one is there no more; if it ever was, see `find`."""
@@ -260,12 +215,6 @@ class Client(Http):
         self.request('DELETE', '')
 
 
-def _decided(doc_id: str) -> Shape:
-    """The answer for one document of `_bulk_docs`."""
-    is_its, is_stored, is_refused = members(id=equal(doc_id)), members(rev=revision), members(error=text)
-    return lambda answer: is_its(answer) and (is_stored(answer) or is_refused(answer))
-
-
 _row = members(id=text, value=members(rev=revision))
 
 
@@ -283,12 +232,6 @@ def _found(result: Any) -> bool:
         return False
     is_its, is_none = members(ok=document(result['id'])), members(error=maybe(members()))
     return bool(result['docs']) and all(map(leaf, result['docs']))
-
-
-def _path(doc_id: str) -> str:
-    # The slash after _design is part of the path, not of a name: CouchDB redirects if it is encoded.
-    prefix, slash, name = doc_id.rpartition('/') if doc_id.startswith(('_design/', '_local/')) else ('', '', doc_id)
-    return f'/{prefix}{slash}{quote(name, safe="")}'
 
 
 def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

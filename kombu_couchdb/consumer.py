@@ -21,17 +21,19 @@ from kombu.log import get_logger
 
 from . import workitem
 from .announced import Announced
+from .bodies import Bodies
 from .claims import Claims
 from .client import Client, Document
+from .commits import Commits
 from .delivery import Delivery
-from .doubt import unwritten
 from .errors import AccessDenied, ConfigurationError, CouchDBError
 from .heartbeat import Heartbeat
-from .holdings import Change, Holdings
+from .holdings import Holdings
 from .lease import Lease, Sweeper
 from .mailbox import Mailbox
 from .news import News
 from .options import Options
+from .outbox import Change
 from .pull import Pull
 from .store import Store
 from .topology import Topology
@@ -65,6 +67,8 @@ class Consumer:
         self._lease = Lease(options.visibility_timeout)
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         self.holdings = Holdings(self._lease, mailbox, client.clock, options.unlimited_prefetch)
+        self._bodies = Bodies(client, self.holdings)
+        self._commits = Commits(self._store, self.holdings, self._lease, self._sweeper.void)
         self._heartbeat = Heartbeat(client, self._lease, self.holdings)
         #: The queues that others see to be used by this consumer.
         self.announced = Announced()
@@ -73,7 +77,7 @@ class Consumer:
                               topology.limits)
         self._windows: dict[str, Window] = {}
         self._polled = time.monotonic()
-        self._orphans = self._unsure = self._abandoned = False
+        self._abandoned = False
         self._idle_since: float | None = None
         self._failures = 0
         self._began = time.monotonic()
@@ -182,8 +186,7 @@ class Consumer:
             logger.warning('%s; trying again until it answers', exc)
         self._failures += 1
         self._away_since = self._began if self._away_since is None else self._away_since
-        self._orphans = True  # a claim may have been stored, its answer lost
-        self._unsure = True  # and so may what is in the outbox
+        self._commits.was_cut()
         self._heartbeat.in_doubt = True  # the database may be another
         self._news.lost()
         for window in self._windows.values():
@@ -204,6 +207,8 @@ class Consumer:
 
     def _sleep(self) -> float:
         """Return how long nothing will be to do, in seconds."""
+        if self.holdings.unread():
+            return 0.0
         times = [self._poll_at]
         if self._lease.written:
             times += [self._lease.next_beat, self._sweeper.due]
@@ -236,26 +241,23 @@ class Consumer:
                 # Who was silent for too long finds its temporary queues deleted, and so may who was found unused by mistake.
                 self._topology.restore(queues, check=self._known_as != self._lease.id)
                 self._known_as = self._lease.id
-                if self._orphans:
-                    self._release_orphans()
+                self._commits.release_orphans()
                 self._listen(credit)
-            if self._unsure:
-                outbox, self._unsure = unwritten(self._client, outbox), False
+            self._commits.find_out(outbox)
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in outbox):
                 # What is given back keeps its place: it goes before anything that is claimed with the credit it freed.
                 # A unique job that is done may be there again, to be claimed anew: one request cannot do both.
-                self._commit(outbox)
-                outbox = []
+                self._commits.write(outbox)
                 self._offer(self.holdings.take_returned())
+            if self._lease.written and self._lease.needs_beat(queues):
+                changes.append(self._heartbeat.change(queues))  # before the claims: those may be more than one request
             self._claims.pulled(pulls, changes)
             self._claims.wanted(credit, self._windows, changes)
-            if self._lease.written and self._lease.needs_beat(queues):
-                changes.append(self._heartbeat.change(queues))
             self.holdings.hungry = any(window.dirty or len(window) for window in self._windows.values())
-            self._commit(outbox + changes)
+            self._commits.write(outbox, changes)
             self.announced.are(self._lease.announced)
         except CouchDBError:
-            # Whether any of it was stored is unknown.
+            # Whether any of what is left was stored is unknown.
             for _, react in changes:
                 react({'error': 'unanswered'})
             self.holdings.return_outbox(outbox)
@@ -263,36 +265,9 @@ class Consumer:
         if self._away_since is not None:
             self._sweeper.interrupted(time.monotonic() - self._away_since)
             self._away_since = None
+        self._bodies.deliver_some()
         if self._lease.written and time.monotonic() >= self._sweeper.due:
-            self._news.members.keep(self._sweeper.sweep(self._lease.id, self.holdings.ids(), self._on_orphans))
-
-    def _commit(self, changes: list[Change]) -> None:
-        first: dict[str, Change] = {}
-        for doc, react in changes:
-            if doc['_id'] in first:
-                react({'error': 'conflict'})  # two for one document in one request: the first wins, as in CouchDB
-            else:
-                first[doc['_id']] = (doc, react)
-        if first:
-            # Of a dead unique job with others behind it a copy is written, too, and before it.
-            now = self._client.clock.now()
-            docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
-            answers = {doc['_id']: answer for doc, answer in zip(docs, self._client.bulk(docs), strict=True)}
-            for doc_id, (_, react) in first.items():
-                react(answers[doc_id])
-
-    def _on_orphans(self) -> None:
-        self._orphans = True
-
-    def _release_orphans(self) -> None:
-        """Give back claims of ours that we do not know of: the answer that told of them was lost."""
-        known = self.holdings.ids() | self._sweeper.void.keys()
-        orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
-        if self._client.replicas > 1:  # others may have been told that they have them
-            self._sweeper.void.update({doc['_id']: (doc['_rev'], time.monotonic()) for doc in orphans})
-        else:
-            self._store.release(orphans)
-        self._orphans = False
+            self._news.members.keep(self._sweeper.sweep(self._lease.id, self.holdings.ids(), self._commits.on_orphans))
 
     def _listen(self, credit: dict[str, int]) -> None:
         """Take in what the feed told, and see to it that it listens for what is of interest now."""
@@ -326,10 +301,10 @@ class Consumer:
                 changes = self.holdings.take_outbox()
                 if not any(workitem.is_unique(doc) for doc, _ in changes):
                     break
-                self._commit(changes)
+                self._commits.write(changes)
                 changes = []
             if self._lease.rev:
                 changes.append(({'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}, lambda answer: None))
-            self._commit(changes)
+            self._commits.write(changes)
         except CouchDBError as exc:
             logger.warning('%s; what this consumer held comes back when its lease ends', exc)

@@ -70,6 +70,10 @@ class Delivery:
     expired: bool = False
     #: Whether nothing is to be settled: a broadcast, or a message that was deleted when it was pulled.
     final: bool = False
+    #: The message's body if it is an attachment, which is read after the claim; what is decided is written without it.
+    body: bytes | None = None
+    #: Whether the body is yet to be read.
+    unread: bool = False
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +93,8 @@ class Delivery:
         attempts = self.doc.get('attempts') or 1
         info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1 or 'consumer' in self.doc,
                 'delivery_count': attempts, 'delivery': _generation(self.doc)}
+        if self.body is not None:
+            message['body'] = self.body
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
 
 

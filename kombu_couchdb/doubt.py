@@ -7,7 +7,7 @@ known to be down: while one is silent that takes a minute (measured with CouchDB
 from __future__ import annotations
 
 from .client import Client, Document
-from .holdings import Change
+from .outbox import Change
 
 __all__ = ['unwritten']
 

@@ -22,6 +22,7 @@ kombu and Celery retry on `RETRIED`; everything else reaches the caller at once.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import requests
@@ -35,6 +36,9 @@ __all__ = [
 
 class CouchDBError(Exception):
     """The root: catch this to catch all that `kombu_couchdb` and `celery_couchdb` raise."""
+
+    #: Of a write of many documents in several requests: CouchDB's answers to the requests before the one that failed.
+    answered: Sequence[dict[str, Any]] = ()
 
 
 class ServerUnavailable(CouchDBError, ConnectionError):
@@ -67,7 +71,7 @@ class ConfigurationError(CouchDBError, ValueError):
 
 
 class DocumentTooLarge(CouchDBError):
-    """The document is larger than the server's `max_document_size` (or a proxy's limit)."""
+    """The document or its attachment is larger than the server takes (`max_document_size`, `max_attachment_size`), or a proxy."""
 
 
 class NotFound(CouchDBError):
@@ -127,8 +131,9 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
         return Conflict(f'{where}: {reason}')
     if status == 413:
         return DocumentTooLarge(
-            f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, '
-            f'or raise max_document_size in CouchDB\'s [couchdb] section (8,000,000 by default)')
+            f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, or raise '
+            f'CouchDB\'s limit in its [couchdb] section: max_document_size (8,000,000 by default), for messages '
+            f'max_attachment_size')
     if status >= 500 or status == 429:
         return ServerUnavailable(f'{where} answered {status}: {reason}')
     return RequestRefused(f'{where} answered {status}: {reason}')
@@ -147,6 +152,8 @@ def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
         return Conflict(text)
     if error in ('forbidden', 'unauthorized'):
         return AccessDenied(text)
+    if error == 'refused':
+        return RequestRefused(text)
     return DocumentTooLarge(text) if error == 'document_too_large' else ServerUnavailable(text)
 
 

@@ -22,9 +22,6 @@ __all__ = ['GroupCommit']
 #: The most documents in one request; who has more does not let others wait for it.
 _MOST = 200
 
-#: The most bytes in one request, if it is not one entry alone: a large one shall not take the others beyond the time limit.
-_LARGEST = 1_000_000
-
 #: How often who waits looks whether nobody leads, in seconds: should a thread end so suddenly that it told nobody.
 _LOOK = 1.0
 
@@ -102,10 +99,10 @@ class GroupCommit:
 
     def _next_batch(self, own: _Entry) -> list[_Entry]:
         """Return what goes in one request; what writes a document that another of them writes waits for the next."""
-        batch, ids, size = [own], {doc['_id'] for doc in own.docs}, own.size
+        batch, ids, size, most = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_bytes
         for entry in self._pending:
             its = {doc['_id'] for doc in entry.docs}
-            if entry is not own and len(ids) + len(its) <= _MOST and size + entry.size <= _LARGEST and not ids & its:
+            if entry is not own and len(ids) + len(its) <= _MOST and size + entry.size <= most and not ids & its:
                 batch, ids, size = [*batch, entry], ids | its, size + entry.size
         return batch
 
@@ -127,10 +124,7 @@ class GroupCommit:
     def _write(self, batch: list[_Entry]) -> None:
         docs = [doc for entry in batch for doc in entry.docs]
         texts = [text for entry in batch for text in entry.texts]
-        if len(docs) == 1:
-            answers = [self._put(docs[0], texts[0])]
-        else:
-            answers = self._client.bulk(docs, text=b'{"docs":[' + b','.join(texts) + b']}')
+        answers = [self._put(docs[0], texts[0])] if len(docs) == 1 else self._client.bulk(docs, texts=texts)
         for entry in batch:
             entry.answers, answers = answers[:len(entry.docs)], answers[len(entry.docs):]
 

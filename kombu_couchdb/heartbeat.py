@@ -6,8 +6,9 @@ from kombu.log import get_logger
 
 from .client import Client, Document
 from .errors import CouchDBError, from_answer
-from .holdings import Change, Holdings
+from .holdings import Holdings
 from .lease import Lease
+from .outbox import Change
 
 __all__ = ['Heartbeat']
 

@@ -7,7 +7,6 @@ that the next claim can ride in the same request as the ack.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -15,46 +14,36 @@ from functools import partial
 from kombu.log import get_logger
 
 from . import workitem
-from .bell import Bell
 from .client import Document
 from .clock import ServerClock
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
 from .lease import Lease
 from .mailbox import Mailbox
+from .outbox import Outbox
 from .pull import Pull
 from .subscriptions import Subscriptions
 
-__all__ = ['Change', 'Holdings']
+__all__ = ['Holdings']
 
 logger = get_logger(__name__)
-
-#: A document to be written, and what to do with CouchDB's answer.
-Change = tuple[Document, Callable[[Document], None]]
 
 #: The most broadcasts kept for a queue without a consumer; then the oldest go.
 _PARKED = 10_000
 
 
-class Holdings:
+class Holdings(Outbox):
     """Subscriptions, the messages held for them, and the changes to be written. Every method may be called in any thread."""
 
     def __init__(self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int) -> None:
+        super().__init__()
         self._lease, self._mailbox, self._clock = lease, mailbox, clock
-        self._lock = threading.RLock()
-        #: Wakes the I/O thread: there is something to do.
-        self.bell = Bell()
         #: Whether more could be claimed if there were credit.
         self.hungry = True
         self._subscriptions = Subscriptions(unlimited)
         self._held: dict[str, Delivery] = {}
-        self._outbox: list[Change] = []
-        self._returned: list[Document] = []
         self._parked: dict[str, deque[Document]] = {}  # broadcasts for queues that nobody consumes here just now
         #: How many messages of each queue that is subscribed to were acknowledged.
         self.done: Counter[str] = Counter()
-        #: Unique jobs that others have changed, with what was decided about them.
-        self._contested: list[tuple[Document, Callable[[Document], Document]]] = []
-        self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
         #: Those who wait for one message.
         self.pulls: list[Pull] = []
         #: Whether the I/O thread ends, since nothing was left to do: whoever has something needs another consumer.
@@ -86,9 +75,7 @@ class Holdings:
             self._subscriptions.remove(subscription)
             if subscription.queue not in self.queues:
                 self.done.pop(subscription.queue, None)
-            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and d.subscription is subscription):
-                assert isinstance(item, Delivery)
-                self._return_unseen(item)
+            self._return_all(lambda delivery: delivery.subscription is subscription)
             self.bell.ring()
 
     def set_credit(self, credit: Credit, limit: int) -> None:
@@ -164,7 +151,7 @@ class Holdings:
     def busy(self) -> bool:
         """Whether anything is subscribed, asked for, held or to be written."""
         with self._lock:
-            return bool(self._subscriptions or self.pulls or self._held or self._outbox or self._settling or self._contested)
+            return bool(self._subscriptions or self.pulls or self._held or self.unwritten)
 
     def retire(self) -> bool:
         """Take in nothing from now on, unless there is something to do; tell whether that is so."""
@@ -211,14 +198,31 @@ class Holdings:
             credit.held += amount
 
     def arrive(self, delivery: Delivery) -> None:
-        """Put what was claimed into the mailbox; back to the queue if nobody is subscribed any more."""
+        """Put what was claimed into the mailbox, or wait for its body; back to the queue if nobody is subscribed any more."""
         with self._lock:
             self.keep(delivery)
             if delivery.subscription is None or delivery.subscription in self._subscriptions:
-                self._mailbox.put([delivery])
+                self._mailbox.put([] if delivery.unread else [delivery])
             else:
                 self._return_unseen(delivery)
                 self.bell.ring()
+
+    def unread(self) -> list[Delivery]:
+        """Return the deliveries whose bodies are yet to be read, in the order of their claims."""
+        with self._lock:
+            return [delivery for delivery in self._held.values() if delivery.unread]
+
+    def was_read(self, delivery: Delivery, body: bytes | None, reason: str = '') -> None:
+        """Put what was claimed into the mailbox with its body, if it is still held; without one it is a dead letter."""
+        with self._lock:
+            if delivery.tag not in self._held or not delivery.unread:
+                return
+            delivery.body, delivery.unread = body, False
+            if body is not None:
+                self._mailbox.put([delivery])
+            else:
+                delivery.credit.waiting -= 1
+                self.bury(delivery.tag, reason)
 
     def keep(self, delivery: Delivery) -> None:
         """Hold what was claimed until it is settled."""
@@ -235,44 +239,6 @@ class Holdings:
             else:
                 self._parked.setdefault(queue, deque(maxlen=_PARKED)).append(message)
 
-    def take_outbox(self) -> list[Change]:
-        """Return what is to be written; it is the caller's now."""
-        with self._lock:
-            outbox, self._outbox = self._outbox, []
-            return outbox
-
-    def return_outbox(self, outbox: list[Change]) -> None:
-        """Take back what could not be written, or not for certain."""
-        with self._lock:
-            # What was stored already conflicts with itself when it is sent again: that is no news.
-            # A unique job may also conflict since a publisher has changed it: it is read again.
-            again: list[Change] = [(doc, react if workitem.is_unique(doc) else
-                                    lambda answer, doc=doc: self._settling.discard(doc['_id']))  # type: ignore[misc]
-                                   for doc, react in outbox]
-            self._outbox = again + self._outbox
-
-    def resettle(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
-        """Decide again about unique jobs that publishers have changed while they were held, as they are now.
-
-        `fetch(ids)` reads documents, in the I/O thread; *raises* what it raises, and can then be called again.
-        """
-        contested = list(self._contested)
-        found = fetch([doc['_id'] for doc, _ in contested]) if contested else []
-        with self._lock:
-            del self._contested[:len(contested)]
-            for (doc, change), now in zip(contested, found, strict=True):
-                if now is not None and now.get('claimed') == doc['claimed']:
-                    self._write(now, change)
-                else:
-                    self._settling.discard(doc['_id'])
-                    if now is not None and workitem.task_id(now) == workitem.task_id(doc):  # else our own earlier try was stored
-                        logger.warning('unique job %s had been taken from this consumer before it was done', doc['_id'])
-
-    def take_returned(self) -> list[Document]:
-        """Return the items that were given back to their queues since the last call, as they stand now."""
-        returned, self._returned = self._returned, []
-        return returned
-
     def drop_all(self) -> int:
         """Forget all that is held: the lease was lost. Return how many messages that were."""
         with self._lock:
@@ -282,17 +248,22 @@ class Holdings:
                 item.credit.waiting -= 1  # one that is just being handed over is counted there
             for delivery in lost:
                 delivery.credit.held -= 1
+                delivery.credit.waiting -= delivery.unread
             self.bell.ring()
             return len(lost)
 
     def give_back_all(self) -> None:
         """Release all that is held."""
         with self._lock:
-            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery)):
-                assert isinstance(item, Delivery)
-                self._return_unseen(item)
+            self._return_all(lambda delivery: True)
             for tag in list(self._held):
                 self.give_back(tag)
+
+    def _return_all(self, which: Callable[[Delivery], bool]) -> None:
+        """Give back those messages that kombu has not seen."""
+        for item in [*self._mailbox.discard(lambda d: isinstance(d, Delivery) and which(d)), *filter(which, self.unread())]:
+            assert isinstance(item, Delivery)
+            self._return_unseen(item)
 
     def _return_unseen(self, delivery: Delivery) -> None:
         """Give back a message that kombu has not seen: it does not count as an attempt."""
@@ -303,21 +274,4 @@ class Holdings:
     def _settle(self, tag: str, change: Callable[[Document], Document]) -> None:
         delivery = self._held.pop(tag)
         delivery.credit.held -= 1
-        self._settling.add(delivery.doc['_id'])
-        self._write(delivery.doc, change)
-
-    def _write(self, held: Document, change: Callable[[Document], Document]) -> None:
-        doc = change(held)
-        self._outbox.append((doc, lambda answer: self._settled(held, change, doc, answer)))
-
-    def _settled(self, held: Document, change: Callable[[Document], Document], doc: Document, answer: Document) -> None:
-        if answer.get('error') == 'conflict' and 'key' in held:
-            self._contested.append((held, change))
-            self.bell.ring()
-            return
-        self._settling.discard(doc['_id'])
-        if answer.get('error'):
-            logger.warning('message %s had been taken from this consumer before it was done with it (%s)',
-                           doc['_id'], answer.get('reason') or answer['error'])
-        elif workitem.is_waiting(doc):
-            self._returned.append({**doc, '_rev': answer['rev']})
+        self.decide(delivery.doc, change)

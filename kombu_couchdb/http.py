@@ -69,6 +69,19 @@ class Http:
         With `repeat`, for reads, a connection that was cut before the answer is tried once more, or once with each other node:
         a server or proxy may close an idle connection at the very moment it is used again.
         """
+        text, status = self._exchange(method, path, params, body, repeat=repeat)
+        return self.decode(text, status, f'{method} {path or "/"}', shape)
+
+    def content(self, path: str, params: Mapping[str, Any], size: int) -> bytes:
+        """Return what is below the database as the bytes it has; *raises* `BrokenAnswer` if they are not of this size."""
+        text, _ = self._exchange('GET', path, params, repeat=True)
+        if len(text) != size:
+            raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to GET {path:.100}')
+        return text
+
+    def _exchange(self, method: str, path: str | None, params: Mapping[str, Any] | None = None, body: Any = None,
+                  *, repeat: bool = False) -> tuple[bytes, int]:
+        """Send one request, as `request` does, and return its answer and status."""
         left = max(2, len(self._nodes)) if repeat else 1
         while True:
             left -= 1
@@ -79,10 +92,9 @@ class Http:
                 if not left or not exc.was_cut:
                     raise
         try:
-            text = response.content
+            return response.content, response.status_code
         except requests.RequestException as exc:
             raise errors.from_transport(exc, self.address.url) from exc
-        return self.decode(text, response.status_code, f'{method} {path or "/"}', shape)
 
     def decode(self, text: bytes, status: int = 200, request: str = 'a request', shape: Shape = anything) -> Any:
         """Return the JSON in the answer to a `request`; *raises* `BrokenAnswer` if it was cut, `NotCouchDB` if it is none."""

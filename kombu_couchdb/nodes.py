@@ -5,6 +5,7 @@ Every node of a CouchDB cluster answers for all of it: what one was told, and wh
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
@@ -29,11 +30,22 @@ logger = get_logger(__name__)
 #: Connections to a node kept open. More may be open at once; those above this are closed after use.
 _POOL = 16
 
+#: From so many bytes on, a request is sent in blocks, each under the time limit of a connection: urllib3 gives it to the whole of
+#: what is sent in one piece.
+_IN_BLOCKS = 64_000
+
+#: The slowest link for which the time limit of a request allows, in bytes a second.
+_SLOWEST = 100_000
+
 _HEADERS = {'Accept': 'application/json', 'Content-Type': 'application/json', 'User-Agent': 'celery-couchdb'}
 
 
 class Node:
-    """Requests to one node. `timeouts` are in seconds: to connect, and to be answered. A child has connections of its own."""
+    """Requests to one node. A child has connections of its own.
+
+    `timeouts` are in seconds: to connect, and to be answered. A request of many bytes has more time to be answered, a second
+    for each 100 kB of it: they may still be on their way when the last of them was handed to the system.
+    """
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self.address, self.timeouts, self.login = address, timeouts, Login.of(address)
@@ -81,11 +93,13 @@ class Node:
                   *, stream: bool = False) -> requests.Response:
         """Send one request and return its answer, whatever its status."""
         prepared = requests.PreparedRequest()
-        prepared.method, prepared.url, prepared.body = method, url, data
+        prepared.method, prepared.url = method, url
+        # A new file-like object each time: a request that is sent again is sent from its beginning.
+        prepared.body = io.BytesIO(data) if data is not None and len(data) > _IN_BLOCKS else data  # type: ignore[assignment]
         prepared.headers = {**_HEADERS, **who}  # type: ignore[assignment]
         if data is not None or method in ('PUT', 'POST'):
             prepared.headers['Content-Length'] = str(len(data or b''))
-        timeout = (self.timeouts[0], read_timeout or self.timeouts[1])
+        timeout = (self.timeouts[0], (read_timeout or self.timeouts[1]) + len(data or b'') // _SLOWEST)
         adapter, settings = self._connected()
         if (patience := self._not_before - time.monotonic()) > 0:
             time.sleep(patience)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -35,8 +35,8 @@ _CLAIMED = members(key=exactly(text, text, anything))
 
 #: Documents published in one request.
 _PUBLISHED = 5000
-#: Documents rewritten or deleted in one request by housekeeping.
-_BATCH = 500
+#: Documents rewritten or deleted in one request by housekeeping, and read in its first.
+_BATCH, _FIRST = 500, 16
 
 
 class Store:
@@ -162,19 +162,29 @@ class Store:
             leases.setdefault(kind, {})[str(design.queue_of(name)) if kind in ('queue', 'limit') else name] = row['value']
         return leases
 
-    def claims(self, consumer: str) -> list[Document]:
-        """Return the items that a consumer has claimed."""
+    def claims(self, consumer: str) -> Iterator[Document]:
+        """Yield the items that a consumer has claimed; they are read some at a time, as they are asked for."""
         rows = self.client.view(design.NAME, 'leases', _IDS, startkey=['claim', consumer], endkey=['claim', consumer, LAST],
-                                include_docs=True, reduce=False)
-        return [row['doc'] for row in rows if row.get('doc') and workitem.claimant(row['doc']) == consumer]
+                                reduce=False)
+        ids, count = [row['id'] for row in rows], _FIRST
+        while ids:
+            docs = [doc for doc in self.client.fetch(ids[:count]) if doc]
+            ids, largest = ids[count:], max(map(workitem.size, docs), default=0)
+            count = max(1, min(2 * count, _BATCH, self.client.request_bytes // max(1, largest)))
+            yield from (doc for doc in docs if workitem.claimant(doc) == consumer)
 
     def release(self, docs: Iterable[Document]) -> int:
         """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
-        count = 0
+        count, size, part = 0, 0, list[Document]()
         now = self.client.clock.now()
-        for part in chunks([one for doc in docs for one in workitem.apart(releasable(doc, now), now)], _BATCH):
-            count += sum(1 for answer in self.client.bulk(part) if answer.get('ok'))
-        return count
+        for doc in docs:
+            if part and (len(part) >= _BATCH or size + workitem.size(doc) > self.client.request_bytes):
+                count, size, part = count + self._written(part), 0, []
+            size, part = size + workitem.size(doc), [*part, *workitem.apart(releasable(doc, now), now)]
+        return count + self._written(part)
+
+    def _written(self, docs: list[Document]) -> int:
+        return sum(1 for answer in self.client.bulk(docs) if answer.get('ok'))
 
     def settle_void(self, doc_id: str, rev: str, living: set[str]) -> bool:
         """Do what is to be done about a claim that a cluster did not prove; tell whether that was all."""
@@ -271,7 +281,7 @@ class Store:
         jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(workitem.JOB)])
         gone += [workitem.acked(doc, self.client.clock.now()) for doc in jobs
                  if doc and workitem.is_waiting(doc) and unwanted(doc)]
-        return sum(1 for answer in self.client.bulk(gone) if answer.get('ok')) if gone else 0
+        return self._written(gone)
 
 
 def releasable(doc: Document, now: float) -> Document:

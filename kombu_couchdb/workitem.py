@@ -12,7 +12,8 @@
      "key": "customer-42",             only of a unique job (see `unique`), with `next`: what runs after it, and `sent`: when
                                        the newest message for it was sent, or its turn came; and `done`: the delivery tag
                                        of what ran before it, or in its tombstone of what ran last
-     "message": {"body", "headers", "properties", "content-type", "content-encoding"}}
+     "message": {"body", "headers", "properties", "content-type", "content-encoding"},
+     "_attachments": {"body": …}}      only of a large message: its body, which is null in `message` then (see `body`)
 
 A dead one also has `status: "fail"`, `reason` and `failed` (when). The state is derived: dead, claimed, scheduled
 (`date` is yet to come) or ready. An acknowledged item is deleted, without a body. No function here does I/O; each
@@ -28,6 +29,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
+from .body import attached, is_large
 from .errors import ConfigurationError
 from .message import HIGHEST, due_date, lifetime, priority
 
@@ -43,8 +45,9 @@ Document = dict[str, Any]
 JOB, JOB_KEY = 'job:', 'job_key'
 _LONGEST_KEY = 500
 
-#: A message is as large as the server takes at the most when it is published; later states of it must fit too.
-_ROOM, _LARGE = ' ' * 600, 100_000
+#: A unique job, which keeps its body in the document, may be as large as the server takes when it is published; later states
+#: of it must fit, too.
+_ROOM = ' ' * 600
 
 _serial = itertools.count()
 
@@ -58,7 +61,7 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Docu
     """Return the WorkItem for a message as kombu's virtual transports represent it.
 
     That of a unique job, with a job key in its headers, has an id of its own instead of `doc_id`. *Raises*
-    `ConfigurationError` for a job key that cannot be one.
+    `ConfigurationError` for a job key that cannot be one, `Unstorable` for a body that cannot be written.
     """
     doc: Document = {
         '_id': doc_id,
@@ -76,8 +79,10 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Docu
     if (key := (message.get('headers') or {}).get(JOB_KEY)) is not None:
         doc['key'] = key
         doc['_id'] = job_id(queue, message['headers'].get('task'), key)
-    if len(message.get('body') or '') > _LARGE:
-        doc['room'] = _ROOM
+        if is_large(message):
+            doc['room'] = _ROOM  # others may change the message, or put theirs behind it
+    elif is_large(message):
+        doc |= attached(message)
     return doc
 
 
@@ -156,7 +161,8 @@ def acked(doc: Mapping[str, Any], now: float) -> Document:
     if isinstance(following, list) and following and isinstance(following[0], dict):
         kept = {name: doc[name] for name in ('_id', '_rev', 'type', 'queue', 'key') if name in doc}
         rest = {'next': following[1:]} if following[1:] else {}
-        return {**following[0], **kept, 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
+        first = {name: value for name, value in following[0].items() if not name.startswith('_')}  # CouchDB's own names
+        return {**first, **kept, 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
     return deleted(doc)
 
 
@@ -177,7 +183,7 @@ def dead_copy(doc: Document) -> Document:
     date, message = doc.get('published'), doc.get('message')
     known = f'{doc["_id"]}\0{json.dumps(message, default=repr)}'
     copy_id = f'{int(date * 1e6) if isinstance(date, (int, float)) else 0:014x}{sha256(known.encode()).hexdigest()[:16]}'
-    return {**{name: value for name, value in doc.items() if name not in ('_rev', 'next')}, '_id': copy_id}
+    return {**{name: value for name, value in doc.items() if name not in ('_rev', '_attachments', 'next')}, '_id': copy_id}
 
 
 def replay(doc: Document, now: float) -> Document:

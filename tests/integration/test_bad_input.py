@@ -173,31 +173,35 @@ def test_database_name_that_couchdb_refuses(server: Server, database: str) -> No
     assert 'database name' in failure(server.couchdb_url(database), ConfigurationError)
 
 
-def test_message_that_is_too_large(connection: Connection, client: Client, apache_couchdb: bool) -> None:
+#: A unique job keeps its body in its document, and so it cannot be larger than that.
+UNIQUE = {'headers': {'id': 'a', 'task': 't', 'job_key': 'k'}}
+
+
+def test_unique_job_that_is_too_large(connection: Connection, client: Client, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server takes documents of any size')
     publish(connection, 'before')
     with pytest.raises(DocumentTooLarge, match='max_document_size') as caught:
-        publish(connection, 'x' * 8_000_001)
+        publish(connection, 'x' * 8_000_001, **UNIQUE)
     assert len(str(caught.value)) < 400
     publish(connection, 'after')
     assert Inbox(connection).wait(2) == ['before', 'after']
     assert not items(client) or len(items(client)) <= 2
 
 
-def test_message_just_small_enough_goes_all_the_way(connection: Connection, client: Client, apache_couchdb: bool) -> None:
+def test_unique_job_just_small_enough_goes_all_the_way(connection: Connection, client: Client, apache_couchdb: bool) -> None:
     """Whatever size can be published can be claimed, released and buried, too."""
     size = 8_000_000
     if apache_couchdb:
         while True:
             try:
-                publish(connection, 'x' * size)
+                publish(connection, 'x' * size, **UNIQUE)
                 break
             except DocumentTooLarge:
                 size -= 50
         assert size > 7_990_000
     else:
-        publish(connection, 'x' * size)
+        publish(connection, 'x' * size, **UNIQUE)
     inbox = Inbox(connection, ack=False)
     assert len(inbox.wait(1)[0]) == size
     inbox.messages[0].requeue()

@@ -25,7 +25,7 @@ PAGE = (Path(__file__).parents[2] / 'docs/reference/documents.rst').read_text('u
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 
 #: Members whose own members are told of.
-OPENED = ('claimed', 'message')
+OPENED = ('claimed', 'message', '_attachments')
 
 
 def told_of(kind: str) -> dict[str, str]:
@@ -76,6 +76,7 @@ def test_messages(connect: Callable[..., Connection], client: Client, sent: list
     publish(connection, 'planned', headers=eta(3600))
     publish(connection, 'expires', 'other', expiration=3600)
     publish(connection, 'x' * 150_000, 'other')
+    publish(connection, 'x' * 150_000, 'other', headers={'id': 'large', 'task': 'report', 'job_key': 'large'})
     job = {'id': 'a', 'task': 'report', 'job_key': 'k'}
     publish(connection, 'job', 'jobs', headers=job)
     publish(connection, 'job', 'jobs', headers={**job, 'id': 'b', **eta(3600)})

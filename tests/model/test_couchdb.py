@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ class Modelled(Client):
 
     def _answer(self, method: str, path: str | None, params: Any, body: Any) -> Any:
         if path == '/_bulk_docs':
-            return self._couchdb.store(body['docs'])
+            return self._couchdb.store(json.loads(body)['docs'])
         if method == 'PUT':
             [answer] = self._couchdb.store([body])
             if 'error' in answer:
@@ -91,7 +92,7 @@ def story(client: Client) -> list[Any]:
     tell(lambda: client.bulk(claimed))
     tell(lambda: client.bulk(claimed))  # once more: in conflict with itself
     tell(lambda: store.leases())
-    [claim_of_a, claim_of_b] = sorted(tell(lambda: store.claims('w')), key=lambda doc: str(doc['_id']))
+    [claim_of_a, claim_of_b] = sorted(tell(lambda: list(store.claims('w'))), key=lambda doc: str(doc['_id']))
     tell(lambda: store.release([claim_of_b]))
     tell(lambda: client.bulk([workitem.deleted(claim_of_a)]))
     tell(lambda: client.bulk([workitem.deleted(claim_of_a)]))  # in conflict

@@ -10,6 +10,7 @@ So whatever `Consumer`, `Claims`, `Holdings`, `Lease`, `Sweeper`, `Store` and `v
 from __future__ import annotations
 
 import itertools
+import json
 import pkgutil
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from unittest import mock
 from greenlet import getcurrent, greenlet
 
 import kombu_couchdb
-from kombu_couchdb import consumer, errors, healer, holdings, lease, workitem
+from kombu_couchdb import consumer, errors, healer, lease, outbox, workitem
 from kombu_couchdb.address import Address
 from kombu_couchdb.answers import Shape, anything
 from kombu_couchdb.client import Client
@@ -123,7 +124,7 @@ class World:
         fakes: list[tuple[Any, str, Any]] = [
             (consumer, 'threading', SimpleNamespace(Thread=_Thread, Event=_Event)),
             (consumer, 'atexit', mock.Mock()),
-            (holdings, 'Bell', _Bell),
+            (outbox, 'Bell', _Bell),
             *((module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2)) for module in (healer, lease)),
             (lease, 'socket', SimpleNamespace(gethostname=lambda: 'host')),
             (lease, 'os', SimpleNamespace(getpid=lambda: 1)),
@@ -281,6 +282,7 @@ class _ModelClient(Client):
     def request(self, method: str, path: str | None, params: Any = None, body: Any = None, *, repeat: bool = False,
                 shape: Shape = anything) -> Any:
         path = path or '/'
+        body = json.loads(body) if isinstance(body, bytes) else body
         docs = body['docs'] if path == '/_bulk_docs' else [body] if method == 'PUT' else None
         answer = _wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
         self.clock.observe()  # type: ignore[call-arg]

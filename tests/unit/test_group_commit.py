@@ -22,6 +22,7 @@ class Server:
     """Takes documents, one request at a time, and refuses those whose id is in `refused`."""
 
     address = Address()
+    request_bytes = 1_000_000
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
@@ -32,8 +33,8 @@ class Server:
         self._take([doc])
         return '1-a'
 
-    def bulk(self, docs: Sequence[Document], *, text: bytes | None = None) -> list[Document]:
-        assert text is None or json.loads(text) == {'docs': docs}
+    def bulk(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[Document]:
+        assert texts is None or [json.loads(text) for text in texts] == docs
         self._take(docs)
         return [{'ok': True, 'id': doc['_id'], 'rev': '1-b'} for doc in docs]
 
@@ -191,8 +192,8 @@ def test_what_cannot_be_encoded_is_its_own_threads_affair(bench: Bench) -> None:
     assert [revs(answers) for answers in bench.go([first, good])] == [['1-a'], ['1-a']]
 
 
-def test_large_ones_share_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('kombu_couchdb.group_commit._LARGEST', 40)
+def test_large_ones_share_no_request(bench: Bench) -> None:
+    bench.server.request_bytes = 40
     bench.go([bench.write('a'), bench.write('b' * 30), bench.write('c' * 30), bench.write('d' * 300)])
     assert [len(request) for request in bench.server.requests] == [1, 1, 1, 1]
 

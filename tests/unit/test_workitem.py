@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64decode, b64encode
 from copy import deepcopy
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from kombu_couchdb import workitem
+from kombu_couchdb.body import LARGE
+from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.message import due_date
 
 NOW = 1_763_709_000.25
@@ -192,20 +195,47 @@ def test_a_new_item_does_not_change_its_message() -> None:
     assert given == before
 
 
-@pytest.mark.parametrize('length', [1_000, 100_001, 1_000_000])
-def test_every_later_state_of_a_large_item_fits_where_the_new_one_did(length: int) -> None:
+@pytest.mark.parametrize('length', [1_000, LARGE + 1, 1_000_000])
+def test_every_later_state_of_a_large_unique_job_fits_where_the_new_one_did(length: int) -> None:
     def size(doc: dict[str, Any]) -> int:
         return len(json.dumps(doc))
 
-    doc = {**workitem.new('id', 'q', message('x' * length), NOW), '_rev': '1-' + 'a' * 32}
+    doc = {**workitem.new('id', 'q', message('x' * length, {'task': 't', 'job_key': 'k'}), NOW), '_rev': '1-' + 'a' * 32}
     consumer = f'broker:consumer:{"h" * 64}:4194304:{"f" * 32}'
     claimed = {**workitem.claim(doc, consumer, NOW), '_rev': '2-' + 'b' * 32}
     reason = 'spoilt: the body cannot be decoded (Only base64 data is allowed)'
     states = [claimed, workitem.release(claimed), workitem.bury(claimed, reason, NOW), workitem.bury(doc, reason, NOW)]
-    if length > 100_000:
+    if length > LARGE:
         assert max(map(size, states)) <= size(doc)
     else:
         assert 'room' not in doc  # a small one is far from any limit
+
+
+def test_a_large_body_is_an_attachment_of_the_new_item() -> None:
+    body = 'é' * (LARGE + 1)
+    doc = workitem.new('id', 'q', message(body), NOW)
+    assert doc['message'] == {**message(body), 'body': None}
+    assert b64decode(doc['_attachments']['body']['data']) == body.encode()
+    assert workitem.flaw(doc) is None
+    assert '_attachments' not in workitem.new('id', 'q', message('x' * LARGE), NOW)
+
+
+def test_a_large_body_of_bytes_is_not_encoded_twice() -> None:
+    body = b64encode(b'\xff' * LARGE).decode()
+    doc = workitem.new('id', 'q', message(body, body_encoding='base64'), NOW)
+    assert doc['_attachments']['body']['data'] == body
+
+
+def test_a_large_body_that_is_no_text_cannot_be_stored() -> None:
+    with pytest.raises(Unstorable, match='surrogate'):
+        workitem.new('id', 'q', message('\ud800' * (LARGE + 1)), NOW)
+
+
+def test_what_runs_after_a_unique_job_has_none_of_couchdb_s_own_members() -> None:
+    """CouchDB refused it, and all in its request."""
+    doc = item(key='k', next=[{'_foo': 1, '_attachments': {'body': {'stub': True}}, 'message': message()}])
+    assert [name for name in workitem.acked(doc, NOW) if name.startswith('_')] == ['_id', '_rev']
+    assert '_attachments' not in workitem.dead_copy({**doc, '_attachments': {}})
 
 
 # -- flaws

@@ -1,0 +1,212 @@
+"""Messages whose bodies are attachments: what is done about them, and what others may put in their place."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_couchdb.jobs import Jobs
+from kombu_couchdb import body, errors, workitem
+from kombu_couchdb.admin import dead
+from kombu_couchdb.client import Client, Document
+from tests.conftest import wait_for
+from tests.support import Inbox, Request, items, publish, publish_many, replace_in_clients
+
+LARGE = body.LARGE + 100
+
+
+def of(number: int, size: int = LARGE) -> str:
+    return f'{number:05d}' + 'x' * size
+
+
+def test_body_is_sent_to_be_published_and_delivered_only(connection: Connection, client: Client, sent: list[Request]) -> None:
+    publish(connection, of(1))
+    [item] = items(client)
+    assert item['message']['body'] is None
+    assert item['_attachments']['body']['length'] == len(of(1)) + 2
+    sent.clear()
+    inbox = Inbox(connection, ack=False)
+    assert inbox.wait(1) == [of(1)]
+    inbox.messages[0].requeue()
+    inbox.wait(2)
+    inbox.messages[1].reject()
+    [letter] = wait_for(lambda: list(dead.letters(client)), 'the dead letter')
+    assert dead.replay(client, [letter]) == ([letter], {})
+    assert inbox.wait(3) == [of(1)] * 3
+    inbox.messages[2].ack()
+    wait_for(lambda: not items(client), 'the ack')
+    assert all(len(json.dumps(request.body)) < 5_000 for request in sent)
+
+
+@pytest.mark.parametrize('value', ['x' * LARGE, 'é€𝄞' * LARGE, '\x00' * LARGE], ids=['ascii', 'unicode', 'zeroes'])
+def test_text_comes_back_as_it_was(connection: Connection, client: Client, value: str) -> None:
+    publish(connection, value, serializer='json')
+    connection.Producer().publish(value, routing_key='q', serializer='raw', content_type='text/plain', content_encoding='utf-8')
+    inbox = Inbox(connection)
+    assert [inbox.wait(2)[0], inbox.messages[1].body] == [value, value.encode()]
+
+
+def test_bytes_come_back_as_they_were(connection: Connection) -> None:
+    value = bytes(range(256)) * (LARGE // 128)
+    connection.Producer().publish(value, routing_key='q', content_type='application/data', content_encoding='binary')
+    inbox = Inbox(connection)
+    inbox.wait(1)
+    assert inbox.messages[0].body == value
+
+
+def test_more_than_a_document_may_have(connection: Connection, client: Client) -> None:
+    """CouchDB's `max_document_size` is for what is in the document."""
+    publish(connection, 'x' * 9_000_000)
+    inbox = Inbox(connection, ack=False)
+    inbox.wait(1)
+    inbox.messages[0].requeue()
+    assert len(inbox.wait(2)[1]) == 9_000_000
+    inbox.messages[1].reject()
+    wait_for(lambda: dead.count(client), 'the dead letter')
+
+
+@pytest.mark.parametrize('size', [LARGE, 80_000])
+def test_many_are_delivered_in_order_with_few_requests(connection: Connection, sent: list[Request], size: int) -> None:
+    publish_many(connection, [of(number, size) for number in range(60)])
+    sent.clear()
+    inbox = Inbox(connection)
+    assert inbox.wait(60) == [of(number, size) for number in range(60)]
+    reads = [request for request in sent if '/body' in str(request.path) or request.path == '/_bulk_get']
+    assert len(reads) < (20 if size == LARGE else 75)
+
+
+@pytest.mark.parametrize('no_ack', [True, False])
+def test_get(connection: Connection, client: Client, no_ack: bool) -> None:
+    publish(connection, of(1))
+    channel = connection.channel()
+    message = channel.basic_get('q', no_ack=no_ack)
+    assert message.decode() == of(1)
+    if not no_ack:
+        message.requeue()
+        message = wait_for(lambda: channel.basic_get('q'), 'it to be back')
+        assert message.decode() == of(1)
+        message.ack()
+    wait_for(lambda: not items(client), 'it to be gone')
+
+
+def test_consumer_without_acknowledgement(connection: Connection, client: Client) -> None:
+    publish_many(connection, [of(number) for number in range(5)])
+    assert Inbox(connection, no_ack=True).wait(5) == [of(number) for number in range(5)]
+    wait_for(lambda: not items(client), 'them to be gone')
+
+
+def test_prefetch_count_is_kept(connection: Connection, client: Client) -> None:
+    publish_many(connection, [of(number) for number in range(5)])
+    inbox = Inbox(connection, ack=False, prefetch=2)
+    inbox.wait(2)
+    inbox.stays(2, 0.5)
+    for message in list(inbox.messages):
+        message.ack()
+    inbox.wait(4)
+
+
+def test_body_that_cannot_be_read_for_a_while_is_read_later(connection: Connection, client: Client, database: str,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_many(connection, [of(number) for number in range(5)])
+    request, failures = Client.request, []
+
+    def failing(self: Client, method: str, path: str | None, params: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if params and params.get('attachments') and len(failures) < 3:
+            failures.append(path)
+            raise errors.ServerUnavailable('no answer within the time limit')
+        return request(self, method, path, params, *args, **kwargs)
+
+    replace_in_clients(monkeypatch, database, 'request', failing)
+    inbox = Inbox(connection)
+    assert sorted(inbox.wait(5)) == [of(number) for number in range(5)]
+    wait_for(lambda: not items(client), 'all to be acknowledged')
+    assert failures
+    assert all(message.delivery_info['delivery_count'] == 1 for message in inbox.messages)
+
+
+def test_body_that_can_never_be_read_is_a_dead_letter(connection: Connection, client: Client, database: str,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Client, *args: Any) -> bytes:
+        raise errors.NotFound('missing')
+
+    publish_many(connection, [of(1, 70_000), of(2), of(3)])  # the first is read alone, and the others together
+    replace_in_clients(monkeypatch, database, 'content', missing)
+    inbox = Inbox(connection)
+    assert inbox.wait(2) == [of(2), of(3)]
+    [letter] = wait_for(lambda: list(dead.letters(client)), 'the dead letter')
+    assert letter['reason'] == 'spoilt: the attachment with the body is missing'
+    monkeypatch.undo()
+    dead.replay(client, [letter])
+    assert inbox.wait(3)[2] == of(1, 70_000)
+
+
+def test_what_was_claimed_and_not_read_is_given_back_by_cancel(connection: Connection, client: Client, database: str,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(self: Client, *args: Any) -> bytes:
+        raise errors.ServerUnavailable('no answer within the time limit')
+
+    publish_many(connection, [of(number, 70_000) for number in range(3)])
+    replace_in_clients(monkeypatch, database, 'content', unavailable)
+    inbox = Inbox(connection)
+    wait_for(lambda: all(workitem.claimant(doc) for doc in items(client)), 'the claims')
+    inbox.consumer.cancel()
+    wait_for(lambda: all(workitem.is_waiting(doc) for doc in items(client)), 'their release')
+    assert [doc['attempts'] for doc in items(client)] == [0, 0, 0]
+    assert (inbox.channel.credit.held, inbox.channel.credit.waiting) == (0, 0)
+
+
+def test_unique_job_keeps_its_body_in_its_document(app: Celery, client: Client, report: Any) -> None:
+    report.apply_async(['x' * LARGE], job_key='k')
+    [item] = items(client)
+    assert 'x' * LARGE in item['message']['body']
+    assert '_attachments' not in item
+
+
+def test_arguments_of_a_large_job_are_shown(app: Celery, client: Client) -> None:
+    app.send_task('t', ['x' * LARGE])
+    [item] = items(client)
+    assert Jobs(app).decode(item)[0] == ['x' * LARGE]
+
+
+FORGERIES: dict[str, Callable[[Document], Sequence[Document]]] = {
+    'named otherwise': lambda item: [{**item, '_attachments': {'other': item['_attachments']['body']}}],
+    'of another type': lambda item: [
+        {**item, '_attachments': {'body': {**item['_attachments']['body'], 'content_type': 'text/html'}}}],
+    'beside a body': lambda item: [{**item, 'message': {**item['message'], 'body': '"forged"'}}],
+    'among others': lambda item: [{**item, '_attachments': {**item['_attachments'], 'x': item['_attachments']['body']}}],
+    'of a unique job': lambda item: [{**item, '_id': 'job:["q","t","k"]', 'key': 'k'}],
+    'of a unique job with others behind it': lambda item: [{
+        **item, '_id': 'job:["q","t","k"]', 'key': 'k', 'status': 'fail', 'reason': 'x', 'failed': 1.0,
+        'next': [{'_foo': 1, 'message': item['message'], 'attempts': 0}]}],
+    'empty': lambda item: [{**item, '_attachments': {'body': {'content_type': 'x/y', 'data': ''}}}],
+    'no text': lambda item: [{**item, '_attachments': {'body': {'content_type': 'x/y', 'data': b64encode(b'\xff').decode()}}}],
+    'in a message of bytes': lambda item: [{**item, 'message': {**item['message'], 'properties': {
+        **item['message']['properties'], 'body_encoding': 'rot13'}}}],
+    'missing': lambda item: [{name: value for name, value in item.items() if name != '_attachments'}],
+}
+
+
+@pytest.mark.parametrize('name', FORGERIES)
+def test_forged_attachment_stops_nobody(connection: Connection, client: Client, caplog: pytest.LogCaptureFixture,
+                                        name: str) -> None:
+    item = workitem.new('forged', 'q', {
+        'body': '"' + 'x' * LARGE + '"', 'headers': {'task': 't', 'id': 'i'}, 'content-type': 'application/json',
+        'content-encoding': 'utf-8', 'properties': {'delivery_tag': 'x', 'body_encoding': 'utf-8'}}, 1.0)
+    client.bulk(FORGERIES[name](item))
+    [stored] = items(client)
+    inbox = Inbox(connection)
+    publish(connection, 'plain')
+    publish(connection, of(1))
+    wait_for(lambda: inbox.drain(0.1) or {b'"plain"', json.dumps(of(1)).encode()} <= {message.body for message in inbox.messages},
+             'the others')
+    # It is delivered or a dead letter, and no obstacle in either case.
+    wait_for(lambda: inbox.drain(0.1) or all(doc.get('status') for doc in items(client)), 'it to be delivered or set aside')
+    dead.drop(client, list(dead.letters(client)))
+    assert not [record for record in caplog.records if record.exc_info]
+    assert stored['_id']
