@@ -26,7 +26,7 @@ from .members import queues_of
 from .store import Store
 from .tidy import Tidier
 from .topology import Topology
-from .watch import GRACE, Watch, mark_of
+from .watch import GRACE, Overdue, Watch, mark_of
 
 __all__ = ['CONSUMER', 'Lease', 'Sweeper']
 
@@ -128,8 +128,7 @@ class Sweeper:
     def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
         self._store, self._topology, self._timeout = store, topology, timeout
         self._watch = Watch(store.client.clock, timeout)
-        #: Overdue queues: their `expires`, and the monotonic time since which it has been seen.
-        self._overdue: dict[str, tuple[float, float]] = {}
+        self._overdue = Overdue(timeout / 3)
         #: Temporary queues that were left here while others seemed to use them.
         self.left: set[str] = set()
         #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
@@ -179,13 +178,12 @@ class Sweeper:
             if count:
                 logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
         living = set(consumers) - {doc['_id'] for doc in dead}
-        overdue = {name: float(stats['max']) for name, stats in leases['queue'].items() if float(stats['max']) + GRACE < now}
-        before, self._overdue = self._overdue, {name: (mark, asked) for name, mark in overdue.items()}
-        self._overdue.update({name: seen for name, seen in before.items() if seen[0] == overdue.get(name)})
+        ends = {name: float(stats['max']) for name, stats in leases['queue'].items()}
+        overdue = self._overdue.proven({name: end for name, end in ends.items() if end + GRACE < now}, asked)
         self.left |= {queue for doc in dead for queue in queues_of(doc)}
         pause = min(_DELETING, self._timeout / 6)
         until = time.monotonic() + pause
-        dropped = self._remove_unused(living, now, until) if self._overdue or self.left else 0
+        dropped = self._remove_unused(overdue, living, now, until) if overdue or self.left else 0
         dropped += self._keep_limits(leases, now, until)
         unfinished = bool(dropped) and time.monotonic() >= until
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
@@ -200,8 +198,7 @@ class Sweeper:
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
             self._tidier.tidy(_TIDIED)
-        proofs = [since + self._timeout / 3 - time.monotonic() for _, since in self._overdue.values()]
-        wait = min([self._watch.next_in(), *proofs, self._timeout])
+        wait = min(self._watch.next_in(), self._overdue.next_in(), self._timeout)
         self._next = time.monotonic() + (pause if unfinished else max(wait, self._timeout / 10) + random.uniform(0.1, 1.0))
         # Whoever is stalled for less is far from being silent for its whole lease, even just before its heartbeat.
         self._expected = self._next + max(self._timeout / 3, GRACE)
@@ -235,11 +232,11 @@ class Sweeper:
             logger.info('%d messages were dropped: they had expired, or were more than their queues may hold', dropped)
         return dropped
 
-    def _remove_unused(self, living: set[str], now: float, until: float) -> int:
+    def _remove_unused(self, overdue: list[str], living: set[str], now: float, until: float) -> int:
         """Remove queues that nobody uses any more, with what is in them; return how many messages that were."""
         used = {queue for doc in self._store.client.fetch(sorted(living)) if doc for queue in queues_of(doc)}
         left, purged = set(self.left), 0
-        docs = self._topology.queues(sorted({*self._overdue, *left}))
+        docs = self._topology.queues(sorted({*overdue, *left}))
         self.left -= left - (used & {doc['name'] for doc in docs})
         for doc in docs:
             name = doc['name']
@@ -247,7 +244,7 @@ class Sweeper:
             if name in used:
                 if expired:
                     self._topology.prolong(doc, now)
-            elif (expired and self._stays_overdue(name)) or (name in left and doc.get('auto_delete')):
+            elif (expired and name in overdue) or (name in left and doc.get('auto_delete')):
                 purged += self._store.purge(name, until)
                 if self._store.exceeds(name, 0):
                     self.left.add(name)  # the next sweep goes on
@@ -255,10 +252,6 @@ class Sweeper:
                     self._topology.delete_queue(name)
                     logger.info('queue %r, which nobody used any more, was removed', name)
         return purged
-
-    def _stays_overdue(self, queue: str) -> bool:
-        """Tell whether a queue was found overdue a while ago, too: the first time, the clock may only have jumped."""
-        return queue in self._overdue and time.monotonic() - self._overdue[queue][1] >= self._timeout / 3
 
 
 def _number(value: Any) -> float:
