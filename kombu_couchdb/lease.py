@@ -27,7 +27,7 @@ from .store import Store
 from .temporary import UnusedQueues
 from .tidy import Tidier
 from .topology import Topology
-from .watch import GRACE, Watch, mark_of
+from .watch import GRACE, Overdue, Watch, mark_of
 
 __all__ = ['CONSUMER', 'Lease', 'Sweeper']
 
@@ -130,8 +130,9 @@ class Sweeper:
     def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
         self._store, self._topology, self._timeout = store, topology, timeout
         self._watch = Watch(store.client.clock, timeout)
+        self._overdue = Overdue(timeout / 3)
         #: What becomes of queues without consumers.
-        self.unused = UnusedQueues(store, topology, timeout)
+        self.unused = UnusedQueues(store, topology)
         #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
         self.void: dict[str, tuple[str, float]] = {}
         self._healer = Healer(store.client, {
@@ -179,11 +180,12 @@ class Sweeper:
             if count:
                 logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
         living = set(consumers) - {doc['_id'] for doc in dead}
-        self.unused.look({name: float(stats['max']) for name, stats in leases['queue'].items()}, asked)
+        ends = {name: float(stats['max']) for name, stats in leases['queue'].items()}
+        overdue = self._overdue.proven({name: end for name, end in ends.items() if end + GRACE < now}, asked)
         self.unused.left |= {queue for doc in dead for queue in queues_of(doc)}
         pause = min(_DELETING, self._timeout / 6)
         until = time.monotonic() + pause
-        dropped = self.unused.remove(now, until) if self.unused else 0
+        dropped = self.unused.remove(overdue, now, until) if overdue or self.unused else 0
         dropped += self._keep_limits(leases, now, until)
         unfinished = bool(dropped) and time.monotonic() >= until
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
@@ -198,7 +200,7 @@ class Sweeper:
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
             self._tidier.tidy(_TIDIED)
-        wait = min(self._watch.next_in(), self.unused.next_in(), self._timeout)
+        wait = min(self._watch.next_in(), self._overdue.next_in(), self._timeout)
         self._next = time.monotonic() + (pause if unfinished else max(wait, self._timeout / 10) + random.uniform(0.1, 1.0))
         # Whoever is stalled for less is far from being silent for its whole lease, even just before its heartbeat.
         self._expected = self._next + max(self._timeout / 3, GRACE)

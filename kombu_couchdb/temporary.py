@@ -8,8 +8,7 @@ queue at that moment either makes that deletion fail, or declares the queue agai
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from math import inf
+from collections.abc import Collection
 
 from kombu.log import get_logger
 
@@ -67,36 +66,22 @@ class Gets:
 class UnusedQueues:
     """Removes the queues that nobody uses any more; for the sweep of one consumer."""
 
-    def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
-        self._store, self._topology, self._watched = store, topology, timeout / 3
-        #: Overdue queues: their `expires`, and the monotonic time since which it has been seen.
-        self._overdue: dict[str, tuple[float, float]] = {}
+    def __init__(self, store: Store, topology: Topology) -> None:
+        self._store, self._topology = store, topology
         #: Names of temporary queues that were left while others seemed to use them.
         self.left: set[str] = set()
         self._purging: set[str] = set()  # names of queues that are deleted, and whose messages are not yet
 
     def __bool__(self) -> bool:
-        return bool(self.left or self._purging or self._overdue)
+        return bool(self.left or self._purging)
 
-    def look(self, ends: Mapping[str, float], asked: float) -> None:
-        """Take in when the lifetimes of queues end, by name, as read at the monotonic time `asked`."""
-        now, before = self._store.client.clock.now(), self._overdue
-        self._overdue = {name: (end, asked) for name, end in ends.items() if end + GRACE < now}
-        self._overdue.update({name: seen for name, seen in before.items() if seen[0] == self._overdue.get(name, seen)[0]
-                              and name in self._overdue})
-
-    def next_in(self) -> float:
-        """Return in how many seconds the next overdue queue was watched for long enough, `inf` if there is none."""
-        now = time.monotonic()
-        return min((since + self._watched - now for _, since in self._overdue.values()), default=inf)
-
-    def remove(self, now: float, until: float) -> int:
-        """Remove those of the overdue queues and of `left` that nobody uses, with what is in them.
+    def remove(self, overdue: Collection[str], now: float, until: float) -> int:
+        """Remove of the queues `overdue` and `left` those that nobody uses, with what is in them.
 
         Return how many messages that were. From the monotonic time `until` on the rest is left to the next call.
         """
         left = set(self.left)
-        docs = {doc['name']: doc for doc in self._topology.queues(sorted({*self._overdue, *left, *self._purging}))}
+        docs = {doc['name']: doc for doc in self._topology.queues(sorted({*overdue, *left, *self._purging}))}
         self._purging -= docs.keys()  # declared again: what is in them is new
         # Read last: who subscribed a moment ago is among them.
         used = _in_use(self._store.client) if docs else set()
@@ -107,7 +92,7 @@ class UnusedQueues:
             if name in used:
                 if expired:
                     self._topology.prolong(doc, (doc['lifetime'] if number(doc.get('lifetime')) else 0.0) + _IN_USE)
-            elif (expired and self._stays_overdue(name)) or (name in left and doc.get('auto_delete')):
+            elif (expired and name in overdue) or (name in left and doc.get('auto_delete')):
                 proven = self._topology.delete_unused(doc)
                 if proven is not None:
                     self._purging.add(name)
@@ -115,10 +100,6 @@ class UnusedQueues:
                 if proven is False:
                     unproven.add(name)
         return sum(self._purge(name, until) for name in sorted(self._purging - unproven))
-
-    def _stays_overdue(self, queue: str) -> bool:
-        """Tell whether a queue was found overdue a while ago, too: the first time, the clock may only have jumped."""
-        return queue in self._overdue and time.monotonic() - self._overdue[queue][1] >= self._watched
 
     def _purge(self, name: str, until: float) -> int:
         purged = self._store.purge(name, until)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .client import Document
 from .clock import ServerClock
 
-__all__ = ['CREDIT', 'GRACE', 'Watch', 'mark_of']
+__all__ = ['CREDIT', 'GRACE', 'Overdue', 'Watch', 'mark_of']
 
 #: How much longer than its lease a consumer must have been silent, in seconds, and how exact the server's time is.
 GRACE = 2.0
@@ -97,6 +97,28 @@ class Watch:
         """
         now = time.monotonic()
         return min((min(seen.since + seen.lease + GRACE - now, CREDIT * seen.lease) for seen in self._seen.values()), default=inf)
+
+
+class Overdue:
+    """Queues whose lifetime is over by the server's time: only a second look, `pause` seconds later, proves anything."""
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self._seen: dict[str, tuple[float, float]] = {}  # `expires`, and the monotonic time since which it was seen
+
+    def proven(self, marks: Mapping[str, float], asked: float) -> list[str]:
+        """Take in the `expires` of all queues that are overdue, by name, as read at the monotonic time `asked`.
+
+        Return those that were so a while ago, too: the first time, the clock may only have jumped.
+        """
+        before, self._seen = self._seen, {name: (mark, asked) for name, mark in marks.items()}
+        self._seen.update({name: seen for name, seen in before.items() if seen[0] == marks.get(name)})
+        return [name for name, (_, since) in self._seen.items() if asked - since >= self._pause]
+
+    def next_in(self) -> float:
+        """Return in how many seconds the first of the others is proven, `inf` if there is none."""
+        now = time.monotonic()
+        return min((left for _, since in self._seen.values() if (left := since + self._pause - now) > 0), default=inf)
 
 
 def mark_of(doc: Document) -> float:

@@ -14,6 +14,7 @@ from kombu import Connection, Exchange, Queue
 from kombu_couchdb import temporary
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.watch import Overdue
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, run_python
 
@@ -132,7 +133,7 @@ def test_sweeper_looks_again_before_it_removes_a_queue(connect: Callable[..., Co
     Inbox(sweeper, 'other')
     Queue('expiring', expires=0.001)(connect().channel()).declare()
     monkeypatch.setattr(temporary, 'GRACE', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._sweeper.unused, '_watched', 0.0)
+    monkeypatch.setattr(sweeper.transport.consumer._sweeper, '_overdue', Overdue(0.0))
     store = sweeper.transport.consumer._store
     leases = store.leases
 
@@ -251,7 +252,7 @@ def test_queue_that_is_prolonged_while_it_is_swept_stays(connect: Callable[..., 
     for number in range(7):
         publish(getter, number, 'expiring')
     monkeypatch.setattr(temporary, 'GRACE', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._sweeper.unused, '_watched', 0.0)
+    monkeypatch.setattr(sweeper.transport.consumer._sweeper, '_overdue', Overdue(0.0))
     topology, got = sweeper.transport.topology, list[Any]()
     delete = topology.delete_unused
 
