@@ -249,10 +249,10 @@ class Consumer:
                 # A unique job that is done may be there again, to be claimed anew: one request cannot do both.
                 self._commits.write(outbox)
                 self._offer(self.holdings.take_returned())
-            if self._lease.written and self._lease.needs_beat(queues):
-                changes.append(self._heartbeat.change(queues))  # before the claims: those may be more than one request
             self._claims.pulled(pulls, changes)
             self._claims.wanted(credit, self._windows, changes)
+            if self._lease.written and self._lease.needs_beat(queues):
+                changes.insert(0, self._heartbeat.change(queues))  # before the claims: those may be more than one request
             self.holdings.hungry = any(window.dirty or len(window) for window in self._windows.values())
             self._commits.write(outbox, changes)
             self.announced.are(self._lease.announced)
