@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from tests.conftest import PATIENT, wait_for
+from tests.conftest import PATIENT_BROKER, wait_for
 
 from .conftest import Site
 
@@ -34,7 +34,7 @@ def test_publisher_that_knows_only_the_route(site: Site) -> None:
     for worker in site.workers:
         worker.ready()
     publisher = Celery('publisher', set_as_current=False, broker=site.environment['BROKER_URL'])
-    publisher.conf.update(broker_transport_options=PATIENT)
+    publisher.conf.update(broker_transport_options=PATIENT_BROKER)
     try:
         publisher.conf.task_routes = {'reload': {'queue': 'everybody', 'exchange': 'everybody'}}
         for name in ('first', 'second'):

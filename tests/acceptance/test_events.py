@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kombu_couchdb.errors import DatabaseMissing
-from tests.conftest import PATIENCE, PATIENT, wait_for
+from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import ROOT
 
 from .conftest import Site
@@ -56,7 +56,7 @@ def test_events(site: Site) -> None:
 @contextmanager
 def monitor(site: Site, log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run `celery events`, which writes what it hears to `log`."""
-    settings = json.dumps({'broker_transport_options': {**PATIENT, **options}})
+    settings = json.dumps({'broker_transport_options': options})
     with log.open('wb') as file:
         process = subprocess.Popen([sys.executable, '-u', '-m', 'celery', '-A', 'tests.acceptance.app', 'events', '--dump'],
                                    cwd=ROOT, env={**os.environ, **site.environment, 'SETTINGS': settings}, stdout=file,
@@ -75,8 +75,8 @@ def test_monitor_that_was_paused_for_longer_than_its_lease(site: Site, tmp_path:
         return [row['id'] for row in site.client.id_range('broker:queue:celeryev.')]
 
     log = tmp_path / 'log'
-    site.worker('-E', broker_transport_options={**PATIENT, 'visibility_timeout': 3.0})
-    with monitor(site, log, visibility_timeout=3.0) as process:
+    site.worker('-E', broker_transport_options=SHORT_LEASE)
+    with monitor(site, log, **SHORT_LEASE) as process:
         wait_for(lambda: listening(site) and queues(), 'the monitor to listen')
         first = site.send('add', 1, 1)
         wait_for(lambda: f'{first.id}' in log.read_text(), 'the first events')

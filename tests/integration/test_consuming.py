@@ -97,7 +97,7 @@ def test_without_acknowledgement_the_prefetch_count_counts(connect: Callable[...
 KILLED = """
 import os, sys, kombu, kombu_couchdb
 with kombu.Connection(sys.argv[1] if len(sys.argv) > 1 else os.environ['URL'],
-                      transport_options={'visibility_timeout': 3, 'request_timeout': 180, 'connect_timeout': 180}) as connection:
+                      transport_options={'visibility_timeout': 4, 'request_timeout': 3.9, 'connect_timeout': 3.9}) as connection:
     channel = connection.channel()
     channel.basic_qos(0, 10, False)
     with kombu.Consumer(channel, [kombu.Queue('q')], no_ack=True, on_message=lambda message: os._exit(9)):

@@ -17,7 +17,7 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.client import Client
 from kombu_couchdb.lease import CONSUMER
-from tests.conftest import PATIENCE, PATIENT, wait_for
+from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for
 from tests.support import Inbox, Request, items, publish, publish_many
 
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
@@ -43,7 +43,7 @@ def leaves_nothing(client: Client, *, files: int = 0) -> Iterator[None]:
 
 
 def connection_to(url: str) -> Connection:
-    return Connection(url, transport_options={**PATIENT})
+    return Connection(url, transport_options={**PATIENT_BROKER})
 
 
 def claimed(client: Client) -> int:

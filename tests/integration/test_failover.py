@@ -10,7 +10,7 @@ from kombu import Connection
 
 from chaos.proxy import Proxy
 from kombu_couchdb.client import Client
-from tests.conftest import PATIENT
+from tests.conftest import PATIENT_BROKER
 from tests.support import Inbox, publish, release_all
 
 
@@ -29,7 +29,7 @@ def connect_by(url: str, client: Client) -> Iterator[Callable[..., Connection]]:
 
     def connect_by(*ports: int) -> Connection:
         urls = [url.replace(f':{client.address.port}/', f':{port}/') for port in ports]
-        opened.append(Connection(';'.join(urls), transport_options=PATIENT))
+        opened.append(Connection(';'.join(urls), transport_options=PATIENT_BROKER))
         return opened[-1]
 
     yield connect_by

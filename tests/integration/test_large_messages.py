@@ -137,7 +137,7 @@ def test_body_that_can_never_be_read_is_a_dead_letter(connection: Connection, cl
 
     publish_many(connection, [of(1, 70_000), of(2), of(3)])  # the first is read alone, and the others together
     replace_in_clients(monkeypatch, database, 'content', missing)
-    inbox = Inbox(connection)
+    inbox = Inbox(connection, prefetch=10)
     assert inbox.wait(2) == [of(2), of(3)]
     [letter] = wait_for(lambda: list(dead.letters(client)), 'the dead letter')
     assert letter['reason'] == 'spoilt: the attachment with the body is missing'
@@ -153,7 +153,7 @@ def test_what_was_claimed_and_not_read_is_given_back_by_cancel(connection: Conne
 
     publish_many(connection, [of(number, 70_000) for number in range(3)])
     replace_in_clients(monkeypatch, database, 'content', unavailable)
-    inbox = Inbox(connection)
+    inbox = Inbox(connection, prefetch=10)
     wait_for(lambda: all(workitem.claimant(doc) for doc in items(client)), 'the claims')
     inbox.consumer.cancel()
     wait_for(lambda: all(workitem.is_waiting(doc) for doc in items(client)), 'their release')
