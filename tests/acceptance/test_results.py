@@ -76,14 +76,17 @@ def test_group_and_chord_of_prefork_workers(site: Site) -> None:
 
 def test_task_that_succeeds_after_its_time_limit_has_killed_it(site: Site) -> None:
     """It is acknowledged late, and so delivered again: its failure, and that of the chain's next step, do not stay."""
-    site.worker(pool='prefork', task_acks_on_failure_or_timeout=False)
-    nap = site.app.signature('late_nap', (str(site.journal), 'a', None), time_limit=1)
+    settings = {'pool': 'prefork', 'task_acks_on_failure_or_timeout': False, 'broker_transport_options': SHORT_LEASE}
+    worker = site.worker(**settings)
+    nap = site.app.signature('late_nap', (str(site.journal), 'a', None), time_limit=3)
     result = chain(nap, site.app.signature('add', ('!',), app=site.app), app=site.app)()
 
     def states() -> list[str]:
         return [site.app.AsyncResult(task_id).state for task_id in (result.parent.id, result.id)]
     wait_for(lambda: states() == ['FAILURE', 'FAILURE'], 'the time limit')
     site.go_on()
+    worker.kill()  # newer Celerys give the message back themselves, older ones keep it for as long as they live
+    site.worker(**settings)
     wait_for(lambda: states() == ['SUCCESS', 'SUCCESS'], 'the second run')
     assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == 'a!'
 
