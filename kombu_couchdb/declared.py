@@ -1,4 +1,4 @@
-"""What the declaration of a queue returns."""
+"""The return value of a queue's declaration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was decided about held messages and is not written yet: the half of the ledger that the I/O thread empties."""
+"""Decisions about held messages that are not written yet: the half of the ledger that the I/O thread empties."""
 
 from __future__ import annotations
 

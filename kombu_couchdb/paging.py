@@ -1,4 +1,4 @@
-"""Which page of a queue a consumer reads next: from the head, further on, or a look at the head of a long queue."""
+"""The pages of a queue that a consumer reads: from the head, further on, or a look at the head of a long queue."""
 
 from __future__ import annotations
 

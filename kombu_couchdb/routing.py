@@ -1,4 +1,4 @@
-"""Where messages go: the bindings of a database as a table, and how routing keys match.
+"""Routing: the bindings of a database as a table, and the match of routing keys.
 
 A Binding leads from an exchange to a queue. An Exchange document says that an exchange is a fanout exchange; topic exchanges are
 known by the patterns of their bindings, and all others are direct. Both have ids that start with `BINDING` and the name of the

@@ -1,4 +1,4 @@
-"""How long other consumers have been silent, by this process's own monotonic clock.
+"""The silence of other consumers, measured by this process's own monotonic clock.
 
 Each heartbeat changes `expires` in the consumer's document. A process that reads the same value again knows that the consumer
 wrote no heartbeat in between, whatever the clocks say. Clocks only help to date a heartbeat that was written between two looks.

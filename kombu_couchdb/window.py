@@ -6,6 +6,7 @@ each item has one that goes first (`members.Turns`); the others look at it again
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -201,11 +202,10 @@ class Window:
         now = time.monotonic()
         if count <= 0 or not self._candidates or now < self._quiet_until:
             return []
-        eligible = self._eligible()
-        own = self._own(eligible)
         chosen = self._probes(count)
-        chosen += [candidate for _, candidate in zip(range(count - len(chosen)), own, strict=False)]
+        chosen += itertools.islice(self._own(), count - len(chosen))
         if not chosen and others:
+            eligible = list(self._eligible())
             if len(eligible) > _FEW and now - self._sifted >= _STAGGER and len(self._candidates) < self._read_ahead:
                 self._sifted = now
                 self._sifting = self.dirty = True
@@ -233,8 +233,7 @@ class Window:
 
     def unread(self, count: int) -> list[Candidate]:
         """Return up to `count` of those whose documents are needed next, and not known."""
-        following = (c for c in self._own(self._eligible()) if c.doc is None)
-        return [candidate for _, candidate in zip(range(count), following, strict=False)]
+        return list(itertools.islice((candidate for candidate in self._own() if candidate.doc is None), count))
 
     def is_contested(self, candidate: Candidate) -> bool:
         """Tell whether others may have claimed a candidate since its document was read: it stood here for a while."""
@@ -257,25 +256,21 @@ class Window:
     @property
     def has_claimable(self) -> bool:
         """Whether something could be claimed now."""
-        now = time.monotonic()
-        return now >= self._quiet_until and any(
-            c.at <= now and not (self._share_only and c.turn) for c in self._candidates.values())
+        return time.monotonic() >= self._quiet_until and next(self._eligible(), None) is not None
 
-    def _eligible(self) -> list[Candidate]:
+    def _eligible(self) -> Iterator[Candidate]:
+        """Yield what could be claimed now, next first."""
         now = time.monotonic()
-        return [c for c in self._line() if c.at <= now and not (self._share_only and c.turn)]
+        return (c for c in self._line() if c.at <= now and not (self._share_only and c.turn))
 
     def _line(self) -> list[Candidate]:
         if self._sorted is None:
             self._sorted = sorted(self._candidates.values(), key=lambda candidate: candidate.order)
         return self._sorted
 
-    @staticmethod
-    def _own(line: Iterable[Candidate]) -> Iterator[Candidate]:
-        for candidate in line:
-            if candidate.turn:
-                return
-            yield candidate
+    def _own(self) -> Iterator[Candidate]:
+        """Yield of that what comes before the first item that another consumer goes first for."""
+        return itertools.takewhile(lambda candidate: not candidate.turn, self._eligible())
 
     def clear(self) -> None:
         """Forget everything: it must be read anew."""
