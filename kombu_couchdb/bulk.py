@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from hashlib import md5
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -14,6 +15,9 @@ __all__ = ['Bulk', 'Document', 'path_of']
 
 #: A document or a part of one.
 Document = dict[str, Any]
+
+#: Writes documents, which are encoded already, in one request, and returns an answer for each.
+Write = Callable[[Sequence[Document], Sequence[bytes]], 'list[Document]']
 
 #: The most bytes of documents in one request, if it is not one document alone: at first, and after time-outs at the least.
 MOST_BYTES, LEAST_BYTES = 1_000_000, 64_000
@@ -62,14 +66,28 @@ class Bulk(Http):
         400, 412), that document has it for its answer, `document_too_large`, `refused` or `missing_stub`, and the others are
         written. `texts` are the documents if they are encoded already.
         """
-        texts = [encoded(doc) for doc in docs] if texts is None else texts
+        return self._in_parts(docs, [encoded(doc) for doc in docs] if texts is None else texts, self._write)
+
+    def create_once(self, docs: Sequence[Document]) -> list[Document]:
+        """Create documents, those under whose ids there never was one, and return an answer for each, as `bulk` does.
+
+        A document that is there stays as it is, and one that was deleted stays deleted: however late a request arrives, it
+        creates nothing a second time. For the first revision is made of the id alone, and is written as replication writes it:
+        CouchDB leaves a document alone that has this revision in its history (the newest `Store.REVISIONS` ones, until it is
+        purged; measured on CouchDB 3.5 and PouchDB 9). The answer is the same either way.
+        """
+        docs = [{**doc, '_rev': f'1-{md5(doc["_id"].encode(), usedforsecurity=False).hexdigest()}'} for doc in docs]
+        return self._in_parts(docs, [encoded(doc) for doc in docs], self._create)
+
+    def _in_parts(self, docs: Sequence[Document], texts: Sequence[bytes], write: Write) -> list[Document]:
+        """Write documents in requests of bounded size."""
         answers: list[Document] = []
         while (start := len(answers)) < len(docs):
             end, size = start + 1, len(texts[start])
             while end < len(docs) and size + len(texts[end]) <= self.request_bytes:
                 size, end = size + len(texts[end]), end + 1
             try:
-                answers += self._write(docs[start:end], texts[start:end])
+                answers += self._learning(docs[start:end], texts[start:end], write)
             except errors.CouchDBError as exc:
                 exc.answered = answers
                 raise
@@ -85,29 +103,39 @@ class Bulk(Http):
             if self._answered >= _STEADY:
                 self.request_bytes, self._answered = min(MOST_BYTES, 2 * self.request_bytes), 0
 
-    def _write(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[Document]:
+    def _learning(self, docs: Sequence[Document], texts: Sequence[bytes], write: Write) -> list[Document]:
         size = sum(map(len, texts))
         try:
-            answers = cast('list[Document]', self.request('POST', '/_bulk_docs', body=b'{"docs":[' + b','.join(texts) + b']}',
-                                                          shape=exactly(*(_decided(doc['_id']) for doc in docs))))
+            answers = write(docs, texts)
         except errors.ServerUnavailable:
             self.learn(size, answered=False)
             raise
         except tuple(_REFUSALS) as exc:
-            return self._separate(docs, texts, exc)
+            return self._separate(docs, texts, exc, write)
         self.learn(size, answered=True)
         for answer in answers:
             if answer.get('error', 'conflict') not in _DECIDED:
                 raise errors.from_answer(answer, self.address.url)
         return answers
 
-    def _separate(self, docs: Sequence[Document], texts: Sequence[bytes], exc: errors.CouchDBError) -> list[Document]:
+    def _write(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[Document]:
+        return cast('list[Document]', self.request('POST', '/_bulk_docs', body=b'{"docs":[' + b','.join(texts) + b']}',
+                                                   shape=exactly(*(_decided(doc['_id']) for doc in docs))))
+
+    def _create(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[Document]:
+        body = b'{"new_edits":false,"docs":[' + b','.join(texts) + b']}'
+        refused = {answer['id']: answer for answer in self.request(
+            'POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))}
+        return [refused.get(doc['_id'], {'ok': True, 'id': doc['_id'], 'rev': doc['_rev']}) for doc in docs]
+
+    def _separate(self, docs: Sequence[Document], texts: Sequence[bytes], exc: errors.CouchDBError,
+                  write: Write) -> list[Document]:
         """Write documents of which the server refused one, and all in its request for it: that one is found by halving."""
         if len(docs) == 1:
             error = next(name for kind, name in _REFUSALS.items() if isinstance(exc, kind))
             return [{'id': docs[0]['_id'], 'error': error, 'reason': str(exc).removeprefix(f'{self.address.url}: ')}]
         half = len(docs) // 2
-        answers = self._write(docs[:half], texts[:half]) + self._write(docs[half:], texts[half:])
+        answers = self._learning(docs[:half], texts[:half], write) + self._learning(docs[half:], texts[half:], write)
         if not isinstance(exc, errors.Conflict):
             return answers
         # A stub is missed by a shard, or by the node of a cluster that has not caught up yet; others have stored their part.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -84,15 +84,19 @@ class Channel(virtual.Channel):
             else:
                 self.connection.broadcaster.send(exchange, routing_key, message)
             return
-        now = self.connection.couchdb.clock.now()
-        tag = message['properties']['delivery_tag']
-        docs = [workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now) for queue in sorted(found) if queue]
-        if again or is_fixed():
+        docs = self._items(message, exchange, found)
+        once = is_fixed() and _publish_batch is None
+        if again or (is_fixed() and not once):
             docs = self.connection.store.unpublished(docs)
         if _publish_batch is not None:
             _publish_batch.add(docs)
         elif docs:
-            self.connection.publish(docs)
+            self.connection.publish(docs, once=once)
+
+    def _items(self, message: Document, exchange: str, queues: Collection[str]) -> list[Document]:
+        """Return the WorkItems of a message, one for each of its queues."""
+        now, tag = self.connection.couchdb.clock.now(), message['properties']['delivery_tag']
+        return [workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now) for queue in sorted(queues) if queue]
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return what gathers messages for `Producer.batch()` (kombu 5.7)."""

@@ -1,7 +1,8 @@
 """Publishing once: for a caller who may be killed before he has noted that he published, and whose successor will not know.
 
 Within `once(key)` the id of a message is made of the key and of the task in it, instead of the time. CouchDB remembers the
-id of a message after it was done and deleted, and so a successor can tell that it was there.
+id of a message after it was done and deleted, and so a successor can tell that it was there. A publisher that was paused between
+looking and writing creates nothing a second time either: see `Bulk.create_once`.
 """
 
 from __future__ import annotations

@@ -127,6 +127,19 @@ class Store:
                 if answer.get('error') and answer['error'] != 'conflict':
                     raise from_answer(answer, self.client.address.url)
 
+    def publish_once(self, docs: Sequence[Document]) -> list[Document]:
+        """Store those of new items under whose ids there never was one; two requests, and one more for each unique job.
+
+        Return CouchDB's answers for those that it refused. *Raises* `ServerUnavailable`: publish the same documents again. No
+        process can store one a second time, not even one that was paused while another did the same for it: see
+        `Bulk.create_once`.
+        """
+        docs = self.unpublished(docs)
+        for doc in docs:
+            if 'key' in doc:
+                unique.enqueue(self.client, doc)
+        return [answer for answer in self.client.create_once([doc for doc in docs if 'key' not in doc]) if answer.get('error')]
+
     def unpublished(self, docs: Sequence[Document]) -> list[Document]:
         """Return those of new items under whose ids there never was one, and the unique jobs, which look for themselves."""
         known = self.client.known([doc['_id'] for doc in docs])

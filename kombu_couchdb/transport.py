@@ -210,10 +210,16 @@ class Transport(virtual.Transport):
 
     # -- for channels
 
-    def publish(self, docs: list[Document]) -> None:
-        """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
+    def publish(self, docs: list[Document], *, once: bool = False) -> None:
+        """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does.
+
+        With `once`, those that an earlier try may have stored are not stored a second time.
+        """
         self._name_node()
-        self.store.publish(docs)
+        if not once:
+            self.store.publish(docs)
+        elif refused := self.store.publish_once(docs):
+            raise errors.from_answer(refused[0], self.address.url)
         try:
             self._trim({doc['queue'] for doc in docs})
         except CouchDBError as exc:
