@@ -179,6 +179,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
             import_module('celery_couchdb.control')
+            import_module('celery_couchdb.parcels.worker').start(self.app)
             self.sweeper.start()
 
     def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:

@@ -20,7 +20,7 @@ from .body import decoded, encoded
 from .client import Document
 from .declared import Declared
 from .delivery import Credit, Delivery, Subscription
-from .errors import ServerUnavailable
+from .errors import ServerUnavailable, from_answer
 from .holdings import Holdings
 from .once import copy_id, fixed_id, is_fixed
 from .qos import Message, QoS
@@ -88,10 +88,14 @@ class Channel(virtual.Channel):
         once = is_fixed() and _publish_batch is None
         if again or (is_fixed() and not once):
             docs = self.connection.store.unpublished(docs)
+        if not docs:
+            return
         if _publish_batch is not None:
             _publish_batch.add(docs)
-        elif docs:
-            self.connection.publish(docs, once=once)
+        elif not once:
+            self.connection.publish(docs)
+        elif refused := self.connection.publish_once(docs):
+            raise from_answer(refused[0], self.connection.couchdb.url)
 
     def _items(self, message: Document, exchange: str, queues: Collection[str]) -> list[Document]:
         """Return the WorkItems of a message, one for each of its queues."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import requests
@@ -38,6 +39,11 @@ _APART = 10
 
 class Client(Bulk):
     """One database. Times are seconds; *every* method raises the errors of `kombu_couchdb.errors`."""
+
+    def beside(self, database: str) -> Client:
+        """Return a client for another database on the same server, for the same user and with the same time limits."""
+        others = tuple(replace(other, database=database) for other in self.address.others)
+        return Client(replace(self.address, database=database, others=others), *reversed(self.timeouts))
 
     # -- documents
 

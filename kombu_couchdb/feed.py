@@ -95,13 +95,13 @@ class Longpoll:
 class Feed:
     """A thread that waits for the changes that a selector admits.
 
-    `on_rows(rows, last_seq)` is called in the feed's thread, documents included. `on_error(exc)` is called when the wait
-    broke off. After either the feed rests until `watch` is called again.
+    `on_rows(rows, last_seq)` is called in the feed's thread, with the documents in the rows if `docs` says so. `on_error(exc)` is
+    called when the wait broke off. After either the feed rests until `watch` is called again.
     """
 
     def __init__(self, client: Client, on_rows: Callable[[list[Row], Any], None],
-                 on_error: Callable[[CouchDBError], None], name: str) -> None:
-        self._client = client
+                 on_error: Callable[[CouchDBError], None], name: str, *, docs: bool = True) -> None:
+        self._client, self._docs = client, docs
         self._on_rows, self._on_error = on_rows, on_error
         self._longpoll = Longpoll(client)
         self._wake = threading.Condition()
@@ -149,7 +149,7 @@ class Feed:
                 if pause > 0:
                     time.sleep(pause)  # not for an event: what comes in quick succession shares one answer, and one claim
                 self._began = time.monotonic()
-                answer = self._longpoll.wait(turn, since, body)
+                answer = self._longpoll.wait(turn, since, body, docs=self._docs)
             except CouchDBError as exc:
                 if turn == self._longpoll.turn:
                     self._on_error(exc)

@@ -137,7 +137,8 @@ class Sweeper:
         self.void: dict[str, tuple[str, float]] = {}
         self._healer = Healer(store.client, {
             'WorkItem': store.heal,
-            **dict.fromkeys(('Queue', 'Binding', 'Exchange', 'Broadcast'), lambda leaves, living: void.keep_seen(leaves))})
+            **dict.fromkeys(('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader'),
+                            lambda leaves, living: void.keep_seen(leaves))})
         self._tidier = Tidier(store.client)
         self._tidy_at = time.monotonic() + random.uniform(0.2, 1.0) * _TIDY
         # The first sweep is soon: a worker that is started again should find what it left behind.

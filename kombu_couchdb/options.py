@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -62,6 +62,10 @@ class Options:
     #: How they are sent: 'basic', with each request, or 'cookie', once for a session. None is 'cookie' with `credentials`, else
     #: 'basic'.
     auth: str | None = None
+    #: The database of parcels, on the same server, from which workers move tasks into the broker's database; None is without.
+    parcels: str | None = None
+    #: The tasks that may come from there: names, or patterns such as `shop.*`.
+    parcels_accept: Sequence[str] = ()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -100,6 +104,10 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         if value not in _WORDS[name]:
             raise ConfigurationError(f'transport option {name} must be one of {", ".join(_WORDS[name])}')
         return value
+    if isinstance(default, tuple):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+            raise ConfigurationError(f'transport option {name} must be a list of text, not {value!r:.80}')
+        return tuple(value)
     if default is None:
         # A function itself could not be told in `inspect stats`, nor the value here: a password may stand there.
         if not isinstance(value, str) or not value:

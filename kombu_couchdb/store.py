@@ -44,6 +44,8 @@ class Store:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        #: Whether the database is one of parcels (see `parcels`), as `ensure` found it.
+        self.takes_parcels = False
         self._commits: GroupCommit | None = None
 
     # -- the database
@@ -59,7 +61,8 @@ class Store:
         rows, missing = list[Row](), None
         try:
             rows = self.client.id_range(wanted, to=QUEUE, limit=SEEN)
-            if rows and rows[0]['id'] == wanted:
+            self.takes_parcels = any(row['id'] == f'_design/{design.PARCELS}' for row in rows)
+            if self.takes_parcels or (rows and rows[0]['id'] == wanted):
                 return rows
         except BrokenAnswer:
             self.client.welcome()

@@ -35,6 +35,7 @@ from .mailbox import Mailbox
 from .members import queues_of
 from .news import News
 from .options import Options
+from .parcel_channel import ParcelChannel
 from .pull import Pull
 from .store import SEEN, Store
 from .temporary import Gets
@@ -110,6 +111,7 @@ class Transport(virtual.Transport):
         began = time.monotonic()
         self.topology.saw(self.store.ensure(self.options.create_database), began, SEEN)
         self._name_node()
+        self.Channel = ParcelChannel if self.store.takes_parcels else Channel
         super().establish_connection()
         return self
 
@@ -210,18 +212,22 @@ class Transport(virtual.Transport):
 
     # -- for channels
 
-    def publish(self, docs: list[Document], *, once: bool = False) -> None:
-        """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does.
-
-        With `once`, those that an earlier try may have stored are not stored a second time.
-        """
+    def publish(self, docs: list[Document]) -> None:
+        """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
         self._name_node()
-        if not once:
-            self.store.publish(docs)
-        elif refused := self.store.publish_once(docs):
-            raise errors.from_answer(refused[0], self.address.url)
+        self.store.publish(docs)
+        self._trim_all({doc['queue'] for doc in docs})
+
+    def publish_once(self, docs: list[Document]) -> list[Document]:
+        """Store those of new items that an earlier try has not stored, and return what `Store.publish_once` does."""
+        self._name_node()
+        refused = self.store.publish_once(docs) if docs else []
+        self._trim_all({doc['queue'] for doc in docs})
+        return refused
+
+    def _trim_all(self, queues: set[str]) -> None:
         try:
-            self._trim({doc['queue'] for doc in docs})
+            self._trim(queues)
         except CouchDBError as exc:
             # They are stored: to publish them again would be wrong. A sweep trims the queue later.
             logger.warning('a queue could not be kept within its length just now: %s', exc)

@@ -1,8 +1,8 @@
 """`celery -A app couchdb …`: only this package prints.
 
 Celery loads it each time its program runs, through the entry point `celery.commands`, and so each command is imported when
-it is asked for, and `celery_couchdb.control` when a worker starts. A command ends with status 0, with 1 and one sentence if it
-could not do what it was asked to do, and with 2 if it was asked wrongly.
+it is asked for, and `celery_couchdb.control` and `.parcels.worker` when a worker starts. A command ends with status 0, with 1 and
+one sentence if it could not do what it was asked to do, and with 2 if it was asked wrongly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _COMMANDS = ('setup', 'status', 'jobs', 'dead', 'remove', 'vacuum')
 
 @signals.worker_init.connect
 def _on_worker_init(**_: Any) -> None:
-    import_module('celery_couchdb.control')
+    for name in ('control', 'parcels.worker'):
+        import_module(f'celery_couchdb.{name}')
 
 
 class _Commands(click.Group):

@@ -14,7 +14,7 @@ from kombu_couchdb.transport import Transport
 
 from .. import design
 from .output import coloured
-from .site import administrator, app_of, broker_of, results_of
+from .site import administrator, app_of, broker_of, parcels_of, results_of
 
 __all__ = ['command']
 
@@ -24,11 +24,13 @@ Login = tuple[str, str] | None
 @click.command('setup')
 @click.option('--member', 'members', multiple=True, metavar='NAME',
               help='Another user who shall work with the databases; may be given several times.')
+@click.option('--publisher', 'publishers', multiple=True, metavar='NAME',
+              help='A user who shall send tasks through the database of parcels, and have no right on the others.')
 @click.option('--dry-run', is_flag=True, help='Say what would be done, and change nothing.')
 @administrator
 @click.pass_context
-def command(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Login) -> None:
-    """Create or update the databases of broker and results.
+def command(ctx: click.Context, members: tuple[str, ...], publishers: tuple[str, ...], dry_run: bool, admin: Login) -> None:
+    """Create or update the databases of broker and results, and of parcels if the transport option names one.
 
     Databases, design documents and rights are made what this version needs; what is so already stays. The user in the app's URL
     becomes a member of the databases, and needs no other right from then on. Workers may run meanwhile. Older design documents
@@ -38,8 +40,12 @@ def command(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: 
     results = _results(app, members, admin)
     broker = _broker(app, members, admin, needed=results is None)
     living = layouts(broker.client) if broker else {}
+    parcels = _parcels(app, publishers, admin) if broker else None
+    if publishers and not parcels:
+        raise click.UsageError('--publisher needs the transport option parcels, with the name of the database of parcels.')
     # All is read before anything is changed: what cannot be done is said first.
-    plans = [(wanted.client.address.url, plan(wanted, living)) for wanted in _merged(broker, results)]
+    plans = [(wanted.client.address.url, plan(wanted, living))
+             for wanted in [*_merged(broker, results), *([parcels] if parcels else [])]]
     for url, steps in plans:
         click.echo(coloured(click.style(url, bold=True)))
         for step in steps:
@@ -78,6 +84,13 @@ def _results(app: Any, members: tuple[str, ...], admin: Login) -> Wanted | None:
         return None
     return Wanted(client, [kombu_couchdb.design.contested(), design.document()], _members(own.user, members, admin),
                   not own.user)
+
+
+def _parcels(app: Any, publishers: tuple[str, ...], admin: Login) -> Wanted | None:
+    client, own = parcels_of(app, admin), parcels_of(app)
+    if client is None or own is None:
+        return None
+    return Wanted(client, [kombu_couchdb.design.parcels()], _members(own.user, publishers, admin), not own.user, REVISIONS)
 
 
 def _members(user: str | None, members: tuple[str, ...], admin: Login) -> list[str]:

@@ -15,7 +15,7 @@ from kombu_couchdb.client import Client
 from ..backend import CouchDBBackend
 from ..jobs import Jobs, client_of
 
-__all__ = ['administrator', 'app_of', 'broker_of', 'jobs_of', 'results_of']
+__all__ = ['administrator', 'app_of', 'broker_of', 'jobs_of', 'parcels_of', 'results_of']
 
 F = TypeVar('F', bound=Callable[..., Any])
 
@@ -44,6 +44,12 @@ def jobs_of(ctx: click.Context) -> Jobs:
 def results_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
     """Return a client for the database of results, or None if the app keeps its results elsewhere, or not at all."""
     return _client(app.backend.store.client, admin) if isinstance(app.backend, CouchDBBackend) else None
+
+
+def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
+    """Return a client for the database of parcels, or None if the app has none; its broker is CouchDB."""
+    name = (app.conf.broker_transport_options or {}).get('parcels')
+    return _client(client_of(app).beside(name), admin) if name else None
 
 
 def administrator(command: F) -> F:

@@ -14,7 +14,7 @@ from kombu_couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 
 from .output import Column, age, coloured, size, table, width
-from .site import administrator, app_of, broker_of, results_of
+from .site import administrator, app_of, broker_of, parcels_of, results_of
 
 __all__ = ['command']
 
@@ -41,7 +41,7 @@ def command(ctx: click.Context, oldest: float, no_wait: bool, yes: bool, admin: 
     at any time; another run goes on with the rest.
     """
     app = app_of(ctx)
-    clients = _distinct(broker_of(app, admin), results_of(app, admin))
+    clients = _distinct(broker_of(app, admin), results_of(app, admin), parcels_of(app, admin))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
         click.confirm(f'Take what is left of finished work out of {names}?', abort=True)
@@ -63,9 +63,9 @@ def command(ctx: click.Context, oldest: float, no_wait: bool, yes: bool, admin: 
             click.echo(f'{report.database}: {line}')
 
 
-def _distinct(broker: Client, results: Client | None) -> list[Client]:
+def _distinct(*clients: Client | None) -> list[Client]:
     """Return the clients of different databases: broker and results may share one."""
-    return [broker] if results is None or results.address.url == broker.address.url else [broker, results]
+    return list({client.address.url: client for client in clients if client}.values())
 
 
 def _summary(reports: list[Report]) -> str:

@@ -13,9 +13,15 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, unquote
 
-__all__ = ['CONTESTED', 'JOBS', 'NAME', 'PLANNED', 'contested', 'documents', 'key_of', 'load', 'queue_of', 'rows_of']
+__all__ = [
+    'CONTESTED', 'JOBS', 'NAME', 'PARCELS', 'PLANNED', 'contested', 'documents', 'key_of', 'load', 'parcels', 'queue_of',
+    'rows_of',
+]
 
 NAME, JOBS, CONTESTED = 'celery-v4', 'celery-jobs-v1', 'celery-contested-v1'
+
+#: That of a database of parcels: by it a publisher tells that it is one. Its name sorts behind `NAME`, see `Store.ensure`.
+PARCELS = 'parcels-v1'
 
 #: Behind the ranks of the priorities, 0 to 9, the view `waiting` has what is planned, by its due date.
 PLANNED = 10
@@ -32,6 +38,11 @@ def documents() -> list[dict[str, Any]]:
 def contested() -> dict[str, Any]:
     """Return the design document `CONTESTED`, which databases of results have, too."""
     return {**load(__name__, CONTESTED, {'contested': ''}), 'autoupdate': False}
+
+
+def parcels() -> dict[str, Any]:
+    """Return the design document of a database of parcels, without a revision."""
+    return load(__name__, PARCELS, {'parcels': '_count'})
 
 
 def key_of(queue: str) -> str:

@@ -1,0 +1,111 @@
+"""What is checked of a parcel before it is moved, and the message that is made of one that was written without Celery."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.serialization import loads, prepare_accept_content
+
+from kombu_couchdb import workitem
+from kombu_couchdb.body import decoded
+from kombu_couchdb.errors import Unstorable
+from kombu_couchdb.storable import check_names, check_value
+
+from .accept import Accept
+
+__all__ = ['Call', 'Refused', 'call_in', 'checked']
+
+Document = dict[str, Any]
+
+#: The properties of a message that a publisher may give; the others are what transports and remote control need.
+_PROPERTIES = ('body_encoding', 'correlation_id', 'delivery_mode', 'expiration', 'priority')
+
+#: Reading one of these runs code.
+_CODE = frozenset({'application/x-python-serialize', 'pickle'})
+
+_NAMESPACE = uuid.UUID('5c9e8a0e-5f0b-4a3f-9a63-0d2f6f3a8f52')
+
+
+class Refused(Exception):
+    """A parcel is not moved; the text says why."""
+
+
+class Call(NamedTuple):
+    """A task that a program asked for without Celery."""
+
+    task: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    #: What `send_task` takes besides.
+    options: dict[str, Any]
+
+
+def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
+    """Return what a parcel without a message asks for; *raises* `Refused`."""
+    if not isinstance(doc.get('task'), str):
+        raise Refused('it has neither a message nor the name of a task')
+    args, kwargs = doc.get('args', []), doc.get('kwargs', {})
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise Refused('args must be a list and kwargs an object')
+    try:
+        check_value('the arguments', [args, kwargs])
+    except Unstorable as exc:
+        raise Refused(str(exc)) from exc
+    options: dict[str, Any] = {'task_id': doc.get('id', str(uuid.uuid5(_NAMESPACE, doc['_id'])))}
+    if not isinstance(options['task_id'], str):
+        raise Refused('id must be text')
+    if (queue := doc.get('queue')) is not None:
+        if reason := accept.wrong_queue(queue):
+            raise Refused(reason)
+        options['queue'] = queue
+    for name, option in (('date', 'eta'), ('expires', 'expires')):
+        if (date := doc.get(name)) is not None:
+            options[option] = _time(name, date)
+    if (priority := doc.get('priority')) is not None:
+        if not isinstance(priority, int) or not 0 <= priority <= workitem.HIGHEST:
+            raise Refused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
+        options['priority'] = priority
+    if reason := accept.refusal(doc['task'], [args, kwargs], None):
+        raise Refused(reason)
+    return Call(doc['task'], args, kwargs, options)
+
+
+def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content: Any) -> Document:
+    """Return the message in a parcel, with its body as it was sent; `body` is the attachment, if it has one.
+
+    `content` is the app's `accept_content`. *Raises* `Refused`.
+    """
+    if reason := workitem.flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
+        raise Refused(reason)
+    message, headers = doc['message'], doc['message']['headers']
+    properties = {name: message['properties'][name] for name in _PROPERTIES if name in message['properties']}
+    if workitem.JOB_KEY in headers:
+        raise Refused('a unique job has to be published to the database of the broker')
+    if not isinstance(headers.get('task'), str) or not isinstance(headers.get('id'), str):
+        raise Refused('its headers name no task and its id')
+    if headers.get('compression'):
+        raise Refused('its body is compressed')
+    try:
+        check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))
+        check_value('the message', {**message, 'body': None})
+        sent = decoded(message['body'] if body is None else body, properties.pop('body_encoding', None))
+        args, kwargs, embedded = loads(sent, message.get('content-type'), message.get('content-encoding'),
+                                       accept=prepare_accept_content(set(content) - _CODE))
+    except ContentDisallowed as exc:
+        raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted') from exc
+    except (DecodeError, Unstorable, ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError) as exc:
+        raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
+    if reason := accept.refusal(headers['task'], [args, kwargs], embedded):
+        raise Refused(reason)
+    return {**message, 'body': sent, 'properties': properties}
+
+
+def _time(name: str, date: Any) -> datetime:
+    try:
+        return datetime.fromtimestamp(date, timezone.utc)
+    except (TypeError, ValueError, OverflowError, OSError):
+        raise Refused(f'{name} must be a number of seconds since 1970') from None

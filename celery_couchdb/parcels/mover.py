@@ -1,0 +1,174 @@
+"""Moves parcels: of all workers that have the option `parcels` one, the leader, does so.
+
+A parcel is published under an id that is made of its own, by `Store.publish_once`, and deleted afterwards. So it is moved once,
+whatever is killed or paused in between. What is not accepted stays in its document, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kombu import Producer
+from kombu.log import get_logger
+
+from kombu_couchdb import bodies, design, parcels
+from kombu_couchdb.answers import exactly, items, members, number, revision, text
+from kombu_couchdb.body import stub
+from kombu_couchdb.channel import Channel
+from kombu_couchdb.client import Document, Row
+from kombu_couchdb.errors import ConfigurationError, CouchDBError, Unstorable
+from kombu_couchdb.feed import Feed
+from kombu_couchdb.leader import Leader
+
+from .accept import Accept
+from .check import Refused, call_in, checked
+
+__all__ = ['Mover']
+
+logger = get_logger(__name__)
+
+#: Parcels read from the view at a time, and how many characters of them are moved together.
+_PAGE, _TOGETHER = 100, 1_000_000
+
+#: What the feed tells of; other documents are looked at when there is something else to do, and at first.
+_SELECTOR = {'status': {'$exists': False}, '$or': [{'type': 'Parcel'}, {'task': {'$exists': True}}]}
+
+_ROW = members(id=text, key=items(number), value=exactly(revision, number))
+
+
+class _Channel(Channel):
+    """Publishes nothing: it gathers the items that a message would be stored as."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tag, self.items = '', list[Document]()
+
+    def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
+        prepared = super()._prepared(message, exchange, routing_key)
+        prepared['properties']['delivery_tag'] = self.tag
+        return prepared
+
+    def _publish(self, message: Document, exchange: str, routing_key: str, _publish_batch: Any, again: bool) -> None:
+        if 'task' not in message['headers']:
+            return  # the event that a task was sent
+        found = self._lookup(exchange, routing_key)
+        if found is None:
+            raise Refused(f'exchange {exchange!r} is for broadcasts')
+        self.items += self._items(message, exchange, found)
+
+
+class Mover:
+    """Moves the parcels of an app; for one thread. *Raises* the errors of `kombu_couchdb.errors`."""
+
+    def __init__(self, app: Any, transport: Any, wake: Callable[[], None]) -> None:
+        """Use an established connection; `wake()` is called from another thread when there is something to move."""
+        options = transport.options
+        self._app, self._transport, self._wake = app, transport, wake
+        self._accept = Accept(options.parcels_accept, app.amqp.queues)
+        self._leader = Leader(transport.couchdb, 'parcels')
+        self._client = transport.couchdb.beside(options.parcels)
+        self._channel = _Channel(transport)
+        transport.channels.append(self._channel)
+        self._feed: Feed | None = None
+        self._stale = True
+
+    def step(self) -> None:
+        """Move all parcels that are there, if this process is the leader; call this when woken, and every `RENEWED` seconds."""
+        if not self._leader.step():
+            self._stale = True
+            return
+        if not self._stale:
+            return
+        since = self._client.sequence()
+        while self._move_some():
+            if not self._leader.step():
+                return
+        self._stale = False
+        if self._feed is None:
+            self._feed = Feed(self._client, lambda rows, last: self._tell(), lambda exc: self._tell(),
+                              'celery-couchdb-parcels-feed', docs=False)
+        self._feed.watch(since, _SELECTOR)
+
+    def close(self) -> None:
+        """Let another process lead."""
+        if self._feed is not None:
+            self._feed.close()
+        self._leader.release()
+        self._client.close()
+
+    def _tell(self) -> None:
+        self._stale = True
+        self._wake()
+
+    def _move_some(self) -> int:
+        """Move or refuse the oldest parcels, and return how many that were."""
+        rows = self._client.view(design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_PAGE, reduce=False)
+        chosen, size = list[Row](), 0
+        for row in rows:
+            if chosen and size + row['value'][1] > _TOGETHER:
+                break
+            chosen, size = [*chosen, row], size + row['value'][1]
+        docs = self._client.fetch([row['id'] for row in chosen])
+        unread = [row for row, doc in zip(chosen, docs, strict=True) if doc is None]
+        return self._settle([doc for doc in docs if doc and parcels.is_waiting(doc)]) + self._drop(unread)
+
+    def _drop(self, rows: Sequence[Row]) -> int:
+        """Refuse parcels that cannot be read, since they are nested too deeply: what is in them goes, and the reason stays."""
+        docs = [{'_id': row['id'], '_rev': row['value'][0], 'type': 'Parcel'} for row in rows]
+        for doc in docs:
+            logger.warning('parcel %s is refused: it is nested too deeply to be read', doc['_id'])
+        now = self._client.clock.now()
+        answers = self._client.bulk([parcels.refused(doc, 'it was nested too deeply to be read', now) for doc in docs])
+        return sum(1 for answer in answers if answer.get('ok'))
+
+    def _settle(self, docs: Sequence[Document]) -> int:
+        reasons: dict[str, str] = {}
+        items: dict[str, str] = {}  # the parcel of each item
+        new: list[Document] = []
+        for doc in docs:
+            try:
+                made = self._items_of(doc)
+            except (Refused, Unstorable, ConfigurationError) as exc:
+                reasons[doc['_id']] = str(exc)
+                continue
+            except CouchDBError:
+                raise
+            except Exception as exc:  # whatever is in it, the others are moved
+                reasons[doc['_id']] = f'it cannot be published: {exc!r:.300}'
+                continue
+            items.update((item['_id'], doc['_id']) for item in made)
+            new += made
+        reasons.update((items[answer['id']], f'CouchDB refuses its message: {answer.get("reason")}')
+                       for answer in self._transport.publish_once(new))
+        now = self._client.clock.now()
+        changes = [parcels.refused(doc, reasons[doc['_id']], now) if doc['_id'] in reasons else
+                   {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs]
+        for doc_id, reason in reasons.items():
+            logger.warning('parcel %s is refused: %s', doc_id, reason)
+        return sum(1 for answer in self._client.bulk(changes) if answer.get('ok'))
+
+    def _items_of(self, doc: Document) -> list[Document]:
+        """Return the items that the message of a parcel is stored as.
+
+        *Raises* `Refused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be sent.
+        """
+        self._channel.tag, self._channel.items = parcels.moved_id(doc['_id']), []
+        if 'message' in doc:
+            self._publish_again(doc)
+        else:
+            call = call_in(doc, self._accept)
+            self._app.send_task(call.task, call.args, call.kwargs, producer=Producer(self._channel), retry=False, **call.options)
+        for item in self._channel.items:
+            if reason := self._accept.wrong_queue(item['queue']):
+                raise Refused(reason)
+        if not self._channel.items:
+            raise Refused(f'exchange {doc.get("exchange")!r} has no queue for routing key {doc.get("routing_key")!r}')
+        return self._channel.items
+
+    def _publish_again(self, doc: Document) -> None:
+        body = bodies.read(self._client, [doc])[0] if stub(doc) else None
+        if body and body.content is None:
+            raise Refused(body.reason)
+        message = checked(doc, body.content if body else None, self._accept, self._app.conf.accept_content)
+        self._channel.basic_publish(message, doc.get('exchange') or '', doc.get('routing_key') or '')

@@ -1,0 +1,103 @@
+"""A leader: one of many, renewed by its revision; another takes over when it is silent, and at once when it has released."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_couchdb import leader
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.leader import LEASE, RENEWED, Leader
+
+
+class Clock:
+    """The monotonic clock of all leaders in a test."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(leader, 'time', clock)
+    return clock
+
+
+def test_one_leads(client: Client, clock: Clock) -> None:
+    leaders = [Leader(client, 'job') for _ in range(5)]
+    for _ in range(20):
+        assert [one.step() for one in leaders] == [True, False, False, False, False]
+        clock.now += RENEWED
+    assert client.get('broker:leader:job')['holder']
+
+
+def test_two_jobs_have_leaders_of_their_own(client: Client) -> None:
+    assert Leader(client, 'a').step()
+    assert Leader(client, 'b').step()
+
+
+def test_another_takes_over_when_it_is_silent_and_never_before(client: Client, clock: Clock) -> None:
+    first, second = Leader(client, 'job'), Leader(client, 'job')
+    assert first.step()
+    silent_from = clock.now
+    while not second.step():
+        clock.now += 0.5
+        assert clock.now - silent_from < LEASE + RENEWED
+    assert not first.leads
+    assert not first.step()  # it was paused, and wakes
+    assert clock.now - silent_from >= LEASE
+
+
+def test_released_it_is_taken_at_the_next_look(client: Client, clock: Clock) -> None:
+    first, second = Leader(client, 'job'), Leader(client, 'job')
+    assert first.step()
+    assert not second.step()
+    first.release()
+    assert not first.leads
+    assert second.step()
+    assert not first.step()
+
+
+def test_while_the_server_is_away_it_leads_as_long_as_its_lease_lasts(client: Client, clock: Clock,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Leader(client, 'job')
+    assert first.step()
+
+    def away(docs: object) -> None:
+        raise ServerUnavailable('away')
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, 'bulk', away)
+        clock.now += RENEWED
+        with pytest.raises(ServerUnavailable):
+            first.step()
+        assert first.leads
+        clock.now += LEASE - RENEWED
+        assert not first.leads
+    assert not first.step()  # somebody may lead: it looks first
+    clock.now += LEASE
+    assert first.step()
+
+
+def test_a_write_that_a_cluster_does_not_prove_is_no_lead(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    bulk = client.bulk
+    monkeypatch.setattr(client, 'bulk', lambda docs: [{**answer, 'accepted': True} for answer in bulk(docs)])
+    assert not Leader(client, 'job').step()
+
+
+def test_who_loses_the_race_follows(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Leader(client, 'job'), Leader(client, 'job')
+    monkeypatch.setattr(second, '_free', lambda asked: '')  # both saw that there is no document
+    assert first.step()
+    assert not second.step()
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize('holder', [5, None, {'a': 1}, ''])
+def test_spoilt_document_is_taken(client: Client, holder: object) -> None:
+    client.put({'_id': 'broker:leader:job', 'type': 'Leader', 'holder': holder})
+    assert Leader(client, 'job').step() is (holder != '')

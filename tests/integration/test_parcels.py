@@ -1,0 +1,150 @@
+"""Moving parcels: each once, whatever is killed or paused in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_couchdb.parcels.mover import Mover
+from kombu_couchdb import design
+from kombu_couchdb.admin.setup import Wanted, plan
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import ServerUnavailable
+from tests.conftest import PATIENT_BROKER, Server, wait_for
+from tests.patience import PatientConnection
+from tests.support import Inbox, items
+
+
+@pytest.fixture
+def parcels(server: Server) -> Iterator[Client]:
+    """A database of parcels."""
+    with server.fresh_database() as name:
+        client = server.client(name)
+        for step in plan(Wanted(client, [design.parcels()]), {}):
+            if step.do:
+                step.do()
+        yield client
+        client.close()
+
+
+@pytest.fixture
+def app(url: str, client: Client, parcels: Client) -> Iterator[Celery]:
+    app = Celery('mover', set_as_current=False, broker=url)
+    app.conf.broker_transport_options = {**PATIENT_BROKER, 'parcels': parcels.address.database, 'parcels_accept': ['add']}
+    yield app
+    app.pool.force_close_all()
+
+
+@pytest.fixture
+def mover(app: Celery) -> Iterator[Callable[[], Mover]]:
+    """Returns a function that makes movers, each with a connection of its own."""
+    made: list[tuple[Connection, Mover]] = []
+
+    def make() -> Mover:
+        connection = app.connection_for_write()
+        made.append((connection, Mover(app, connection.connection, lambda: None)))
+        return made[-1][1]
+
+    yield make
+    for connection, one in made:
+        one.close()
+        connection.release()
+
+
+def bodies(client: Client) -> list[str]:
+    return sorted(item['message']['headers']['id'] for item in items(client))
+
+
+def put(parcels: Client, *names: str) -> None:
+    answers = parcels.bulk([{'_id': name, 'task': 'add', 'args': [1, 2], 'id': name} for name in names])
+    assert all(answer.get('ok') for answer in answers)
+
+
+def test_each_is_moved_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+    put(parcels, *(f'{n:03}' for n in range(250)))
+    mover().step()
+    assert bodies(client) == [f'{n:03}' for n in range(250)]
+    assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
+
+
+def test_mover_that_is_killed_between_the_two_writes(mover: Callable[[], Mover], client: Client, parcels: Client,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    first = mover()
+    put(parcels, 'a', 'b')
+
+    def killed(docs: Any) -> Any:
+        raise ServerUnavailable('killed')
+
+    monkeypatch.setattr(first._client, 'bulk', killed)
+    with pytest.raises(ServerUnavailable):
+        first.step()
+    assert bodies(client) == ['a', 'b']
+    client.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True} for item in items(client)])  # both are done
+    first._leader.release()
+    put(parcels, 'c')
+    mover().step()
+    assert bodies(client) == ['c']
+    assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
+
+
+def test_mover_that_was_paused_before_its_write(mover: Callable[[], Mover], app: Celery, client: Client, parcels: Client,
+                                                monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """It has looked that the message was never published, and wakes when the message is done."""
+    first, second = mover(), mover()
+    put(parcels, 'a')
+    store = first._transport.store
+    look = store.unpublished
+
+    def pause(docs: Any) -> Any:
+        found = look(docs)
+        first._leader.release()  # as if its lease had ended
+        second.step()
+        assert bodies(client) == ['a']
+        with PatientConnection(url) as connection:
+            Inbox(connection, 'celery').wait(1)
+            wait_for(lambda: not items(client), 'the acknowledgement')
+        return found
+
+    monkeypatch.setattr(store, 'unpublished', pause)
+    first.step()
+    assert items(client) == []
+
+
+def test_id_that_is_used_again_is_not_moved_again(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+    one = mover()
+    put(parcels, 'a')
+    one.step()
+    put(parcels, 'a', 'b')
+    one._stale = True
+    one.step()
+    assert bodies(client) == ['a', 'b']
+    assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
+
+
+@pytest.mark.parametrize('levels', [700, 1_500])
+def test_parcel_that_is_nested_deeply_is_refused(mover: Callable[[], Mover], client: Client, parcels: Client,
+                                                 apache_couchdb: bool, levels: int) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server refuses such documents')
+    text = '{"_id":"deep","task":"add","kwargs":' + '{"a":' * levels + '1' + '}' * levels + '}'
+    parcels.put({'_id': 'deep'}, text=text.encode())
+    put(parcels, 'a')
+    mover().step()
+    assert bodies(client) == ['a']
+    assert parcels.get('deep')['reason']
+
+
+def test_news_wake_the_mover(app: Celery, client: Client, parcels: Client) -> None:
+    woken: list[bool] = []
+    with app.connection_for_write() as connection:
+        one = Mover(app, connection.connection, lambda: woken.append(True))
+        one.step()
+        put(parcels, 'a')
+        wait_for(lambda: woken, 'the news')
+        one.step()
+        one.close()
+    assert bodies(client) == ['a']
