@@ -16,6 +16,8 @@ from kombu import Connection, Exchange, Queue
 from celery_couchdb import design as results_design
 from kombu_couchdb import design
 from kombu_couchdb.client import Client
+from kombu_couchdb.leader import Leader
+from kombu_couchdb.parcels import refused
 from kombu_couchdb.unique import told
 from tests.support import Inbox, Request, eta, items, publish
 
@@ -62,12 +64,13 @@ def compare(kind: str, docs: list[dict[str, Any]]) -> None:
 
 def test_all_kinds_are_told_of() -> None:
     assert set(SECTIONS) == {
-        'WorkItem', 'Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast', 'Result', 'Group', 'Value', 'Chord', 'Part'}
+        'WorkItem', 'Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader', 'Parcel', 'Result', 'Group', 'Value',
+        'Chord', 'Part'}
 
 
 def test_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
-    documents = [*design.documents(), results_design.document()]
+    documents = [*design.documents(), design.parcels(), results_design.document()]
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
 
@@ -106,6 +109,21 @@ def test_what_else_the_broker_writes(connect: Callable[..., Connection], client:
     docs = written(sent)
     for kind in ('Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast'):
         compare(kind, docs[kind])
+
+
+def test_leader(client: Client, sent: list[Request]) -> None:
+    one = Leader(client, 'job')
+    one.step()
+    one.release()
+    compare('Leader', written(sent)['Leader'])
+
+
+def test_parcels(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+    client.put(design.parcels())
+    for task_id, body in (('a', 'small'), ('b', 'x' * 150_000)):
+        publish(connect(), body, headers={'id': task_id, 'task': 'report'})
+    docs = written(sent)['Parcel']
+    compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0)])
 
 
 @pytest.fixture
