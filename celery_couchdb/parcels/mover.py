@@ -13,11 +13,11 @@ from kombu import Producer
 from kombu.log import get_logger
 
 from kombu_couchdb import bodies, design, parcels
-from kombu_couchdb.answers import exactly, items, members, number, revision, text
+from kombu_couchdb.answers import exactly, members, number, revision, text
 from kombu_couchdb.body import stub
 from kombu_couchdb.channel import Channel
 from kombu_couchdb.client import Document, Row
-from kombu_couchdb.errors import ConfigurationError, CouchDBError, Unstorable
+from kombu_couchdb.errors import ConfigurationError, CouchDBError, NestedTooDeeply, Unstorable
 from kombu_couchdb.feed import Feed
 from kombu_couchdb.leader import Leader
 
@@ -34,7 +34,10 @@ _PAGE, _TOGETHER = 100, 1_000_000
 #: What the feed tells of; other documents are looked at when there is something else to do, and at first.
 _SELECTOR = {'status': {'$exists': False}, '$or': [{'type': 'Parcel'}, {'task': {'$exists': True}}]}
 
-_ROW = members(id=text, key=items(number), value=exactly(revision, number))
+#: The most bytes of one body that are read.
+_LARGEST = 64_000_000
+
+_ROW = members(id=text, value=exactly(revision, number))
 
 
 class _Channel(Channel):
@@ -66,7 +69,7 @@ class Mover:
         options = transport.options
         self._app, self._transport, self._wake = app, transport, wake
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
-        self._leader = Leader(transport.couchdb, 'parcels')
+        self._leader = Leader(transport.couchdb, f'parcels:{options.parcels}')
         self._client = transport.couchdb.beside(options.parcels)
         self._channel = _Channel(transport)
         transport.channels.append(self._channel)
@@ -75,9 +78,14 @@ class Mover:
 
     def step(self) -> None:
         """Move all parcels that are there, if this process is the leader; call this when woken, and every `RENEWED` seconds."""
+        led = self._leader.leads
         if not self._leader.step():
             self._stale = True
+            if self._feed is not None:
+                self._feed.rest()
             return
+        if not led:
+            logger.info('this worker moves the parcels of %s from now on', self._client.url)
         if not self._stale:
             return
         since = self._client.sequence()
@@ -110,23 +118,26 @@ class Mover:
                 break
             chosen, size = [*chosen, row], size + row['value'][1]
         docs = self._client.fetch([row['id'] for row in chosen])
-        unread = [row for row, doc in zip(chosen, docs, strict=True) if doc is None]
-        return self._settle([doc for doc in docs if doc and parcels.is_waiting(doc)]) + self._drop(unread)
+        unread = [row for row, doc in zip(chosen, docs, strict=True) if doc is None and self._is_unreadable(row['id'])]
+        # Of what cannot be read nothing is kept but the reason.
+        emptied = [{'_id': row['id'], '_rev': row['value'][0], 'type': 'Parcel'} for row in unread]
+        return self._settle([*(doc for doc in docs if doc and parcels.is_waiting(doc)), *emptied],
+                            {row['id']: 'it was nested too deeply to be read' for row in unread})
 
-    def _drop(self, rows: Sequence[Row]) -> int:
-        """Refuse parcels that cannot be read, since they are nested too deeply: what is in them goes, and the reason stays."""
-        docs = [{'_id': row['id'], '_rev': row['value'][0], 'type': 'Parcel'} for row in rows]
-        for doc in docs:
-            logger.warning('parcel %s is refused: it is nested too deeply to be read', doc['_id'])
-        now = self._client.clock.now()
-        answers = self._client.bulk([parcels.refused(doc, 'it was nested too deeply to be read', now) for doc in docs])
-        return sum(1 for answer in answers if answer.get('ok'))
+    def _is_unreadable(self, doc_id: str) -> bool:
+        try:
+            self._client.get_or_none(doc_id)
+        except NestedTooDeeply:
+            return True
+        return False  # somebody has deleted it
 
-    def _settle(self, docs: Sequence[Document]) -> int:
-        reasons: dict[str, str] = {}
+    def _settle(self, docs: Sequence[Document], reasons: dict[str, str]) -> int:
+        """Move parcels, and refuse those for which there are `reasons`; return how many of them were settled."""
         items: dict[str, str] = {}  # the parcel of each item
         new: list[Document] = []
         for doc in docs:
+            if doc['_id'] in reasons:
+                continue
             try:
                 made = self._items_of(doc)
             except (Refused, Unstorable, ConfigurationError) as exc:
@@ -167,7 +178,10 @@ class Mover:
         return self._channel.items
 
     def _publish_again(self, doc: Document) -> None:
-        body = bodies.read(self._client, [doc])[0] if stub(doc) else None
+        attachment = stub(doc)
+        if attachment and attachment['length'] > _LARGEST:
+            raise Refused(f'its body is larger than {_LARGEST:,} bytes')
+        body = bodies.read(self._client, [doc])[0] if attachment else None
         if body and body.content is None:
             raise Refused(body.reason)
         message = checked(doc, body.content if body else None, self._accept, self._app.conf.accept_content)

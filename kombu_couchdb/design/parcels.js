@@ -3,5 +3,5 @@
 function (doc) {
   if (doc.type !== undefined && doc.type !== 'Parcel') return;
   var date = doc.status ? doc.failed : doc.published;
-  emit([doc.status ? 1 : 0, typeof date === 'number' ? date : 0], [doc._rev, JSON.stringify(doc).length]);
+  emit([doc.status ? 1 : 0, typeof date === 'number' && isFinite(date) ? date : 0], [doc._rev, JSON.stringify(doc).length]);
 }

@@ -93,6 +93,7 @@ def test_anyone_with_http(start: Callable[..., Any], site: Site, parcels: Client
     ({'task': 'fail', 'args': ['a']}, "task 'fail' is not in parcels_accept"),
     ({'task': 'add', 'args': 5}, 'args must be a list and kwargs an object'),
     ({'task': 'add', 'date': 'tomorrow'}, 'date must be a number of seconds since 1970'),
+    ({'task': 'add', 'published': 1.7e308, 'args': 5}, 'args must be a list and kwargs an object'),
     ({'task': 'add', 'date': 1e305}, 'date must be a number of seconds since 1970'),
     ({'task': 'add', 'queue': 'elsewhere'}, "queue 'elsewhere' is not in task_queues"),
     ({'task': 'add', 'priority': 11}, 'priority must be a whole number from 0 to 9'),
@@ -131,14 +132,15 @@ def test_what_follows_a_task_is_looked_at_too(start: Callable[..., Any], publish
 
 def test_one_of_several_workers_moves_them_and_another_goes_on_when_it_is_killed(
         start: Callable[..., Any], site: Site, publisher: Celery, parcels: Client) -> None:
+    leader_id = f'broker:leader:parcels:{parcels.address.database}'
     workers = {str(worker.container.pid): worker for worker in (start(), start())}
-    leader = wait_for(lambda: site.client.get_or_none('broker:leader:parcels'), 'the leader')
+    leader = wait_for(lambda: site.client.get_or_none(leader_id), 'the leader')
     pid = leader['holder'].split(':')[1]
     for kill in (lambda: None, workers[pid].kill):
         kill()
         results = [publisher.send_task('add', (n, n)) for n in range(50)]
         assert [result.get(timeout=PATIENCE) for result in results] == [2 * n for n in range(50)]
-    assert site.client.get('broker:leader:parcels')['holder'].split(':')[1] != pid
+    assert site.client.get(leader_id)['holder'].split(':')[1] != pid
 
 
 def test_publisher_without_rights_on_the_broker(site: Site, start: Callable[..., Any], parcels: Client,
