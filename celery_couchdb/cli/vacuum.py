@@ -13,7 +13,7 @@ from kombu_couchdb.admin.vacuum import AGE, Report, vacuum
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 
-from .output import Column, age, coloured, size, table, width
+from .output import Column, age, asked, say, show, size, table, width
 from .site import administrator, app_of, broker_of, results_of
 
 __all__ = ['command']
@@ -31,7 +31,7 @@ _STEPS = {
 @click.option('--age', 'oldest', metavar='SECONDS', type=click.FloatRange(min=0), default=AGE, show_default=True,
               help='Take away only what was deleted longer ago than this. It must be longer than the visibility timeout.')
 @click.option('--no-wait', is_flag=True, help='Do not wait: take away only what was deleted before an earlier vacuum.')
-@click.option('--yes', is_flag=True, help='Do not ask.')
+@click.option('--yes', '-y', is_flag=True, help='Do not ask.')
 @administrator
 @click.pass_context
 def command(ctx: click.Context, oldest: float, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
@@ -44,23 +44,23 @@ def command(ctx: click.Context, oldest: float, no_wait: bool, yes: bool, admin: 
     clients = _distinct(broker_of(app, admin), results_of(app, admin))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
-        click.confirm(f'Take what is left of finished work out of {names}?', abort=True)
+        asked(f'Take what is left of finished work out of {names}?')
     reports = []
     for client in clients:
-        click.echo(client.address.url, err=True)
+        say(client.address.url, err=True)
         with _Bars() as bars:
             try:
                 reports.append(vacuum(client, bars.show, age=oldest, wait=not no_wait))
             except DatabaseMissing:
-                click.echo('does not exist yet: there is nothing to take away', err=True)
+                say('does not exist yet: there is nothing to take away', err=True)
             except KeyboardInterrupt as exc:
                 bars.close()
                 raise click.ClickException('stopped; what was taken away is gone, and another run goes on with the rest') from exc
     if reports:
-        click.echo(coloured(_summary(reports)))
+        show(_summary(reports))
     for report in reports:
         for line in _remarks(report, oldest):
-            click.echo(f'{report.database}: {line}')
+            say(f'{report.database}: {line}')
 
 
 def _distinct(broker: Client, results: Client | None) -> list[Client]:

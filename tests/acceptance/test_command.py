@@ -72,7 +72,7 @@ def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str
     assert planned.endswith('Nothing was changed: this was a dry run.\n')
     assert 'run "celery -A your_app couchdb setup"' in sentence(couchdb(site, 'status'))
     done = succeeded(couchdb(site, *administrator, **password))
-    assert done == planned.replace('to do', 'done ').rpartition('Nothing')[0]
+    assert done == planned.replace('not yet', 'done   ').rpartition('Nothing')[0]
     assert member['user'] in done
     assert member['password'] not in done
 
@@ -85,6 +85,30 @@ def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str
     status = succeeded(couchdb(site, 'status', '--json'))
     assert json.loads(status)['queues'].keys() == {'celery'}
     assert member['password'] not in status
+
+
+def test_the_administrator_s_password_is_not_shown_while_it_is_typed(site: Site) -> None:
+    words, variables = arguments('setup', '--admin', site.server.user, '--dry-run'), environment(site)
+    variables.pop('COUCHDB_ADMIN_PASSWORD', None)
+    child, terminal = pty.fork()
+    if not child:
+        try:
+            os.chdir(ROOT)
+            os.execve(words[0], words, variables)
+        finally:
+            os._exit(70)
+    written, prompt = b'', f'Password of {site.server.user}: '.encode()
+    try:
+        while part := os.read(terminal, 4096):
+            asked, written = prompt in written, written + part
+            if not asked and prompt in written:  # with its blank, which comes when the terminal was told not to echo
+                os.write(terminal, site.server.password.encode() + b'\n')
+    except OSError:
+        pass  # Linux says so when the other side was closed
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, written.decode()
+    assert b'Nothing was changed' in written
+    assert site.server.password.encode() not in written
 
 
 def test_setup_while_workers_run(site: Site) -> None:
