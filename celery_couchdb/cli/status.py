@@ -31,9 +31,10 @@ _LATE = 300.0
 def command(ctx: click.Context, watch: float | None, as_json: bool, temporary: bool, admin: tuple[str, str] | None) -> None:
     """Show queues, consumers and databases.
 
-    READY can run now, SCHEDULED is planned for later, RUNNING is with a consumer, DEAD was refused or failed for good. OLDEST is
-    how long the oldest ready message has been due, RATE/S how many are acknowledged a second. A consumer without a heartbeat
-    within the visibility timeout is overdue: what it holds goes to others.
+    READY can run now, SCHEDULED is planned for later, HELD is with a worker and not acknowledged yet, DEAD was refused or failed
+    for good. HELD counts what a worker has prefetched, too, and not what runs and was acknowledged early: "celery inspect
+    active" asks the workers what runs. OLDEST is how long the oldest ready message has been due, RATE/S how many are acknowledged
+    a second. A consumer without a heartbeat within the visibility timeout is overdue: what it holds goes to others.
     """
     app = app_of(ctx)
     broker, results = broker_of(app, admin), results_of(app, admin)
@@ -75,10 +76,10 @@ def _queues(queues: dict[str, Queue], room: int) -> str:
     if not queues:
         return 'No queues yet: they are declared by the first worker, or with the first message.'
     columns = [Column('QUEUE', least=10), Column('READY', right=True), Column('SCHEDULED', right=True),
-               Column('RUNNING', right=True), Column('DEAD', right=True), Column('OLDEST', right=True),
+               Column('HELD', right=True), Column('DEAD', right=True), Column('OLDEST', right=True),
                Column('RATE/S', right=True)]
     return table(columns, [
-        [name, count(queue['ready']), count(queue['scheduled']), count(queue['running']), count(queue['dead'], fg='red'),
+        [name, count(queue['ready']), count(queue['scheduled']), count(queue['held']), count(queue['dead'], fg='red'),
          _oldest(queue['oldest']), rate(queue['rate'])] for name, queue in queues.items()], room)
 
 

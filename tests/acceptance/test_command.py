@@ -160,6 +160,27 @@ def test_status_of_a_site_at_work(site: Site) -> None:
     assert '\x1b' not in ''.join(page)
 
 
+@pytest.mark.parametrize(('task', 'total'), [('late_nap', 6), ('nap', 5)])
+def test_held_is_what_is_not_acknowledged_begun_or_not(site: Site, task: str, total: int) -> None:
+    """A worker with a prefetch count of 3 runs one task; one that is acknowledged early is not held any more."""
+    worker = site.worker('-Q', 'celery', concurrency=1, worker_prefetch_multiplier=3)
+    for name in 'abcdef':
+        site.send(task, str(site.journal), name, None)
+    wait_for(site.journalled, 'the first to begin')
+
+    def found() -> tuple[int, int]:
+        queue = json.loads(succeeded(couchdb(site, 'status', '--json')))['queues']['celery']
+        assert queue['running'] == queue['held']
+        return queue['ready'], queue['held']
+    wait_for(lambda: found() == (total - 3, 3), 'the prefetched')
+    active = site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).active()
+    assert [len(tasks) for tasks in active.values()] == [1]
+    page = [line.split() for line in succeeded(couchdb(site, 'status')).splitlines()]
+    assert page[2][:5] == ['QUEUE', 'READY', 'SCHEDULED', 'HELD', 'DEAD']
+    assert ['celery', str(total - 3), '0', '3', '0'] == page[3][:5]
+    site.go_on()
+
+
 @pytest.mark.parametrize(('given', 'begin'), [(['--json'], '{"server"'), ([], 'CouchDB')])
 def test_watching_ends_with_ctrl_c(site: Site, given: list[str], begin: str, apache_couchdb: bool) -> None:
     succeeded(couchdb(site, 'setup'))
