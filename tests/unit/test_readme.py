@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -13,6 +15,17 @@ from celery_couchdb.cli import couchdb
 
 README = (Path(__file__).parents[2] / 'README.rst').read_text('utf-8')
 SHOWN = sorted(set(re.findall(r'\$ celery -A shop couchdb (.*)', README)))
+
+
+def test_the_app_that_is_shown_loses_no_task_that_runs() -> None:
+    """`tests/acceptance/test_acknowledgement.py` has what becomes of it with these settings, and without."""
+    block = re.search(r'^\.\. code-block:: python\n\n((?: {4}.*\n|\n)+)', README, re.MULTILINE)
+    assert block is not None
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(block[1]), names)
+    app = names['app']
+    assert (app.conf.task_acks_late, app.conf.task_reject_on_worker_lost) == (True, True)
+    assert names['add'](2, 3) == 5
 
 
 def test_all_commands_are_shown() -> None:
