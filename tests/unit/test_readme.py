@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,16 @@ def test_command_exists(line: str) -> None:
     assert command is not None
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith('-')} <= known
+
+
+def commands(group: click.Group) -> Iterator[click.Command]:
+    """Yield all commands of a group, and of those within it."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        yield from commands(command) if isinstance(command, click.Group) else [command]
+
+
+def test_all_that_ask_can_be_told_not_to_in_the_same_way() -> None:
+    told = [option.opts for command in commands(couchdb) for option in command.params if option.name == 'yes']
+    assert told == [['--yes', '-y']] * 4
