@@ -11,9 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from kombu.log import get_logger
-
 from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.log import get_logger
 
 from .documents import Document
 from .store import Recent, Store

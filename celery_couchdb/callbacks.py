@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery._state import task_join_will_block
-from kombu.log import get_logger
 from vine import barrier, promise
 
 from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.log import get_logger
 
 from .documents import Document
 from .reader import Reader, Waiter

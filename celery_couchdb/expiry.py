@@ -11,10 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from kombu.log import get_logger
-
 from kombu_couchdb.answers import exactly, members, revision, text
 from kombu_couchdb.errors import RETRIED, CouchDBError
+from kombu_couchdb.log import get_logger
 
 from .chords import Chords
 from .store import Store

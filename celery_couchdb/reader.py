@@ -17,13 +17,12 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from kombu.log import get_logger
-
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import RETRIED, AccessDenied, ConfigurationError, CouchDBError, NotCouchDB
 from kombu_couchdb.feed import Longpoll
 from kombu_couchdb.forks import Shared, reset_in_child
+from kombu_couchdb.log import get_logger
 
 from .documents import Document
 from .options import Options

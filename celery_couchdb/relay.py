@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import BinaryIO
 
-from kombu.log import get_logger
 from kombu.utils.json import dumps
 
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.group_commit import GroupCommit
+from kombu_couchdb.log import get_logger
 
 from .documents import Document
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from kombu.exceptions import EncodeError
-from kombu.log import get_logger
 from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.answers import Shape
 from kombu_couchdb.client import Client, Row, chunks
 from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, DocumentTooLarge, NotFound, from_answer
 from kombu_couchdb.group_commit import GroupCommit
+from kombu_couchdb.log import get_logger
 
 from . import design
 from .documents import Document, is_expired, is_final, is_outdated

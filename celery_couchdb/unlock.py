@@ -15,9 +15,9 @@ from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from celery.result import GroupResult, ResultSet
 from celery.utils.functional import _regen
 from kombu.exceptions import EncodeError, OperationalError
-from kombu.log import get_logger
 
 from kombu_couchdb.errors import RETRIED, ServerUnavailable
+from kombu_couchdb.log import get_logger
 from kombu_couchdb.once import once
 
 from .chords import LAG, Chords, size_of

@@ -9,7 +9,6 @@ from typing import Any
 
 import amqp
 from amqp.protocol import queue_declare_ok_t
-from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
@@ -22,6 +21,7 @@ from .declared import Declared
 from .delivery import Credit, Delivery, Subscription
 from .errors import ServerUnavailable, from_answer
 from .holdings import Holdings
+from .log import get_logger
 from .once import copy_id, fixed_id, is_fixed
 from .qos import Message, QoS
 from .routing import topic_pattern

@@ -6,8 +6,6 @@ import itertools
 import time
 from collections.abc import Mapping
 
-from kombu.log import get_logger
-
 from . import workitem
 from .bodies import Body, read
 from .body import stub
@@ -17,6 +15,7 @@ from .delivery import Credit, Delivery, Subscription
 from .holdings import Holdings
 from .lease import Lease
 from .limits import Limits
+from .log import get_logger
 from .options import Options
 from .outbox import Change
 from .pull import Pull

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 import requests
-from kombu.log import get_logger
 
 from . import errors
 from .answers import DOCUMENT, Shape, both, document, equal, exactly, items, maybe, members, revision, rows, sequence, text
 from .bulk import Bulk, Document, path_of
+from .log import get_logger
 
 __all__ = ['CHANGES', 'LAST', 'Client', 'Document', 'Row', 'chunks', 'path_of']
 

@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 
-from kombu.log import get_logger
-
 from .forks import Shared
+from .log import get_logger
 
 __all__ = ['ServerClock']
 

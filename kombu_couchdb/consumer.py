@@ -17,8 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from kombu.log import get_logger
-
 from . import workitem
 from .announced import Announced
 from .bodies import Bodies
@@ -30,6 +28,7 @@ from .errors import AccessDenied, ConfigurationError, CouchDBError
 from .heartbeat import Heartbeat
 from .holdings import Holdings
 from .lease import Lease, Sweeper
+from .log import get_logger
 from .mailbox import Mailbox
 from .news import News
 from .options import Options

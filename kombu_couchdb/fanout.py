@@ -15,11 +15,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kombu.log import get_logger
-
 from . import workitem
 from .client import Client, Document
 from .errors import Conflict
+from .log import get_logger
 
 __all__ = ['BROADCAST', 'Broadcaster', 'Listener']
 

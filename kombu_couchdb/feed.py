@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import requests
-from kombu.log import get_logger
 
 from .client import CHANGES, Client, Document, Row
 from .errors import BrokenAnswer, CouchDBError, ServerUnavailable
+from .log import get_logger
 
 __all__ = ['LIMIT', 'Feed', 'Longpoll']
 

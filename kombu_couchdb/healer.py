@@ -11,11 +11,10 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from kombu.log import get_logger
-
 from . import design
 from .client import Client, Document
 from .errors import AccessDenied, Conflict, NotFound
+from .log import get_logger
 
 __all__ = ['SYNC', 'Healer', 'Rule', 'write_each']
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from kombu.log import get_logger
-
 from .client import Client, Document
 from .errors import CouchDBError, from_answer
 from .holdings import Holdings
 from .lease import Lease
+from .log import get_logger
 from .outbox import Change
 
 __all__ = ['Heartbeat']

@@ -11,13 +11,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
-from kombu.log import get_logger
-
 from . import workitem
 from .client import Document
 from .clock import ServerClock
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
 from .lease import Lease
+from .log import get_logger
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .pull import Pull

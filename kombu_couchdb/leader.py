@@ -16,10 +16,9 @@ import socket
 import time
 import uuid
 
-from kombu.log import get_logger
-
 from .client import Client, Document
 from .errors import CouchDBError, from_answer
+from .log import get_logger
 
 __all__ = ['LEADER', 'LEASE', 'RENEWED', 'Leader']
 

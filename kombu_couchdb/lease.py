@@ -16,12 +16,11 @@ from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import Any
 
-from kombu.log import get_logger
-
 from . import design, void
 from .client import Document
 from .healer import SYNC, Healer
 from .limits import limit_in
+from .log import get_logger
 from .members import CONSUMER, queues_of
 from .store import Store
 from .temporary import UnusedQueues

@@ -14,13 +14,13 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import requests
-from kombu.log import get_logger
 from requests.adapters import HTTPAdapter
 
 from . import errors
 from .address import Address
 from .clock import ServerClock
 from .forks import Shared, reset_in_child
+from .log import get_logger
 from .login import Login
 
 __all__ = ['Node', 'Nodes']

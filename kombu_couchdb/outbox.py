@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kombu.log import get_logger
-
 from . import workitem
 from .bell import Bell
 from .client import Document
+from .log import get_logger
 
 __all__ = ['Change', 'Outbox']
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from kombu.log import get_logger
-
 from . import design, unique, void, waiting, workitem
 from .answers import anything, exactly, maybe, members, number, revision, text
 from .client import LAST, Client, Document, Row, chunks
 from .errors import AccessDenied, BrokenAnswer, Conflict, CouchDBError, DatabaseMissing, NotFound, ServerUnavailable, from_answer
 from .group_commit import GroupCommit
 from .healer import write_each
+from .log import get_logger
 from .routing import QUEUE
 
 __all__ = ['REVISIONS', 'SEEN', 'Store']

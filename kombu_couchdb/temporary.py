@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from kombu.log import get_logger
-
 from .answers import number
 from .client import Client
 from .errors import CouchDBError
+from .log import get_logger
 from .members import CONSUMER, queues_of
 from .store import Store
 from .topology import Topology

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 import requests
-from kombu.log import get_logger
 from kombu.transport import virtual
 
 from . import errors
@@ -31,6 +30,7 @@ from .errors import CouchDBError
 from .fanout import BROADCAST, Broadcaster, Listener
 from .holdings import Holdings
 from .lease import CONSUMER
+from .log import get_logger
 from .mailbox import Mailbox
 from .members import queues_of
 from .news import News

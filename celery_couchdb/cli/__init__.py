@@ -40,13 +40,18 @@ class _Commands(click.Group):
         from celery.exceptions import ImproperlyConfigured
 
         from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
+        from kombu_couchdb.log import printable
         try:
             return super().invoke(ctx)
+        except click.UsageError:
+            raise  # it shows what was typed
+        except click.ClickException as exc:
+            raise click.ClickException(printable(exc.message)) from exc
         except (DatabaseMissing, NotFound) as exc:
             hint = '' if 'couchdb setup' in str(exc) else '; run "celery -A your_app couchdb setup"'
-            raise click.ClickException(f'{exc}{hint}') from exc
+            raise click.ClickException(printable(f'{exc}{hint}')) from exc
         except (CouchDBError, ImproperlyConfigured) as exc:
-            raise click.ClickException(str(exc)) from exc
+            raise click.ClickException(printable(str(exc))) from exc
 
 
 @click.group('couchdb', cls=_Commands, context_settings={'help_option_names': ['-h', '--help']})

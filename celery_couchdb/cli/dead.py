@@ -13,10 +13,12 @@ import click
 from kombu_couchdb.admin import dead
 from kombu_couchdb.admin.jobs import find
 from kombu_couchdb.client import Document
+from kombu_couchdb.workitem import task_id
 
 from ..jobs import Jobs
-from .described import described, json_line, letters_table, shown
-from .output import coloured, width
+from .described import described, letters_table, shown
+from .named import whole
+from .output import asked, json_line, say, show, width
 from .site import jobs_of
 
 __all__ = ['command']
@@ -44,24 +46,24 @@ def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> N
     docs = list(islice(dead.letters(jobs.client, queue), limit))
     if as_json:
         for doc in docs:
-            click.echo(json_line(described(jobs, doc)))
+            show(json_line(described(jobs, doc)))
         return
     if not docs:
-        click.echo('There are no dead letters.')
+        say('There are no dead letters.')
         return
-    click.echo(coloured(letters_table(docs, jobs.client.clock.now(), width())))
+    show(letters_table(docs, jobs.client.clock.now(), width()))
     if (total := dead.count(jobs.client, queue)) > len(docs):
-        click.echo(f'These are {len(docs)} of {total:,} (--limit).', err=True)
+        say(f'These are {len(docs)} of {total:,} (--limit).', err=True)
 
 
 @command.command('show')
 @click.argument('name', metavar='ID')
 @click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
 @click.pass_context
-def show(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show a dead letter, with its message decoded. ID is that of its task, or of its document."""
+def show_(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show a dead letter, with its message decoded. ID is that of its task or of its document, or how it begins."""
     jobs = jobs_of(ctx)
-    click.echo(shown(jobs, _named(jobs, [name]), as_json))
+    show(shown(jobs, _named(jobs, [name]), as_json))
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +82,8 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
     """Give dead letters back to their queues, at the end, as if they had never been delivered.
 
-    What they may have left as results is forgotten, and they do not expire any more.
+    ID is that of a task or of a document, or how it begins. What they may have left as results is forgotten, and they do not
+    expire any more.
     """
     jobs = jobs_of(ctx)
     refused: dict[str, str] = {}
@@ -92,8 +95,8 @@ def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every:
 
     done, _ = _each(jobs, names, queue, every, yes, 'Replay', back)
     for name, reason in refused.items():
-        click.echo(f'{name}: {reason}', err=True)
-    click.echo(f'{done:,} replayed.')
+        say(f'{name}: {reason}', err=True)
+    say(f'{done:,} replayed.')
     if refused:
         ctx.exit(1)
 
@@ -102,10 +105,10 @@ def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every:
 @_choosing
 @click.pass_context
 def drop(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
-    """Delete dead letters for good."""
+    """Delete dead letters for good. ID is that of a task or of a document, or how it begins."""
     jobs = jobs_of(ctx)
     done, chosen = _each(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs))
-    click.echo(f'{done:,} dropped.')
+    say(f'{done:,} dropped.')
     if done < chosen:
         raise click.ClickException(f'{chosen - done:,} were changed by somebody else just now')
 
@@ -113,7 +116,8 @@ def drop(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: b
 def _named(jobs: Jobs, names: Sequence[str]) -> list[Document]:
     found: dict[str, Document] = {}
     for name in names:
-        letters = [doc for doc in find(jobs.client, name) if doc.get('status')]
+        full = whole(jobs.client, name, dead=True)
+        letters = [doc for doc in find(jobs.client, full) if doc.get('status')]
         if not letters:
             raise click.ClickException(f'there is no dead letter {name!r}')
         found |= {doc['_id']: doc for doc in letters}
@@ -136,8 +140,10 @@ def _each(jobs: Jobs, names: Sequence[str], queue: str | None, every: bool, yes:
     if not total:
         return 0, 0
     which = f'{total:,} dead letter{"s" if total > 1 else ""}' + (f' of queue {queue}' if queue else '')
+    if len(named) == 1:
+        which = f'dead letter {task_id(named[0]) or named[0]["_id"]}'
     if not yes:
-        click.confirm(f'{verb} {which}?', abort=True)
+        asked(f'{verb} {which}?')
     done = chosen = 0
     with click.progressbar(length=total, label=verb, file=sys.stderr) if total > _MANY else nullcontext() as bar:
         while part := list(islice(letters, _BATCH)):

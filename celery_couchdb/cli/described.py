@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
-
-from kombu.utils.json import JSONEncoder
 
 from kombu_couchdb import workitem
 from kombu_couchdb.client import Document
 from kombu_couchdb.lease import CONSUMER
 
 from ..jobs import Jobs, Unreadable
-from .output import NONE, Cell, Column, age, printable, table
+from .output import NONE, Cell, Column, age, json_line, printable, table
 
-__all__ = ['described', 'json_line', 'letters_table', 'listed', 'page', 'shown']
+__all__ = ['described', 'letters_table', 'listed', 'page', 'shown']
 
 #: How many characters of the arguments stand in a page of their own line before they are cut.
 _LONG = 2000
@@ -45,19 +42,6 @@ def described(jobs: Jobs, doc: Document) -> dict[str, Any]:
         'args': body[0] if task else None, 'kwargs': body[1] if task else None, 'body': None if task else body,
         'unreadable': unreadable,
     }
-
-
-def json_line(value: Any) -> str:
-    """Return JSON in one line; what JSON does not know stands as text."""
-    return json.dumps(value, cls=_Encoder, ensure_ascii=False)
-
-
-class _Encoder(JSONEncoder):
-    def default(self, o: Any) -> Any:
-        try:
-            return super().default(o)
-        except TypeError:
-            return repr(o)
 
 
 def shown(jobs: Jobs, docs: Sequence[Document], as_json: bool) -> str:

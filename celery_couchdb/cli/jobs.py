@@ -6,8 +6,9 @@ import click
 
 from kombu_couchdb.admin.jobs import STATES, find, listing
 
-from .described import described, json_line, listed, shown
-from .output import coloured, width
+from .described import described, listed, shown
+from .named import whole
+from .output import json_line, say, show, width
 from .site import jobs_of
 
 __all__ = ['command']
@@ -31,27 +32,28 @@ def list_(ctx: click.Context, queue: str | None, states: tuple[str, ...], limit:
     docs = listing(jobs.client, states or STATES[:3], queue, limit + 1)
     if as_json:
         for doc in docs[:limit]:
-            click.echo(json_line(described(jobs, doc)))
+            show(json_line(described(jobs, doc)))
         return
     if not docs:
-        click.echo('There are none.')
+        say('There are none.')
         return
-    click.echo(coloured(listed(docs[:limit], jobs.client.clock.now(), width())))
+    show(listed(docs[:limit], jobs.client.clock.now(), width()))
     if len(docs) > limit:
-        click.echo(f'These are the first {limit}; there are more (--limit).', err=True)
+        say(f'These are the first {limit}; there are more (--limit).', err=True)
 
 
 @command.command('show')
 @click.argument('name', metavar='ID')
 @click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
 @click.pass_context
-def show(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show a job, with its message decoded. ID is that of its task, or of its document."""
+def show_(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show a job, with its message decoded. ID is that of its task or of its document, or how it begins."""
     jobs = jobs_of(ctx)
+    name = whole(jobs.client, name)
     docs = find(jobs.client, name)
     if not docs:
         holders = ', '.join(f'{worker} ({how})' for worker, how in jobs.workers(name).items())
         raise click.ClickException(f'job {name!r} is not in a queue' + (
             f': it was acknowledged early, and is with {holders}' if holders
             else ' and with no worker: it is done, has expired or was removed, or was never here'))
-    click.echo(shown(jobs, docs, as_json))
+    show(shown(jobs, docs, as_json))

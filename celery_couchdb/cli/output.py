@@ -1,7 +1,12 @@
-"""What the commands print: numbers, ages and sizes as people read them, and tables of them."""
+"""What the commands print: numbers, ages and sizes as people read them, tables of them, and JSON.
+
+Names, ids and reasons in documents may be any text, and so nothing else prints: neither a line nor a table nor JSON has a
+character in it by which such a text could write to the terminal.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,8 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
+from kombu.utils.json import JSONEncoder
 
-__all__ = ['NONE', 'Cell', 'Column', 'age', 'count', 'coloured', 'printable', 'rate', 'shortened', 'size', 'table', 'width']
+from kombu_couchdb.log import printable
+
+__all__ = [
+    'NONE', 'Cell', 'Column', 'age', 'asked', 'coloured', 'count', 'json_line', 'printable', 'rate', 'redraw', 'say',
+    'shortened', 'show', 'size', 'table', 'width',
+]
 
 #: What stands for a value that there is not.
 NONE = '-'
@@ -19,6 +30,9 @@ _GAP = '  '
 
 #: More columns than any table has.
 _ENDLESS = 1_000_000
+
+#: Moves the cursor to the upper left corner; clears the rest of a line, and what is below.
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = '\x1b[H', '\x1b[K', '\x1b[J'
 
 
 @dataclass(frozen=True)
@@ -80,11 +94,6 @@ def age(seconds: float | None) -> str:
     return f'{whole} s'
 
 
-def printable(text: str) -> str:
-    """Return text in one line, without the control characters by which a name could write to the terminal."""
-    return ''.join(char if char.isprintable() else '?' for char in text)
-
-
 def shortened(text: str, length: int) -> str:
     """Return text with at most `length` characters; an ellipsis in its middle stands for what was left out."""
     if len(text) <= length:
@@ -120,11 +129,39 @@ def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell])
     return _GAP.join(parts).rstrip(' ')
 
 
+# -- JSON
+
+def json_line(value: Any) -> str:
+    """Return JSON in one line; what JSON does not know stands as text, and what is not printable as `\\u009b`."""
+    text = json.dumps(value, cls=_Encoder, ensure_ascii=False)
+    return text if text.isprintable() else ''.join(
+        char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+class _Encoder(JSONEncoder):
+    def default(self, o: Any) -> Any:
+        try:
+            return super().default(o)
+        except TypeError:
+            return repr(o)
+
+
 # -- the terminal
 
-def width() -> int:
-    """Return how many columns there are to print in: those of the terminal; in a file or a pipe nothing is shortened."""
-    return shutil.get_terminal_size((80 if sys.stdout.isatty() else _ENDLESS, 24)).columns
+def say(text: str, *, err: bool = False) -> None:
+    """Print one line, of whatever text, to stdout or stderr."""
+    click.echo(printable(text), err=err)
+
+
+def show(text: str) -> None:
+    """Print what `table`, `json_line` and their like have made."""
+    click.echo(coloured(text))
+
+
+def redraw(text: str) -> None:
+    """Write such text over what was drawn before, in one go and without clearing the screen first: it does not flicker."""
+    lines = coloured(text).split('\n')[:shutil.get_terminal_size().lines - 1]
+    click.echo(_HOME + ''.join(f'{line}{_CLEAR_LINE}\n' for line in lines) + _CLEAR_BELOW, nl=False)
 
 
 def coloured(text: str) -> str:
@@ -135,3 +172,13 @@ def coloured(text: str) -> str:
     context = click.get_current_context(silent=True)
     unwanted = context is not None and getattr(context.find_root().obj, 'no_color', False)
     return click.unstyle(text) if unwanted else text
+
+
+def asked(question: str) -> None:
+    """Ask whether to go on; *raises* `click.Abort` if not."""
+    click.confirm(printable(question), abort=True)
+
+
+def width() -> int:
+    """Return how many columns there are to print in: those of the terminal; in a file or a pipe nothing is shortened."""
+    return shutil.get_terminal_size((80 if sys.stdout.isatty() else _ENDLESS, 24)).columns

@@ -13,7 +13,7 @@ from kombu_couchdb.store import REVISIONS
 from kombu_couchdb.transport import Transport
 
 from .. import design
-from .output import coloured
+from .output import printable, say, show
 from .site import administrator, app_of, broker_of, parcels_of, results_of
 
 __all__ = ['command']
@@ -47,11 +47,11 @@ def command(ctx: click.Context, members: tuple[str, ...], publishers: tuple[str,
     plans = [(wanted.client.address.url, plan(wanted, living))
              for wanted in [*_merged(broker, results), *([parcels] if parcels else [])]]
     for url, steps in plans:
-        click.echo(coloured(click.style(url, bold=True)))
+        show(click.style(printable(url), bold=True))
         for step in steps:
-            click.echo(coloured(_take(step, dry_run)))
+            show(_take(step, dry_run))
     if dry_run:
-        click.echo('Nothing was changed: this was a dry run.')
+        say('Nothing was changed: this was a dry run.')
 
 
 def _take(step: Step, dry_run: bool) -> str:
@@ -61,11 +61,11 @@ def _take(step: Step, dry_run: bool) -> str:
     elif step.do is None:
         word, colour = 'ok', 'bright_black'
     elif dry_run:
-        word, colour = 'to do', 'yellow'
+        word, colour = 'not yet', 'yellow'
     else:
         step.do()
         word, colour = 'done', 'green'
-    return f'  {click.style(f"{word:5}", fg=colour)}  {step.goal}'
+    return f'  {click.style(f"{word:7}", fg=colour)}  {printable(step.goal)}'
 
 
 # -- what is wanted

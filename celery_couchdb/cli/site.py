@@ -15,7 +15,7 @@ from kombu_couchdb.client import Client
 from ..backend import CouchDBBackend
 from ..jobs import Jobs, client_of
 
-__all__ = ['administrator', 'app_of', 'broker_of', 'jobs_of', 'parcels_of', 'results_of']
+__all__ = ['administrator', 'app_of', 'broker_of', 'jobs_of', 'lease_of', 'parcels_of', 'results_of']
 
 F = TypeVar('F', bound=Callable[..., Any])
 
@@ -34,6 +34,12 @@ def app_of(ctx: click.Context) -> Any:
 def broker_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
     """Return a client for the broker's database; with `admin`, a user and password, as that user."""
     return _client(client_of(app), admin)
+
+
+def lease_of(app: Any) -> float:
+    """Return the visibility timeout that the app gives its workers, in seconds."""
+    with app.connection_for_write() as connection:
+        return float(connection.transport.options.visibility_timeout)
 
 
 def jobs_of(ctx: click.Context) -> Jobs:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 import time
 
@@ -13,16 +11,13 @@ from kombu_couchdb.admin.status import Consumer, Database, Queue, Status, status
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 
-from .output import Cell, Column, age, coloured, count, rate, size, table, width
+from .output import Cell, Column, age, count, json_line, printable, rate, redraw, say, show, size, table, width
 from .site import administrator, app_of, broker_of, results_of
 
 __all__ = ['command']
 
 #: From which age on the oldest message that could run is worth a look, in seconds.
 _LATE = 300.0
-
-#: Moves the cursor to the upper left corner; clears the rest of a line, and what is below.
-_HOME, _CLEAR_LINE, _CLEAR_BELOW = '\x1b[H', '\x1b[K', '\x1b[J'
 
 
 @click.command('status')
@@ -36,39 +31,33 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = '\x1b[H', '\x1b[K', '\x1b[J'
 def command(ctx: click.Context, watch: float | None, as_json: bool, temporary: bool, admin: tuple[str, str] | None) -> None:
     """Show queues, consumers and databases.
 
-    READY can run now, SCHEDULED is planned for later, RUNNING is with a consumer, DEAD was refused or failed for good. OLDEST is
-    how long the oldest ready message has been due, RATE/S how many are acknowledged a second. A consumer without a heartbeat
-    within the visibility timeout is overdue: what it holds goes to others.
+    READY can run now, SCHEDULED is planned for later, HELD is with a worker and not acknowledged yet, DEAD was refused or failed
+    for good. HELD counts what a worker has prefetched, too, and not what runs and was acknowledged early: "celery inspect
+    active" asks the workers what runs. OLDEST is how long the oldest ready message has been due, RATE/S how many are acknowledged
+    a second. A consumer without a heartbeat within the visibility timeout is overdue: what it holds goes to others.
     """
     app = app_of(ctx)
     broker, results = broker_of(app, admin), results_of(app, admin)
     if watch is None:
-        click.echo(_text(broker, results, as_json, temporary))
+        show(_text(broker, results, as_json, temporary))
         return
     try:
         while True:
             try:
                 text = _text(broker, results, as_json, temporary)
             except ServerUnavailable as exc:  # it may come back, and whoever watches wants to see that
-                click.echo(f'Error: {exc}', err=True)
+                say(f'Error: {exc}', err=True)
             else:
-                show = _redraw if sys.stdout.isatty() and not as_json else click.echo
-                show(text)
+                (redraw if sys.stdout.isatty() and not as_json else show)(text)
             time.sleep(watch)
     except KeyboardInterrupt:
         if sys.stderr.isatty():
-            click.echo(err=True)  # what is printed next shall not stand behind ^C
+            say('', err=True)  # what is printed next shall not stand behind ^C
 
 
 def _text(broker: Client, results: Client | None, as_json: bool, temporary: bool) -> str:
     found = status(broker, results, temporary=temporary)
-    return json.dumps(found) if as_json else coloured(_page(found, width()))
-
-
-def _redraw(text: str) -> None:
-    """Write over what was drawn before, in one go and without clearing the screen first: it does not flicker."""
-    lines = text.split('\n')[:shutil.get_terminal_size().lines - 1]
-    click.echo(_HOME + ''.join(f'{line}{_CLEAR_LINE}\n' for line in lines) + _CLEAR_BELOW, nl=False)
+    return json_line(found) if as_json else _page(found, width())
 
 
 # -- the page
@@ -76,7 +65,7 @@ def _redraw(text: str) -> None:
 def _page(found: Status, room: int) -> str:
     server = found['server']
     title = f'{"PouchDB (embedded)" if server["embedded"] else "CouchDB"} {server["version"]} at {server["url"]}'
-    parts = [title, _queues(found['queues'], room)]
+    parts = [printable(title), _queues(found['queues'], room)]
     if found['spoilt']:
         parts.append(click.style(f'{found["spoilt"]:,} without a queue that can be read: see "couchdb dead"', fg='red'))
     parts += [_consumers(found['consumers'], room), _databases(found, room)]
@@ -87,10 +76,10 @@ def _queues(queues: dict[str, Queue], room: int) -> str:
     if not queues:
         return 'No queues yet: they are declared by the first worker, or with the first message.'
     columns = [Column('QUEUE', least=10), Column('READY', right=True), Column('SCHEDULED', right=True),
-               Column('RUNNING', right=True), Column('DEAD', right=True), Column('OLDEST', right=True),
+               Column('HELD', right=True), Column('DEAD', right=True), Column('OLDEST', right=True),
                Column('RATE/S', right=True)]
     return table(columns, [
-        [name, count(queue['ready']), count(queue['scheduled']), count(queue['running']), count(queue['dead'], fg='red'),
+        [name, count(queue['ready']), count(queue['scheduled']), count(queue['held']), count(queue['dead'], fg='red'),
          _oldest(queue['oldest']), rate(queue['rate'])] for name, queue in queues.items()], room)
 
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import click
 
-from kombu_couchdb.admin.vacuum import AGE, Report, vacuum
+from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, vacuum
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 
-from .output import Column, age, coloured, size, table, width
-from .site import administrator, app_of, broker_of, parcels_of, results_of
+from .output import Column, age, asked, say, show, size, table, width
+from .site import administrator, app_of, broker_of, lease_of, parcels_of, results_of
 
 __all__ = ['command']
+
+#: How much longer than the longest lease it is by default, in seconds.
+_MARGIN = 60.0
 
 _STEPS = {
     'wait': 'Waiting until what was deleted is old enough',
@@ -28,39 +31,53 @@ _STEPS = {
 
 
 @click.command('vacuum')
-@click.option('--age', 'oldest', metavar='SECONDS', type=click.FloatRange(min=0), default=AGE, show_default=True,
-              help='Take away only what was deleted longer ago than this. It must be longer than the visibility timeout.')
+@click.option('--age', 'given', metavar='SECONDS', type=click.FloatRange(min=0),
+              help='Take away only what was deleted longer ago than this. It must be longer than the visibility timeout of all '
+                   f'workers.  [default: {AGE:g}, or that timeout and a minute if this is more]')
 @click.option('--no-wait', is_flag=True, help='Do not wait: take away only what was deleted before an earlier vacuum.')
-@click.option('--yes', is_flag=True, help='Do not ask.')
+@click.option('--yes', '-y', is_flag=True, help='Do not ask.')
 @administrator
 @click.pass_context
-def command(ctx: click.Context, oldest: float, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
+def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool,
+            admin: tuple[str, str] | None) -> None:
     """Take tombstones, orphaned bindings, finished consumers and old broadcasts away, and compact.
 
     Workers may go on meanwhile. It needs a server administrator, and all nodes of a cluster. It can be stopped with Ctrl-C
     at any time; another run goes on with the rest.
     """
     app = app_of(ctx)
-    clients = _distinct(broker_of(app, admin), results_of(app, admin), parcels_of(app, admin))
+    broker = broker_of(app, admin)
+    clients = _distinct(broker, results_of(app, admin), parcels_of(app, admin))
+    oldest = _oldest(given, max(lease_of(app), longest_lease(broker)))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
-        click.confirm(f'Take what is left of finished work out of {names}?', abort=True)
+        asked(f'Take what is left of finished work out of {names}?')
     reports = []
     for client in clients:
-        click.echo(client.address.url, err=True)
+        say(client.address.url, err=True)
         with _Bars() as bars:
             try:
                 reports.append(vacuum(client, bars.show, age=oldest, wait=not no_wait))
             except DatabaseMissing:
-                click.echo('does not exist yet: there is nothing to take away', err=True)
+                say('does not exist yet: there is nothing to take away', err=True)
             except KeyboardInterrupt as exc:
                 bars.close()
                 raise click.ClickException('stopped; what was taken away is gone, and another run goes on with the rest') from exc
     if reports:
-        click.echo(coloured(_summary(reports)))
+        show(_summary(reports))
     for report in reports:
         for line in _remarks(report, oldest):
-            click.echo(f'{report.database}: {line}')
+            say(f'{report.database}: {line}')
+
+
+def _oldest(given: float | None, lease: float) -> float:
+    """Return how old a tombstone must be; *raises* `BadParameter` if what is given is within the longest lease, in seconds."""
+    if given is None:
+        return max(AGE, lease + _MARGIN)
+    if given <= lease:
+        raise click.BadParameter(f'{given:g} is not longer than the visibility timeout of the workers, {lease:g} s.',
+                                 param_hint="'--age'")
+    return given
 
 
 def _distinct(*clients: Client | None) -> list[Client]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kombu import Producer
-from kombu.log import get_logger
 
 from kombu_couchdb import bodies, design, parcels
 from kombu_couchdb.answers import exactly, members, number, revision, text
@@ -20,6 +19,7 @@ from kombu_couchdb.client import Document, Row
 from kombu_couchdb.errors import ConfigurationError, CouchDBError, NestedTooDeeply, Unstorable
 from kombu_couchdb.feed import Feed
 from kombu_couchdb.leader import Leader
+from kombu_couchdb.log import get_logger
 
 from .accept import Accept
 from .check import Refused, call_in, checked

@@ -11,10 +11,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import signals
-from kombu.log import get_logger
 
 from kombu_couchdb.errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.leader import RENEWED
+from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 
 from .mover import Mover

@@ -19,12 +19,15 @@ from ..errors import ConfigurationError, NotFound
 from ..feed import Longpoll
 from ..store import Store
 
-__all__ = ['STATES', 'Removal', 'find', 'listing', 'remove', 'state', 'watch']
+__all__ = ['STATES', 'Removal', 'complete', 'find', 'listing', 'remove', 'state', 'watch']
 
 STATES = ('running', 'pending', 'scheduled', 'dead', 'gone')
 
 #: A row of `waiting` by queue; that of a spoilt item may have anything for a name.
 _BY_QUEUE = members(key=exactly(lambda name: True))
+
+#: How many jobs are read to see whether the beginning of an id is that of one job only.
+_CANDIDATES = 200
 
 #: How long one wait for a change lasts at the most, in seconds: for what no change tells of.
 _LONGEST = 300.0
@@ -57,6 +60,19 @@ def find(client: Client, name: str) -> list[Document]:
         return [item for doc in docs.values() for item in _items(doc, now) if workitem.task_id(item) == name]
     doc = client.get_or_none(name)
     return [doc] if doc and doc.get('type') == 'WorkItem' else []
+
+
+def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
+    """Return the ids that begin with `start`: those of tasks, and of documents whose task's id does not.
+
+    With `dead` only dead letters count. At most `_CANDIDATES` jobs that begin so are looked at.
+    """
+    rows = client.view(design.JOBS, 'by_task', startkey=start, endkey=start + '\ufff0', include_docs=True, limit=_CANDIDATES)
+    docs = [row['doc'] for row in [*rows, *client.id_range(start, docs=True, limit=_CANDIDATES)] if row.get('doc')]
+    now = client.clock.now()
+    names = {name if (name := workitem.task_id(item) or '').startswith(start) else item['_id']
+             for doc in docs if doc.get('type') == 'WorkItem' and (doc.get('status') or not dead) for item in _items(doc, now)}
+    return sorted(name for name in names if name.startswith(start))
 
 
 def _items(doc: Document, now: float) -> Iterator[Document]:

@@ -31,10 +31,15 @@ _INFO = members(doc_count=number, doc_del_count=maybe(number), sizes=maybe(membe
 
 
 class Queue(TypedDict):
-    """How many messages a queue has, since when its oldest ready one has been due, and what is acknowledged a second."""
+    """How many messages a queue has, since when its oldest ready one has been due, and what is acknowledged a second.
+
+    `held` is what consumers have claimed and not acknowledged, begun or not: what has begun is not in the database.
+    `running` is the same number under its earlier name.
+    """
 
     ready: int
     scheduled: int
+    held: int
     running: int
     dead: int
     oldest: float | None
@@ -115,7 +120,7 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
 
 def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], int]:
     """Return the queues that have messages or are declared, by name, and how many messages have none that can be read."""
-    found, dead, running = Counter[str](), Counter[str](), Counter[str]()
+    found, dead, held = Counter[str](), Counter[str](), Counter[str]()
     places: dict[str, list[int]] = defaultdict(list)  # of the view: the ranks, and that of what is planned
     spoilt = 0
     for row in client.view(design.NAME, 'waiting', _COUNTED, group_level=2):
@@ -129,13 +134,13 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
             spoilt += row['value']
     for row in client.view(design.NAME, 'leases', _CLAIMED, group_level=3, startkey=['claim'], endkey=['claim', LAST]):
         if (name := design.queue_of(row['key'][2])) is not None:
-            running[name] += row['value']['count']
+            held[name] += row['value']['count']
     now = client.clock.now()
     scheduled = _scheduled(client, [name for name, its in places.items() if design.PLANNED in its], now)
     oldest = _oldest(client, places, now)
     return {name: {'ready': max(0, found[name] - scheduled.get(name, 0)), 'scheduled': scheduled.get(name, 0),
-                   'running': running[name], 'dead': dead[name], 'oldest': oldest.get(name), 'rate': 0.0}
-            for name in sorted({*declared, *found, *dead, *running})}, spoilt
+                   'held': held[name], 'running': held[name], 'dead': dead[name], 'oldest': oldest.get(name), 'rate': 0.0}
+            for name in sorted({*declared, *found, *dead, *held})}, spoilt
 
 
 def _scheduled(client: Client, names: list[str], now: float) -> dict[str, int]:

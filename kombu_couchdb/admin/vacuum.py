@@ -14,18 +14,23 @@ from dataclasses import dataclass, field
 
 from ..answers import DONE, flag, members, number
 from ..client import Client
+from ..errors import DatabaseMissing
+from ..lease import CONSUMER
 from ..tidy import Tidier
 from .cluster import Cluster
 from .indexes import Indexes
 from .tombstones import Marks, Tombstone, Tombstones
 
-__all__ = ['AGE', 'Progress', 'Report', 'vacuum']
+__all__ = ['AGE', 'Progress', 'Report', 'longest_lease', 'vacuum']
 
 #: Called with the step (`wait`, `index`, `purge`, `prove` or `compact`), how much of it is done, and of how much.
 Progress = Callable[[str, int, int], None]
 
 #: How old a tombstone must be by default, in seconds: older than any lease, and than the longest recovery of a chord.
 AGE = 300.0
+
+#: The longest lease that a heartbeat is believed to have, in seconds.
+_LONGEST_LEASE = 86_400.0
 
 #: How long the indexes may take to take in what was purged, in seconds: so long a worker may wait for its next message.
 _STALL = 0.1
@@ -66,10 +71,26 @@ class Report:
     steps: dict[str, float] = field(default_factory=dict)
 
 
+def longest_lease(client: Client) -> float:
+    """Return the longest lease of the consumers in a broker's database, in seconds; 0 without any, or without the database.
+
+    One of more than a day is left out: a member who writes such a heartbeat would keep everything from being purged.
+    """
+    try:
+        docs = [row['doc'] for row in client.id_range(CONSUMER, docs=True)]
+    except DatabaseMissing:
+        return 0.0
+    now = client.clock.now()
+    leases = [doc['expires'] - doc['date'] for doc in docs
+              if all(isinstance(doc.get(name), (int, float)) for name in ('date', 'expires')) and doc['expires'] > now]
+    return max((lease for lease in leases if lease <= _LONGEST_LEASE), default=0.0)
+
+
 def vacuum(client: Client, progress: Progress, *, age: float = AGE, wait: bool = True) -> Report:
     """Take tombstones older than `age` seconds out of a database, tidy and compact it; say how far it is by `progress`.
 
     With `wait`, wait until what is there now is old enough, unless an earlier vacuum noted a point that is.
+    `age` must be longer than any lease, see `longest_lease`.
     *Raises* `AccessDenied` for others than server administrators, and `Refused` where it cannot be done or is not safe.
     """
     return _Vacuum(client, progress, age, wait).run()

@@ -1,9 +1,9 @@
 """A CouchDB look-alike in memory, for development and tests: PouchDB, run by Node.js on 127.0.0.1.
 
 Its packages are installed once, into `$CELERY_COUCHDB_CACHE`, else `$XDG_CACHE_HOME/celery-couchdb`, else
-`~/.cache/celery-couchdb`. It keeps nothing when it stops, and it is not all of CouchDB: `_purge`,
-`_revs_limit` and `_users` are missing, validation functions are not run, view options such as `update` are
-ignored.
+`~/.cache/celery-couchdb`; they are not run from a folder that others can write to. It keeps nothing when it stops, and it is
+not all of CouchDB: `_purge`, `_revs_limit` and `_users` are missing, validation functions are not run, view options such as
+`update` are ignored.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -52,6 +53,11 @@ class EmbeddedServer:
     def url(self) -> str:
         """The address with user and password; valid once the server was started."""
         return f'http://{quote(self.user, safe="")}:{quote(self.password, safe="")}@127.0.0.1:{self.port}'
+
+    @property
+    def couchdb_url(self) -> str:
+        """The same for `broker_url` and `result_backend`, which have a database of their own each if the URL names none."""
+        return self.url.replace('http', 'couchdb', 1)
 
     @property
     def pid(self) -> int:
@@ -118,19 +124,22 @@ class EmbeddedServer:
 def install() -> Path:
     """Install the server into the cache, if it is not there yet, and return its folder.
 
-    *Raises* `EmbeddedServerError` if Node.js is missing or npm fails.
+    *Raises* `EmbeddedServerError` if Node.js is missing, npm fails, or others may write to the cache.
     """
     files = [Path(__file__).with_name(name) for name in _NAMES]
     digest = hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()
-    folder = _cache() / f'embedded-{digest[:16]}'
+    cache = _cache().resolve()
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(mode=0o700, exist_ok=True)
+    _check_owner(cache)
+    folder = cache / f'embedded-{digest[:16]}'
     if folder.is_dir():
-        return folder
+        return _check_owner(folder)
     _, npm = _find_node()
     logger.info('Installing the embedded server into %s.', folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix='installing-', dir=folder.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix='installing-', dir=cache) as temporary:
         new = Path(temporary, 'server')
-        new.mkdir()
+        new.mkdir(mode=0o700)
         for file in files:
             shutil.copy(file, new)
         run = subprocess.run(
@@ -144,6 +153,17 @@ def install() -> Path:
         except OSError:
             if not folder.is_dir():  # otherwise another process was faster, with the same result
                 raise
+    return _check_owner(folder)
+
+
+def _check_owner(folder: Path) -> Path:
+    """Return a folder of programs to run; *raises* `EmbeddedServerError` if others, but for root, may have put them there."""
+    if hasattr(os, 'getuid'):
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+            raise EmbeddedServerError(
+                f'Others may have changed the programs in {folder}: let CELERY_COUCHDB_CACHE name a folder that is yours, and '
+                f'that neither its group nor others can write to.')
     return folder
 
 

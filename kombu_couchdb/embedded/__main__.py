@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int | str:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with EmbeddedServer(options.port, options.user, options.password) as server:
-            print(f'{server.url} (in memory, for development only; Ctrl-C ends it)', flush=True)
+            print(f'{server.url} (in memory, for development only; Ctrl-C ends it)\n'
+                  f'{server.couchdb_url} (for broker_url and result_backend)', flush=True)
             assert server.process is not None
             return f'The embedded server ended by itself, with status {server.process.wait()}.'
     except KeyboardInterrupt:

@@ -34,7 +34,7 @@ function authorizer(user, password) {
     }
     if (timingSafeEqual(hash(given), expected) || sessions.has(session)) {
       req.couchSession = {userCtx: {name: user, roles: ['_admin']}};
-    } else if (given || !['/', '/_up'].includes(req.path)) {
+    } else if (given || !['GET', 'HEAD'].includes(req.method) || !['/', '/_up'].includes(req.path)) {
       return refuse(res, given ? 'Name or password is incorrect.' : 'Authentication required.');
     }
     next();

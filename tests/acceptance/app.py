@@ -69,6 +69,15 @@ def late_nap(journal: str, name: str, seconds: float | None) -> str:
     return str(nap(journal, name, seconds))
 
 
+@app.task(name='process')
+def process(journal: str) -> str:
+    """Note the process in which this runs and its parent; wait for the file `go on`, and note the end."""
+    note(journal, f'{os.getpid()} {os.getppid()}')
+    pause(journal, None)
+    note(journal, 'end')
+    return 'done'
+
+
 @app.task(name='deadly', acks_late=True, reject_on_worker_lost=True)
 def deadly(journal: str) -> None:
     """Note that this runs, and kill the process in which it does."""

@@ -72,7 +72,7 @@ def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str
     assert planned.endswith('Nothing was changed: this was a dry run.\n')
     assert 'run "celery -A your_app couchdb setup"' in sentence(couchdb(site, 'status'))
     done = succeeded(couchdb(site, *administrator, **password))
-    assert done == planned.replace('to do', 'done ').rpartition('Nothing')[0]
+    assert done == planned.replace('not yet', 'done   ').rpartition('Nothing')[0]
     assert member['user'] in done
     assert member['password'] not in done
 
@@ -85,6 +85,30 @@ def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str
     status = succeeded(couchdb(site, 'status', '--json'))
     assert json.loads(status)['queues'].keys() == {'celery'}
     assert member['password'] not in status
+
+
+def test_the_administrator_s_password_is_not_shown_while_it_is_typed(site: Site) -> None:
+    words, variables = arguments('setup', '--admin', site.server.user, '--dry-run'), environment(site)
+    variables.pop('COUCHDB_ADMIN_PASSWORD', None)
+    child, terminal = pty.fork()
+    if not child:
+        try:
+            os.chdir(ROOT)
+            os.execve(words[0], words, variables)
+        finally:
+            os._exit(70)
+    written, prompt = b'', f'Password of {site.server.user}: '.encode()
+    try:
+        while part := os.read(terminal, 4096):
+            asked, written = prompt in written, written + part
+            if not asked and prompt in written:  # with its blank, which comes when the terminal was told not to echo
+                os.write(terminal, site.server.password.encode() + b'\n')
+    except OSError:
+        pass  # Linux says so when the other side was closed
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, written.decode()
+    assert b'Nothing was changed' in written
+    assert site.server.password.encode() not in written
 
 
 def test_setup_while_workers_run(site: Site) -> None:
@@ -134,6 +158,27 @@ def test_status_of_a_site_at_work(site: Site) -> None:
     assert max(map(len, page)) <= 80
     assert any(line.split()[:2] == ['forgotten', '1'] for line in page)
     assert '\x1b' not in ''.join(page)
+
+
+@pytest.mark.parametrize(('task', 'total'), [('late_nap', 6), ('nap', 5)])
+def test_held_is_what_is_not_acknowledged_begun_or_not(site: Site, task: str, total: int) -> None:
+    """A worker with a prefetch count of 3 runs one task; one that is acknowledged early is not held any more."""
+    worker = site.worker('-Q', 'celery', concurrency=1, worker_prefetch_multiplier=3)
+    for name in 'abcdef':
+        site.send(task, str(site.journal), name, None)
+    wait_for(site.journalled, 'the first to begin')
+
+    def found() -> tuple[int, int]:
+        queue = json.loads(succeeded(couchdb(site, 'status', '--json')))['queues']['celery']
+        assert queue['running'] == queue['held']
+        return queue['ready'], queue['held']
+    wait_for(lambda: found() == (total - 3, 3), 'the prefetched')
+    active = site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).active()
+    assert [len(tasks) for tasks in active.values()] == [1]
+    page = [line.split() for line in succeeded(couchdb(site, 'status')).splitlines()]
+    assert page[2][:5] == ['QUEUE', 'READY', 'SCHEDULED', 'HELD', 'DEAD']
+    assert ['celery', str(total - 3), '0', '3', '0'] == page[3][:5]
+    site.go_on()
 
 
 @pytest.mark.parametrize(('given', 'begin'), [(['--json'], '{"server"'), ([], 'CouchDB')])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import socket
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+import requests
 from celery import Celery
 from kombu import Connection
 
@@ -14,7 +20,7 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, CouchDBError
-from tests.conftest import Server
+from tests.conftest import PATIENCE, Server
 from tests.support import items, publish
 
 
@@ -92,7 +98,127 @@ def test_members_read_and_write_all_of_a_database(own: Client, connect: Callable
     assert answer['ok']
 
 
-#: Who has not the role `worker` may add documents, and change and delete none: so it seems.
+# -- replication: CouchDB sends requests for whoever has an account
+
+class Internal(ThreadingHTTPServer):
+    """A service in CouchDB's network that is not for its users."""
+
+    def __init__(self) -> None:
+        super().__init__(('127.0.0.1', 0), _Page)
+        self.url = f'http://127.0.0.1:{self.server_port}'
+        self.seen: list[tuple[str, str, str | None]] = []
+
+
+class _Page(BaseHTTPRequestHandler):
+    server: Internal
+    protocol_version = 'HTTP/1.1'
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get('Content-Length') or 0))
+        self.server.seen.append((self.command, self.path, self.headers.get('X-Token')))
+        status = 403 if 'forbidden' in self.path else 200
+        page = b'{"db_name": "x", "instance_start_time": "0", "update_seq": 1, "key": "of the house"}' if 'json' in self.path \
+            else b'<html>of the house</html>'
+        self.send_response(status)
+        self.send_header('Content-Length', str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    do_GET = do_PUT = do_POST = _answer
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def internal(server: Server) -> Iterator[Internal]:
+    if server.host not in ('127.0.0.1', 'localhost', '::1'):
+        pytest.skip('the server cannot reach this machine by 127.0.0.1')
+    with Internal() as service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        yield service
+        service.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def replicate(server: Server, member: dict[str, str]) -> Callable[..., tuple[int, str]]:
+    """Asks for a replication as a user who is a member of no database; returns status and text."""
+    def replicate(source: Any, target: Any = 'nowhere', *, path: str = '/_replicate', user: bool = True,
+                  **more: Any) -> tuple[int, str]:
+        # By default CouchDB tries five times, for ten seconds.
+        with socket.create_connection((server.host, server.port), PATIENCE) as link:
+            body = json.dumps({'source': source, 'target': target, 'retries_per_request': 1, **more})
+            login = b64encode(f'{member["user"]}:{member["password"]}'.encode()).decode()
+            link.sendall('\r\n'.join([
+                f'POST {path} HTTP/1.1', 'Host: localhost', 'Connection: close', 'Content-Type: application/json',
+                *([f'Authorization: Basic {login}'] if user else []), f'Content-Length: {len(body)}', '', body]).encode())
+            with link.makefile('rb') as answer:
+                head, _, text = answer.read().decode().partition('\r\n\r\n')
+        return int(head.split()[1]), text
+    return replicate
+
+
+Replicate = Callable[..., tuple[int, str]]
+
+
+def test_any_user_has_couchdb_send_requests(replicate: Replicate, internal: Internal) -> None:
+    replicate({'url': f'{internal.url}/page', 'headers': {'X-Token': 'of the user'}})
+    assert internal.seen[0] == ('GET', '/page/', 'of the user')
+    internal.seen.clear()
+    replicate({'url': f'{internal.url}/json'}, f'{internal.url}/made', create_target=True)
+    assert ('PUT', '/made/', None) in internal.seen
+
+
+@pytest.mark.parametrize(('path', 'told'), [
+    ('/page', 'invalid_json'), ('/forbidden/json', '"error":"forbidden"'), ('/json', '"key":"of the house"')])
+def test_the_answer_tells_what_there_is(replicate: Replicate, internal: Internal, path: str, told: str) -> None:
+    text = replicate(f'{internal.url}{path}', f'{internal.url}/json')[1]
+    assert told in text
+    assert '<html>' not in text
+
+
+def test_the_answer_tells_what_there_is_not(replicate: Replicate) -> None:
+    with socket.socket() as closed:
+        closed.bind(('127.0.0.1', 0))
+        assert 'econnrefused' in replicate(f'http://127.0.0.1:{closed.getsockname()[1]}/x', retries_per_request=5)[1]
+
+
+def test_who_has_no_account_is_refused_a_replication(replicate: Replicate, internal: Internal, server: Server,
+                                                     member: dict[str, str]) -> None:
+    assert replicate(f'{internal.url}/page', user=False)[0] == 401
+    assert internal.seen == []
+    with pytest.raises(AccessDenied, match='not allowed to access this db'):
+        Client(server.client('any', **member).address.root).request(
+            'PUT', '/_replicator/x', body={'source': internal.url, 'target': 'nowhere'})
+
+
+@pytest.mark.parametrize('path', ['/_replicate', '/_replicate/', '//_replicate', '/%5Freplicate', '/_replicate?x'])
+def test_a_proxy_must_know_each_way_to_write_it(replicate: Replicate, internal: Internal, path: str) -> None:
+    assert 'invalid_json' in replicate(f'{internal.url}/page', path=path)[1]
+
+
+def test_an_administrator_may_forbid_it_to_all(replicate: Replicate, internal: Internal, server: Server, database: str) -> None:
+    setting = '/_node/_local/_config/replicator/valid_endpoint_protocols'
+    root = Client(server.client('any').address.root)
+    before = requests.get(server.url + setting, timeout=PATIENCE)
+    root.request('PUT', setting, body='none')
+    try:
+        for source in (internal.url, internal.url.replace('http', 'https'), database):
+            status, text = replicate(source, database)
+            assert (status, 'endpoint has an invalid url' in text) == (400, True)
+        answer = requests.post(f'{server.url}/_replicate', json={'source': database, 'target': database}, timeout=PATIENCE)
+        assert answer.status_code == 400
+    finally:
+        if before.ok:
+            root.request('PUT', setting, body=before.json())
+        else:
+            requests.delete(server.url + setting, timeout=PATIENCE)
+    assert internal.seen == []
+
+
+#: Users without the role `worker` may add documents, and change and delete none: so it seems.
 ADD_ONLY = '''function (newDoc, oldDoc, userCtx) {
     var may = userCtx.roles.indexOf('worker') >= 0 || userCtx.roles.indexOf('_admin') >= 0;
     if (!may && oldDoc && !oldDoc._deleted) {

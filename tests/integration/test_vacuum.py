@@ -18,7 +18,7 @@ from kombu_couchdb import design, workitem
 from kombu_couchdb.admin import vacuum as module
 from kombu_couchdb.admin.cluster import Refused
 from kombu_couchdb.admin.tombstones import Tombstone, Tombstones
-from kombu_couchdb.admin.vacuum import vacuum
+from kombu_couchdb.admin.vacuum import Report, vacuum
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.store import Store
@@ -363,6 +363,7 @@ def test_a_member_is_told_that_it_takes_an_administrator(
 def run(server: Server, url: str) -> Callable[..., Result]:
     """Returns a function that runs `couchdb vacuum` with some arguments, for an app with broker and results in one database."""
     app = Celery('vacuumed', set_as_current=False, broker=url, backend=url)
+    app.conf.broker_transport_options = {'visibility_timeout': 0.5}
 
     def run(*arguments: str, **more: Any) -> Result:
         return CliRunner().invoke(couchdb, ['vacuum', *arguments], obj=SimpleNamespace(app=app, no_color=True), **more)
@@ -373,7 +374,7 @@ def run(server: Server, url: str) -> Callable[..., Result]:
 def test_command_tells_what_it_did(couch: Client, run: Callable[..., Result]) -> None:
     finish(couch, 120)
     couch.put({'_id': 'broker:broadcast:a', 'type': 'Broadcast', 'expires': 1})
-    done = run('--yes', '--age', '0')
+    done = run('--yes', '--age', '0.6')
     assert done.exit_code == 0, done.output
     assert done.stdout.count('→ 1 ') == 1  # broker and results share it: once is enough
     assert f'{couch.address.database}  ' in done.stdout
@@ -385,11 +386,11 @@ def test_command_tells_what_it_did(couch: Client, run: Callable[..., Result]) ->
 
 def test_command_asks_first(couch: Client, run: Callable[..., Result]) -> None:
     finish(couch, 3)
-    done = run('--age', '0', input='n\n')
+    done = run('--age', '0.6', input='n\n')
     assert done.exit_code == 1
     assert couch.address.url in done.output
     assert len(tombstones(couch)) == 3
-    assert run('--age', '0', input='y\n').exit_code == 0
+    assert run('--age', '0.6', input='y\n').exit_code == 0
     assert tombstones(couch) == set()
 
 
@@ -403,7 +404,8 @@ def test_command_without_an_earlier_mark_says_that_it_took_nothing(couch: Client
 
 def test_command_passes_over_a_database_that_does_not_exist(couch: Client, server: Server, url: str) -> None:
     app = Celery('new', set_as_current=False, broker=url, backend=server.couchdb_url(f'{couch.address.database}-results'))
-    done = CliRunner().invoke(couchdb, ['vacuum', '--yes', '--age', '0'], obj=SimpleNamespace(app=app, no_color=True))
+    app.conf.broker_transport_options = {'visibility_timeout': 0.5}
+    done = CliRunner().invoke(couchdb, ['vacuum', '--yes', '--age', '0.6'], obj=SimpleNamespace(app=app, no_color=True))
     assert done.exit_code == 0, done.output
     assert 'does not exist yet' in done.output
     assert couch.address.database in done.stdout
@@ -413,7 +415,7 @@ def test_command_that_is_stopped_says_how_to_go_on(
         couch: Client, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     finish(couch, 3)
     monkeypatch.setattr(module._Vacuum, '_compact', lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-    done = run('--yes', '--age', '0')
+    done = run('--yes', '--age', '0.6')
     assert done.exit_code == 1
     assert 'another run goes on' in done.output
     assert 'Traceback' not in done.output
@@ -426,3 +428,37 @@ def test_command_refuses_in_one_sentence(client: Client, apache_couchdb: bool, r
     assert done.exit_code == 1
     assert 'is the embedded server' in done.output
     assert 'Traceback' not in done.output
+
+
+# -- how old
+
+@pytest.mark.parametrize('age', ['0', '10', '60'])
+def test_an_age_within_the_lease_is_refused(client: Client, url: str, age: str) -> None:
+    app = Celery('vacuumed', set_as_current=False, broker=url, backend=url)
+    done = CliRunner().invoke(couchdb, ['vacuum', '--yes', '--age', age], obj=SimpleNamespace(app=app, no_color=True))
+    assert done.exit_code == 2
+    assert done.stderr.endswith(
+        f"Error: Invalid value for '--age': {age} is not longer than the visibility timeout of the workers, 60 s.\n")
+
+
+def test_the_lease_of_a_worker_of_another_app_counts_while_it_lives(client: Client, run: Callable[..., Result]) -> None:
+    beat = {'_id': 'broker:consumer:a', 'type': 'Consumer', 'date': time.time() - 1, 'expires': time.time() + 899}
+    spoilt = {'_id': 'broker:consumer:b', 'type': 'Consumer', 'date': 'now', 'expires': time.time() + 9999}
+    client.bulk([beat, spoilt, {**beat, '_id': 'broker:consumer:c', 'date': 0, 'expires': time.time() - 1}])
+    done = run('--yes', '--age', '600')
+    assert done.exit_code == 2
+    assert '600 is not longer than the visibility timeout of the workers, 900 s.' in done.stderr
+
+
+def test_by_default_it_is_longer_than_any_lease(client: Client, run: Callable[..., Result],
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    ages: list[float] = []
+
+    def vacuum(client: Client, show: object, *, age: float, wait: bool) -> Report:
+        ages.append(age)
+        return Report(client.address.database, 0, 0, 0)
+    monkeypatch.setattr('celery_couchdb.cli.vacuum.vacuum', vacuum)
+    run('--yes')
+    client.put({'_id': 'broker:consumer:a', 'type': 'Consumer', 'date': time.time(), 'expires': time.time() + 900})
+    run('--yes')
+    assert ages == [300.0, pytest.approx(960.0, abs=1.0)]

@@ -93,6 +93,16 @@ def test_only_the_command_speaks_to_people() -> None:
     assert printing <= {'kombu_couchdb.embedded.__main__', 'kombu_couchdb.embedded'}
 
 
+def test_one_module_prints_and_one_makes_loggers() -> None:
+    """Documents are written by others: these take care that nothing of them reaches a terminal or a log as it is."""
+    sources = {module: path.read_text('utf-8') for module, path in FILES.items()}
+    printing = r'\bclick\.(echo|secho|confirm)\('
+    assert {module for module, text in sources.items() if re.search(printing, text)} == {'celery_couchdb.cli.output'}
+    making = r'\bkombu\.log\b|\bgetLogger\('
+    assert {module for module, text in sources.items() if re.search(making, text)} <= {
+        'kombu_couchdb.log', 'kombu_couchdb.embedded'}  # the latter logs nothing of a document
+
+
 def test_workers_need_nothing_of_the_operators() -> None:
     operators = {'kombu_couchdb.admin', 'celery_couchdb.cli', 'celery_couchdb.jobs'}
     ours = {module for module in FILES if not any(module.startswith(name) for name in operators)}

@@ -178,6 +178,60 @@ def test_node_from_pypi_is_the_fallback(cache: Path, tmp_path: Path, monkeypatch
     assert arguments.startswith(f'{wheel}/bin/node {wheel}/lib/node_modules/npm/bin/npm-cli.js ci ')
 
 
+def test_only_its_owner_can_write_to_what_is_installed(cache: Path, pretended: Callable[..., None]) -> None:
+    pretended()
+    before = os.umask(0)
+    try:
+        folder = install()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (cache, folder)] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize('mode', [0o720, 0o702, 0o777, 0o1777])
+@pytest.mark.parametrize('which', ['cache', 'server'])
+def test_programs_that_others_may_have_changed_are_not_run(
+        cache: Path, pretended: Callable[..., None], which: str, mode: int) -> None:
+    pretended()
+    folder = {'server': install(), 'cache': cache}[which]
+    folder.chmod(mode)
+    with pytest.raises(EmbeddedServerError, match=f'{folder}: let CELERY_COUCHDB_CACHE name a folder that is yours'):
+        EmbeddedServer().start()
+    folder.chmod(0o755)
+    install()
+
+
+@pytest.mark.parametrize(('owner', 'trusted'), [(0, True), (4321, True), (1234, False)])
+@pytest.mark.parametrize('which', ['cache', 'server'])
+def test_programs_of_another_user_are_not_run(
+        cache: Path, pretended: Callable[..., None], monkeypatch: pytest.MonkeyPatch, which: str, owner: int,
+        trusted: bool) -> None:
+    pretended()
+    theirs = {'server': install(), 'cache': cache}[which]
+    monkeypatch.setattr(os, 'getuid', lambda: 4321)
+    lstat = Path.lstat
+
+    def owned(path: Path) -> os.stat_result:
+        found = lstat(path)
+        uid = owner if path == theirs else 4321
+        return os.stat_result([*found[:4], uid, *found[5:]])
+    monkeypatch.setattr(Path, 'lstat', owned)
+    if trusted:
+        install()
+        return
+    with pytest.raises(EmbeddedServerError, match=str(theirs)):
+        install()
+
+
+def test_a_link_to_a_server_is_not_followed(cache: Path, pretended: Callable[..., None], tmp_path: Path) -> None:
+    pretended()
+    folder = install()
+    folder.rename(tmp_path / 'elsewhere')
+    folder.symlink_to(tmp_path / 'elsewhere')
+    with pytest.raises(EmbeddedServerError, match='Others may have changed'):
+        install()
+
+
 @pytest.mark.parametrize(('environment', 'expected'), [
     ({'CELERY_COUCHDB_CACHE': '/own', 'XDG_CACHE_HOME': '/xdg'}, '/own'),
     ({'XDG_CACHE_HOME': '/xdg'}, '/xdg/celery-couchdb'),
@@ -267,6 +321,19 @@ def test_without_a_password_only_the_health_is_told(shared: EmbeddedServer) -> N
     told, refused = (200, None), (401, 'unauthorized')
     assert statuses == {
         '/_up': told, '/': told, '/shared': refused, '/_all_dbs': refused, '/_session': refused}
+
+
+@pytest.mark.parametrize('path', ['/', '/_up', '/_up/'])
+@pytest.mark.parametrize('method', ['PUT', 'POST', 'DELETE', 'PATCH', 'OPTIONS'])
+def test_without_a_password_nothing_but_reading_is_answered(shared: EmbeddedServer, method: str, path: str) -> None:
+    connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
+    # What a page in a browser may send to another site without asking it first.
+    connection.request(method, path, '{}', {'Content-Type': 'text/plain', 'Origin': 'http://a-page.example'})
+    response = connection.getresponse()
+    assert (response.status, json.loads(response.read())['error']) == (401, 'unauthorized')
+    connection.request('HEAD', '/_up')
+    assert connection.getresponse().status == 200
+    connection.close()
 
 
 def test_a_filter_that_does_not_exist_ends_no_server(shared: EmbeddedServer) -> None:
@@ -455,6 +522,8 @@ def test_the_command_prints_the_url_and_ends_cleanly(
         url, _, remark = line.partition(' ')
         assert url.startswith('http://me:secret@127.0.0.1:')
         assert 'in memory' in remark
+        broker, _, remark = process.stdout.readline().partition(' ')
+        assert (broker, remark) == (url.replace('http', 'couchdb'), '(for broker_url and result_backend)\n')
         process.send_signal(ending)
         rest = process.communicate(timeout=PATIENCE)
     assert (process.returncode, rest) == (0, ('', ''))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 import pytest
 
-from celery_couchdb.cli.output import Cell, Column, age, coloured, count, printable, rate, shortened, size, table
+from celery_couchdb.cli.output import Cell, Column, age, coloured, count, json_line, printable, rate, say, shortened, size, table
 
 
 @pytest.mark.parametrize(('seconds', 'text'), [
@@ -40,9 +42,28 @@ def test_the_middle_of_what_is_too_long_is_left_out(length: int, text: str) -> N
     assert shortened('abcdefgh', length) == text
 
 
+#: Clears the screen, begins a line, and the same by a character of C1; writes from right to left; half of a surrogate pair.
+EVIL = 'a\x1b[2J\r\nb\x9b2J\x85\u2028\u202e\ud800'
+
+
 def test_a_name_cannot_write_to_the_terminal() -> None:
-    assert printable('müll\x1b[2J\n') == 'müll?[2J?'
+    assert printable('müll\x1b[2J\n') == r'müll\x1b[2J\n'
+    assert printable(EVIL) == r'a\x1b[2J\r\nb\x9b2J\x85\u2028\u202e\ud800'
     assert '\x1b' not in table([Column('NAME')], [['\x1b[2J']], 80).split('\n')[1]
+
+
+def test_a_line_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say(EVIL)
+    say(EVIL, err=True)
+    assert capsys.readouterr() == (printable(EVIL) + '\n', printable(EVIL) + '\n')
+
+
+def test_json_cannot_write_to_the_terminal_and_says_the_same() -> None:
+    value = {EVIL: ['grün', EVIL, '\U000e0001', object]}
+    line = json_line(value)
+    assert line.isprintable()
+    assert 'grün' in line
+    assert json.loads(line) == {EVIL: ['grün', EVIL, '\U000e0001', repr(object)]}
 
 
 def test_numbers_are_aligned_to_the_right_and_names_to_the_left() -> None:

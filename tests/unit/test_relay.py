@@ -126,6 +126,14 @@ def test_nothing_is_left_in_the_file_system(relay: Relay, monkeypatch: pytest.Mo
     assert not [*tmp_path.iterdir()]
 
 
+def test_no_other_process_can_reach_the_parent(relay: Relay) -> None:
+    """Its sockets have no name, neither a path, whose rights would matter, nor an abstract one, which has none."""
+    relay.open()
+    assert relay._arrivals is not None
+    assert relay._door is not None
+    assert not any((end.getsockname(), end.getpeername()) != ('', '') for end in (relay._arrivals, relay._door))
+
+
 def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     receive = socket.recv_fds
 

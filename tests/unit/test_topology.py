@@ -89,6 +89,15 @@ def test_a_topic_exchange_goes_by_the_pattern_and_each_queue_has_it_once() -> No
     assert routes.match('ex', 'b') == {'r'}
 
 
+@pytest.mark.parametrize('stored', ['.*', r'^\.b$', '(', '', r'^(\.|a|aa)+$'])
+def test_the_pattern_in_a_document_is_no_regular_expression_of_ours(stored: str) -> None:
+    """Whoever may write to the database could have every publisher compute for ever."""
+    routes = table({**binding('ex', 'a.*', 'q', topic_pattern('a.*')), 'pattern': stored})
+    assert routes.match('ex', 'b') == set()
+    assert routes.match('ex', 'a' * 60 + '!') == set()
+    assert routes.match('ex', 'a.b') == ({'q'} if stored else set())
+
+
 def test_a_deleted_binding_is_forgotten() -> None:
     routes = table(binding('ex', 'k', 'q'), binding('ex', 'k', 'r'))
     routes.update({'_id': binding_id('ex', 'k', 'q'), '_deleted': True})

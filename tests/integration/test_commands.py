@@ -1,0 +1,129 @@
+"""`celery couchdb` on documents that others wrote: what is printed, and jobs named by the beginning of their ids."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner, Result
+from kombu import Connection
+
+from celery_couchdb.cli import couchdb
+from kombu_couchdb.client import Client
+from tests.conftest import wait_for
+from tests.support import Inbox, items, publish
+
+Run = Callable[..., Result]
+
+#: Clears the screen and begins a line, in more than one way.
+EVIL = 'x\x1b[2J\x9b2J\r\nforged: removed\u202e'
+
+
+@pytest.fixture
+def run(app: Celery) -> Run:
+    """Runs a command as `celery -A app couchdb` would."""
+    def run(*given: str, answer: str = '') -> Result:
+        return CliRunner().invoke(couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True))
+    return run
+
+
+@pytest.fixture
+def queue(app: Celery, client: Client) -> Callable[..., None]:
+    """Puts a job into the app's queue under a given id."""
+    def queue(task_id: str, **fields: Any) -> None:
+        if not (known := items(client)):
+            app.send_task('add', (1, 2), task_id='first')
+            known = items(client)
+        [first, *_] = known
+        message = {**first['message'], 'headers': {**first['message']['headers'], 'id': task_id}}
+        client.put({**{k: v for k, v in first.items() if k != '_rev'}, '_id': f'doc of {task_id}', 'message': message, **fields})
+    return queue
+
+
+def lines(done: Result) -> list[str]:
+    return (done.stdout + done.stderr).splitlines()
+
+
+def dead(reason: str) -> dict[str, Any]:
+    return {'status': 'fail', 'reason': reason, 'failed': 1763709000.0}
+
+
+def test_nothing_in_a_document_reaches_the_terminal_as_it_is(run: Run, queue: Callable[..., None], client: Client) -> None:
+    queue(EVIL)
+    queue('dying' + EVIL, **dead(EVIL), consumer=EVIL)
+    client.put({'_id': 'broker:consumer:a', 'type': 'Consumer', 'host': EVIL, 'pid': 5, 'queues': [EVIL], 'expires': 1e12})
+    client.put({'_id': 'broker:queue:evil', 'type': 'Queue', 'name': EVIL})
+    shown = 0
+    for given in (['jobs', 'list'], ['jobs', 'show', EVIL], ['dead', 'list'], ['dead', 'show', 'dying' + EVIL], ['status']):
+        for json_wanted in ([], ['--json']):
+            done = run(*given, *json_wanted)
+            assert done.exit_code == 0, done.output
+            assert all(line.isprintable() for line in lines(done))
+            assert not any(line.startswith('forged') for line in lines(done))
+            shown += r'\x1b[2J' in done.stdout or r'\u001b[2J' in done.stdout
+            for line in lines(done) if json_wanted else ():
+                json.loads(line)
+    assert shown == 10
+    for given in (['dead', 'replay', 'dying' + EVIL], ['dead', 'drop', 'dying' + EVIL], ['remove', EVIL], ['remove', 'no' + EVIL],
+                  ['jobs', 'show', 'no' + EVIL], ['dead', 'show', 'no' + EVIL]):
+        done = run(*given, answer='n\n')
+        assert all(line.isprintable() for line in lines(done)), lines(done)
+        assert not any(line.startswith('forged') for line in lines(done))
+    # A dead letter that cannot be given back is named on stderr.
+    queue('flawed', **dead('spoilt'), attempts='many', _id='flawed' + EVIL)
+    done = run('dead', 'replay', 'flawed', '--yes')
+    assert done.exit_code == 1
+    assert [line for line in lines(done) if 'it cannot be delivered' in line] == [
+        r'flawedx\x1b[2J\x9b2J\r\nforged: removed\u202e: it cannot be delivered: spoilt: attempts is no whole number']
+    assert all(line.isprintable() for line in lines(done))
+
+
+def test_a_log_line_cannot_be_forged_by_an_id(connect: Callable[..., Connection], client: Client,
+                                              caplog: pytest.LogCaptureFixture) -> None:
+    publish(connect(), 'hello')
+    [item] = items(client)
+    good = {name: value for name, value in item.items() if name != '_rev'}
+    client.put({**good, '_id': EVIL, 'message': {**good['message'], 'body': None, 'headers': 5}})
+    with caplog.at_level(logging.DEBUG, 'kombu_couchdb'):
+        inbox = Inbox(connect())
+        assert inbox.wait(1) == ['hello']
+        wait_for(lambda: inbox.drain(0.1) or any(r'x\x1b[2J' in line for line in caplog.messages), 'its line')
+    assert [line for line in caplog.messages if not line.isprintable()] == []
+
+
+def test_the_beginning_of_an_id_suffices(run: Run, queue: Callable[..., None], client: Client) -> None:
+    queue('3f2a-waits')
+    queue('3f2b-died', **dead('rejected'))
+    queue('3f2b-waits')
+    assert 'id         3f2a-waits' in run('jobs', 'show', '3f2a').stdout
+    assert 'id         3f2a-waits' in run('jobs', 'show', 'doc of 3f2a').stdout
+    assert run('jobs', 'show', '3f2b').stderr == "Error: several ids begin with '3f2b': 3f2b-died, 3f2b-waits\n"
+    assert 'id         3f2b-died' in run('dead', 'show', '3f2b').stdout
+    assert "job '3f2' is not in a queue" in run('jobs', 'show', '3f2').stderr  # too few characters
+    assert "there is no dead letter '3f2a'" in run('dead', 'show', '3f2a').stderr
+
+    assert 'Replay dead letter 3f2b-died? [y/N]' in run('dead', 'replay', '3f2b', answer='n\n').stdout
+    assert run('remove', '3f2b', '--yes').stderr == "Error: several ids begin with '3f2b': 3f2b-died, 3f2b-waits\n"
+    done = run('remove', '3f2a', answer='y\n')
+    assert done.stdout == 'Remove 3f2a-waits? [y/N]: y\n3f2a-waits: removed\n'
+    assert run('dead', 'drop', '3f2b', '-y').stdout == '1 dropped.\n'
+    assert sorted(item['_id'] for item in items(client) if item['_id'].startswith('doc')) == ['doc of 3f2b-waits']
+
+
+def test_a_whole_id_is_that_job_though_others_begin_so(run: Run, queue: Callable[..., None]) -> None:
+    for name in ('order', 'order-1', 'order-2'):
+        queue(name)
+    assert 'id         order\n' in run('jobs', 'show', 'order').stdout
+    assert run('remove', 'order', '-y').stdout == 'order: removed\n'
+
+
+def test_no_more_than_ten_of_those_that_begin_so_are_named(run: Run, queue: Callable[..., None]) -> None:
+    for number in range(12):
+        queue(f'same-{number:02}')
+    [line] = lines(run('jobs', 'show', 'same'))
+    assert line.endswith('same-08, same-09 and 2 more')

@@ -1,0 +1,41 @@
+"""Log lines cannot be forged by what they quote."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.log import get_logger
+
+logger = get_logger('kombu_couchdb.tests.log')
+
+#: As the id of a document could be.
+FORGED = 'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9b'
+SHOWN = r'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9b'
+
+
+@pytest.mark.parametrize(('args', 'line'), [
+    (('%s', FORGED), SHOWN),
+    (('%r', FORGED), f"'{SHOWN}'"),
+    (('%s', CouchDBError(FORGED)), SHOWN),
+    (('%s', [FORGED]), f"['{SHOWN}']"),
+    (('%(id)s', {'id': FORGED}), SHOWN),
+    (('%d of %g, %s, %r', 3, 0.5, None, 'grün'), "3 of 0.5, None, 'grün'"),
+    (('100 %',), '100 %'),
+])
+def test_each_is_one_line(args: tuple[object, ...], line: str, caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning(*args)  # type: ignore[arg-type]
+    assert [record.getMessage() for record in caplog.records] == [line]
+
+
+def test_the_text_before_it_is_filled_in_stays(caplog: pytest.LogCaptureFixture) -> None:
+    """What collects logs groups them by it."""
+    logger.error('message %s is gone', FORGED)
+    assert caplog.records[0].msg == 'message %s is gone'
+
+
+def test_asking_twice_gives_the_same() -> None:
+    assert get_logger(logger.name) is logger
+    assert isinstance(logger, logging.Logger)
