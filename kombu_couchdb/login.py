@@ -38,7 +38,8 @@ _USED = 0.9
 _WRONG = re.compile(r'Name or password is incorrect|Account is temporarily locked')
 
 _COOKIE = re.compile(r'\bAuthSession="?([\w.~+/=-]+)', re.ASCII)
-_MAX_AGE = re.compile(r'\bMax-Age=(\d+)', re.IGNORECASE)
+#: So many digits are more than anybody's lifetime; Python cannot wait for a number of hundreds of digits.
+_MAX_AGE = re.compile(r'\bMax-Age=(\d{1,9})', re.IGNORECASE | re.ASCII)
 
 #: Posts JSON to the server's `/_session` and returns the answer, whatever its status.
 Post = Callable[[bytes], requests.Response]

@@ -64,6 +64,12 @@ def decoded(headers: Any) -> str:
     return b64decode(headers['Authorization'].removeprefix('Basic ')).decode()
 
 
+def sessions_of(logins: list[Login]) -> list[str]:
+    """Return the sessions that these begin, one after the other, at one server."""
+    sessions = Sessions()
+    return [login.headers(sessions)['Cookie'] for login in logins]
+
+
 #: What the function `credentials` returns in turn, the last for ever, and how often it was asked.
 given: list[Any] = []
 asked: list[None] = []
@@ -129,6 +135,14 @@ def test_all_clients_of_a_server_and_a_user_share_what_is_known() -> None:
         assert Login.of(one) is not Login.of(Address(**{'user': 'me', 'password': SECRET, 'host': 'shared', **other}))
 
 
+def test_a_login_is_not_shared_across_other_ways_to_verify_the_server() -> None:
+    """Without verification anybody may have answered: that session, and what was refused there, is not for the others."""
+    given: list[dict[str, Any]] = [{}, {'verify': False}, {'verify': 'ca.pem'}, {'cert': 'me.pem'}, {'cert': ('me.pem', 'k')}]
+    logins = [Login.of(Address(user='me', password=SECRET, host='shared', tls=True, auth='cookie', **tls)) for tls in given]
+    assert len(set(map(id, logins))) == len(given)
+    assert sessions_of(logins) == [f'AuthSession=s{number}' for number in range(1, len(given) + 1)]
+
+
 # -- sessions
 
 def test_the_password_goes_once_for_a_session() -> None:
@@ -141,6 +155,12 @@ def test_a_session_that_has_ended_is_begun_anew_before_it_is_used() -> None:
     # With a session that is over CouchDB takes a request for nobody's, and may well answer it.
     login, sessions = session(), Sessions(age=0)
     assert [login.headers(sessions)['Cookie'] for _ in range(2)] == ['AuthSession=s1', 'AuthSession=s2']
+
+
+@pytest.mark.parametrize('digits', [10, 400, 5000])
+def test_a_session_that_lasts_longer_than_python_can_count(digits: int) -> None:
+    login, sessions = session(), Sessions(answer(Set_Cookie=cookie('s1').replace('600', '9' * digits)))
+    assert login.headers(sessions) == login.headers(sessions) == {'Cookie': 'AuthSession=s1'}
 
 
 def test_a_session_that_the_server_ended_is_begun_anew() -> None:
