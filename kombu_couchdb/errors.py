@@ -3,7 +3,7 @@
 ::
 
     CouchDBError
-     ├── ServerUnavailable      refused, cut off, too slow, 5xx, 429: try again
+     ├── ServerUnavailable      refused, cut off, too slow, 5xx, 429, a user that is locked for minutes: try again
      │    └── BrokenAnswer      an answer that CouchDB never gives to this request: try again
      ├── DatabaseMissing        404 for the whole database: try again, it is created anew
      ├── AccessDenied           401, 403: a person has to change a password or a right
@@ -119,6 +119,8 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     """Return our error for an answer with a status of 400 or more; `size` is that of the request body in bytes."""
     status, reason = response.status_code, reason_of(response)
     who = f'user {user!r}' if user else 'nobody (no user in the URL)'
+    if status == 403 and is_lock(reason):
+        return locked(where, user)
     if status in (401, 403):
         return AccessDenied(f'{where} refused {who}: {reason.rstrip(".") or "access denied"}; ' + (
             'let an administrator run "celery -A your_app couchdb setup", which makes the user a member' if reason == _NO_MEMBER
@@ -143,6 +145,17 @@ def reason_of(response: requests.Response) -> str:
     """Return what the server says of an answer with a status of 400 or more."""
     body = _json(response)
     return _line(body.get('reason') or body.get('error') or response.reason or '')[:300]
+
+
+def is_lock(reason: str) -> bool:
+    """Tell whether CouchDB says that it has locked a user for an address: the right password is refused then, too."""
+    return reason.startswith('Account is temporarily locked')
+
+
+def locked(where: str, user: str | None) -> ServerUnavailable:
+    """Return our error for a user whom CouchDB has locked: it ends by itself, and nothing is wrong here."""
+    return ServerUnavailable(f'{where} has locked user {user!r} for up to five minutes, since wrong passwords for it came from '
+                             f'this network address; find who sends them, or give each site a user of its own')
 
 
 def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:

@@ -5,7 +5,8 @@ is used. Both are as fast (measured on CouchDB 3.5, which remembers passwords th
 
 CouchDB locks a user for five minutes after five wrong passwords from one machine. So what was refused is not sent again for a
 while, however often it is asked for; and where the password may change a session is better: to one that has ended CouchDB does
-not count a wrong password.
+not count a wrong password. Whoever is locked is refused with the right password, too. That is an outage and ends by itself; what
+is sent meanwhile does not make it longer.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ __all__ = ['Login', 'environment']
 #: How long a password that was refused is not sent again, in seconds: two processes may do so and not lock their user.
 _REST = 120.0
 
+#: How long nothing is sent for a user that CouchDB has locked, in seconds: that costs the server next to nothing, but a line in
+#: its log.
+_LOCK_REST = 5.0
+
 #: The part of a session's time that is used: a request takes its time, and one that comes too late is nobody's.
 _USED = 0.9
 
 #: How CouchDB and the embedded server say that it is the password, and not a right, that is wrong.
-_WRONG = re.compile(r'Name or password is incorrect|Account is temporarily locked')
+_WRONG = re.compile(r'Name or password is incorrect')
 
 _COOKIE = re.compile(r'\bAuthSession="?([\w.~+/=-]+)', re.ASCII)
 #: So many digits are more than anybody's lifetime; Python cannot wait for a number of hundreds of digits.
@@ -80,7 +85,8 @@ class Login:
     def headers(self, post: Post) -> Mapping[str, str]:
         """Return the headers that say who sends a request; the first thread that needs a session begins it.
 
-        *Raises* `AccessDenied`, or `ServerUnavailable` where user and password come from a source: they may change.
+        *Raises* `AccessDenied`; `ServerUnavailable` where user and password come from a source, which may change them, and while
+        the user is locked.
         """
         with self._lock:
             if self._headers is None or time.monotonic() > self._ends:
@@ -97,7 +103,7 @@ class Login:
         with self._lock:
             if self._headers is not used:
                 return True  # another thread was refused before
-            if _WRONG.search(reason := errors.reason_of(response)):
+            if _WRONG.search(reason := errors.reason_of(response)) or errors.is_lock(reason):
                 self._refuse(self._given, reason)
             elif response.status_code == 403 or 'Cookie' not in used:
                 return False
@@ -164,9 +170,12 @@ class Login:
         return self._user, password
 
     def _refuse(self, given: tuple[str | None, str], reason: str) -> None:
-        self._refused, self._reason, self._rests_until = given, reason.rstrip('.'), time.monotonic() + _REST
+        rest = _LOCK_REST if errors.is_lock(reason) else _REST
+        self._refused, self._reason, self._rests_until = given, reason.rstrip('.'), time.monotonic() + rest
 
     def _refusal(self) -> errors.CouchDBError:
+        if errors.is_lock(self._reason):
+            return errors.locked(self._address.server, self._user)
         text = f'{self._address.server} refused user {self._user!r}: {self._reason}; '
         rest = f'the same password is not sent again for {max(0.0, self._rests_until - time.monotonic()):.0f} s'
         if self._address.credentials or callable(self._address.password):

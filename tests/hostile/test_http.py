@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kombu import Connection
 from urllib3 import HTTPResponse
 
-from kombu_couchdb import consumer
+from kombu_couchdb import consumer, login
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import RETRIED, CouchDBError, NotCouchDB
@@ -168,6 +168,7 @@ TROUBLE = [
     b'{"rows":[{}]}'),
     (200, b'{"results":[{"id":5}],"last_seq":1}'), (200, b'{"rows": [{"id"'), (302, b''), (404, b'{"error":"not_found"}'),
     (400, b''),
+    (403, b'{"error":"forbidden","reason":"Account is temporarily locked due to multiple authentication failures"}'),
     (409, b'{"error":"conflict"}'), (413, b''), (201, b'[{"ok":true,"id":"another","rev":"1-a"}]'), (200, b'"text"'), (101, b''),
 ]
 
@@ -205,6 +206,7 @@ class _Adapter:
 def test_a_consumer_outlives_it_and_delivers(connect: Callable[..., Connection], client: Client,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, '_LAST_RETRY', 0.05)
+    monkeypatch.setattr(login, '_LOCK_REST', 0.05)
     publisher = connect()
     publisher.connect()
     inbox = Inbox(connect(visibility_timeout=3.0))

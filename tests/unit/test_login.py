@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,17 +116,51 @@ def test_a_right_that_is_missing_is_no_wrong_password(status: int, reason: str) 
     assert decoded(login.headers(never)) == f'me:{SECRET}'
 
 
-@pytest.mark.parametrize(('status', 'reason'), [(401, WRONG), (403, LOCKED)])
-def test_what_was_refused_is_not_sent_again_for_a_while(status: int, reason: str) -> None:
+def test_what_was_refused_is_not_sent_again_for_a_while() -> None:
     login = basic('me', SECRET)
     with pytest.raises(AccessDenied, match=r"http://localhost:5984 refused user 'me': .*check the user, password"):
-        login.renewed(login.headers(never), answer(status, reason))
+        login.renewed(login.headers(never), answer(401, WRONG))
     for _ in range(3):
         with pytest.raises(AccessDenied, match=r'is not sent again for (1[012]|\d)\d s') as caught:
             login.headers(never)
         assert SECRET not in str(caught.value)
     login._rests_until = 0.0
     assert decoded(login.headers(never)) == f'me:{SECRET}'
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+@pytest.mark.parametrize('where', ['url', 'function', 'source'])
+def test_a_user_that_is_locked_is_waited_for(source: str, where: str, auth: str) -> None:
+    """Others sent the wrong passwords: it ended every worker of the user."""
+    given[:] = [('me', SECRET)]
+    login = Login(Address(credentials=source, auth=auth) if where == 'source' else Address(
+        user='me', password=SECRET if where == 'url' else lambda: SECRET, auth=auth))
+    locked = answer(403, LOCKED)
+    sessions = Sessions(locked)
+    for _ in range(3):
+        with pytest.raises(ServerUnavailable, match=r"localhost:5984 has locked user 'me' for up to five minutes") as caught:
+            login.renewed(login.headers(sessions), locked)
+        assert SECRET not in str(caught.value)
+    assert len(sessions.posted) == (auth == 'cookie')
+    assert 0.0 < login._rests_until - time.monotonic() < 10.0
+    login._rests_until = 0.0
+    assert login.headers(sessions)
+
+
+def test_a_source_that_names_another_user_ends_the_wait_for_one_that_is_locked(source: str) -> None:
+    given[:] = [('me', SECRET), ('you', 'other')]
+    login = Login(Address(credentials=source))
+    assert login.renewed(login.headers(never), answer(403, LOCKED))
+    assert decoded(login.headers(never)) == 'you:other'
+
+
+def test_a_password_that_is_wrong_is_told_once_the_user_is_no_longer_locked() -> None:
+    login = basic('me', SECRET)
+    with pytest.raises(ServerUnavailable):
+        login.renewed(login.headers(never), answer(403, LOCKED))
+    login._rests_until = 0.0
+    with pytest.raises(AccessDenied, match='check the user, password'):
+        login.renewed(login.headers(never), answer(401, WRONG))
 
 
 def test_all_clients_of_a_server_and_a_user_share_what_is_known() -> None:
@@ -206,7 +241,7 @@ def test_basic_takes_no_cookie() -> None:
 
 
 @pytest.mark.parametrize(('status', 'reason', 'kind'), [
-    (401, WRONG, AccessDenied), (403, LOCKED, AccessDenied), (500, 'trouble', ServerUnavailable), (200, '', NotCouchDB)])
+    (401, WRONG, AccessDenied), (500, 'trouble', ServerUnavailable), (200, '', NotCouchDB)])
 def test_a_session_that_is_not_begun(status: int, reason: str, kind: type[CouchDBError]) -> None:
     login, sessions = session(), Sessions(answer(status, reason), answer(status, reason))
     for _ in range(2):
