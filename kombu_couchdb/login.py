@@ -11,6 +11,7 @@ is sent meanwhile does not make it longer.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -105,6 +106,8 @@ class Login:
         self._refused: _Pair | None = None
         self._reason = ''
         self._rests_until = 0.0
+        #: When a session was begun last, and why it was not.
+        self._failure: tuple[float, errors.CouchDBError | None] = 0.0, None
         self._forget()
         self.reset()
         reset_in_child(self)
@@ -133,8 +136,12 @@ class Login:
         *Raises* `AccessDenied`; `ServerUnavailable` where user and password come from a source, which may change them, and while
         the user is locked.
         """
+        asked = time.monotonic()
         with self._lock:
             if self._headers is None or time.monotonic() > self._ends:
+                failed, error = self._failure
+                if error is not None and failed > asked:
+                    raise copy.copy(error)  # others tried while this one waited: it would wait for each of them in turn
                 self._forget()
                 self._enter(post)
             assert self._headers is not None
@@ -177,6 +184,7 @@ class Login:
             self._headers = Headers(Authorization=given.basic())
         else:
             error = self._begin(post, given)
+            self._failure = time.monotonic(), copy.copy(error)  # without the frames of who raises it
             if error is not None:
                 raise error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from base64 import b64decode
@@ -17,7 +18,7 @@ import requests
 from kombu_couchdb.address import Address
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
 from kombu_couchdb.login import Headers, Login, environment
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, wait_for
 
 SECRET = 'tell-nobody'
 WRONG = 'Name or password is incorrect.'
@@ -273,6 +274,35 @@ def test_many_threads_begin_one_session() -> None:
         thread.join(PATIENCE)
     assert seen == [{'Cookie': 'AuthSession=s1'}] * 8
     assert len(sessions.posted) == 1
+
+
+def test_a_server_that_does_not_answer_holds_no_thread_for_each_of_the_others() -> None:
+    """The consumer's thread waited for as many time limits as there were threads before it."""
+    login, failures = session(), list[Exception]()
+    others = [threading.Thread(target=lambda: failures.append(failure(login, never))) for _ in range(3)]
+
+    def is_waiting(thread: threading.Thread) -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        return frame is not None and frame.f_code.co_name == 'headers' and 'asked' in frame.f_locals
+
+    def post(data: bytes) -> ServerUnavailable:
+        for thread in others:
+            thread.start()
+        wait_for(lambda: all(map(is_waiting, others)), 'the others to wait')
+        return ServerUnavailable('no answer')
+
+    failures.append(failure(login, post))
+    for thread in others:
+        thread.join(PATIENCE)
+    assert [str(exc) for exc in failures] == ['no answer'] * 4
+    assert len(set(map(id, failures))) == 4
+    assert login.headers(Sessions())
+
+
+def failure(login: Login, post: Any) -> Exception:
+    with pytest.raises(ServerUnavailable) as caught:
+        login.headers(post)
+    return caught.value
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
