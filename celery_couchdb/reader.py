@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client
-from kombu_couchdb.errors import RETRIED, AccessDenied, ConfigurationError, CouchDBError, NotCouchDB
+from kombu_couchdb.errors import RETRIED, AccessDenied, AnswerTooLarge, ConfigurationError, CouchDBError, NotCouchDB
 from kombu_couchdb.feed import Longpoll
 from kombu_couchdb.forks import Shared, reset_in_child
 from kombu_couchdb.log import get_logger
@@ -119,6 +119,7 @@ class Reader:
         self._running = False
         self._since: Any = None  # where the wait goes on for what is awaited, except for the new
         self._all = False  # whether it is a wait for every change
+        self._few = _FEW  # from how many on every change is heard of
         self._busy = False  # whether new ids come too often to wait
 
     def watch(self, waiter: Waiter, ids: Iterable[str]) -> None:
@@ -167,6 +168,9 @@ class Reader:
                     logger.info('results are heard of again')
                 retry = _RETRY
             except RETRIED as exc:
+                if isinstance(exc, AnswerTooLarge) and self._few:
+                    self._few, pause = 0, 0.0  # so are the results, and one can hear of them without their documents
+                    continue
                 level = logging.WARNING if retry == _RETRY else logging.DEBUG  # once is enough
                 logger.log(level, 'results are not heard of: %s; trying again until they are', exc)
                 self._since, pause, retry = None, retry, min(retry * 2, _RETRY_MOST)
@@ -177,7 +181,7 @@ class Reader:
         """Wait until somebody waits; False if that was in vain for long, and the thread should end."""
         with self._wake:
             if not self._waiters:
-                self._since = None
+                self._since, self._few = None, _FEW
                 self._wake.wait_for(lambda: self._waiters, _IDLE)
             if not self._waiters:
                 self._running = False
@@ -185,7 +189,7 @@ class Reader:
 
     def _round(self, wanted: set[str], new: set[str], turn: int) -> float:
         """Deliver what is there, wait for a change and deliver it; return how long to pause, in seconds."""
-        many = len(wanted) > _FEW
+        many = len(wanted) > self._few
         if self._since is None or many != self._all:
             self._since, self._all, new = self.store.sequence() if many else 0, many, wanted
         if many:

@@ -154,8 +154,10 @@ class Bulk(Http):
 def path_of(doc_id: str) -> str:
     """Return the path of a document below its database."""
     # The slash after _design is part of the path, not of a name: CouchDB redirects if it is encoded.
-    prefix, slash, name = doc_id.rpartition('/') if doc_id.startswith(('_design/', '_local/')) else ('', '', doc_id)
-    return f'/{prefix}{slash}{quote(name, safe="")}'
+    prefix, slash, name = doc_id.partition('/') if doc_id.startswith(('_design/', '_local/')) else ('', '', doc_id)
+    # A part of a path that is '.' or '..' means another path: to clients, proxies and servers, unless it is encoded.
+    quoted = name.replace('.', '%2E') if name in ('.', '..') else quote(name, safe='')
+    return f'/{prefix}{slash}{quoted}'
 
 
 def _decided(doc_id: str) -> Shape:

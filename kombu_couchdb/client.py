@@ -11,6 +11,7 @@ import requests
 
 from . import errors
 from .answers import DOCUMENT, Shape, both, document, equal, exactly, items, maybe, members, revision, rows, sequence, text
+from .bounds import Bounds
 from .bulk import Bulk, Document, path_of
 from .log import get_logger
 
@@ -32,6 +33,9 @@ _result = members(id=text, docs=items(members()))
 
 #: Any row, and one with its document.
 _ROW, _WITH_DOC = members(), members(id=text, doc=maybe(DOCUMENT))
+
+#: What is no error of one document is none of the others that are read with it.
+_APART_IF = (errors.NestedTooDeeply, errors.AnswerTooLarge)
 
 #: From so many on, documents are read apart from the rows of their view.
 _APART = 10
@@ -62,8 +66,8 @@ class Client(Bulk):
         """Return the documents with these ids in this order, None where one is there no more; if it ever was, see `find`."""
         try:
             leaves = self.fetch_leaves(ids, **params)
-        except errors.NestedTooDeeply as exc:
-            return self._apart(self.fetch, ids, exc)
+        except _APART_IF as exc:
+            return self._apart(lambda part: self.fetch(part, **params), ids, exc)
         found = {doc_id: found[0] if found and not found[0].get('_deleted') else None
                  for doc_id, found in zip(ids, leaves, strict=True)}
         contested = list(dict.fromkeys(doc_id for doc_id, found in zip(ids, leaves, strict=True) if len(found) > 1))
@@ -80,7 +84,7 @@ class Client(Bulk):
             if len(ids) == 1:
                 return [self.get_or_none(ids[0])]
             return self._winners(ids) if ids and self.is_cluster() else self.fetch(ids)
-        except errors.NestedTooDeeply as exc:
+        except _APART_IF as exc:
             return self._apart(self.find, ids, exc)
 
     def fetch_leaves(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
@@ -98,9 +102,14 @@ class Client(Bulk):
 
     @staticmethod
     def _apart(read: Callable[[Sequence[str]], list[Document | None]], ids: Sequence[str],
-               exc: errors.NestedTooDeeply) -> list[Document | None]:
-        """Read documents of which one cannot be read: it is left alone, as if it were not there, and stops no other."""
+               exc: errors.CouchDBError) -> list[Document | None]:
+        """Read documents in parts that are too large together, or of which one cannot be read.
+
+        That one is left alone, as if it were not there, and stops no other.
+        """
         if len(ids) == 1:
+            if not isinstance(exc, errors.NestedTooDeeply):
+                raise exc
             logger.error('document %s is left alone: %s', ids[0], exc)
             return [None]
         return [*read(ids[:len(ids) // 2]), *read(ids[len(ids) // 2:])]
@@ -137,7 +146,14 @@ class Client(Bulk):
         params: dict[str, Any] = {'startkey': json.dumps(after or prefix), 'endkey': json.dumps((to or prefix) + '\uffff'),
                                   'include_docs': docs, **({'limit': limit} if limit else {}), **({'skip': 1} if after else {})}
         shape = members(rows=items(_ranged))
-        found = cast('list[Row]', self.request('GET', '/_all_docs', params, repeat=True, shape=shape)['rows'])
+        try:
+            found = cast('list[Row]', self.request('GET', '/_all_docs', params, repeat=True, shape=shape)['rows'])
+        except errors.AnswerTooLarge:
+            if not docs:
+                raise
+            found = self.id_range(prefix, to=to, limit=limit, after=after)
+            for row, doc in zip(found, self.fetch([row['id'] for row in found]), strict=True):
+                row['doc'] = doc
         return [row for row in found if row.get('doc')] if docs else found
 
     # -- views and changes
@@ -182,7 +198,7 @@ class Client(Bulk):
                                   'heartbeat': int(beat * 1000)}
         if body:
             params['filter'] = f'_{next(iter(body))}'
-        return self._send('POST', '/_changes', params, body, beat * 2 + 2, stream=True)
+        return self._send('POST', '/_changes', params, body, beat * 2 + 2, bounds=Bounds(longpoll=True))
 
     # -- the database
 

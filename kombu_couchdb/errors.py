@@ -3,8 +3,9 @@
 ::
 
     CouchDBError
-     ├── ServerUnavailable      refused, cut off, too slow, 5xx, 429: try again
+     ├── ServerUnavailable      refused, cut off, too slow, 5xx, 429, a user that is locked for minutes: try again
      │    └── BrokenAnswer      an answer that CouchDB never gives to this request: try again
+     │         └── AnswerTooLarge  more than is read at once
      ├── DatabaseMissing        404 for the whole database: try again, it is created anew
      ├── AccessDenied           401, 403: a person has to change a password or a right
      ├── NotCouchDB             something else answers at that address
@@ -29,8 +30,9 @@ import requests
 from requests import exceptions as http
 
 __all__ = [
-    'RETRIED', 'AccessDenied', 'BrokenAnswer', 'ConfigurationError', 'Conflict', 'CouchDBError', 'DatabaseMissing',
-    'DocumentTooLarge', 'NestedTooDeeply', 'NotCouchDB', 'NotFound', 'RequestRefused', 'ServerUnavailable', 'Unstorable',
+    'RETRIED', 'AccessDenied', 'AnswerTooLarge', 'BrokenAnswer', 'ConfigurationError', 'Conflict', 'CouchDBError',
+    'DatabaseMissing', 'DocumentTooLarge', 'NestedTooDeeply', 'NotCouchDB', 'NotFound', 'RequestRefused', 'ServerUnavailable',
+    'Unstorable',
 ]
 
 
@@ -44,14 +46,19 @@ class CouchDBError(Exception):
 class ServerUnavailable(CouchDBError, ConnectionError):
     """The server gave no usable answer; whether a write was stored is unknown. Safe to try again."""
 
-    @property
-    def was_cut(self) -> bool:
-        """Whether the connection was refused or cut: a server or proxy may close an idle one as it is used again."""
-        return isinstance(self.__cause__, http.ConnectionError) and not isinstance(self.__cause__, http.Timeout)
+    #: Whether the connection was refused or cut: a server or proxy may close an idle one as it is used again.
+    was_cut = False
+
+    #: The status of the answer; None if there was none that could be read.
+    status: int | None = None
 
 
 class BrokenAnswer(ServerUnavailable):
     """The answer is none that CouchDB gives to this request: it was cut off, or something between us changed it."""
+
+
+class AnswerTooLarge(BrokenAnswer):
+    """The answer has more bytes than are read at once."""
 
 
 class DatabaseMissing(CouchDBError, ConnectionError):
@@ -98,27 +105,46 @@ class NestedTooDeeply(RequestRefused):
 RETRIED: tuple[type[Exception], ...] = (ServerUnavailable, DatabaseMissing)
 
 
-def from_transport(exc: Exception, where: str) -> CouchDBError:
-    """Return our error for one that `requests` raised while talking to `where`."""
+def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDBError:
+    """Return our error for one that `requests` raised while talking to `where`; `known` is whether that has ever answered.
+
+    Raise it where `exc` is no longer handled: what caused that has the headers of the request in its frames, and they are
+    seen by whoever records the variables of a traceback.
+    """
+    inner, text = _innermost(exc), _short(exc)
+    if isinstance(inner, AnswerTooLarge):
+        return AnswerTooLarge(f'{where}: the answer has more bytes than are read at once')
     if isinstance(exc, ValueError) and not isinstance(exc, OSError):
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
     if not isinstance(exc, http.RequestException):  # requests says so of a certificate file that is not there
         return ConfigurationError(f'{where}: {exc}')
-    if isinstance(exc, http.SSLError) or 'SSL' in _short(exc):
-        return ServerUnavailable(f'{where}: {_tls(_short(exc))} ({_short(exc)})')
+    if isinstance(exc, http.SSLError) or 'SSL' in text:
+        return _cut(f'{where}: {_tls(text)} ({text})', not re.search(_NO_TLS, text))
+    if str(inner).startswith(_ALERT):
+        return ServerUnavailable(f'{where}: {_TLS_WANTED}')
     if isinstance(exc, http.ConnectTimeout):
         return ServerUnavailable(f'{where}: no connection within the time limit; is host and port right?')
-    if isinstance(exc, http.Timeout):
+    if isinstance(exc, http.Timeout) or re.match(r'(Read |The \w+ operation )?timed out', text):
         return ServerUnavailable(f'{where}: no answer within the time limit (transport option request_timeout)')
     if isinstance(exc, (http.InvalidURL, http.InvalidSchema, http.MissingSchema)):
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
-    return ServerUnavailable(f'{where}: {_short(exc)}')
+    if not known and where.startswith('http:') and _HUNG_UP.search(text):
+        text = f'{text}; if the server speaks TLS at this port, {_WRITE_TLS}'
+    return _cut(f'{where}: {text}', isinstance(exc, http.ConnectionError))
+
+
+def _cut(text: str, was_cut: bool) -> ServerUnavailable:
+    error = ServerUnavailable(text)
+    error.was_cut = was_cut
+    return error
 
 
 def from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
     """Return our error for an answer with a status of 400 or more; `size` is that of the request body in bytes."""
     status, reason = response.status_code, reason_of(response)
     who = f'user {user!r}' if user else 'nobody (no user in the URL)'
+    if status == 403 and is_lock(reason):
+        return locked(where, user)
     if status in (401, 403):
         return AccessDenied(f'{where} refused {who}: {reason.rstrip(".") or "access denied"}; ' + (
             'let an administrator run "celery -A your_app couchdb setup", which makes the user a member' if reason == _NO_MEMBER
@@ -135,7 +161,11 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
             f'CouchDB\'s limit in its [couchdb] section: max_document_size (8,000,000 by default), for messages '
             f'max_attachment_size')
     if status >= 500 or status == 429:
-        return ServerUnavailable(f'{where} answered {status}: {reason}')
+        error = ServerUnavailable(f'{where} answered {status}: {reason}')
+        error.status = status
+        return error
+    if status == 400 and where.startswith('http:') and re.search(b'HTTPS|SSL', response.content):
+        return NotCouchDB(f'{where}: {_TLS_WANTED}')
     return RequestRefused(f'{where} answered {status}: {reason}')
 
 
@@ -143,6 +173,17 @@ def reason_of(response: requests.Response) -> str:
     """Return what the server says of an answer with a status of 400 or more."""
     body = _json(response)
     return _line(body.get('reason') or body.get('error') or response.reason or '')[:300]
+
+
+def is_lock(reason: str) -> bool:
+    """Tell whether CouchDB says that it has locked a user for an address: the right password is refused then, too."""
+    return reason.startswith('Account is temporarily locked')
+
+
+def locked(where: str, user: str | None) -> ServerUnavailable:
+    """Return our error for a user whom CouchDB has locked: it ends by itself, and nothing is wrong here."""
+    return ServerUnavailable(f'{where} has locked user {user!r} for up to five minutes, since wrong passwords for it came from '
+                             f'this network address; find who sends them, or give each site a user of its own')
 
 
 def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
@@ -157,8 +198,24 @@ def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
     return DocumentTooLarge(text) if error == 'document_too_large' else ServerUnavailable(text)
 
 
+#: How a connection says that its TLS handshake was not answered in time.
+NO_HANDSHAKE = 'no answer to the TLS handshake'
+
+#: How OpenSSL says that what it was answered is no TLS.
+_NO_TLS = f'{NO_HANDSHAKE}|WRONG_VERSION_NUMBER|record layer failure|UNKNOWN_PROTOCOL|PACKET_LENGTH_TOO_LONG|HTTP_REQUEST'
+
+#: How an alert of TLS begins, with which a server answers plain HTTP.
+_ALERT = '\x15\x03'
+
+#: What becomes of that alert, if the server hangs up at once.
+_HUNG_UP = re.compile('reset by peer|without response')
+
+_WRITE_TLS = 'write couchdbs:// for couchdb:// in the URL'
+_TLS_WANTED = f'the server speaks TLS at this port; {_WRITE_TLS}'
+
 #: What OpenSSL says, and what it means.
 _TLS = {
+    _NO_TLS: 'TLS failed; does the server speak TLS at this port? couchdb:// is plain HTTP',
     r'has expired|not yet valid': "the server's TLS certificate is out of date, or this machine's clock is wrong",
     r'mismatch': "the server's TLS certificate is for another host; use the name that stands in it",
     r'CERTIFICATE_VERIFY_FAILED|certificate verify failed':
@@ -191,13 +248,18 @@ def _line(text: Any) -> str:
     return ''.join(char if char.isprintable() else ' ' for char in str(text)).strip()
 
 
-def _short(exc: BaseException) -> str:
-    """Return the innermost cause of `exc` in one line: urllib3 wraps it three times."""
+def _innermost(exc: BaseException) -> BaseException:
+    """Return the innermost cause of `exc`: urllib3 wraps it three times."""
     seen = exc
     while True:
         inner = getattr(seen, 'reason', None) or next((a for a in seen.args if isinstance(a, BaseException)), None)
         if not isinstance(inner, BaseException):
-            break
+            return seen
         seen = inner
+
+
+def _short(exc: BaseException) -> str:
+    """Return the innermost cause of `exc` in one line."""
+    seen = _innermost(exc)
     text = _line(str(seen).split('\n')[0])
     return re.sub(r'^.*?(>|\)): ', '', text)[:200] or type(seen).__name__  # without urllib3's name of the connection

@@ -14,7 +14,7 @@ from typing import Any, cast
 import requests
 
 from .client import CHANGES, Client, Document, Row
-from .errors import BrokenAnswer, CouchDBError, ServerUnavailable
+from .errors import BrokenAnswer, CouchDBError, ServerUnavailable, from_transport
 from .log import get_logger
 
 __all__ = ['LIMIT', 'Feed', 'Longpoll']
@@ -69,24 +69,27 @@ class Longpoll:
             if turn != self._turn:
                 return None
             raise
+        text, error = bytearray(), cast('CouchDBError | None', None)
         try:
             with self._lock:
                 self._response = response
-            text = bytearray()
             for chunk in response.iter_content(None):
                 if turn != self._turn:
                     return None
                 text += chunk
-        except (requests.RequestException, OSError, ValueError, AttributeError) as exc:  # the last two: TLS, while shut down
-            if turn != self._turn:
-                return None
-            raise ServerUnavailable(f'{self._client.address.url}: the feed of changes was cut off') from exc
+        except requests.RequestException as exc:
+            error = from_transport(exc, f'{self._client.address.url}: the feed of changes was cut off')
+        except (OSError, ValueError, AttributeError):  # the last two: TLS, while shut down
+            error = ServerUnavailable(f'{self._client.address.url}: the feed of changes was cut off')
         finally:
             with self._lock:
                 self._response = None
             response.close()
+        del response  # it may prolong the session, and nobody shall see that in a traceback
         if turn != self._turn:
             return None
+        if error is not None:  # raised here, without the frames of what caused it
+            raise error
         if not text.strip():  # a proxy may end it so, between two of its empty lines
             raise BrokenAnswer(f'{self._client.address.url}: the feed of changes was cut off')
         return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))

@@ -13,6 +13,7 @@ from kombu.utils.json import JSONEncoder
 from . import errors
 from .address import Address
 from .answers import Shape, anything
+from .bounds import ORDINARY, Bounds
 from .clock import ServerClock
 from .nodes import Nodes
 
@@ -74,27 +75,23 @@ class Http:
 
     def content(self, path: str, params: Mapping[str, Any], size: int) -> bytes:
         """Return what is below the database as the bytes it has; *raises* `BrokenAnswer` if they are not of this size."""
-        text, _ = self._exchange('GET', path, params, repeat=True)
+        text, _ = self._exchange('GET', path, params, repeat=True, bounds=Bounds(more=size))
         if len(text) != size:
             raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to GET {path:.100}')
         return text
 
     def _exchange(self, method: str, path: str | None, params: Mapping[str, Any] | None = None, body: Any = None,
-                  *, repeat: bool = False) -> tuple[bytes, int]:
+                  *, repeat: bool = False, bounds: Bounds = ORDINARY) -> tuple[bytes, int]:
         """Send one request, as `request` does, and return its answer and status."""
         left = max(2, len(self._nodes)) if repeat else 1
         while True:
             left -= 1
             try:
-                response = self._send(method, path, params, body)
-                break
+                response = self._send(method, path, params, body, bounds=bounds)
+                return response.content, response.status_code
             except errors.ServerUnavailable as exc:
                 if not left or not exc.was_cut:
                     raise
-        try:
-            return response.content, response.status_code
-        except requests.RequestException as exc:
-            raise errors.from_transport(exc, self.address.url) from exc
 
     def decode(self, text: bytes, status: int = 200, request: str = 'a request', shape: Shape = anything) -> Any:
         """Return the JSON in the answer to a `request`; *raises* `BrokenAnswer` if it was cut, `NotCouchDB` if it is none."""
@@ -112,11 +109,11 @@ class Http:
         return answer
 
     def _send(self, method: str, path: str | None, params: Mapping[str, Any] | None, body: Any,
-              read_timeout: float | None = None, *, stream: bool = False) -> requests.Response:
+              read_timeout: float | None = None, *, bounds: Bounds = ORDINARY) -> requests.Response:
         node = self._nodes.current
         data = body if body is None or isinstance(body, bytes) else encoded(body)
         try:
-            return node.send(method, path, _query(params), data, read_timeout, stream=stream)
+            return node.send(method, path, _query(params), data, read_timeout, bounds=bounds)
         except errors.ServerUnavailable:
             self._nodes.leave(node)
             raise

@@ -5,11 +5,9 @@ Every node of a CouchDB cluster answers for all of it: what one was told, and wh
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import time
-from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -18,10 +16,11 @@ from requests.adapters import HTTPAdapter
 
 from . import errors
 from .address import Address
+from .bounds import ORDINARY, SLOWEST, BoundedAdapter, Bounds, Upload, answers_within
 from .clock import ServerClock
 from .forks import Shared, reset_in_child
 from .log import get_logger
-from .login import Login
+from .login import Headers, Login
 
 __all__ = ['Node', 'Nodes']
 
@@ -34,9 +33,6 @@ _POOL = 16
 #: what is sent in one piece.
 _IN_BLOCKS = 64_000
 
-#: The slowest link for which the time limit of a request allows, in bytes a second.
-_SLOWEST = 100_000
-
 _HEADERS = {'Accept': 'application/json', 'Content-Type': 'application/json', 'User-Agent': 'celery-couchdb'}
 
 
@@ -44,12 +40,13 @@ class Node:
     """Requests to one node. A child has connections of its own.
 
     `timeouts` are in seconds: to connect, and to be answered. A request of many bytes has more time to be answered, a second
-    for each 100 kB of it: they may still be on their way when the last of them was handed to the system.
+    for each 100 kB of it: they may still be on their way when the last of them was handed to the system. So has an answer of
+    many bytes, and sending them.
     """
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self.address, self.timeouts, self.login = address, timeouts, Login.of(address)
-        self._clock = clock
+        self._clock, self._answered = clock, False
         self.reset()
         reset_in_child(self)
 
@@ -60,24 +57,35 @@ class Node:
         self._not_before = float('-inf')
 
     def send(self, method: str, path: str | None, query: str, data: bytes | None, read_timeout: float | None = None,
-             *, stream: bool = False) -> requests.Response:
+             *, bounds: Bounds = ORDINARY) -> requests.Response:
         """Send one request below the database (or, with path None, to the server's root) and return the answer.
 
-        *Raises* the errors of `kombu_couchdb.errors`.
+        That of a longpoll (see `bounds`) is not read. *Raises* the errors of `kombu_couchdb.errors`, none of which has anything
+        of the password or session in it, in what caused it, or in a frame of its traceback.
         """
         url = (self.address.server + '/' if path is None else self.address.url + path) + query
         for _ in range(2):  # 401 means that nothing was done: whatever it is may be sent again, by somebody else
             who = self.login.headers(self._post_session)
-            response = self._exchange(method, url, who, data, read_timeout, stream=stream)
+            found = self._exchange(method, url, who, data, read_timeout, bounds)
+            if isinstance(found, errors.CouchDBError):
+                raise found
+            response = found
             if response.status_code not in (401, 403) or not self.login.renewed(who, response):
                 break
         self.login.observe(who, response)
+        if (error := self._error(response, len(data or b''))) is not None:
+            del found, response  # it may prolong the session
+            raise error
+        return response
+
+    def _error(self, response: requests.Response, size: int) -> errors.CouchDBError | None:
+        """Return the error that an answer is, if it is one, to a request of so many bytes."""
         # _bulk_docs answers 500 with the usual list when some nodes of a cluster are down: the list tells more.
         if response.status_code >= 400 and not (response.status_code == 500 and response.content[:1] == b'['):
-            raise errors.from_status(response, self.address.url, self.login.user, len(data or b''))
+            return errors.from_status(response, self.address.url, self.login.user, size)
         if 300 <= response.status_code < 400:
-            raise errors.NotCouchDB(f'{self.address.server} redirects to another address; use that one in the URL')
-        return response
+            return errors.NotCouchDB(f'{self.address.server} redirects to another address; use that one in the URL')
+        return None
 
     def close(self) -> None:
         """Close the idle connections; who goes on opens new ones."""
@@ -86,30 +94,40 @@ class Node:
                 self._adapter.close()
             self._pid = 0
 
-    def _post_session(self, data: bytes) -> requests.Response:
-        return self._exchange('POST', f'{self.address.server}/_session', {}, data)
+    def _post_session(self, data: bytes) -> requests.Response | errors.CouchDBError:
+        return self._exchange('POST', f'{self.address.server}/_session', Headers(), data)
 
-    def _exchange(self, method: str, url: str, who: Mapping[str, str], data: bytes | None, read_timeout: float | None = None,
-                  *, stream: bool = False) -> requests.Response:
-        """Send one request and return its answer, whatever its status."""
+    def _exchange(self, method: str, url: str, who: Headers, data: bytes | None, read_timeout: float | None = None,
+                  bounds: Bounds = ORDINARY) -> requests.Response | errors.CouchDBError:
+        """Send one request and return its answer, whatever its status, or the error, for whoever has nothing to hide to raise."""
+        size = len(data or b'')
+        seconds = (read_timeout or self.timeouts[1]) + size // SLOWEST
         prepared = requests.PreparedRequest()
         prepared.method, prepared.url = method, url
         # A new file-like object each time: a request that is sent again is sent from its beginning.
-        prepared.body = io.BytesIO(data) if data is not None and len(data) > _IN_BLOCKS else data  # type: ignore[assignment]
-        prepared.headers = {**_HEADERS, **who}  # type: ignore[assignment]
+        prepared.body = Upload(data, sum(self.timeouts) + size // SLOWEST) if data and size > _IN_BLOCKS else data  # type: ignore[assignment]
+        prepared.headers = {**_HEADERS}  # type: ignore[assignment]
+        who.add_to(prepared.headers)
         if data is not None or method in ('PUT', 'POST'):
-            prepared.headers['Content-Length'] = str(len(data or b''))
-        timeout = (self.timeouts[0], (read_timeout or self.timeouts[1]) + len(data or b'') // _SLOWEST)
+            prepared.headers['Content-Length'] = str(size)
         adapter, settings = self._connected()
         if (patience := self._not_before - time.monotonic()) > 0:
             time.sleep(patience)
         sent = time.time()
         try:
-            response = adapter.send(prepared, stream=stream, timeout=timeout, **settings)
-            if not stream or response.status_code >= 400:
+            with answers_within(bounds):
+                response = adapter.send(prepared, stream=bounds.longpoll, timeout=(self.timeouts[0], seconds), **settings)
+            if (coding := response.headers.get('Content-Encoding', 'identity')).lower() != 'identity':
+                # Nobody asked for it, and some hundred kB of it may be a GB.
+                response.close()
+                return errors.BrokenAnswer(f'{self.address.url}: the answer is compressed ({coding!a:.40}); configure the proxy '
+                                           f'before CouchDB to honour Accept-Encoding')
+            if not bounds.longpoll or response.status_code >= 400:
                 response.content  # noqa: B018 - read the body, so that the connection returns to the pool
         except (OSError, ValueError) as exc:  # requests' errors are OSErrors; urllib3 has a ValueError for impossible hosts
-            raise errors.from_transport(exc, self.address.url) from exc
+            return errors.from_transport(exc, self.address.url, known=self._answered)
+        self._answered = True
+        response.request = None  # type: ignore[assignment]  # it has the headers
         self._clock.observe(response.headers.get('Date'), sent, time.time())
         if response.status_code in (429, 503):
             # A server that asks for patience has it from all threads, but no longer than one that does not answer at all.
@@ -127,7 +145,7 @@ class Node:
                     found = session.merge_environment_settings(
                         self.address.url, {}, False, self.address.verify, self.address.cert)
                     self._settings = {name: found[name] for name in ('verify', 'cert', 'proxies')}
-                    self._adapter = HTTPAdapter(pool_connections=2, pool_maxsize=_POOL)
+                    self._adapter = BoundedAdapter(pool_connections=2, pool_maxsize=_POOL)
                     self._pid = os.getpid()
         return self._adapter, self._settings
 

@@ -35,8 +35,8 @@ class Options:
     #: How long a consumer may stay silent before its messages are given to others. Its heartbeat, one write
     #: for all it holds, is sent every third of this.
     visibility_timeout: float = 60.0
-    #: How long one HTTP request may take to be answered once it was sent; a large one has a second more for each 100 kB of it.
-    #: Less than `visibility_timeout`; by default at most a third of it.
+    #: How long one HTTP request may take to be answered once it was sent, from the first byte to the last; a large one has a
+    #: second more for each 100 kB of it and of its answer. Less than `visibility_timeout`; by default at most a third of it.
     request_timeout: float = 8.0
     #: How long the TCP and TLS handshakes may take, and sending 16 kB of a request; with the same bounds.
     connect_timeout: float = 4.0

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ..answers import DONE, flag, maybe, members, number, rows
 from ..client import Document
-from ..errors import BrokenAnswer, CouchDBError, NotFound
+from ..errors import ConfigurationError, CouchDBError, NotFound, ServerUnavailable
 from .cluster import Cluster, Refused
 
 __all__ = ['Indexes']
@@ -124,7 +124,7 @@ class Indexes:
         except NotFound:
             pass  # the design document was deleted meanwhile, and so was its index
         except CouchDBError as exc:
-            if isinstance(exc, BrokenAnswer) or isinstance(exc.__cause__, OSError):
+            if isinstance(exc, ConfigurationError) or (isinstance(exc, ServerUnavailable) and exc.status is None):
                 raise  # the connection, not the index
             raise Refused(f'{self._client.address.url}{path}: this index cannot be brought up to date, and purging would spoil '
                           f'it; mend or delete its design document ({exc})') from exc

@@ -1,17 +1,22 @@
-"""User and password from a source: they change while workers, publishers and results go on; what is wrong is not tried often."""
+"""User and password from a source: they change while workers, publishers and results go on; what is wrong is not tried often.
+
+CouchDB locks a user, for the address that wrong passwords for it came from: workers there wait until it is over.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
+from kombu_couchdb import login
 from tests.conftest import PATIENCE, Users, wait_for
 
 from .conftest import Site
@@ -116,6 +121,60 @@ def test_a_worker_whose_source_is_wrong_waits_and_does_not_ask_again(
     secret.write_text('another')
     wait_for(lambda: len(refusing.told) == 2, 'the other password')
     assert 'wrong-word' not in worker.logs()
+
+
+def lock(site: Site, member: dict[str, str]) -> None:
+    """Send wrong passwords for the user, as somebody else behind the same address would, until CouchDB locks it."""
+    url = site.server.couchdb_url(site.database, user='').replace('couchdb://', 'http://')
+    wait_for(lambda: 'temporarily locked' in requests.get(url, auth=(member['user'], 'mistyped'), timeout=PATIENCE).text,
+             'the user to be locked')
+    assert requests.get(url, auth=(member['user'], member['password']), timeout=PATIENCE).status_code == 403
+
+
+@pytest.fixture(params=['url', 'source'])
+def settings(request: pytest.FixtureRequest, site: Site, member: dict[str, str], secret: Path,
+             monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """Returns the settings, for a way to send it, of a worker that has the member's password from its URL or from a source."""
+    monkeypatch.setattr(login, '_LOCK_REST', 0.0)  # this process sends tasks at once when it is over
+    site.set_up(member['user'])
+    if request.param == 'url':
+        site.use_as(member['user'], member['password'])
+        return lambda auth: {f'{end}_transport_options': {'auth': auth} for end in ('broker', 'result_backend')}
+    monkeypatch.setenv('COUCHDB_USER', member['user'])
+    secret.write_text(member['password'])
+    site.use_as('')
+    return lambda auth: options(site, auth=auth)
+
+
+def test_a_worker_goes_on_when_its_user_is_no_longer_locked(
+        site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users) -> None:
+    worker = site.worker(pool='prefork', result_backend_always_retry=True, **settings('basic'))
+    running = site.send('nap', str(site.journal), 'a', None)
+    wait_for(lambda: site.journalled() == ['start a'], 'the task to begin')
+    lock(site, member)
+    wait_for(lambda: f'has locked user {member["user"]!r} for up to five minutes' in worker.logs(), 'the worker to be refused')
+    site.go_on()
+    wait_for(lambda: 'results are not stored' in worker.logs(), 'the end of the task')
+    users(member['user'], member['password'])  # CouchDB locks a user as it was written last
+    results = site.server.client(site.results)
+    wait_for(lambda: (results.get_or_none(f'celery-task-meta-{running.id}') or {}).get('status') == 'SUCCESS', 'the result')
+    assert running.get(timeout=PATIENCE) == 'a'
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    assert worker.logs().count('; trying again until it answers') == 1
+    assert member['password'] not in worker.logs()
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+def test_a_worker_whose_user_is_locked_waits_before_it_begins(
+        site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users, auth: str) -> None:
+    given = settings(auth)
+    lock(site, member)
+    worker = site.start(**given)
+    wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three tries to connect')
+    assert f'has locked user {member["user"]!r} for up to five minutes' in worker.logs()
+    users(member['user'], member['password'])
+    worker.ready()
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
 
 
 def test_publishers_with_a_wrong_password_ask_once(refusing: Refusing, site: Site) -> None:

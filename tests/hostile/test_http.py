@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
+import itertools
+import re
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -16,13 +20,14 @@ from hypothesis import strategies as st
 from kombu import Connection
 from urllib3 import HTTPResponse
 
-from kombu_couchdb import consumer
+from kombu_couchdb import bounds, consumer, login
 from kombu_couchdb.address import Address
 from kombu_couchdb.client import Client
-from kombu_couchdb.errors import RETRIED, CouchDBError, NotCouchDB
+from kombu_couchdb.errors import RETRIED, AnswerTooLarge, BrokenAnswer, CouchDBError, NotCouchDB, ServerUnavailable
+from kombu_couchdb.feed import Longpoll
 from kombu_couchdb.nodes import Node
-from tests.conftest import PATIENT, wait_for
-from tests.support import Inbox, publish
+from tests.conftest import PATIENCE, PATIENT, wait_for
+from tests.support import Inbox, publish, run_python
 
 from .fake import _Body
 from .test_messages import clear
@@ -32,13 +37,13 @@ SECRET = 'tell-nobody-77'
 
 
 class Wire(socketserver.ThreadingTCPServer):
-    """Reads the head of a request, keeps it, and sends what it is told to send; then it closes the connection."""
+    """Reads the head of a request, keeps it, and sends what it is told to, at once or in pieces; then it hangs up."""
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, 100
 
     def __init__(self) -> None:
         super().__init__(('127.0.0.1', 0), _Handler)
-        self.answer = b''
+        self.answer: bytes | Callable[[], Iterable[bytes]] = b''
         self.heads: list[bytes] = []
 
 
@@ -49,7 +54,8 @@ class _Handler(socketserver.StreamRequestHandler):
         head = b''.join(takewhile(lambda line: line not in (b'\r\n', b''), iter(self.rfile.readline, None)))
         self.server.heads.append(head)
         try:
-            self.wfile.write(self.server.answer)
+            for piece in [self.server.answer] if isinstance(self.server.answer, bytes) else self.server.answer():
+                self.wfile.write(piece)
         except OSError:
             pass  # who asked has had enough
 
@@ -70,11 +76,11 @@ def wires() -> Iterator[Callable[[], Wire]]:
         wire.server_close()
 
 
-def ask(wire: Wire) -> Any:
+def ask(wire: Wire, call: Callable[[Client], Any] = lambda client: client.get('x'), limit: float = PATIENCE) -> Any:
     """Ask for a document, and return it, or the error."""
-    client = Client(Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET), **PATIENT)
+    client = Client(Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET), limit, limit)
     try:
-        return client.get('x')
+        return call(client)
     except CouchDBError as exc:
         clear(exc, SECRET)
         return exc
@@ -151,6 +157,153 @@ def test_more_headers_than_anybody_needs(wires: Callable[[], Wire]) -> None:
     assert isinstance(ask(wire), RETRIED)
 
 
+@pytest.mark.parametrize('answer', [
+    b'\x15\x03\x01\x00\x02\x02F', b'\x15\x03\x03\x00\x02\x02\n',
+    head(400) + b'Client sent an HTTP request to an HTTPS server.\n',
+    head(400) + b'<html><title>400 The plain HTTP request was sent to HTTPS port</title>',
+    head(400) + b"Reason: You're speaking plain HTTP to an SSL-enabled server port.", b''],
+    ids=['alert', 'Erlang', 'Go', 'nginx', 'Apache', 'hangs up'])
+def test_a_server_that_speaks_tls_is_told_from_others(wires: Callable[[], Wire], answer: bytes) -> None:
+    wire = wires()
+    wire.answer = answer
+    assert re.search('the server speaks TLS at this port[;,] write couchdbs:// for couchdb:// in the URL', str(ask(wire)))
+
+
+class Plain(socketserver.StreamRequestHandler):
+    """Answers the first bytes of whatever comes as a server without TLS does."""
+
+    def handle(self) -> None:
+        self.request.recv(5)
+        self.wfile.write(head(400, 'Connection: close'))
+
+
+def test_a_server_that_speaks_no_tls_is_told_from_others() -> None:
+    with socketserver.ThreadingTCPServer(('127.0.0.1', 0), Plain) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        client = Client(Address(host='127.0.0.1', port=server.server_address[1], tls=True), **PATIENT)
+        with pytest.raises(ServerUnavailable, match='does the server speak TLS at this port\\? couchdb:// is plain HTTP'):
+            client.get('x')
+        server.shutdown()
+
+
+#: Seconds between two pieces of an answer, and how long these go on; the answer would be right in the end.
+PAUSE, LONG = 0.05, 10.0
+
+
+def dripped(*parts: bytes | int) -> Callable[[], Iterator[bytes]]:
+    """Return the parts of an answer: bytes at once, and as many spaces as a number says one by one."""
+    def pieces() -> Iterator[bytes]:
+        for part in parts:
+            if isinstance(part, bytes):
+                yield part
+                continue
+            for _ in range(part):
+                time.sleep(PAUSE)
+                yield b' '
+    return pieces
+
+
+MANY = int(LONG / PAUSE)
+CONTINUE = b'HTTP/1.1 100 Continue\r\n\r\n'
+
+
+def continued() -> Iterator[bytes]:
+    for _ in range(MANY):
+        time.sleep(PAUSE)
+        yield CONTINUE
+    yield head(200, f'Content-Length: {len(DOC)}') + DOC
+
+
+DRIPS: dict[str, Callable[[], Iterator[bytes]]] = {
+    'head': dripped(b'HTTP/1.1 200 OK\r\nX-Long: ', MANY, f'x\r\nContent-Length: {len(DOC)}\r\n\r\n'.encode() + DOC),
+    'continue': continued,
+    'body': dripped(head(200, f'Content-Length: {len(DOC) + MANY}') + DOC, MANY),
+    'body to the end': dripped(head(200) + DOC, MANY),
+    'chunk': dripped(head(200, 'Transfer-Encoding: chunked') + f'{len(DOC) + MANY:x}\r\n'.encode() + DOC, MANY, b'\r\n0\r\n\r\n'),
+    'line of a chunk': dripped(head(200, 'Transfer-Encoding: chunked') + b'18;', MANY, b'\r\n' + DOC + b'\r\n0\r\n\r\n'),
+    'error': dripped(head(404, f'Content-Length: {len(DOC) + MANY}') + DOC, MANY),
+}
+
+@pytest.mark.parametrize('what', DRIPS)
+def test_an_answer_that_drips_is_given_up(wires: Callable[[], Wire], what: str) -> None:
+    """The time limit was one for each byte: a thread, the consumer's too, was held for as long as the server liked."""
+    wire = wires()
+    wire.answer = DRIPS[what]
+    found = ask(wire, limit=0.3)
+    assert type(found) is ServerUnavailable
+    assert 'no answer within the time limit (transport option request_timeout)' in str(found)
+    assert len(wire.heads) == 1, 'what takes too long would do so again'
+
+
+@pytest.mark.parametrize('what', ['head', 'continue', 'error'])
+def test_the_head_of_a_longpoll_has_a_time_and_so_has_an_error(wires: Callable[[], Wire], what: str) -> None:
+    wire = wires()
+    wire.answer = DRIPS[what]
+    found = ask(wire, lambda client: client.open_changes(0, {}, 10, -0.85).content)  # which is a limit of 0.3 s
+    assert type(found) is ServerUnavailable
+
+
+@pytest.mark.parametrize('pool', ['gevent', 'eventlet'])
+def test_so_it_is_in_a_pool_of_greenlets(wires: Callable[[], Wire], pool: str) -> None:
+    if importlib.util.find_spec(pool) is None:
+        pytest.skip(f'{pool} is not installed')
+    wire = wires()
+    for what in ('continue', 'chunk'):
+        wire.answer = DRIPS[what]
+        done = run_python(f"""
+{'from gevent import monkey; monkey.patch_all()' if pool == 'gevent' else 'import eventlet; eventlet.monkey_patch()'}
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
+try:
+    print(Client(Address(host='127.0.0.1', port={wire.server_address[1]}), request_timeout=0.3).get('x'))
+except Exception as exc:
+    print(exc)
+""")
+        assert 'no answer within the time limit' in done.stdout
+
+
+def endless(first: bytes, piece: bytes) -> Callable[[], Iterator[bytes]]:
+    return lambda: itertools.chain([first], itertools.repeat(piece))
+
+
+CHUNKED = head(200, 'Transfer-Encoding: chunked')
+FLOODS = {
+    'body': endless(head(200), b' ' * 1000), 'chunks': endless(CHUNKED, b'3e8\r\n' + b' ' * 1000 + b'\r\n'),
+    'line of a chunk': endless(CHUNKED, b'0' * 1000), 'continue': endless(b'', CONTINUE),
+    'error': endless(head(503), b' ' * 1000)}
+
+
+@pytest.mark.parametrize('what', FLOODS)
+@pytest.mark.parametrize('call', [lambda client: client.get('x'), lambda client: Longpoll(client).wait(0, 0, {})],
+                         ids=['get', 'longpoll'])
+def test_an_answer_without_an_end_is_not_kept(wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch, what: str,
+                                              call: Callable[[Client], Any]) -> None:
+    monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
+    wire = wires()
+    wire.answer = FLOODS[what]
+    found = ask(wire, call)
+    assert isinstance(found, ServerUnavailable)
+    if what != 'line of a chunk':  # that urllib3 has a limit for
+        assert type(found) is AnswerTooLarge
+        assert 'the answer has more bytes than are read at once' in str(found)
+
+
+@pytest.mark.parametrize('coding', ['gzip', 'GZIP', 'deflate', 'br', 'zstd', 'x, gzip'])
+@pytest.mark.parametrize('call', [lambda client: client.get('x'), lambda client: Longpoll(client).wait(0, 0, {})],
+                         ids=['get', 'longpoll'])
+@pytest.mark.parametrize('status', [200, 500])
+def test_a_compressed_answer_is_not_unpacked(wires: Callable[[], Wire], coding: str, call: Callable[[Client], Any],
+                                             status: int) -> None:
+    """389 kB of it became a GB."""
+    wire = wires()
+    text = gzip.compress(DOC)
+    wire.answer = head(status, f'Content-Length: {len(text)}', f'Content-Encoding: {coding}') + text
+    found = ask(wire, call)
+    assert type(found) is BrokenAnswer
+    assert 'the answer is compressed' in str(found)
+    assert b'Accept-Encoding: identity\r\n' in wire.heads[0]
+
+
 @pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
 def test_who_redirects_is_not_followed_with_the_password(wires: Callable[[], Wire], status: int) -> None:
     wire, other = wires(), wires()
@@ -168,6 +321,7 @@ TROUBLE = [
     b'{"rows":[{}]}'),
     (200, b'{"results":[{"id":5}],"last_seq":1}'), (200, b'{"rows": [{"id"'), (302, b''), (404, b'{"error":"not_found"}'),
     (400, b''),
+    (403, b'{"error":"forbidden","reason":"Account is temporarily locked due to multiple authentication failures"}'),
     (409, b'{"error":"conflict"}'), (413, b''), (201, b'[{"ok":true,"id":"another","rev":"1-a"}]'), (200, b'"text"'), (101, b''),
 ]
 
@@ -205,6 +359,7 @@ class _Adapter:
 def test_a_consumer_outlives_it_and_delivers(connect: Callable[..., Connection], client: Client,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, '_LAST_RETRY', 0.05)
+    monkeypatch.setattr(login, '_LOCK_REST', 0.05)
     publisher = connect()
     publisher.connect()
     inbox = Inbox(connect(visibility_timeout=3.0))

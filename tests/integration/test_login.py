@@ -28,7 +28,9 @@ def logins(monkeypatch: pytest.MonkeyPatch, database: str) -> list[str]:
 
     def noted(self: Node, method: str, url: str, who: Any, *args: Any, **kwargs: Any) -> Any:
         if database in url or url.endswith('/_session'):
-            seen.append(next(iter(who), ''))
+            fields: dict[str, str] = {}
+            who.add_to(fields)
+            seen.append(next(iter(fields), ''))
         return exchange(self, method, url, who, *args, **kwargs)
 
     monkeypatch.setattr(Node, '_exchange', noted)
@@ -95,7 +97,8 @@ def test_many_processes_take_over_a_new_password_and_do_not_lock_their_user(
         reads(clients[-1])
     current[1] = f'changed-{uuid.uuid4().hex}'
     users(*current)
-    old = clients[0]._nodes.current.login.headers(lambda data: pytest.fail('there is a session'))
+    old: dict[str, str] = {}
+    clients[0]._nodes.current.login.headers(lambda data: pytest.fail('there is a session')).add_to(old)
     wait_for(lambda: requests.get(client.address.url, headers=old, timeout=PATIENCE).status_code == 401, 'the sessions to end')
     for each in clients:
         reads(each)

@@ -122,3 +122,13 @@ def test_user_and_password_of_any_characters(server: Server, client: Client, dat
         inbox = Inbox(connection)
         publish(connection, 'hello')
         inbox.wait(1)
+
+
+@pytest.mark.parametrize('doc_id', ['.', '..', '_local/..', '_design/..'])
+def test_document_whose_id_means_another_path(client: Client, doc_id: str) -> None:
+    """To delete the document `.` was to delete the database."""
+    rev = client.put({'_id': doc_id, 'n': 1})
+    assert client.get(doc_id)['n'] == 1
+    client.put({'_id': doc_id, '_rev': rev, '_deleted': True})
+    assert client.get_or_none(doc_id) is None
+    assert client.info()

@@ -57,7 +57,8 @@ def test_log_and_errors(server: Server, database: str, client: Client, connect: 
 
 def secrets_of(login: Login) -> list[str]:
     """Return what must not be seen: the password, and what stands for it in headers."""
-    headers = login.headers(lambda data: pytest.fail('there is a session'))
+    headers: dict[str, str] = {}
+    login.headers(lambda data: pytest.fail('there is a session')).add_to(headers)
     return [str(login._address.password), *(value.split(None, 1)[-1].removeprefix('AuthSession=') for value in headers.values())]
 
 

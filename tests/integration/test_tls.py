@@ -125,10 +125,10 @@ def test_client_certificate(secured: Callable[..., str], certificates: Path) -> 
     works(secured(needs_client=True), ssl={name: str(certificates / file) for name, file in files.items()})
 
 
-def refused(url: str, authority: Path | None = None) -> str:
+def refused(url: str, authority: Path | None = None, **options: float) -> str:
     """Connect in vain, without anything being sent, and return the one sentence that says why."""
     with pytest.raises(ServerUnavailable) as caught, \
-            Connection(url, ssl={'ca_certs': str(authority)} if authority else True) as connection:
+            Connection(url, ssl={'ca_certs': str(authority)} if authority else True, transport_options=options) as connection:
         connection.connect()
     text = str(caught.value)
     assert '\n' not in text
@@ -155,9 +155,17 @@ def test_certificate_of_another_host_is_refused(secured: Callable[..., str], cer
     assert told in refused(secured().replace('@localhost:', '@127.0.0.1:'), certificates / 'ca.pem')
 
 
-def test_without_tls_a_server_that_speaks_it_gets_no_answer(secured: Callable[..., str]) -> None:
-    with pytest.raises(CouchDBError), Connection(secured().replace('couchdbs://', 'couchdb://')) as connection:
+def test_without_tls_a_server_that_speaks_it_is_told_from_others(secured: Callable[..., str]) -> None:
+    with pytest.raises(CouchDBError, match=r'speaks TLS at this port[;,] write couchdbs:// for couchdb://') as caught, \
+            Connection(secured().replace('couchdbs://', 'couchdb://')) as connection:
         connection.connect()
+    assert '\n' not in str(caught.value)
+
+
+def test_with_tls_a_server_without_it_is_told_from_others(url: str, client: Client) -> None:
+    """CouchDB waits for the rest of a request."""
+    told = refused(f'{url.replace("couchdb://", "couchdbs://")}', connect_timeout=0.5)
+    assert 'does the server speak TLS at this port? couchdb:// is plain HTTP' in told
 
 
 def test_verification_can_be_switched_off_by_name(secured: Callable[..., str]) -> None:

@@ -18,7 +18,7 @@ from kombu_couchdb import design, workitem
 from kombu_couchdb.admin import vacuum as module
 from kombu_couchdb.admin.cluster import Refused
 from kombu_couchdb.admin.tombstones import Tombstone, Tombstones
-from kombu_couchdb.admin.vacuum import Report, vacuum
+from kombu_couchdb.admin.vacuum import Report, longest_lease, vacuum
 from kombu_couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.store import Store
@@ -462,3 +462,10 @@ def test_by_default_it_is_longer_than_any_lease(client: Client, run: Callable[..
     client.put({'_id': 'broker:consumer:a', 'type': 'Consumer', 'date': time.time(), 'expires': time.time() + 900})
     run('--yes')
     assert ages == [300.0, pytest.approx(960.0, abs=1.0)]
+
+
+def test_a_forged_heartbeat_keeps_nothing_from_being_purged(client: Client) -> None:
+    now = client.clock.now()
+    client.bulk([{'_id': f'broker:consumer:{seconds}', 'type': 'Consumer', 'date': now, 'expires': now + seconds}
+                 for seconds in (90.0, 1e9)])
+    assert longest_lease(client) == pytest.approx(90.0, abs=0.01)

@@ -173,7 +173,8 @@ def test_what_kombu_makes_json_of_can_be_sent(peer: Peer, client: Client) -> Non
 
 @pytest.mark.parametrize(('doc_id', 'path'), [
     ('a/b?c#d%', '/a%2Fb%3Fc%23d%25'), ('ü', '/%C3%BC'), ('_design/x', '/_design/x'), ('_local/x y', '/_local/x%20y'),
-    ('broker:binding:["a","b"]', '/broker%3Abinding%3A%5B%22a%22%2C%22b%22%5D')])
+    ('broker:binding:["a","b"]', '/broker%3Abinding%3A%5B%22a%22%2C%22b%22%5D'), ('.', '/%2E'), ('..', '/%2E%2E'),
+    ('_local/..', '/_local/%2E%2E'), ('_design/../x', '/_design/..%2Fx'), ('...', '/...'), ('.x', '/.x')])
 def test_ids_are_quoted(peer: Peer, client: Client, doc_id: str, path: str) -> None:
     peer.answers = [answer({**DOC, '_id': doc_id})]
     client.get(doc_id)

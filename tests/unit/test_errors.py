@@ -52,6 +52,8 @@ def test_a_wrong_option_is_a_value_error() -> None:
     (400, {'error': 'bad_request', 'reason': 'invalid UTF-8 JSON'}, errors.RequestRefused),
     (401, {'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, errors.AccessDenied),
     (403, {'error': 'forbidden', 'reason': 'You are not allowed to access this db.'}, errors.AccessDenied),
+    (403, {'error': 'forbidden', 'reason': 'Account is temporarily locked due to multiple authentication failures'},
+     errors.ServerUnavailable),
     (404, {'error': 'not_found', 'reason': 'missing'}, errors.NotFound),
     (404, {'error': 'not_found', 'reason': 'deleted'}, errors.NotFound),
     (404, {'error': 'not_found', 'reason': 'Database does not exist.'}, errors.DatabaseMissing),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,8 @@ import requests
 
 from kombu_couchdb.address import Address
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
-from kombu_couchdb.login import Login, environment
-from tests.conftest import PATIENCE
+from kombu_couchdb.login import Headers, Login, environment
+from tests.conftest import PATIENCE, wait_for
 
 SECRET = 'tell-nobody'
 WRONG = 'Name or password is incorrect.'
@@ -60,8 +62,21 @@ def session() -> Login:
     return Login(Address(user='me', password=SECRET, auth='cookie'))
 
 
-def decoded(headers: Any) -> str:
-    return b64decode(headers['Authorization'].removeprefix('Basic ')).decode()
+def shown(headers: Headers) -> dict[str, str]:
+    """Return the headers as they are sent."""
+    fields: dict[str, str] = {}
+    headers.add_to(fields)
+    return fields
+
+
+def decoded(headers: Headers) -> str:
+    return b64decode(shown(headers)['Authorization'].removeprefix('Basic ')).decode()
+
+
+def sessions_of(logins: list[Login]) -> list[str]:
+    """Return the sessions that these begin, one after the other, at one server."""
+    sessions = Sessions()
+    return [shown(login.headers(sessions))['Cookie'] for login in logins]
 
 
 #: What the function `credentials` returns in turn, the last for ever, and how often it was asked.
@@ -90,8 +105,8 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 # -- with each request
 
 def test_nobody_says_nothing() -> None:
-    assert Login(Address()).headers(never) == {}
-    assert Login(Address(auth='cookie')).headers(never) == {}
+    assert shown(Login(Address()).headers(never)) == {}
+    assert shown(Login(Address(auth='cookie')).headers(never)) == {}
 
 
 def test_basic_is_said_with_each_request_in_utf8() -> None:
@@ -109,17 +124,51 @@ def test_a_right_that_is_missing_is_no_wrong_password(status: int, reason: str) 
     assert decoded(login.headers(never)) == f'me:{SECRET}'
 
 
-@pytest.mark.parametrize(('status', 'reason'), [(401, WRONG), (403, LOCKED)])
-def test_what_was_refused_is_not_sent_again_for_a_while(status: int, reason: str) -> None:
+def test_what_was_refused_is_not_sent_again_for_a_while() -> None:
     login = basic('me', SECRET)
     with pytest.raises(AccessDenied, match=r"http://localhost:5984 refused user 'me': .*check the user, password"):
-        login.renewed(login.headers(never), answer(status, reason))
+        login.renewed(login.headers(never), answer(401, WRONG))
     for _ in range(3):
         with pytest.raises(AccessDenied, match=r'is not sent again for (1[012]|\d)\d s') as caught:
             login.headers(never)
         assert SECRET not in str(caught.value)
     login._rests_until = 0.0
     assert decoded(login.headers(never)) == f'me:{SECRET}'
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+@pytest.mark.parametrize('where', ['url', 'function', 'source'])
+def test_a_user_that_is_locked_is_waited_for(source: str, where: str, auth: str) -> None:
+    """Others sent the wrong passwords: it ended every worker of the user."""
+    given[:] = [('me', SECRET)]
+    login = Login(Address(credentials=source, auth=auth) if where == 'source' else Address(
+        user='me', password=SECRET if where == 'url' else lambda: SECRET, auth=auth))
+    locked = answer(403, LOCKED)
+    sessions = Sessions(locked)
+    for _ in range(3):
+        with pytest.raises(ServerUnavailable, match=r"localhost:5984 has locked user 'me' for up to five minutes") as caught:
+            login.renewed(login.headers(sessions), locked)
+        assert SECRET not in str(caught.value)
+    assert len(sessions.posted) == (auth == 'cookie')
+    assert 0.0 < login._rests_until - time.monotonic() < 10.0
+    login._rests_until = 0.0
+    assert login.headers(sessions)
+
+
+def test_a_source_that_names_another_user_ends_the_wait_for_one_that_is_locked(source: str) -> None:
+    given[:] = [('me', SECRET), ('you', 'other')]
+    login = Login(Address(credentials=source))
+    assert login.renewed(login.headers(never), answer(403, LOCKED))
+    assert decoded(login.headers(never)) == 'you:other'
+
+
+def test_a_password_that_is_wrong_is_told_once_the_user_is_no_longer_locked() -> None:
+    login = basic('me', SECRET)
+    with pytest.raises(ServerUnavailable):
+        login.renewed(login.headers(never), answer(403, LOCKED))
+    login._rests_until = 0.0
+    with pytest.raises(AccessDenied, match='check the user, password'):
+        login.renewed(login.headers(never), answer(401, WRONG))
 
 
 def test_all_clients_of_a_server_and_a_user_share_what_is_known() -> None:
@@ -129,36 +178,50 @@ def test_all_clients_of_a_server_and_a_user_share_what_is_known() -> None:
         assert Login.of(one) is not Login.of(Address(**{'user': 'me', 'password': SECRET, 'host': 'shared', **other}))
 
 
+def test_a_login_is_not_shared_across_other_ways_to_verify_the_server() -> None:
+    """Without verification anybody may have answered: that session, and what was refused there, is not for the others."""
+    given: list[dict[str, Any]] = [{}, {'verify': False}, {'verify': 'ca.pem'}, {'cert': 'me.pem'}, {'cert': ('me.pem', 'k')}]
+    logins = [Login.of(Address(user='me', password=SECRET, host='shared', tls=True, auth='cookie', **tls)) for tls in given]
+    assert len(set(map(id, logins))) == len(given)
+    assert sessions_of(logins) == [f'AuthSession=s{number}' for number in range(1, len(given) + 1)]
+
+
 # -- sessions
 
 def test_the_password_goes_once_for_a_session() -> None:
     login, sessions = session(), Sessions()
-    assert login.headers(sessions) == login.headers(sessions) == {'Cookie': 'AuthSession=s1'}
+    assert shown(login.headers(sessions)) == shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
     assert sessions.posted == [{'name': 'me', 'password': SECRET}]
 
 
 def test_a_session_that_has_ended_is_begun_anew_before_it_is_used() -> None:
     # With a session that is over CouchDB takes a request for nobody's, and may well answer it.
     login, sessions = session(), Sessions(age=0)
-    assert [login.headers(sessions)['Cookie'] for _ in range(2)] == ['AuthSession=s1', 'AuthSession=s2']
+    assert [shown(login.headers(sessions))['Cookie'] for _ in range(2)] == ['AuthSession=s1', 'AuthSession=s2']
+
+
+@pytest.mark.parametrize('digits', [10, 400, 5000])
+def test_a_session_that_lasts_longer_than_python_can_count(digits: int) -> None:
+    login, sessions = session(), Sessions(answer(Set_Cookie=cookie('s1').replace('600', '9' * digits)))
+    assert shown(login.headers(sessions)) == shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
 
 
 def test_a_session_that_the_server_ended_is_begun_anew() -> None:
     login, sessions = session(), Sessions()
     assert login.renewed(login.headers(sessions), answer(401, 'You are not authorized to access this db.'))
-    assert login.headers(sessions) == {'Cookie': 'AuthSession=s2'}
+    assert shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s2'}
 
 
 def test_a_session_is_no_matter_of_rights() -> None:
     login, sessions = session(), Sessions()
     assert not login.renewed(login.headers(sessions), answer(403, 'You are not allowed to access this db.'))
-    assert login.headers(sessions) == {'Cookie': 'AuthSession=s1'}
+    assert shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
 
 
 def test_a_prolonged_session_is_taken_over() -> None:
     login, sessions = session(), Sessions(age=0)
     login.observe(login.headers(sessions), answer(Set_Cookie=cookie('longer')))
-    assert login.headers(sessions) == {'Cookie': 'AuthSession=longer'}
+    assert shown(login.headers(sessions)) == {'Cookie': 'AuthSession=longer'}
 
 
 def test_the_answer_to_an_older_session_changes_nothing() -> None:
@@ -176,17 +239,17 @@ def test_the_answer_to_an_older_session_changes_nothing() -> None:
 def test_other_cookies_are_not_ours(other: str) -> None:
     login, sessions = session(), Sessions()
     login.observe(login.headers(sessions), answer(**{other: 'route=7; Path=/'}))
-    assert login.headers(sessions) == {'Cookie': 'AuthSession=s1'}
+    assert shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
 
 
 def test_basic_takes_no_cookie() -> None:
     login = basic('me', SECRET)
     login.observe(login.headers(never), answer(Set_Cookie=cookie('s1')))
-    assert 'Cookie' not in login.headers(never)
+    assert 'Cookie' not in shown(login.headers(never))
 
 
 @pytest.mark.parametrize(('status', 'reason', 'kind'), [
-    (401, WRONG, AccessDenied), (403, LOCKED, AccessDenied), (500, 'trouble', ServerUnavailable), (200, '', NotCouchDB)])
+    (401, WRONG, AccessDenied), (500, 'trouble', ServerUnavailable), (200, '', NotCouchDB)])
 def test_a_session_that_is_not_begun(status: int, reason: str, kind: type[CouchDBError]) -> None:
     login, sessions = session(), Sessions(answer(status, reason), answer(status, reason))
     for _ in range(2):
@@ -202,7 +265,7 @@ def test_many_threads_begin_one_session() -> None:
 
     def use() -> None:
         together.wait(PATIENCE)
-        seen.append(login.headers(sessions))
+        seen.append(shown(login.headers(sessions)))
 
     threads = [threading.Thread(target=use) for _ in range(8)]
     for thread in threads:
@@ -213,6 +276,35 @@ def test_many_threads_begin_one_session() -> None:
     assert len(sessions.posted) == 1
 
 
+def test_a_server_that_does_not_answer_holds_no_thread_for_each_of_the_others() -> None:
+    """The consumer's thread waited for as many time limits as there were threads before it."""
+    login, failures = session(), list[Exception]()
+    others = [threading.Thread(target=lambda: failures.append(failure(login, never))) for _ in range(3)]
+
+    def is_waiting(thread: threading.Thread) -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        return frame is not None and frame.f_code.co_name == 'headers' and 'asked' in frame.f_locals
+
+    def post(data: bytes) -> ServerUnavailable:
+        for thread in others:
+            thread.start()
+        wait_for(lambda: all(map(is_waiting, others)), 'the others to wait')
+        return ServerUnavailable('no answer')
+
+    failures.append(failure(login, post))
+    for thread in others:
+        thread.join(PATIENCE)
+    assert [str(exc) for exc in failures] == ['no answer'] * 4
+    assert len(set(map(id, failures))) == 4
+    assert login.headers(Sessions())
+
+
+def failure(login: Login, post: Any) -> Exception:
+    with pytest.raises(ServerUnavailable) as caught:
+        login.headers(post)
+    return caught.value
+
+
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
 def test_a_child_goes_on_with_its_parents_session_whatever_a_thread_of_that_was_doing() -> None:
@@ -221,7 +313,7 @@ def test_a_child_goes_on_with_its_parents_session_whatever_a_thread_of_that_was_
     with login._lock:
         child = os.fork()
         if not child:
-            os._exit(0 if login.headers(never) == {'Cookie': 'AuthSession=s1'} else 1)
+            os._exit(0 if shown(login.headers(never)) == {'Cookie': 'AuthSession=s1'} else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -276,7 +368,7 @@ def test_a_password_that_is_no_text_is_told_without_it(source: str, auth: str) -
     with pytest.raises(ConfigurationError, match='no UTF-8') as caught:
         Login(Address(credentials=source, auth=auth)).headers(never)
     assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
+    assert caught.value.__context__ is None
 
 
 @pytest.mark.parametrize('wrong', [None, 'me:' + SECRET, ('me',), ('me', None), (b'me', SECRET), ('me', SECRET, 1)])
@@ -350,5 +442,5 @@ def test_a_file_that_is_away_is_waited_for(env: pytest.MonkeyPatch, tmp_path: Pa
 def test_nothing_of_it_is_shown(auth: str) -> None:
     login = Login(Address(user='me', password=SECRET, auth=auth))
     headers = login.headers(Sessions())
-    for text in (repr(login), str(login)):
-        assert not any(word in text for word in (SECRET, *headers.values()))
+    for text in (repr(login), str(login), repr(headers), repr(login._given)):
+        assert not any(word in text for word in (SECRET, *shown(headers).values()))

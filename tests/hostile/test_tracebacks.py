@@ -1,0 +1,198 @@
+"""What error trackers record of an error has no password and no session: the variables of all frames, and what caused it."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+import types
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kombu_couchdb import bounds, login
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.feed import Longpoll
+from kombu_couchdb.forks import Shared
+from tests.conftest import PATIENT
+
+from .test_http import DOC, Wire, dripped, endless, head, wires
+
+__all__ = ['wires']
+
+PASSWORD, SESSION = 'unguessable-77', 'c2Vzc2lvbi03Nw'
+SECRETS = (PASSWORD, b64encode(f'me:{PASSWORD}'.encode()).decode(), SESSION)
+
+#: Where pytest's own frames end and ours begin.
+ROOT = Path(__file__).parents[2]
+
+
+def recorded(exc: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield where something is, and it: each variable of each frame of ours and of libraries, and what the errors are made of."""
+    seen, chain = set[int](), [exc]
+    while chain:
+        one = chain.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        chain += [other for other in (one.__cause__, one.__context__) if other is not None]
+        yield repr(one), (one.args, vars(one))
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            code = frame.f_code
+            if not Path(code.co_filename).is_relative_to(ROOT / 'tests'):
+                for name, value in frame.f_locals.items():
+                    yield f'{name} in {code.co_qualname if hasattr(code, "co_qualname") else code.co_name}', value
+
+
+def texts(value: Any, depth: int = 8) -> Iterator[str]:
+    """Yield what can be read in a value: of our own objects that is what they show."""
+    if isinstance(value, bytes | bytearray):
+        yield value.decode('latin-1')
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, types.ModuleType | type | types.FunctionType) or not depth:
+        return
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from texts(pair, depth - 1)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from texts(item, depth - 1)
+    else:
+        yield repr(value)
+        if not type(value).__module__.startswith(('kombu_couchdb', 'celery_couchdb')) and hasattr(value, '__dict__'):
+            yield from texts(vars(value), depth - 1)
+
+
+def revealing(exc: BaseException) -> list[tuple[str, str]]:
+    """Return where a secret is to be seen."""
+    return [(where, text) for where, value in recorded(exc) for text in texts(value) if any(one in text for one in SECRETS)]
+
+
+BEGUN = head(200, f'Set-Cookie: AuthSession={SESSION}; Max-Age=600', 'Content-Length: 2') + b'{}'
+PROLONGED = f'Set-Cookie: AuthSession={SESSION}longer; Max-Age=600'
+
+
+def told(status: int, reason: str = 'x', *lines: str) -> bytes:
+    text = b'{"error":"x","reason":"%s"}' % reason.encode()
+    return head(status, f'Content-Length: {len(text)}', *lines) + text
+
+
+WRONG, LOCKED = 'Name or password is incorrect.', 'Account is temporarily locked due to multiple authentication failures'
+
+#: What a server answers, and to what kind of request.
+ANSWERS: dict[str, Any] = {
+    **{str(status): told(status, 'x', PROLONGED) for status in (302, 400, 404, 409, 412, 413, 429, 500, 503)},
+    '401': told(401), '403': told(403), 'wrong': told(401, WRONG), 'locked': told(403, LOCKED),
+    'no database': told(404, 'no_db_file', PROLONGED),
+    'cut': b'', 'no HTTP': b'\x15\x03\x01\x00\x02\x02F', 'cut head': b'HTTP/1.1 200 OK\r\nA: b',
+    'cut body': head(200, 'Content-Length: 500', PROLONGED) + DOC[:-3],
+    'no JSON': head(200, 'Content-Length: 1', PROLONGED) + b'<',
+    'other JSON': head(200, 'Content-Length: 2', PROLONGED) + b'{}',
+    'half JSON': head(200, 'Content-Length: 1', PROLONGED) + b'{',
+    'deep JSON': head(200, 'Content-Length: 100000', PROLONGED) + b'[' * 100_000,
+    'compressed': head(200, 'Content-Length: 1', PROLONGED, 'Content-Encoding: gzip') + b'x',
+    'slow head': dripped(b'HTTP/1.1 200 OK\r\nA: ', 1000),
+    'slow body': dripped(head(200, 'Content-Length: 1000', PROLONGED), 1000),
+    'too large': endless(head(200, PROLONGED), b' ' * 1000)}
+
+CALLS: dict[str, Callable[[Client], Any]] = {
+    'get': lambda client: client.get('x'), 'bulk': lambda client: client.bulk([{'_id': 'x', 'text': 'y' * 100_000}]),
+    'fetch': lambda client: client.fetch(['x', 'y']), 'longpoll': lambda client: Longpoll(client).wait(0, 0, {})}
+
+
+def failure(call: Callable[[], Any]) -> CouchDBError:
+    with pytest.raises(CouchDBError) as caught:
+        call()
+    return caught.value
+
+
+def check(exc: CouchDBError) -> None:
+    assert revealing(exc) == []
+    assert not any(secret in repr(pickle.loads(pickle.dumps(exc))) + str(pickle.dumps(exc)) for secret in SECRETS)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login, '_shared', Shared({}))
+    monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
+
+
+def client_of(port: int, auth: str = 'basic', **more: Any) -> Client:
+    return Client(Address(host='127.0.0.1', port=port, user='me', password=PASSWORD, auth=auth, **more), **PATIENT)
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+@pytest.mark.parametrize('call', CALLS)
+@pytest.mark.parametrize('answer', ANSWERS)
+def test_an_answer_that_is_an_error(wires: Callable[[], Wire], answer: str, call: str, auth: str) -> None:
+    if answer.startswith('slow') and call == 'longpoll':
+        pytest.skip('it may be silent for long')
+    wire = wires()
+    client = client_of(wire.server_address[1], auth)
+    wire.answer = BEGUN
+    client._nodes.current.login.headers(client._nodes.current._post_session)
+    wire.answer = ANSWERS[answer]
+    limit(client, answer)
+    try:
+        CALLS[call](client)
+    except CouchDBError as exc:
+        check(exc)
+    else:  # what one document is refused for is its answer
+        assert answer in {'bulk': ('400', '409', '412', '413', 'deep JSON'), 'fetch': ('deep JSON',)}[call]
+    client.close()
+
+
+def limit(client: Client, answer: str) -> None:
+    """Give the answers that take too long little time, and the others all."""
+    for node in client._nodes._nodes:
+        node.timeouts = (0.3, 0.3) if answer.startswith('slow') else node.timeouts
+
+
+@pytest.mark.parametrize('answer', ANSWERS)
+def test_a_session_that_is_not_begun(wires: Callable[[], Wire], answer: str) -> None:
+    wire = wires()
+    wire.answer = ANSWERS[answer]
+    client = client_of(wire.server_address[1], 'cookie')
+    limit(client, answer)
+    check(failure(lambda: client.get('x')))
+    client.close()
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+@pytest.mark.parametrize('tls', [True, False])
+def test_nobody_who_answers(auth: str, tls: bool) -> None:
+    check(failure(lambda: client_of(1, auth, tls=tls).get('x')))
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+def test_tls_that_fails(wires: Callable[[], Wire], auth: str) -> None:
+    wire = wires()
+    wire.answer = head(400)
+    client = client_of(wire.server_address[1], auth, tls=True)
+    limit(client, 'slow')
+    check(failure(lambda: client.get('x')))
+    check(failure(lambda: client_of(wire.server_address[1], auth, tls=True, verify='no-such.pem').get('x')))
+
+
+given: list[Any] = []
+
+
+def source() -> Any:
+    return given[0]
+
+
+@pytest.mark.parametrize('pair', [('me', PASSWORD, 1), ('me', PASSWORD + '\udcfc'), [PASSWORD], {'me': PASSWORD}, PASSWORD])
+def test_a_source_that_returns_something_else(pair: Any) -> None:
+    given[:] = [pair]
+    check(failure(lambda: Client(Address(port=1, credentials=f'{__name__}:source')).get('x')))
+
+
+def test_an_environment_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('COUCHDB_USER', raising=False)
+    monkeypatch.setenv('COUCHDB_PASSWORD', PASSWORD)
+    check(failure(login.environment))

@@ -1,0 +1,67 @@
+"""What is too large to be read at once is read in parts, and one document that is too large is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_couchdb.reader import Waiter
+from kombu_couchdb import bounds
+from kombu_couchdb.client import Client
+from kombu_couchdb.errors import AnswerTooLarge
+from tests.conftest import PATIENCE, wait_for
+from tests.support import Inbox, publish_many
+
+#: So many documents of so many bytes each are more than is read at once.
+COUNT, SIZE, LARGEST = 10, 15_000, 60_000
+
+
+@pytest.fixture
+def ids(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of documents that are too large together."""
+    ids = [f'large-{number}' for number in range(COUNT)]
+    client.bulk([{'_id': doc_id, 'text': 'x' * SIZE} for doc_id in ids])
+    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    return ids
+
+
+@pytest.mark.parametrize('read', [
+    lambda client, ids: client.fetch(ids), lambda client, ids: client.find(ids),
+    lambda client, ids: [row['doc'] for row in client.id_range('large-', docs=True)]], ids=['fetch', 'find', 'id_range'])
+def test_documents_are_read_in_parts(client: Client, ids: list[str], read: Callable[[Client, list[str]], Any]) -> None:
+    assert [doc['_id'] for doc in read(client, ids)] == ids
+
+
+def test_document_that_is_too_large(client: Client, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, 'LARGEST', SIZE // 2)
+    for read in (client.get, lambda doc_id: client.fetch([doc_id]), lambda doc_id: client.find([doc_id])):
+        with pytest.raises(AnswerTooLarge):
+            read(ids[0])
+
+
+def test_messages_and_results(client: Client, connect: Callable[..., Connection], app: Celery,
+                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    bodies = [f'{number}' * SIZE for number in range(COUNT)]
+    publish_many(connect(), bodies)
+    assert sorted(Inbox(connect()).wait(COUNT)) == bodies
+    results = [app.AsyncResult(f'task-{number}') for number in range(COUNT)]
+    for result, body in zip(results, bodies, strict=True):
+        app.backend.store_result(result.id, body, 'SUCCESS')
+    assert [result.get(timeout=PATIENCE) for result in results] == bodies
+    # Who waits for all of them hears of all at once.
+    waiter, ids = Waiter(), {app.backend.get_key_for_task(result.id) for result in results}
+    app.backend.reader.watch(waiter, ids)
+    heard: set[str] = set()
+    wait_for(lambda: heard.update(doc['_id'] for doc in waiter.take(0.1)) or heard == ids, 'the results')
+    app.backend.reader.drop(waiter, ids)
+
+
+def test_body_is_as_large_as_it_is(client: Client, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    publish_many(connect(), ['x' * 5 * LARGEST])
+    assert Inbox(connect()).wait(1) == ['x' * 5 * LARGEST]
