@@ -14,13 +14,13 @@ from celery import signals, states
 from celery._state import task_join_will_block
 from celery.backends.base import BaseKeyValueStoreBackend
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.url import maybe_sanitize_url
 
 from kombu_couchdb.errors import RETRIED, DatabaseMissing, NotFound
 from kombu_couchdb.forks import reset_in_child
 from kombu_couchdb.healer import Healer
+from kombu_couchdb.redaction import redacted
 
-from . import expiry
+from . import expiry, redaction
 from .address import address_of
 from .ahead import ReadAhead
 from .callbacks import Callbacks
@@ -34,6 +34,8 @@ from .unlock import ChordMixin
 from .waiting import PushMixin
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
+
+redaction.install()
 
 #: A pool with so many children stores their results through its parent (see `relay`). Measured on two cores, tasks that do
 #: nothing, with and without: 4 children 151 and 154 a second, 8 children 197 and 171, 16 children 254 and 188.
@@ -80,9 +82,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def as_uri(self, include_password: bool = False) -> str:
         """Return the URL, or the list of them, without passwords unless they are asked for."""
-        urls = (self.url or '').split(';')
-        # kombu adds a slash to a URL that has nothing but a scheme.
-        return ';'.join(urls if include_password else (maybe_sanitize_url(url).replace(':///', '://') for url in urls))
+        return (self.url or '') if include_password else redacted(self.url or '')
 
     def exception_safe_to_retry(self, exc: Exception) -> bool:
         """Tell Celery what the setting `result_backend_always_retry` covers."""

@@ -12,7 +12,16 @@ from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.answers import Shape
 from kombu_couchdb.client import Client, Row, chunks
-from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, DocumentTooLarge, NotFound, from_answer
+from kombu_couchdb.errors import (
+    RETRIED,
+    AccessDenied,
+    Conflict,
+    DatabaseMissing,
+    DocumentTooLarge,
+    NotFound,
+    from_answer,
+    may_not,
+)
 from kombu_couchdb.group_commit import GroupCommit
 
 from . import design
@@ -184,9 +193,8 @@ class Store:
             except Conflict:
                 pass  # another process was first, with the same
             except AccessDenied as exc:
-                raise AccessDenied(
-                    f'{self.client.address.url}: user {self.client.user!r} may not write the design document; let '
-                    f'an administrator run "celery -A your_app couchdb setup"') from exc
+                raise may_not(self.client.address.url, self.client.user, 'write the design document',
+                              'let an administrator run "celery -A your_app couchdb setup"') from exc
 
     # -- requests
 
@@ -238,10 +246,9 @@ class Store:
             try:
                 self.client.create()
             except AccessDenied as exc:
-                raise AccessDenied(
-                    f'{address.url}: the database does not exist and user {self.client.user!r} may not create it; let an '
-                    f'administrator run "celery -A your_app couchdb setup", or name an existing one in result_backend'
-                ) from exc
+                raise may_not(address.url, self.client.user, 'create the database, which does not exist',
+                              'let an administrator run "celery -A your_app couchdb setup", or name an existing one in '
+                              'result_backend') from exc
         return request(argument)
 
 

@@ -14,7 +14,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import requests
@@ -36,10 +35,11 @@ from .members import queues_of
 from .news import News
 from .options import Options
 from .pull import Pull
+from .redaction import MASK, redacted
 from .store import SEEN, Store
 from .temporary import Gets
 from .topology import Topology
-from .urls import parse
+from .urls import joined, parse
 
 __all__ = ['Transport']
 
@@ -78,7 +78,8 @@ class Transport(virtual.Transport):
             scheme=str(client.transport_cls), host=client.hostname, port=client.port, database=client.virtual_host,
             default_database='celery', user=client.userid, password=client.password, tls=client.ssl,
             credentials=self.options.credentials, auth=self.options.auth)
-        self.address = replace(self.address, others=_others(self.address, client))
+        self.address = joined(self.address, _others(self.address, client), 'broker_url')
+        _hide_alternates(client)
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
@@ -120,7 +121,7 @@ class Transport(virtual.Transport):
             self._named = node
             client.hostname, client.port, client.virtual_host = node.host, node.port, node.database
             client.userid, client.password = node.user, node.password
-            client.transport_cls = 'couchdbs' if node.tls and not client.ssl else 'couchdb'
+            client.transport_cls = 'couchdbs' if node.tls else 'couchdb'
 
     def close_connection(self, connection: Any) -> None:
         """Give back all that is held and close."""
@@ -297,6 +298,24 @@ class Transport(virtual.Transport):
 def _others(address: Address, client: Any) -> tuple[Address, ...]:
     """Return the other addresses in kombu's failover list, those first that come after this one."""
     given = [parse(url, 'broker_url', 'celery', tls=client.ssl, credentials=address.credentials, auth=address.auth)
-             for url in client.alt if url.startswith(('couchdb:', 'couchdbs:'))]
+             for url in client.alt]
+    given = [other for other in given if other.password != MASK]  # of a connection that was pickled
     at = given.index(address) if address in given else -1
     return tuple(dict.fromkeys(other for other in given[at + 1:] + given[:at + 1] if other != address))
+
+
+def _hide_alternates(client: Any) -> None:
+    """Let the passwords be hidden in what a connection tells of itself: before 5.7 Celery sends it to whoever asks a worker.
+
+    The connection itself goes on with what it was given: its clones, and kombu when it moves to the next URL, need it.
+    """
+    if not client.alt or 'info' in vars(client):
+        return
+    told = client.info
+
+    def info() -> dict[str, Any]:
+        info: dict[str, Any] = told()
+        info['alternates'] = [redacted(url) if isinstance(url, str) else url for url in info['alternates']]
+        return info
+
+    client.info = info

@@ -13,7 +13,11 @@ from typing import Any
 import click
 from celery import signals
 
+from .. import redaction
+
 __all__ = ['couchdb']
+
+redaction.install()
 
 _COMMANDS = ('setup', 'status', 'jobs', 'dead', 'remove', 'vacuum')
 
