@@ -16,6 +16,7 @@ from kombu_couchdb.errors import (
     RETRIED,
     AccessDenied,
     Conflict,
+    CouchDBError,
     DatabaseMissing,
     DocumentTooLarge,
     NotFound,
@@ -179,6 +180,14 @@ class Store:
         """
         [answer] = self._retried(self.client.bulk, [doc])
         return answer['rev'] if answer.get('ok') and not answer.get('accepted') else None
+
+    def try_to_write(self, doc: Document) -> None:
+        """Store a new document and delete it again, once; two requests. Not deleted is no error: it is to expire by itself."""
+        rev = self._call(self.client.put, doc)
+        try:
+            self.client.put(_deleted({**doc, '_rev': rev}))
+        except CouchDBError as exc:
+            logger.debug('%s is left to its expiry: %s', doc['_id'], exc)
 
     def set_up(self) -> None:
         """Make sure that the design document is there; one request where it is. *Raises* `AccessDenied`."""

@@ -47,7 +47,7 @@ def _refuse(scheme: str) -> None:
 def _check(url: str, *args: Any, **kwargs: Any) -> None:
     from .urls import check
 
-    check(url)
+    check(url, 'broker_url')
 
 
 def _before(module: Any, name: str, ours: Callable[..., Any]) -> None:

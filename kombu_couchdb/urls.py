@@ -36,26 +36,27 @@ def wrong_scheme(setting: str, scheme: str) -> ConfigurationError:
                               f'percent-encode user and password')
 
 
-def check(url: str) -> None:
-    """Refuse a `couchdb://` or `couchdbs://` URL that kombu cannot read, or would read amiss.
+def check(url: str, setting: str) -> None:
+    """Refuse a `couchdb://` or `couchdbs://` URL, written in `setting`, that kombu cannot read, or would read amiss.
 
     *Raises* `ConfigurationError` without any part of user, password and host, and without an error that has one.
     """
     if not _is_readable(url):
-        raise ConfigurationError('the URL cannot be read; write couchdb://user:password@host:port/db, or couchdbs://… for TLS, '
-                                 'with user and password percent-encoded')
+        raise ConfigurationError(f'{setting}: the URL cannot be read; write couchdb://user:password@host:port/db, or couchdbs:// '
+                                 f'for TLS, with user and password percent-encoded')
     given = parse_qsl(url.partition('?')[2].partition('#')[0], keep_blank_values=True)
     for name, value in given:
         known = _PARAMETERS.get(name, ())
         if known == ():
             raise ConfigurationError(
-                f'unknown parameter {name!r:.80} in the URL; known are {", ".join(_PARAMETERS)}; options belong in '
+                f'{setting}: unknown parameter {name!r:.80} in the URL; known are {", ".join(_PARAMETERS)}; options belong in '
                 f'broker_transport_options or result_backend_transport_options')
         if known and value not in known and not (name == 'ssl' and value in ('True', 'False', '1', '0')):
-            raise ConfigurationError(f'the parameter {name} in the URL must be one of {", ".join(known)}')
+            raise ConfigurationError(f'{setting}: the parameter {name} in the URL must be one of {", ".join(known)}')
     names = {name for name, _ in given}
     if 'ssl' in names and len(names) > 1:
-        raise ConfigurationError('the URL has ssl beside other parameters of TLS: leave ssl out, for they ask for TLS, too')
+        raise ConfigurationError(
+            f'{setting}: the URL has ssl beside other parameters of TLS: leave ssl out, for they ask for TLS, too')
 
 
 def _is_readable(url: str) -> bool:
@@ -81,14 +82,8 @@ def parse(url: str, setting: str, default_database: str, *, tls: Any = None, cre
     scheme = url.partition(':')[0].lower()
     if scheme not in ('couchdb', 'couchdbs'):
         raise wrong_scheme(setting, scheme)
-    fault = None
-    try:
-        check(url)
-        parts = parse_url(url)
-    except ConfigurationError as exc:
-        fault = str(exc)
-    if fault:  # not from within `except`: what was caught may have a part of the password
-        raise ConfigurationError(f'{setting}: {fault}')
+    check(url, setting)
+    parts = parse_url(url)
     return Address.of(scheme=scheme, host=parts['hostname'], port=parts['port'], database=parts['virtual_host'],
                       default_database=default_database, user=parts['userid'], password=parts['password'],
                       tls=parts.get('ssl', tls), credentials=credentials, auth=auth)

@@ -13,17 +13,19 @@ from typing import Any
 import click
 from celery import signals
 
-from .. import redaction
+from .. import brevity, redaction
 
 __all__ = ['couchdb']
 
 redaction.install()
+brevity.shorten_traceback()
 
 _COMMANDS = ('setup', 'status', 'jobs', 'dead', 'remove', 'vacuum')
 
 
 @signals.worker_init.connect
 def _on_worker_init(**_: Any) -> None:
+    brevity.shorten_log()
     import_module('celery_couchdb.control')
 
 
