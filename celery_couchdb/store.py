@@ -11,7 +11,17 @@ from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.answers import Shape
 from kombu_couchdb.client import Client, Row, chunks
-from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, DocumentTooLarge, NotFound, from_answer
+from kombu_couchdb.errors import (
+    RETRIED,
+    AccessDenied,
+    Conflict,
+    CouchDBError,
+    DatabaseMissing,
+    DocumentTooLarge,
+    NotFound,
+    from_answer,
+    may_not,
+)
 from kombu_couchdb.group_commit import GroupCommit
 from kombu_couchdb.log import get_logger
 
@@ -171,6 +181,14 @@ class Store:
         [answer] = self._retried(self.client.bulk, [doc])
         return answer['rev'] if answer.get('ok') and not answer.get('accepted') else None
 
+    def try_to_write(self, doc: Document) -> None:
+        """Store a new document and delete it again, once; two requests. Not deleted is no error: it is to expire by itself."""
+        rev = self._call(self.client.put, doc)
+        try:
+            self.client.put(_deleted({**doc, '_rev': rev}))
+        except CouchDBError as exc:
+            logger.debug('%s is left to its expiry: %s', doc['_id'], exc)
+
     def set_up(self) -> None:
         """Make sure that the design document is there; one request where it is. *Raises* `AccessDenied`."""
         wanted = design.document()
@@ -184,9 +202,8 @@ class Store:
             except Conflict:
                 pass  # another process was first, with the same
             except AccessDenied as exc:
-                raise AccessDenied(
-                    f'{self.client.address.url}: user {self.client.user!r} may not write the design document; let '
-                    f'an administrator run "celery -A your_app couchdb setup"') from exc
+                raise may_not(self.client.address.url, self.client.user, 'write the design document',
+                              'let an administrator run "celery -A your_app couchdb setup"') from exc
 
     # -- requests
 
@@ -238,10 +255,9 @@ class Store:
             try:
                 self.client.create()
             except AccessDenied as exc:
-                raise AccessDenied(
-                    f'{address.url}: the database does not exist and user {self.client.user!r} may not create it; let an '
-                    f'administrator run "celery -A your_app couchdb setup", or name an existing one in result_backend'
-                ) from exc
+                raise may_not(address.url, self.client.user, 'create the database, which does not exist',
+                              'let an administrator run "celery -A your_app couchdb setup", or name an existing one in '
+                              'result_backend') from exc
         return request(argument)
 
 

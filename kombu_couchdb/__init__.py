@@ -8,17 +8,10 @@ __all__ = ['__version__', 'hook']
 
 __version__ = '0.1.0'
 
-
-def _register() -> None:
-    # Strings: kombu imports the transport when the first connection is made, and nothing before that.
-    from kombu.transport import TRANSPORT_ALIASES
-
-    for scheme in ('couchdb', 'couchdbs'):
-        TRANSPORT_ALIASES.setdefault(scheme, 'kombu_couchdb.transport:Transport')
-
-
 try:
-    _register()
+    from .registration import register
+
+    register()
 except Exception as exc:  # kombu loads this in every app of the environment: it must break none, whatever kombu has become
     warnings.warn(f'couchdb:// could not be made known to kombu: {exc!r}', stacklevel=2)
 

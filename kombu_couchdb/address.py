@@ -45,7 +45,8 @@ class Address:
             raise ConfigurationError('host, user or password has half of a surrogate pair in it, which is no text') from None
         if '@' in self.database:
             # Part of a password would stand here: it is not quoted.
-            raise ConfigurationError('the URL cannot be read: percent-encode / # ? and @ in user and password')
+            raise ConfigurationError('the name of the database has an @ in it, as if the URL had a / # or ? in its password: '
+                                     'percent-encode user and password')
         if not _DATABASE.match(self.database):
             raise ConfigurationError(
                 f'{self.database!r:.80} is not a CouchDB database name: lower-case letters, digits and _$()+-/ only, '

@@ -142,13 +142,13 @@ def _cut(text: str, was_cut: bool) -> ServerUnavailable:
 def from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
     """Return our error for an answer with a status of 400 or more; `size` is that of the request body in bytes."""
     status, reason = response.status_code, reason_of(response)
-    who = f'user {user!r}' if user else 'nobody (no user in the URL)'
     if status == 403 and is_lock(reason):
         return locked(where, user)
     if status in (401, 403):
-        return AccessDenied(f'{where} refused {who}: {reason.rstrip(".") or "access denied"}; ' + (
-            'let an administrator run "celery -A your_app couchdb setup", which makes the user a member' if reason == _NO_MEMBER
-            else 'check the user, password and rights'))
+        return AccessDenied(f'{where} refused {who(user)}: {reason.rstrip(".") or "access denied"}; ' + (
+            _WRITE_USER if not user
+            else 'let an administrator run "celery -A your_app couchdb setup", which makes the user a member'
+            if reason == _NO_MEMBER else 'check the user, password and rights'))
     if status == 404 and reason in _NO_DATABASE:
         return DatabaseMissing(f'{where}: the database does not exist')
     if status == 404:
@@ -167,6 +167,18 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     if status == 400 and where.startswith('http:') and re.search(b'HTTPS|SSL', response.content):
         return NotCouchDB(f'{where}: {_TLS_WANTED}')
     return RequestRefused(f'{where} answered {status}: {reason}')
+
+
+def who(user: str | None) -> str:
+    """Return how a text names the user that CouchDB has refused."""
+    return f'user {user!r}' if user else 'nobody (no user in the URL)'
+
+
+def may_not(where: str, user: str | None, what: str, remedy: str) -> AccessDenied:
+    """Return our error for a user who may not do `what`, and what to change; without a user, that is to name one."""
+    if user:
+        return AccessDenied(f'{where}: user {user!r} may not {what}; {remedy}')
+    return AccessDenied(f'{where}: no user in the URL, and without one nobody may {what}; {_WRITE_USER}')
 
 
 def reason_of(response: requests.Response) -> str:
@@ -223,6 +235,9 @@ _TLS = {
         'broker_use_ssl',
     r'': 'TLS failed; does the server speak TLS at this port, or want a client certificate (certfile and keyfile)?',
 }
+
+#: What to change when no user is known.
+_WRITE_USER = 'write couchdb://user:password@host:port/db'
 
 #: How CouchDB says that a user, whose password is right, is no member of a database.
 _NO_MEMBER = 'You are not allowed to access this db.'

@@ -237,7 +237,7 @@ class Login:
     def _refusal(self) -> errors.CouchDBError:
         if errors.is_lock(self._reason):
             return errors.locked(self._address.server, self._user)
-        text = f'{self._address.server} refused user {self._user!r}: {self._reason}; '
+        text = f'{self._address.server} refused {errors.who(self._user)}: {self._reason}; '
         rest = f'the same password is not sent again for {max(0.0, self._rests_until - time.monotonic()):.0f} s'
         if self._address.credentials or callable(self._address.password):
             return errors.ServerUnavailable(f'{text}{rest}, and its source is asked for another one')

@@ -10,7 +10,17 @@ from typing import Any
 from . import design, unique, void, waiting, workitem
 from .answers import anything, exactly, maybe, members, number, revision, text
 from .client import LAST, Client, Document, Row, chunks
-from .errors import AccessDenied, BrokenAnswer, Conflict, CouchDBError, DatabaseMissing, NotFound, ServerUnavailable, from_answer
+from .errors import (
+    AccessDenied,
+    BrokenAnswer,
+    Conflict,
+    CouchDBError,
+    DatabaseMissing,
+    NotFound,
+    ServerUnavailable,
+    from_answer,
+    may_not,
+)
 from .group_commit import GroupCommit
 from .healer import write_each
 from .log import get_logger
@@ -85,9 +95,8 @@ class Store:
                 except Conflict:
                     pass  # another process was first, with the same
         except (AccessDenied, DatabaseMissing) as exc:
-            raise AccessDenied(
-                f'{self.client.address.url}: user {self.client.user!r} may not set up the database; let an '
-                f'administrator run "celery -A your_app couchdb setup" once') from exc
+            raise may_not(self.client.address.url, self.client.user, 'set up the database',
+                          'let an administrator run "celery -A your_app couchdb setup" once') from exc
         try:
             self.client.request('PUT', '/_revs_limit', body=REVISIONS)
         except CouchDBError as exc:

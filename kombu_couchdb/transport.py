@@ -14,7 +14,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import requests
@@ -27,6 +26,7 @@ from .client import Client, Document
 from .consumer import Consumer
 from .delivery import Credit, Delivery, Subscription
 from .errors import CouchDBError
+from .failover import hide_alternates, others
 from .fanout import BROADCAST, Broadcaster, Listener
 from .holdings import Holdings
 from .lease import CONSUMER
@@ -40,7 +40,7 @@ from .pull import Pull
 from .store import SEEN, Store
 from .temporary import Gets
 from .topology import Topology
-from .urls import parse
+from .urls import joined
 
 __all__ = ['Transport']
 
@@ -79,7 +79,8 @@ class Transport(virtual.Transport):
             scheme=str(client.transport_cls), host=client.hostname, port=client.port, database=client.virtual_host,
             default_database='celery', user=client.userid, password=client.password, tls=client.ssl,
             credentials=self.options.credentials, auth=self.options.auth)
-        self.address = replace(self.address, others=_others(self.address, client))
+        self.address = joined(self.address, others(self.address, client), 'broker_url')
+        hide_alternates(client)
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
@@ -122,7 +123,7 @@ class Transport(virtual.Transport):
             self._named = node
             client.hostname, client.port, client.virtual_host = node.host, node.port, node.database
             client.userid, client.password = node.user, node.password
-            client.transport_cls = 'couchdbs' if node.tls and not client.ssl else 'couchdb'
+            client.transport_cls = 'couchdbs' if node.tls else 'couchdb'
 
     def close_connection(self, connection: Any) -> None:
         """Give back all that is held and close."""
@@ -304,11 +305,3 @@ class Transport(virtual.Transport):
                 self.topology.delete_queue(queue)
         except CouchDBError as exc:
             logger.warning('queue %r could not be removed and is left to its expiry: %s', queue, exc)
-
-
-def _others(address: Address, client: Any) -> tuple[Address, ...]:
-    """Return the other addresses in kombu's failover list, those first that come after this one."""
-    given = [parse(url, 'broker_url', 'celery', tls=client.ssl, credentials=address.credentials, auth=address.auth)
-             for url in client.alt if url.startswith(('couchdb:', 'couchdbs:'))]
-    at = given.index(address) if address in given else -1
-    return tuple(dict.fromkeys(other for other in given[at + 1:] + given[:at + 1] if other != address))

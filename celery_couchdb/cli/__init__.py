@@ -13,13 +13,19 @@ from typing import Any
 import click
 from celery import signals
 
+from .. import brevity, redaction
+
 __all__ = ['couchdb']
+
+redaction.install()
+brevity.shorten_traceback()
 
 _COMMANDS = ('setup', 'status', 'jobs', 'dead', 'remove', 'vacuum')
 
 
 @signals.worker_init.connect
 def _on_worker_init(**_: Any) -> None:
+    brevity.shorten_log()
     for name in ('control', 'parcels.worker'):
         import_module(f'celery_couchdb.{name}')
 

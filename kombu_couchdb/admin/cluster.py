@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from ..answers import items, maybe, members, number, text
 from ..client import Client
-from ..errors import AccessDenied, CouchDBError
+from ..errors import AccessDenied, CouchDBError, who
 
 __all__ = ['Cluster', 'Refused']
 
@@ -45,7 +45,7 @@ class Cluster:
         except AccessDenied as exc:
             if 'server admin' not in str(exc):
                 raise  # the password is wrong
-            raise AccessDenied(f'{self.client.address.url}: user {self.client.user!r} is no server administrator, and '
+            raise AccessDenied(f'{self.client.address.url}: {who(self.client.user)} is no server administrator, and '
                                f'CouchDB lets nobody else purge: name one with --admin') from exc
 
     def nodes(self) -> list[str]:

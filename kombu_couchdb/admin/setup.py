@@ -17,7 +17,7 @@ from urllib.parse import quote
 from .. import design
 from ..answers import DONE, equal, items, maybe, members, number, text
 from ..client import Client, Document
-from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound
+from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, who
 from ..lease import CONSUMER
 
 __all__ = ['Step', 'Wanted', 'layouts', 'plan']
@@ -205,8 +205,8 @@ def _administers(user: Document, security: Document) -> bool:
 
 
 def _denied(client: Client) -> AccessDenied:
-    who = f'user {client.user!r}' if client.user else 'nobody (no user in the URL)'
-    return AccessDenied(f'{client.address.url}: {who} may not set up the database; name an administrator of CouchDB with --admin')
+    return AccessDenied(f'{client.address.url}: {who(client.user)} may not set up the database; name an administrator of CouchDB '
+                        f'with --admin')
 
 
 def _exists(client: Client, user: str) -> bool | None:

@@ -126,7 +126,7 @@ def test_results_alone(site: Site) -> None:
 
 
 @pytest.mark.parametrize(('setting', 'said'), [
-    ('BROKER_URL', 'No such transport: http; broker_url must be couchdb://'), ('RESULT_URL', "Unknown result backend: 'http'")])
+    ('BROKER_URL', 'broker_url: write couchdb:// instead of http://'), ('RESULT_URL', 'result_backend: write couchdb:// ')])
 def test_url_of_couchdb_as_a_browser_has_it_is_one_sentence(site: Site, setting: str, said: str) -> None:
     site.environment[setting] = site.environment[setting].replace('couchdb', 'http')
     assert said in sentence(couchdb(site, 'status'))

@@ -162,7 +162,8 @@ def test_publisher_without_rights_on_the_broker(site: Site, start: Callable[...,
     forged = {'_id': 'forged', 'type': 'WorkItem', 'queue': 'celery', 'priority': 0, 'date': None, 'published': 1.0,
               'attempts': 0, 'claimed': None, 'message': {}}
     site.server.client(parcels.address.database, **member).bulk([forged])
-    assert items(site.client) == []
+    assert site.app.AsyncResult(app.send_task('add', (3, 4)).id).get(timeout=PATIENCE) == 7
+    wait_for(lambda: not items(site.client), 'the acknowledgements')
 
 
 def test_other_uses_of_a_database_of_parcels_are_refused_in_one_sentence(publisher: Celery, parcels: Client) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import uuid
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -25,6 +29,12 @@ def said(*arguments: str, **environment: str) -> str:
     done = subprocess.run([sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', *arguments], cwd=ROOT, text=True,
                           env={**os.environ, **environment}, capture_output=True, timeout=PATIENCE, check=False)
     return done.stdout + done.stderr
+
+
+def forms(server: EmbeddedServer, *passwords: str) -> list[str]:
+    """Return what must not be seen of passwords: as they are, in URLs and in base64, alone and with the user as in a header."""
+    plain = [text for password in passwords for text in (password, f'{server.user}:{password}')]
+    return [*plain, *map(quote, passwords), *(b64encode(text.encode()).decode().rstrip('=') for text in plain)]
 
 
 def processes(what: str) -> dict[str, str]:
@@ -45,11 +55,19 @@ def unique() -> Iterator[EmbeddedServer]:
         yield server
 
 
-@pytest.mark.parametrize(('auth', 'pool'), [('basic', 'threads'), ('cookie', 'prefork')])
-def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str) -> None:
-    server, options = Server(unique.url), {'auth': auth}
-    site.use(server.couchdb_url(site.database), server.couchdb_url(site.results))
-    settings = {'broker_transport_options': options, 'result_backend_transport_options': options}
+@pytest.mark.parametrize(('auth', 'pool', 'nodes'), [('basic', 'threads', 1), ('cookie', 'prefork', 1), ('basic', 'threads', 2)])
+def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str, nodes: int) -> None:
+    server, options, other = Server(unique.url), {'auth': auth}, f'other-{uuid.uuid4().hex}'
+
+    def urls(database: str) -> str:
+        # The second node is asked when the first has ended, and is not there either.
+        first = server.couchdb_url(database)
+        return ';'.join([first, first.replace(f'{unique.password}@127.0.0.1', f'{other}@localhost')][:nodes])
+
+    site.use(urls(site.database), urls(site.results))
+    assert (other in site.environment['BROKER_URL']) == (nodes > 1)
+    settings = {'broker_transport_options': options, 'result_backend_transport_options': options,
+                'broker_read_url': urls(site.database), 'broker_write_url': urls(site.database)}
     site.app.conf.update(settings)
     try:
         worker = site.worker('-l', 'DEBUG', '-E', pool=pool, **settings)
@@ -59,10 +77,11 @@ def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str) 
         inspect = site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1)
         told = [str(answer) for answer in (inspect.stats(), inspect.conf(with_defaults=True), inspect.report())]
         assert 'couchdb' in told[0]
+        assert all('broker_read_url' in answer and site.results in answer for answer in told[1:])
         wait_for(lambda: dead.count(server.client(site.database)) == 2, 'the dead letters')
-        told += [said(*words.split(), **site.environment, SETTINGS='{}') for words in (
-            'report', 'couchdb status --json', 'couchdb vacuum --yes', f'couchdb dead show {refused.id} {unknown.id} --json',
-            'couchdb dead replay --all --yes')]
+        told += [said(*words.split(), **site.environment, SETTINGS=json.dumps(settings)) for words in (
+            'report', 'inspect stats', 'inspect conf', 'status', 'couchdb status --json', 'couchdb vacuum --yes',
+            f'couchdb dead show {refused.id} {unknown.id} --json', 'couchdb dead replay --all --yes')]
         told += processes('cmdline').values()
         unique.stop(kill=True)  # what a worker says of a server that is gone
         wait_for(lambda: 'trying again until it answers' in worker.logs(), 'the worker to miss its server')
@@ -71,7 +90,8 @@ def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str) 
         if unique.process is None:
             unique.start()
     session = re.compile('AuthSession=|Basic [A-Za-z0-9+/]{16}')
-    assert [text for text in told if unique.password in text or session.search(text)] == []
+    assert [text for text in told if session.search(text)] == []
+    assert [(secret, text) for secret in forms(unique, unique.password, other) for text in told if secret in text] == []
 
 
 def test_embedded_server_is_told_its_password_where_nobody_sees_it(unique: EmbeddedServer) -> None:

@@ -561,7 +561,7 @@ def test_member_with_an_odd_password(server: Any, database: str, client: Client,
 
 def test_member_may_not_create_the_database(server: Any, database: str, member: str, task_id: str) -> None:
     backend = app_of(server.couchdb_url(database, member, ODD)).backend
-    with pytest.raises(AccessDenied, match=r'the database does not exist and user .* may not create it'):
+    with pytest.raises(AccessDenied, match=r'user .* may not create the database, which does not exist'):
         backend.mark_as_done(task_id, 1)
 
 

@@ -23,12 +23,16 @@ from tests.conftest import PATIENCE, Server
 from tests.support import Inbox, publish
 
 
-def test_connection_info(server: Server, url: str, client: Client) -> None:
-    with Connection(url) as connection:
+@pytest.mark.parametrize('nodes', [1, 2])
+def test_connection_info(server: Server, url: str, client: Client, nodes: int) -> None:
+    other = f'secret-{uuid.uuid4().hex}'
+    with Connection(';'.join([url, f'couchdb://joe:{other}@127.0.0.1:1/{client.address.database}'][:nodes])) as connection:
         connection.connect()
         info = connection.info()
         assert info.pop('password') == server.password
-        assert server.password not in str(info)
+        assert f':{server.password}@' not in str(info)
+        assert other not in str(info)
+        assert len(info['alternates']) == (nodes if nodes > 1 else 0)
         for text in (repr(connection), connection.as_uri(), repr(connection.transport), repr(connection.transport.address),
                      repr(connection.transport.couchdb), repr(connection.default_channel)):
             assert server.password not in text
@@ -123,6 +127,6 @@ def test_no_error_has_it_nor_what_caused_it(status: int, auth: str, caplog: pyte
 ])
 def test_url_that_is_wrong(url: str) -> None:
     secret = f'secret-{uuid.uuid4().hex}'
-    with pytest.raises(Exception) as caught, Connection(url.format(secret)) as connection:  # noqa: PT011
+    with pytest.raises(CouchDBError) as caught, Connection(url.format(secret)) as connection:
         connection.connect()
-    assert secret not in str(caught.value)
+    assert secret not in ''.join(traceback.format_exception(caught.value))

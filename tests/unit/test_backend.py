@@ -159,7 +159,8 @@ def test_who_may_not_create_the_database_is_told_what_to_do() -> None:
         raise AccessDenied('no')
 
     backend.client.get, backend.client.create = missing, create
-    with pytest.raises(AccessDenied, match=r"^http://host:5984/db: .* 'user' may not create it; let an administrator run "):
+    with pytest.raises(AccessDenied, match=(
+            r"^http://host:5984/db: user 'user' may not create the database, which does not exist; let an administrator run ")):
         backend.get('key')
 
 

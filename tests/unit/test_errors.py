@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from requests import exceptions as http
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ProtocolError
 
 from kombu_couchdb import errors
+from tests.support import ROOT
 
 WHERE = 'http://db.example:5984/celery'
 SECRET = 'tell-nobody'
@@ -136,3 +138,25 @@ def test_the_cause_is_one_short_line() -> None:
 
 def test_a_cause_without_text_is_named_by_its_class() -> None:
     assert str(errors.from_transport(http.ConnectionError(ConnectionResetError()), WHERE)) == f'{WHERE}: ConnectionResetError'
+
+
+# -- who may not
+
+
+def test_a_user_who_may_not_is_named_with_what_to_do() -> None:
+    assert str(errors.may_not('http://host/db', 'me', 'set up the database', 'ask somebody')) == (
+        "http://host/db: user 'me' may not set up the database; ask somebody")
+
+
+def test_without_a_user_that_is_what_is_missing() -> None:
+    assert str(errors.may_not('http://host/db', None, 'set up the database', 'ask somebody')) == (
+        'http://host/db: no user in the URL, and without one nobody may set up the database; '
+        'write couchdb://user:password@host:port/db')
+    assert str(refused(401, {'reason': 'You are not authorized to access this db.'}, None)).endswith(
+        'refused nobody (no user in the URL): You are not authorized to access this db; write couchdb://user:password@host:port/db')
+
+
+def test_no_text_names_a_user_as_python_does() -> None:
+    """`user None` came from texts of modules that wrote the user themselves."""
+    for path in sorted(ROOT.glob('*_couchdb/**/*.py')):
+        assert not re.search(r'user \{[^}]*user!r\}', path.read_text('utf-8')) or path.name == 'errors.py', path

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.options import Options
+from kombu_couchdb.options import Options, checked, credentials, option, word
 
 NUMBERS = [f.name for f in fields(Options) if type(f.default) in (int, float)]
 WHOLE = [f.name for f in fields(Options) if type(f.default) is int]
@@ -113,6 +113,20 @@ def test_an_unknown_name_is_told_with_the_known_ones(name: str) -> None:
         Options.of({'visibility_timeout': 5, name: 1})
     for f in fields(Options):
         assert f.name in str(caught.value)
+
+
+def test_an_option_without_a_default_is_checked_as_it_says() -> None:
+    @dataclass(frozen=True)
+    class More:
+        colour: str | None = word('red', 'blue')
+        limit: int | None = option(lambda name, value: int(value), None)
+        source: str | None = credentials()
+
+    assert checked(More, {'colour': 'red', 'limit': '7'}) == {'colour': 'red', 'limit': 7}
+    with pytest.raises(ConfigurationError, match='colour must be one of red, blue'):
+        checked(More, {'colour': 'shop.secrets:couchdb'})
+    with pytest.raises(ConfigurationError, match='source must be "environment"'):
+        checked(More, {'source': 7})
 
 
 @pytest.mark.parametrize('name', [

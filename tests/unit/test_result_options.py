@@ -47,6 +47,13 @@ def test_wrong_options_are_refused_by_name(name: str, value: Any) -> None:
     assert 'secret' not in str(caught.value)
 
 
+def test_an_unknown_name_is_told_with_all_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match="unknown transport option 'retry_polcy'") as caught:
+        backend_of(retry_polcy={})
+    for name in (*(f.name for f in fields(Options)), 'retry_policy', 'global_keyprefix'):
+        assert re.search(rf'known are: .*\b{name}\b', str(caught.value))
+
+
 def test_prefix_is_put_before_every_id() -> None:
     backend = backend_of(global_keyprefix='shop')
     assert [backend.get_key_for_task('x'), backend.get_key_for_group('x'), backend.chords._prefix] == [
@@ -58,7 +65,7 @@ def test_the_readme_lists_every_option_with_its_default() -> None:
     section = text.split('\nIn ``result_backend_transport_options``')[1]
     table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
     rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)
-    named = [(f.name, str(f.default)) for f in fields(Options) if f.name != 'retry_policy']
+    named = [(f.name, str(f.default)) for f in fields(Options) if f.name not in ('retry_policy', 'global_keyprefix')]
     assert [row for row in rows if row[0] not in ('retry_policy', 'global_keyprefix')] == named
     for name, value in Options().retry_policy.items():
         assert f'``{name}`` ({value})' in table

@@ -1,0 +1,109 @@
+"""A mistake in settings or rights is told in one sentence by a real worker, which ends; an outage is waited for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from celery_couchdb.testing import Server
+from tests.conftest import PATIENCE, wait_for
+from tests.support import ROOT
+
+from .conftest import Site
+
+SECRET = 'tell-nobody'
+
+#: CouchDB asks this function for each write; only an administrator's is stored.
+READ_ONLY = {'_id': '_design/read-only', 'validate_doc_update': '''function (newDoc, oldDoc, userCtx) {
+    if (userCtx.roles.indexOf('_admin') < 0) { throw({forbidden: 'these results are read-only'}); }
+}'''}
+
+
+def ends(site: Site, sentence: str, **how: Any) -> list[str]:
+    """Start a worker, which is to end with one line that has the sentence; return its log."""
+    worker = site.start(**how)
+    assert worker.container.wait(PATIENCE) == 1
+    lines = worker.logs().splitlines()
+    assert len([line for line in lines if sentence in line]) == 1
+    assert not [line for line in lines if 'Traceback' in line or SECRET in line or ' ready.' in line]
+    return lines
+
+
+@pytest.mark.parametrize('variable', ['BROKER_URL', 'RESULT_URL'])
+@pytest.mark.parametrize(('url', 'sentence'), [
+    (f'couchdb://me:{SECRET}/x@localhost/db', 'the URL cannot be read; write couchdb://user:password@host:port/db'),
+    (f'couchdb://me:{SECRET}@localhost/db?timeout=3', "unknown parameter 'timeout' in the URL"),
+    (f'http://me:{SECRET}@localhost/db', 'write couchdb:// instead of http://'),
+    (f'couchdbs://me:{SECRET}@a/db;couchdb://me:{SECRET}@b/db', 'some of the URLs ask for TLS and some do not'),
+])
+def test_a_wrong_url_ends_a_worker_with_one_sentence(site: Site, variable: str, url: str, sentence: str) -> None:
+    site.environment[variable] = url
+    setting = {'BROKER_URL': 'broker_url', 'RESULT_URL': 'result_backend'}[variable]
+    ends(site, f'{setting}: {sentence}')
+
+
+@pytest.mark.parametrize('setting', ['broker_transport_options', 'result_backend_transport_options'])
+def test_a_wrong_option_ends_a_worker_with_one_sentence(site: Site, setting: str) -> None:
+    ends(site, "unknown transport option 'request_timeuot'", **{setting: {'request_timeuot': 5}})
+
+
+def test_other_programs_of_celery_say_it_in_one_sentence_too(site: Site) -> None:
+    environment = {**os.environ, **site.environment, 'SETTINGS': '{}', 'BROKER_URL': f'couchdb://me:{SECRET}/x@localhost/db'}
+    for command in ('beat', 'call add'):
+        done = subprocess.run([sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', *command.split()], cwd=ROOT,
+                              text=True, env=environment, capture_output=True, timeout=PATIENCE, check=False)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith('Error: broker_url: the URL cannot be read; ')
+        assert 'Traceback' not in done.stderr
+        assert SECRET not in done.stdout + done.stderr
+
+
+def test_without_a_user_a_worker_says_so(site: Site, server: Server, apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server has no rights')
+    site.set_up()
+    site.use_as('')
+    ends(site, 'no user in the URL')
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'solo', 'threads'])
+def test_a_worker_whose_results_are_refused_does_not_start(site: Site, member: dict[str, str], pool: str) -> None:
+    site.set_up(member['user'])
+    site.server.client(site.results).put(READ_ONLY)
+    site.use_as(**member)
+    ends(site, f"results cannot be stored: {site.server.client(site.results).address.url} refused user '{member['user']}': "
+               f'these results are read-only; check the user, password and rights', pool=pool)
+    worker = site.worker(pool=pool, task_ignore_result=True)
+    assert 'read-only' not in worker.logs()
+
+
+def test_a_worker_that_is_no_member_of_the_results_does_not_start(site: Site, member: dict[str, str]) -> None:
+    site.set_up()
+    broker = site.server.couchdb_url(site.database)
+    site.use(broker, site.server.couchdb_url(site.results, member['user'], member['password']))
+    ends(site, f"refused user '{member['user']}': You are not allowed to access this db; let an administrator run "
+               f'"celery -A your_app couchdb setup"')
+
+
+def test_a_worker_whose_results_are_away_starts_and_waits(site: Site) -> None:
+    site.use(site.environment['BROKER_URL'], f'couchdb://me:{quote(SECRET)}@127.0.0.1:1/results')
+    worker = site.worker()
+    assert 'results cannot be stored just now: http://127.0.0.1:1/results: ' in worker.logs()
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+def test_rights_that_are_taken_away_are_one_line_for_each_result(site: Site, member: dict[str, str], pool: str) -> None:
+    site.set_up(member['user'])
+    site.use_as(**member)
+    worker = site.worker(pool=pool)
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    site.server.client(site.results).put(READ_ONLY)
+    for task_id in [site.send('add', 1, number).id for number in range(3)]:
+        said = f'the result of add[{task_id}] (SUCCESS) is lost: '
+        wait_for(lambda said=said: said in worker.logs(), said)  # type: ignore[misc]
+    assert 'Traceback' not in worker.logs()

@@ -1,0 +1,67 @@
+"""Errors of ours in one sentence, where nobody catches them (`celery_couchdb.brevity`)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_couchdb import brevity
+from kombu_couchdb.errors import AccessDenied, ConfigurationError
+
+LOGGER = logging.getLogger('celery.worker')
+
+
+def logged(caplog: pytest.LogCaptureFixture, exc: Exception, level: int) -> str:
+    """Return what a worker has in its log of an error that ends it."""
+    brevity.shorten_log()
+    brevity.shorten_log()  # the program and the backend both do
+    with caplog.at_level(level, LOGGER.name):
+        try:
+            raise exc
+        except Exception as caught:
+            LOGGER.critical('Unrecoverable error: %r', caught, exc_info=True)
+    return caplog.text
+
+
+def test_a_worker_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    text = logged(caplog, AccessDenied('no right'), logging.INFO)
+    assert "Unrecoverable error: AccessDenied('no right')" in text
+    assert 'Traceback' not in text
+
+
+@pytest.mark.parametrize(('exc', 'level'), [(AccessDenied('no right'), logging.DEBUG), (ValueError('a fault'), logging.INFO)])
+def test_what_is_a_fault_and_what_somebody_debugs_has_its_traceback(
+        caplog: pytest.LogCaptureFixture, exc: Exception, level: int) -> None:
+    assert 'Traceback' in logged(caplog, exc, level)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[Any]:
+    """Return what is done with an error that nobody catches, raised in a function of a module."""
+    others: list[Any] = []
+    monkeypatch.setattr(sys, 'excepthook', lambda *args: others.append(args))
+    brevity.shorten_traceback()
+    names: dict[str, Callable[[], None]] = {}
+    exec('def main():\n    raise exc', {'__name__': module, 'exc': exc}, names)
+    try:
+        names['main']()
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    return others
+
+
+def test_the_program_ends_with_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(monkeypatch, ConfigurationError('write it otherwise'), 'celery.bin.celery') == []
+    assert capsys.readouterr().err == 'Error: write it otherwise\n'
+
+
+@pytest.mark.parametrize(('exc', 'module'), [(ConfigurationError('x'), 'shop'), (ValueError('x'), 'celery.bin.celery')])
+def test_other_programs_and_other_errors_are_left_alone(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], exc: Exception, module: str) -> None:
+    [(kind, value, traceback)] = told(monkeypatch, exc, module)
+    assert (kind, value) == (type(exc), exc)
+    assert traceback is not None
+    assert capsys.readouterr().err == ''

@@ -1,0 +1,113 @@
+"""Passwords in URLs are hidden wherever kombu or Celery show one (`kombu_couchdb.redaction`, `celery_couchdb.redaction`)."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection
+from kombu.utils.url import maybe_sanitize_url
+
+import celery_couchdb.cli  # noqa: F401 - as in the `celery` program
+from kombu_couchdb.redaction import redacted
+
+SECRET, OTHER = 'tell-nobody', 'nor-this-one'
+ONE = f'couchdb://me:{SECRET}@a:1/db'
+LIST = f'{ONE};couchdbs://you:{OTHER}@b/db?ssl_ca_certs=x'
+SAME = f'{ONE};couchdb://you:{OTHER}@b:2/db'
+
+
+@pytest.mark.parametrize(('url', 'shown'), [
+    ('', ''), ('couchdb://', 'couchdb://'), ('couchdb://a:1/db', 'couchdb://a:1/db'), ('couchdb://me@a/db', 'couchdb://me@a/db'),
+    (ONE, 'couchdb://me:**@a:1/db'), (LIST, 'couchdb://me:**@a:1/db;couchdbs://you:**@b/db?ssl_ca_certs=x'),
+    (f'couchdb://:{SECRET}@a', 'couchdb://:**@a'), (f'COUCHDB://me:{SECRET}@a', 'COUCHDB://me:**@a'),
+    (f'couchdb://a:1/db;{ONE}', 'couchdb://a:1/db;couchdb://me:**@a:1/db'),
+    (f'couchdb://a:1/db;redis://:{SECRET}@b;{ONE}', 'couchdb://a:1/db;redis://:**@b;couchdb://me:**@a:1/db'),
+])
+def test_passwords_are_masked_in_each_url_of_a_list(url: str, shown: str) -> None:
+    assert redacted(url) == shown
+
+
+@pytest.mark.parametrize('char', list('/#?@:%[];\n ü'))
+def test_a_password_that_is_not_quoted_is_masked_as_a_whole(char: str) -> None:
+    password = f'{SECRET}{char}{OTHER}{char}'
+    assert redacted(f'couchdb://me:{password}@a;couchdb://me:{password}@b') == 'couchdb://me:**@a;couchdb://me:**@b'
+
+
+def test_kombu_masks_each_url_of_a_list() -> None:
+    assert maybe_sanitize_url(LIST) == redacted(LIST)
+    assert maybe_sanitize_url(ONE, mask='xx') == 'couchdb://me:xx@a:1/db'
+    assert maybe_sanitize_url('redis://me:word@a:1/db') == 'redis://me:**@a:1/db'
+    assert maybe_sanitize_url(None) is None
+
+
+class Django:
+    """Settings as Django has them."""
+
+    CELERY_BROKER_URL = SAME
+    CELERY_BROKER_READ_URL = SAME
+    CELERY_RESULT_BACKEND = SAME
+
+
+def app_of(settings: Any, **how: Any) -> Celery:
+    app = Celery('app', set_as_current=False)
+    app.config_from_object(settings, **how)
+    return app
+
+
+@pytest.mark.parametrize('app', [
+    app_of(Django, namespace='CELERY'),
+    app_of({'broker_url': SAME, 'result_backend': SAME, 'broker_read_url': SAME, 'broker_write_url': ONE}),
+    app_of({'broker_url': SAME.split(';'), 'result_backend': ONE, 'broker_read_url': SAME.split(';')}),
+    app_of({'BROKER_URL': SAME, 'CELERY_RESULT_BACKEND': SAME}),
+    app_of({'broker_url': ONE, 'result_backend': ONE, 'beat_scheduler_options': {'store': SAME}}),
+    app_of({'broker_url': f'couchdb://me:{SECRET}/@a/db', 'result_backend': f'couchdb://me:{SECRET}#@a/db'}),
+], ids=['Django', 'lower case', 'lists', 'old names', 'nested', 'not quoted'])
+def test_settings_are_shown_without_passwords(app: Celery) -> None:
+    table = app.conf.table(with_defaults=True)
+    shown = [app.conf.humanize(with_defaults=True), app.conf.humanize(), app.bugreport(), json.dumps(table, default=str)]
+    for text in shown:
+        assert SECRET not in text
+        assert OTHER not in text
+        assert '@a' in text
+    assert len(table) > 100
+
+
+def test_settings_that_are_not_ours_are_shown_as_celery_shows_them() -> None:
+    shown = app_of({'broker_url': 'memory://me:word@a', 'task_default_queue': 'couchdb', 'security_key': ONE}).conf.table()
+    assert shown['broker_url'] == 'memory://me:********@a//'
+    assert shown['task_default_queue'] == 'couchdb'
+    assert shown['security_key'] == '********'
+
+
+def test_a_connection_tells_its_alternates_without_passwords_and_goes_on_with_them() -> None:
+    with Connection(SAME) as connection:
+        assert connection.transport.address.password == SECRET
+        for one in (connection, connection.clone()):
+            assert [node.password for node in one.transport.address.others] == [OTHER]
+            info = one.info()
+            assert info.pop('password') == SECRET
+            assert OTHER not in str(info)
+            assert SECRET not in str(info)
+            assert [url.partition('@')[2] for url in info['alternates']] == ['a:1/db', 'b:2/db']
+        connection.maybe_switch_next()
+        assert (connection.hostname, connection.password) == ('b', OTHER)
+        assert [node.password for node in connection.transport.address.others] == [SECRET]
+        assert OTHER not in str({**connection.info(), 'password': None})
+
+
+def test_a_connection_that_was_pickled_sends_no_mask_for_a_password() -> None:
+    with Connection(SAME) as connection:
+        connection.transport  # noqa: B018
+        copy = pickle.loads(pickle.dumps(connection))
+        assert copy.transport.address.password == SECRET
+        assert copy.transport.address.others == ()
+
+
+def test_a_backend_is_told_without_any_password() -> None:
+    backend = app_of({'result_backend': SAME}).backend
+    assert backend.as_uri() == 'couchdb://me:**@a:1/db;couchdb://you:**@b:2/db'
+    assert backend.as_uri(include_password=True) == SAME

@@ -1,0 +1,136 @@
+"""What a worker does when CouchDB refuses its results (`celery_couchdb.startup`, `celery_couchdb.backend`)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+from celery.app.task import Context
+from celery.exceptions import WorkerShutdown
+
+from celery_couchdb import startup
+from kombu_couchdb.errors import AccessDenied, BrokenAnswer, Conflict, NotCouchDB, ServerUnavailable
+
+
+class Server:
+    """Stands in for CouchDB: notes what is written, and answers with an error, from the nth write on."""
+
+    def __init__(self, error: Exception | None = None, after: int = 0) -> None:
+        self.error, self.after = error, after
+        self.written: list[dict[str, Any]] = []
+
+    def put(self, doc: dict[str, Any], **_: Any) -> str:
+        self.written.append(doc)
+        if self.error and len(self.written) > self.after:
+            raise self.error
+        return '1-x'
+
+
+def backend_of(server: Server, **settings: Any) -> Any:
+    app = Celery('app', set_as_current=False, broker='memory://', backend='couchdb://host/db')
+    app.conf.update(settings)
+    backend = app.backend
+    backend.client.put = server.put
+    return backend
+
+
+def test_a_result_is_stored_and_deleted() -> None:
+    server = Server()
+    startup.check(backend_of(server, result_backend_transport_options={'global_keyprefix': 'shop_'}))
+    stored, deleted = server.written
+    assert stored['_id'].startswith('shop_celery-task-meta-write-check-')
+    assert stored['type'] == 'Result'
+    assert 0 < stored['expires'] - stored['date'] < 3600
+    assert deleted == {'_id': stored['_id'], '_rev': '1-x', '_deleted': True}
+
+
+@pytest.mark.parametrize('error', [AccessDenied('these are read-only'), NotCouchDB('a web page')])
+def test_what_is_refused_ends_the_worker_with_one_sentence(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(WorkerShutdown) as caught:
+        startup.check(backend_of(Server(error)))
+    assert caught.value.code == 1
+    [record] = caplog.records
+    assert (record.levelno, record.getMessage()) == (logging.CRITICAL, f'results cannot be stored: {error}')
+    assert record.exc_info is None
+
+
+@pytest.mark.parametrize('error', [ServerUnavailable('answered 507: insufficient_storage'), BrokenAnswer('cut')])
+def test_an_outage_ends_nothing(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(error)
+    startup.check(backend_of(server))
+    assert len(server.written) == 1  # it is not tried again: the worker waits for nothing
+    assert caplog.messages == [f'results cannot be stored just now: {error}']
+
+
+def test_who_may_not_delete_may_store(caplog: pytest.LogCaptureFixture) -> None:
+    startup.check(backend_of(Server(AccessDenied('no deletions'), after=1)))
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(('settings', 'ignored', 'writes'), [
+    ({}, None, 2), ({}, True, 0), ({}, False, 2),
+    ({'task_ignore_result': True}, None, 0), ({'task_ignore_result': True}, True, 0), ({'task_ignore_result': True}, False, 2)])
+def test_nothing_is_tried_where_no_task_has_a_result(settings: dict[str, Any], ignored: bool | None, writes: int) -> None:
+    server = Server()
+    backend = backend_of(server, **settings)
+    if ignored is not None:
+        @backend.app.task(name='one', ignore_result=ignored, shared=False)
+        def one() -> None:
+            pass
+
+        backend.app.finalize()
+        for name in [name for name in backend.app.tasks if name != 'one' and not name.startswith('celery.')]:
+            backend.app.tasks.unregister(name)  # what plugins have added
+    startup.check(backend)
+    assert len(server.written) == writes
+
+
+def test_it_is_tried_once_and_not_again_when_the_broker_comes_back() -> None:
+    server = Server()
+    backend = backend_of(server)
+    backend.app.app = backend.app
+    try:
+        for _ in range(3):
+            signals.worker_ready.send(sender=backend.app)
+            server.error = AccessDenied('no more')
+    finally:
+        backend.sweeper.stop()
+    assert len(server.written) == 2
+
+
+# -- rights that are taken away while it runs
+
+
+def refusing() -> Any:
+    backend = backend_of(Server())
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AccessDenied('these are read-only')
+
+    backend.store.write = refuse
+    return backend
+
+
+def test_a_result_that_is_refused_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    request = Context(id='x', task='add')
+    refusing().mark_as_done('x', 3, request)
+    assert caplog.messages == ['the result of add[x] (SUCCESS) is lost: these are read-only']
+    assert caplog.records[0].exc_info is None
+
+
+def test_a_program_that_stores_a_result_itself_is_told_by_an_exception() -> None:
+    with pytest.raises(AccessDenied):
+        refusing().store_result('x', 3, 'SUCCESS')
+
+
+def test_other_errors_are_raised_as_before() -> None:
+    backend = backend_of(Server())
+
+    def conflict(*args: Any, **kwargs: Any) -> None:
+        raise Conflict('others kept changing it')
+
+    backend.store.write = conflict
+    with pytest.raises(Conflict):
+        backend.mark_as_done('x', 3, Context(id='x', task='add'))
