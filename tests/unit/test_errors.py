@@ -11,7 +11,12 @@ import requests
 from requests import exceptions as http
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ProtocolError
 
+from celery_couchdb.options import Options
+from celery_couchdb.store import Store as Results
 from kombu_couchdb import errors
+from kombu_couchdb.address import Address
+from kombu_couchdb.client import Client
+from kombu_couchdb.store import Store
 from tests.support import ROOT
 
 WHERE = 'http://db.example:5984/celery'
@@ -160,3 +165,20 @@ def test_no_text_names_a_user_as_python_does() -> None:
     """`user None` came from texts of modules that wrote the user themselves."""
     for path in sorted(ROOT.glob('*_couchdb/**/*.py')):
         assert not re.search(r'user \{[^}]*user!r\}', path.read_text('utf-8')) or path.name == 'errors.py', path
+
+
+@pytest.mark.parametrize('name', ['broker', 'results'])
+def test_a_database_that_nobody_may_set_up_without_a_user(name: str) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise errors.AccessDenied('You are not a server admin.')
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise errors.DatabaseMissing('gone')
+
+    client = Client(Address())
+    client.id_range = client.get_or_none = missing  # type: ignore[method-assign]
+    client.create = client.put = refuse  # type: ignore[method-assign]
+    client.welcome = dict  # type: ignore[method-assign]
+    with pytest.raises(errors.AccessDenied, match=r'no user in the URL, and without one nobody may .* database') as caught:
+        Store(client).ensure(True) if name == 'broker' else Results(client, Options()).read('x')
+    assert 'None' not in str(caught.value)
