@@ -127,9 +127,9 @@ class _Answer(HTTPResponse):
         self._source = _Source(self.fp.detach(), sock, _bounds.get())
         self.fp = io.BufferedReader(self._source)
 
-    def begin(self) -> None:
+    def begin(self, *args: Any, **kwargs: Any) -> None:
         """Read the head."""
-        super().begin()
+        super().begin(*args, **kwargs)
         self._source.in_body = True
         self._source.may_pause = _bounds.get().longpoll and self.status < 400
 

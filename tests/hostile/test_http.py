@@ -10,6 +10,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -313,6 +314,22 @@ def test_who_redirects_is_not_followed_with_the_password(wires: Callable[[], Wir
     assert b'Authorization' in wire.heads[0]
 
 
+LOCKED = b'{"error":"forbidden","reason":"Account is temporarily locked due to multiple authentication failures"}'
+
+
+def test_a_user_that_one_node_has_locked_asks_the_next(wires: Callable[[], Wire]) -> None:
+    """Each node counts the wrong passwords that came to it."""
+    one, other = wires(), wires()
+    one.answer = head(403, f'Content-Length: {len(LOCKED)}') + LOCKED
+    other.answer = head(200, f'Content-Length: {len(DOC)}') + DOC
+    first, second = (Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET) for wire in (one, other))
+    client = Client(replace(first, others=(second,)), **PATIENT)
+    with pytest.raises(ServerUnavailable, match="has locked user 'me'"):
+        client.get('x')
+    assert client.get('x')['_id'] == 'x'
+    client.close()
+
+
 #: What a server, or a proxy before it, may answer for a while: status and body.
 TROUBLE = [
     (500, b'{"error":"unknown_error","reason":"function_clause"}'), (502, b'<html>Bad Gateway</html>'), (503, b''), (429,
@@ -321,7 +338,7 @@ TROUBLE = [
     b'{"rows":[{}]}'),
     (200, b'{"results":[{"id":5}],"last_seq":1}'), (200, b'{"rows": [{"id"'), (302, b''), (404, b'{"error":"not_found"}'),
     (400, b''),
-    (403, b'{"error":"forbidden","reason":"Account is temporarily locked due to multiple authentication failures"}'),
+    (403, LOCKED),
     (409, b'{"error":"conflict"}'), (413, b''), (201, b'[{"ok":true,"id":"another","rev":"1-a"}]'), (200, b'"text"'), (101, b''),
 ]
 

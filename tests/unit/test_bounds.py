@@ -37,6 +37,9 @@ class Line:
             raise TimeoutError('timed out')
         return size
 
+    def close(self) -> None:
+        pass
+
     def read(self, count: int, of: Bounds = bounds.ORDINARY, *, in_body: bool = True) -> float:
         """Read so many pieces, and return how long that took."""
         began, source = self.now, bounds._Source(self, self, of)

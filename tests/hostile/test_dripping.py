@@ -1,0 +1,78 @@
+"""A consumer behind a link on which answers drip: it takes that for an outage, and goes on."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.client import Client
+from tests.conftest import Server, wait_for
+from tests.support import Inbox, publish
+
+
+class Dripping(socketserver.ThreadingTCPServer):
+    """Passes everything on; while it drips, answers byte by byte."""
+
+    daemon_threads, allow_reuse_address = True, True
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        super().__init__(('127.0.0.1', 0), _Handler)
+        self.target = target
+        self.drips = False
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    server: Dripping
+
+    def handle(self) -> None:
+        with socket.create_connection(self.server.target) as there:
+            threading.Thread(target=self._ask, args=(there,), daemon=True).start()
+            try:
+                while piece := there.recv(65_536):
+                    for one in (bytes([byte]) for byte in piece) if self.server.drips else [piece]:
+                        if self.server.drips:
+                            time.sleep(0.05)
+                        self.request.sendall(one)
+            except OSError:
+                pass  # who asked has had enough
+
+    def _ask(self, there: socket.socket) -> None:
+        try:
+            while piece := self.request.recv(65_536):
+                there.sendall(piece)
+            there.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+@pytest.fixture
+def dripping(server: Server) -> Iterator[Dripping]:
+    with Dripping((server.host, server.port)) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
+        yield proxy
+        proxy.drips = False
+        proxy.shutdown()
+
+
+def test_consumer_is_held_for_as_long_as_a_request_may_take(
+        server: Server, database: str, client: Client, dripping: Dripping, caplog: pytest.LogCaptureFixture) -> None:
+    """Each byte had a time limit of its own, and the thread that sends the heartbeats read on."""
+    url = server.couchdb_url(database).replace(f':{server.port}/', f':{dripping.server_address[1]}/')
+    with Connection(url, transport_options={'request_timeout': 1.0}) as connection:
+        inbox = Inbox(connection)
+        publish(connection, 1)
+        inbox.wait(1)
+        dripping.drips = True
+        with Connection(server.couchdb_url(database)) as other, caplog.at_level(logging.WARNING):
+            publish(other, 2)
+            told = 'request_timeout); trying again until it answers'
+            wait_for(lambda: inbox.drain(0.1) or told in caplog.text, 'the time limit')
+            dripping.drips = False
+            wait_for(lambda: inbox.drain(0.1) or 2 in inbox.bodies, 'the message')
