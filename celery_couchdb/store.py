@@ -12,7 +12,16 @@ from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.answers import Shape
 from kombu_couchdb.client import Client, Row, chunks
-from kombu_couchdb.errors import RETRIED, AccessDenied, Conflict, DatabaseMissing, DocumentTooLarge, NotFound, from_answer
+from kombu_couchdb.errors import (
+    RETRIED,
+    AccessDenied,
+    Conflict,
+    DatabaseMissing,
+    DocumentTooLarge,
+    NestedTooDeeply,
+    NotFound,
+    from_answer,
+)
 from kombu_couchdb.group_commit import GroupCommit
 
 from . import design
@@ -125,8 +134,13 @@ class Store:
         raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
 
     def current(self, doc_id: str) -> Document | None:
-        """Return a document, though it may have expired, None if there is none."""
-        return self._retried(self._current, doc_id)
+        """Return a document, though it may have expired, None if there is none; of one that cannot be read `_id` and `_rev`."""
+        try:
+            return self._retried(self._current, doc_id)
+        except NestedTooDeeply as exc:
+            logger.error('%s is written over, if it is stored: %s', doc_id, exc)
+            rev = self._retried(self.client.rev, doc_id)
+            return None if rev is None else {'_id': doc_id, '_rev': rev}
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return those of these ids under which there is a document, or was one that has been deleted."""

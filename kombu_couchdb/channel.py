@@ -202,7 +202,7 @@ class Channel(virtual.Channel):
     def _message(self, delivery: Delivery, no_ack: bool) -> Any:
         try:
             message = self.Message(delivery.payload(), channel=self)
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             logger.error('message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
             if not delivery.final:
                 self.holdings.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')

@@ -13,6 +13,7 @@ import pytest
 from kombu_couchdb import design, paging, window, workitem
 from kombu_couchdb.candidates import Candidates
 from kombu_couchdb.members import Turns
+from kombu_couchdb.unusable import Unusable
 from kombu_couchdb.waiting import HORIZON
 from kombu_couchdb.window import Window
 
@@ -30,7 +31,7 @@ class FakeStore:
         self.passed = 0.0
         self.asked: list[tuple[str, Any]] = []
         clock = SimpleNamespace(now=lambda: NOW + self.passed)
-        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, request=self.request)
+        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, request=self.request, unusable=Unusable())
         self.begun = time.monotonic()
 
     def monotonic(self) -> float:
