@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import ChordError
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.exceptions import DecodeError
 
 from kombu_couchdb.errors import NestedTooDeeply
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, wait_for
 
 from .worst import deep, store
 
@@ -51,3 +53,36 @@ def test_what_a_task_returns_may_be_deep(app: Celery) -> None:
     app.backend.store_result('t', value, 'SUCCESS')
     assert app.AsyncResult('t').get(timeout=PATIENCE) == value
     assert isinstance(app.backend.client.get('celery-task-meta-t')['value'], str)
+
+
+ENDS = [('builtins', 'SystemExit', [1]), ('builtins', 'KeyboardInterrupt', []), ('builtins', 'GeneratorExit', []),
+        ('celery.exceptions', 'WorkerShutdown', [0]), ('builtins', 'BaseException', ['x'])]
+
+
+def failed(app: Celery, task_id: str, module: str, name: str, args: list[Any]) -> None:
+    app.backend.client.put({'_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'FAILURE', 'value': {
+        'task_id': task_id, 'status': 'FAILURE', 'traceback': None, 'children': [],
+        'result': {'exc_type': name, 'exc_module': module, 'exc_message': args}}})
+
+
+@pytest.mark.parametrize(('module', 'name', 'args'), ENDS)
+def test_a_forged_exception_does_not_end_who_asks(app: Celery, module: str, name: str, args: list[Any]) -> None:
+    app.backend.store_result('good', 1, 'SUCCESS')
+    failed(app, 't', module, name, args)
+    with pytest.raises(UnpickleableExceptionWrapper, match=name):
+        app.AsyncResult('t').get(timeout=PATIENCE)
+    assert [result.get(timeout=PATIENCE) for result in [app.AsyncResult('good')]] == [1]
+    heard: list[Any] = []
+    app.AsyncResult('t').then(lambda result: None, on_error=heard.append)
+    app.AsyncResult('good').then(heard.append)
+    wait_for(lambda: len(heard) == 1, 'the callback')
+
+
+@pytest.mark.parametrize(('module', 'name', 'args'), ENDS[:2])
+def test_a_forged_exception_of_a_part_fails_the_chord(app: Celery, module: str, name: str, args: list[Any]) -> None:
+    backend = app.backend
+    backend.store_result('good', 1, 'SUCCESS')
+    failed(app, 'part', module, name, args)
+    part = {'_id': 'chord-unlock-g:part:00000000:part', 'task_id': 'part', 'state': 'FAILURE'}
+    with pytest.raises(ChordError, match=name):
+        backend._result(part, backend._stored(['part']))
