@@ -18,6 +18,7 @@ from . import workitem
 from .batch import PublishBatch
 from .body import decoded, encoded
 from .client import Document
+from .compressed import check_unpacked
 from .declared import Declared
 from .delivery import Credit, Delivery, Subscription
 from .errors import ServerUnavailable
@@ -102,6 +103,7 @@ class Channel(virtual.Channel):
         """Return the message as it is stored; the caller's own stays as it is, to be published once more."""
         body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
         check_value('the message', {**message, 'body': body})
+        check_unpacked(message['body'], (message.get('headers') or {}).get('compression'))
         tag = message['properties'].get('delivery_tag')
         if not isinstance(tag, _PublishTag):
             tag = _PublishTag(fixed_id(message) or workitem.new_id(self.connection.couchdb.clock.now()))
