@@ -13,6 +13,7 @@ from typing import Any
 from celery import signals, states
 from celery._state import task_join_will_block
 from celery.backends.base import BaseKeyValueStoreBackend
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
@@ -219,6 +220,17 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         payload = unpack(doc)
         meta: dict[str, Any] = self.decode_result(payload) if payload else {'status': states.PENDING, 'result': None}
         return meta
+
+    def exception_to_python(self, exc: Any) -> Any:
+        """Return the exception in a failed result, made of what is stored.
+
+        One that is no `Exception`, such as `SystemExit`, would end the process that asks for it, and whoever may write
+        results could name it: it is wrapped as Celery wraps those that it cannot encode.
+        """
+        found = super().exception_to_python(exc)
+        if isinstance(found, BaseException) and not isinstance(found, Exception):
+            return UnpickleableExceptionWrapper.from_exception(found)
+        return found
 
     def _chord_lifetime(self) -> float | None:
         """Return how long a chord's results are kept at least: Celery's 5.7 has a setting for that."""

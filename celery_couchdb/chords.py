@@ -188,7 +188,7 @@ class Chords:
             docs = self.parts(chord['_id'].removeprefix(self._prefix), ordered=True)
             newest = max((doc['expires'] for doc in [*docs, chord] if isinstance(doc.get('expires'), (int, float))), default=0)
             if newest > self._now():
-                self._store.put({**chord, 'expires': newest})
+                self._store.client.bulk([{**chord, 'expires': newest}])  # one that cannot be written back stays as it is
             else:
                 count += self._store.delete_all([*docs, chord])
         of = {part['_id']: part['_id'].rpartition(':part:')[0] for part in parts}

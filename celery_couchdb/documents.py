@@ -20,6 +20,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery import states
+from kombu.exceptions import DecodeError
+
+from kombu_couchdb.storable import is_deeper
 
 __all__ = ['Document', 'delivery_of', 'is_expired', 'is_final', 'is_outdated', 'pack', 'precedence', 'stamp', 'unpack']
 
@@ -96,14 +99,17 @@ def pack(payload: str | bytes, content_type: str) -> Document:
 
 
 def unpack(doc: Document | None) -> str | bytes | None:
-    """Return the encoded value that a document holds, None if there is none."""
+    """Return the encoded value that a document holds, None if there is none; *raises* `DecodeError` if nobody can encode it."""
     if doc is None:
         return None
     if 'base64' in doc:
         return b64decode(doc['base64'])
     value = doc.get('value')
     # Text is also what Celery's own CouchDB backend stored, under the same ids.
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+    try:
+        return value if value is None or isinstance(value, str) else json.dumps(value)
+    except RecursionError as exc:
+        raise DecodeError(f'{doc.get("_id", "a value")} cannot be decoded: it is nested too deeply') from exc
 
 
 def _portable(payload: str) -> Any:
@@ -114,8 +120,8 @@ def _portable(payload: str) -> Any:
         value = json.loads(payload, parse_int=_number, parse_float=_number, parse_constant=_number)
         if '\\ud' in payload:
             json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
-        return value
-    except ValueError:
+        return None if is_deeper(value) else value
+    except (ValueError, RecursionError):
         return None
 
 

@@ -18,6 +18,7 @@ from kombu_couchdb.errors import (
     CouchDBError,
     DatabaseMissing,
     DocumentTooLarge,
+    NestedTooDeeply,
     NotFound,
     from_answer,
     may_not,
@@ -135,8 +136,13 @@ class Store:
         raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
 
     def current(self, doc_id: str) -> Document | None:
-        """Return a document, though it may have expired, None if there is none."""
-        return self._retried(self._current, doc_id)
+        """Return a document, though it may have expired, None if there is none; of one that cannot be read `_id` and `_rev`."""
+        try:
+            return self._retried(self._current, doc_id)
+        except NestedTooDeeply as exc:
+            logger.error('%s is written over, if it is stored: %s', doc_id, exc)
+            rev = self._retried(self.client.rev, doc_id)
+            return None if rev is None else {'_id': doc_id, '_rev': rev}
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return those of these ids under which there is a document, or was one that has been deleted."""

@@ -11,7 +11,7 @@ from . import errors
 from .answers import Shape, document, equal, exactly, items, maybe, members, revision, text
 from .http import Http, encoded
 
-__all__ = ['Bulk', 'Document', 'path_of']
+__all__ = ['REFUSALS', 'Bulk', 'Document', 'path_of']
 
 #: A document or a part of one.
 Document = dict[str, Any]
@@ -31,6 +31,10 @@ _DECIDED = frozenset({'conflict', 'forbidden', 'unauthorized', 'document_too_lar
 #: What the server refuses in one document it refuses for all in the request; and as what a document alone is answered then.
 _REFUSALS: dict[type[errors.CouchDBError], str] = {
     errors.DocumentTooLarge: 'document_too_large', errors.RequestRefused: 'refused', errors.Conflict: 'missing_stub'}
+
+
+#: The answers for a document that the server would refuse however often it were sent.
+REFUSALS = frozenset({*_REFUSALS.values(), 'unstorable'})
 
 
 class Bulk(Http):
@@ -64,9 +68,16 @@ class Bulk(Http):
 
         What is too much for one request goes in several. If the server refuses a request of many for one document in it (413,
         400, 412), that document has it for its answer, `document_too_large`, `refused` or `missing_stub`, and the others are
-        written. `texts` are the documents if they are encoded already.
+        written. So they are if one cannot be encoded: its answer is `unstorable`. `texts` are the documents if they are encoded
+        already.
         """
-        return self._in_parts(docs, [encoded(doc) for doc in docs] if texts is None else texts, self._write)
+        if texts is None:
+            texts, unstorable = _texts(docs)
+            if unstorable:
+                kept = [index for index in range(len(docs)) if index not in unstorable]
+                found = iter(self.bulk([docs[index] for index in kept], texts=[texts[index] for index in kept]))
+                return [unstorable.get(index) or next(found) for index in range(len(docs))]
+        return self._in_parts(docs, texts, self._write)
 
     def create_once(self, docs: Sequence[Document]) -> list[Document]:
         """Create documents, those under whose ids there never was one, and return an answer for each, as `bulk` does.
@@ -158,6 +169,18 @@ def path_of(doc_id: str) -> str:
     # A part of a path that is '.' or '..' means another path: to clients, proxies and servers, unless it is encoded.
     quoted = name.replace('.', '%2E') if name in ('.', '..') else quote(name, safe='')
     return f'/{prefix}{slash}{quoted}'
+
+
+def _texts(docs: Sequence[Document]) -> tuple[list[bytes], dict[int, Document]]:
+    """Return documents as JSON, and the answers for those that cannot be written so, by their places."""
+    found, unstorable = list[bytes](), dict[int, Document]()
+    for index, doc in enumerate(docs):
+        try:
+            found.append(encoded(doc))
+        except errors.Unstorable as exc:
+            found.append(b'')
+            unstorable[index] = {'id': doc['_id'], 'error': 'unstorable', 'reason': str(exc)}
+    return found, unstorable
 
 
 def _decided(doc_id: str) -> Shape:

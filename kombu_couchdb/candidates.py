@@ -53,8 +53,13 @@ class Candidates:
             for start in range(0, len(alike), _QUEUES):
                 part = alike[start:start + _QUEUES]
                 pages = waiting.read(self._client, [reading.ask for _, reading in part], until, update=update)
-                again += [window for (window, reading), page in zip(part, pages, strict=True) if not window.absorb(reading, page)]
+                again += [window for (window, reading), page in zip(part, map(self._usable, pages), strict=True)
+                          if not window.absorb(reading, page)]
         return again
+
+    def _usable(self, page: waiting.Page) -> waiting.Page:
+        """Return a page without what nobody can use, and what would be read for nothing."""
+        return page._replace(rows=[row for row in page.rows if not self._client.unusable.has(row.id, row.rev)])
 
     def _choose(self, windows: Mapping[str, Window], wanted: Mapping[str, int], taken: dict[str, list[Document]]) -> None:
         while True:
@@ -64,7 +69,8 @@ class Candidates:
                 return
             self._read_documents(windows, chosen)
             for queue, found in chosen.items():
-                taken[queue] += windows[queue].accept(found)
+                taken[queue] += [doc for doc in windows[queue].accept(found)
+                                 if not self._client.unusable.has(doc['_id'], doc['_rev'])]
 
     def _read_documents(self, windows: Mapping[str, Window], chosen: Mapping[str, list[Candidate]]) -> None:
         """Read the documents that are claimed now, as far as they are not known, and of some that follow in the same request."""

@@ -17,6 +17,7 @@ from . import workitem
 from .batch import PublishBatch
 from .body import decoded, encoded
 from .client import Document
+from .compressed import check_unpacked
 from .declared import Declared
 from .delivery import Credit, Delivery, Subscription
 from .errors import ServerUnavailable, from_answer
@@ -110,6 +111,7 @@ class Channel(virtual.Channel):
         """Return the message as it is stored; the caller's own stays as it is, to be published once more."""
         body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
         check_value('the message', {**message, 'body': body})
+        check_unpacked(message['body'], (message.get('headers') or {}).get('compression'))
         tag = message['properties'].get('delivery_tag')
         if not isinstance(tag, _PublishTag):
             tag = _PublishTag(fixed_id(message) or workitem.new_id(self.connection.couchdb.clock.now()))
@@ -210,7 +212,7 @@ class Channel(virtual.Channel):
     def _message(self, delivery: Delivery, no_ack: bool) -> Any:
         try:
             message = self.Message(delivery.payload(), channel=self)
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             logger.error('message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
             if not delivery.final:
                 self.holdings.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')

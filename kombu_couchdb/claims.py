@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from . import workitem
 from .bodies import Body, read
 from .body import stub
+from .bulk import REFUSALS
 from .candidates import Candidates
 from .client import Document
 from .delivery import Credit, Delivery, Subscription
@@ -82,6 +83,8 @@ class Claims:
                 logger.error('message %s in queue %r cannot be taken: %s', doc['_id'], doc.get('queue'), answer.get('reason'))
                 if pull is not None:
                     pull.refused.add(doc['_id'])
+                if answer['error'] in REFUSALS:
+                    self._store.client.unusable.note(doc['_id'], doc['_rev'], str(answer.get('reason')))
 
         def set_aside(reason: str) -> Change:
             logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)

@@ -10,14 +10,13 @@ from typing import Any, cast
 import requests
 
 from . import errors
+from .address import Address
 from .answers import DOCUMENT, Shape, both, document, equal, exactly, items, maybe, members, revision, rows, sequence, text
 from .bounds import Bounds
 from .bulk import Bulk, Document, path_of
-from .log import get_logger
+from .unusable import Unusable
 
 __all__ = ['CHANGES', 'LAST', 'Client', 'Document', 'Row', 'chunks', 'path_of']
-
-logger = get_logger(__name__)
 
 #: A row of a view or of `_all_docs`: `id`, `key`, `value`, and `doc` if documents were asked for.
 Row = dict[str, Any]
@@ -44,12 +43,26 @@ _APART = 10
 class Client(Bulk):
     """One database. Times are seconds; *every* method raises the errors of `kombu_couchdb.errors`."""
 
+    def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
+        super().__init__(address, request_timeout, connect_timeout)
+        #: Documents that nobody can use.
+        self.unusable = Unusable()
+
     def beside(self, database: str) -> Client:
         """Return a client for another database on the same server, for the same user and with the same time limits."""
         others = tuple(replace(other, database=database) for other in self.address.others)
         return Client(replace(self.address, database=database, others=others), *reversed(self.timeouts))
 
     # -- documents
+
+    def raw(self, doc_id: str) -> bytes:
+        """Return a document as the JSON text that CouchDB has of it, which need not be such that Python can read it."""
+        return self._exchange('GET', path_of(doc_id), repeat=True)[0].strip()
+
+    def rev(self, doc_id: str) -> str | None:
+        """Return the revision of a document, None if there is none, though the document cannot be read."""
+        found = self.request('POST', '/_all_docs', body={'keys': [doc_id]}, repeat=True, shape=_REVS)['rows'][0].get('value')
+        return found['rev'] if found and not found.get('deleted') else None
 
     def get(self, doc_id: str, **params: Any) -> Document:
         """Return a document; *raises* `NotFound`."""
@@ -100,8 +113,7 @@ class Client(Bulk):
             raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to POST /_bulk_get')
         return [leaves[doc_id] for doc_id in ids]
 
-    @staticmethod
-    def _apart(read: Callable[[Sequence[str]], list[Document | None]], ids: Sequence[str],
+    def _apart(self, read: Callable[[Sequence[str]], list[Document | None]], ids: Sequence[str],
                exc: errors.CouchDBError) -> list[Document | None]:
         """Read documents in parts that are too large together, or of which one cannot be read.
 
@@ -110,8 +122,12 @@ class Client(Bulk):
         if len(ids) == 1:
             if not isinstance(exc, errors.NestedTooDeeply):
                 raise exc
-            logger.error('document %s is left alone: %s', ids[0], exc)
+            self.unusable.note(ids[0], None, str(exc))
             return [None]
+        others = [doc_id for doc_id in ids if not self.unusable.is_unread(doc_id)]
+        if len(others) < len(ids):
+            found = dict(zip(others, read(others), strict=True))
+            return [found.get(doc_id) for doc_id in ids]
         return [*read(ids[:len(ids) // 2]), *read(ids[len(ids) // 2:])]
 
     def _leaf(self, found: Document) -> Document | None:
@@ -148,12 +164,10 @@ class Client(Bulk):
         shape = members(rows=items(_ranged))
         try:
             found = cast('list[Row]', self.request('GET', '/_all_docs', params, repeat=True, shape=shape)['rows'])
-        except errors.AnswerTooLarge:
+        except _APART_IF:
             if not docs:
                 raise
-            found = self.id_range(prefix, to=to, limit=limit, after=after)
-            for row, doc in zip(found, self.fetch([row['id'] for row in found]), strict=True):
-                row['doc'] = doc
+            found = self._with_docs(self.id_range(prefix, to=to, limit=limit, after=after))
         return [row for row in found if row.get('doc')] if docs else found
 
     # -- views and changes
@@ -172,12 +186,21 @@ class Client(Bulk):
         apart = params.get('include_docs') and params.get('limit', _APART) >= _APART
         if apart:
             del params['include_docs']
-        answer = self.request('GET', f'/_design/{design}/_view/{view}', params, repeat=True, shape=members(rows=items(row)))
+        path, shape = f'/_design/{design}/_view/{view}', members(rows=items(row))
+        try:
+            answer = self.request('GET', path, params, repeat=True, shape=shape)
+        except errors.NestedTooDeeply:
+            if not params.pop('include_docs', False):
+                raise
+            apart, answer = True, self.request('GET', path, params, repeat=True, shape=shape)
         found = cast('list[Row]', answer['rows'])
-        if apart:
-            for one, doc in zip(found, self.fetch([one['id'] for one in found]), strict=True):
-                one['doc'] = doc
-        return found
+        return self._with_docs(found) if apart else found
+
+    def _with_docs(self, rows: list[Row]) -> list[Row]:
+        """Return rows with their documents, None for those that are gone or cannot be read."""
+        for row, doc in zip(rows, self.fetch([row['id'] for row in rows]), strict=True):
+            row['doc'] = doc
+        return rows
 
     def sequence(self) -> Any:
         """Return the point in `_changes` at which the database stands now."""
@@ -186,7 +209,16 @@ class Client(Bulk):
     def changes(self, since: Any, body: Document, limit: int, *, docs: bool = True) -> Document:
         """Return `{'results', 'last_seq'}` of the changes after `since`, without waiting; see `open_changes`."""
         params = {'since': since, 'include_docs': docs, 'limit': limit, **({'filter': f'_{next(iter(body))}'} if body else {})}
-        return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=CHANGES))
+        try:
+            return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=CHANGES))
+        except errors.NestedTooDeeply:
+            if not docs:
+                raise
+            found = self.changes(since, body, limit, docs=False)
+            for row in self._with_docs(found['results']):
+                if row.get('deleted'):
+                    row['doc'] = {'_id': row['id'], '_rev': row['changes'][0]['rev'], '_deleted': True}
+            return found
 
     def open_changes(self, since: Any, body: Document, limit: int, beat: float, *, docs: bool = True) -> requests.Response:
         """Open a longpoll on `_changes` that sends an empty line every `beat` seconds, and return it unread.
@@ -236,6 +268,8 @@ class Client(Bulk):
         """Delete the database with all that is in it."""
         self.request('DELETE', '')
 
+
+_REVS = members(rows=exactly(members(value=maybe(members(rev=revision)))))
 
 _row = members(id=text, value=members(rev=revision))
 

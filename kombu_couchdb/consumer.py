@@ -34,6 +34,7 @@ from .news import News
 from .options import Options
 from .outbox import Change
 from .pull import Pull
+from .set_aside import set_aside
 from .store import Store
 from .topology import Topology
 from .window import Window
@@ -226,6 +227,7 @@ class Consumer:
     # -- a turn
 
     def _turn(self) -> None:
+        set_aside(self._client)
         self.holdings.resettle(self._client.fetch)
         outbox, pulls, queues, credit = (self.holdings.take_outbox(), list(self._claims.pulls),
                                          self.holdings.queues, self.holdings.credit())

@@ -11,6 +11,7 @@ from kombu.utils.json import object_hook
 
 from . import workitem
 from .client import Document
+from .storable import is_deeper
 
 __all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
 
@@ -82,6 +83,8 @@ class Delivery:
 
     def payload(self) -> dict[str, Any]:
         """Return the message as kombu's virtual transports represent it; *raises* `ValueError` or `TypeError` if it cannot."""
+        if self.final and is_deeper(self.doc['message']):  # a broadcast, of which nobody has looked at that yet
+            raise ValueError('the message is nested in too many levels')
         message = {**self.doc['message'], 'headers': _typed(self.doc['message']['headers'])}
         date = self.doc.get('date')
         if isinstance(date, (int, float)) and date > time.time():

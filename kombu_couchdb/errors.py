@@ -160,6 +160,8 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
             f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, or raise '
             f'CouchDB\'s limit in its [couchdb] section: max_document_size (8,000,000 by default), for messages '
             f'max_attachment_size')
+    if status == 500 and reason == _NO_NUMBER:
+        return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
     if status >= 500 or status == 429:
         error = ServerUnavailable(f'{where} answered {status}: {reason}')
         error.status = status
@@ -207,6 +209,8 @@ def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
         return AccessDenied(text)
     if error == 'refused':
         return RequestRefused(text)
+    if error == 'unstorable':
+        return Unstorable(text)
     return DocumentTooLarge(text) if error == 'document_too_large' else ServerUnavailable(text)
 
 
@@ -241,6 +245,9 @@ _WRITE_USER = 'write couchdb://user:password@host:port/db'
 
 #: How CouchDB says that a user, whose password is right, is no member of a database.
 _NO_MEMBER = 'You are not allowed to access this db.'
+
+#: How CouchDB says that a whole number is beyond 1.8e308 (an HTTP 500, measured with 3.5); it refuses all that is in the request.
+_NO_NUMBER = 'badarith'
 
 #: How CouchDB and PouchDB say that the database itself is missing; a missing document has other reasons.
 _NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})

@@ -14,7 +14,7 @@ from typing import Any, cast
 import requests
 
 from .client import CHANGES, Client, Document, Row
-from .errors import BrokenAnswer, CouchDBError, ServerUnavailable, from_transport
+from .errors import BrokenAnswer, CouchDBError, NestedTooDeeply, ServerUnavailable, from_transport
 from .log import get_logger
 
 __all__ = ['LIMIT', 'Feed', 'Longpoll']
@@ -152,7 +152,10 @@ class Feed:
                 if pause > 0:
                     time.sleep(pause)  # not for an event: what comes in quick succession shares one answer, and one claim
                 self._began = time.monotonic()
-                answer = self._longpoll.wait(turn, since, body, docs=self._docs)
+                try:
+                    answer = self._longpoll.wait(turn, since, body, docs=self._docs)
+                except NestedTooDeeply:  # what can be read of it
+                    answer = self._client.changes(since, body, LIMIT)
             except CouchDBError as exc:
                 if turn == self._longpoll.turn:
                     self._on_error(exc)

@@ -74,7 +74,7 @@ class GroupCommit:
         After `ServerUnavailable` it is unknown which of them are stored.
         """
         if len(docs) > _MOST:
-            return self._client.bulk(docs)
+            return self._client.bulk(docs, texts=[encoded(doc) for doc in docs])
         entry = _Entry(docs)
         # A time limit may strike between any two of these lines: whatever happens, the others can go on.
         try:

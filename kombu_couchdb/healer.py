@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from . import design
 from .client import Client, Document
-from .errors import AccessDenied, Conflict, NotFound
+from .errors import RETRIED, AccessDenied, Conflict, NotFound
 from .log import get_logger
 
 __all__ = ['SYNC', 'Healer', 'Rule', 'write_each']
@@ -78,11 +78,21 @@ class Healer:
         for doc_id, revs in self.contested('lazy').items():
             before, since = seen.get(doc_id, (revs, now))
             since = since if before == revs else now
-            if since <= now - SYNC and healed < _AT_ONCE and self._heal(doc_id, living):
+            if since <= now - SYNC and healed < _AT_ONCE and self._is_settled(doc_id, living):
                 since = float('inf')
                 healed += 1
             self._seen[doc_id] = (revs, since)
         return healed
+
+    def _is_settled(self, doc_id: str, living: Collection[str]) -> bool:
+        """Heal a document, and tell whether nothing is left to do: it was healed, or it never can be."""
+        try:
+            return self._heal(doc_id, living)
+        except RETRIED:
+            raise
+        except Exception as exc:  # whatever somebody has written there: the others are healed
+            logger.error('the leaves of %s are left alone: %r', doc_id, exc)
+            return True
 
     def _heal(self, doc_id: str, living: Collection[str]) -> bool:
         leaves = self._client.leaves(doc_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .client import Client, Document
-from .errors import CouchDBError, from_answer
+from .errors import CouchDBError, NestedTooDeeply, from_answer
 from .holdings import Holdings
 from .lease import Lease
 from .log import get_logger
@@ -41,7 +41,7 @@ class Heartbeat:
         in_doubt, self.in_doubt = self.in_doubt, False
         if in_doubt and self._lease.written:
             # To write it and see would do, too, but a cluster may take a minute to say that a write is in conflict.
-            self._contested |= not self._lease.catch_up(self._client.leaves(self._lease.id))
+            self._contested |= not self._lease.catch_up(self._leaves())
         if not self._contested and (in_doubt or not self._lease.written):
             doc, react = self.change(queues)
             react(self._client.bulk([doc])[0])
@@ -49,9 +49,15 @@ class Heartbeat:
             refused, self._refused = self._refused, None
             raise refused
         if self._contested:
-            if not self._lease.confirm(self._client.leaves(self._lease.id)):
+            if not self._lease.confirm(self._leaves()):
                 self._begin_anew()
             self._contested = False
+
+    def _leaves(self) -> list[Document]:
+        try:
+            return self._client.leaves(self._lease.id)
+        except NestedTooDeeply:
+            return []  # somebody else has written there: it is no more ours than one that was deleted
 
     def _beaten(self, answer: Document) -> None:
         if answer.get('ok'):

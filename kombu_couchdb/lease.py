@@ -18,6 +18,7 @@ from typing import Any
 
 from . import design, void
 from .client import Document
+from .errors import NestedTooDeeply
 from .healer import SYNC, Healer
 from .limits import limit_in
 from .log import get_logger
@@ -171,7 +172,8 @@ class Sweeper:
         dead = self._fence(self._watch.silent())
         # The view may be older than the claims that name a consumer: only the primary index can say that it is gone.
         unknown = [name for name in leases['claim'] if name not in consumers and name != own]
-        missing = [name for name, doc in zip(unknown, self._store.client.find(unknown), strict=True) if doc is None]
+        alive = self._store.alive(unknown)
+        missing = [name for name in unknown if name not in alive]
         gone = [doc['_id'] for doc in dead] + missing
         contested = self._healer.contested() if gone and self._store.client.replicas > 1 else {}
         for name in gone:
@@ -193,7 +195,12 @@ class Sweeper:
         for doc_id, (rev, since) in list(self.void.items()):
             if time.monotonic() - since > SYNC:
                 self.void[doc_id] = (rev, time.monotonic())
-                if self._store.settle_void(doc_id, rev, living):
+                try:
+                    settled = self._store.settle_void(doc_id, rev, living)
+                except NestedTooDeeply as exc:
+                    settled = True
+                    logger.error('the leaves of %s are left alone: %s', doc_id, exc)
+                if settled:
                     del self.void[doc_id]
         if time.monotonic() >= self._healer.due:
             self._healer.heal(living)
@@ -209,10 +216,15 @@ class Sweeper:
     def _fence(self, silent: list[str]) -> list[Document]:
         """Delete the documents of silent consumers by their revision and return those whose deletion was proven."""
         # The view may be older than the last heartbeat.
-        docs = [doc for doc in self._store.client.fetch(silent) if doc and mark_of(doc) == self._watch.mark(doc['_id'])]
+        client, docs = self._store.client, list[Document]()
+        for name, doc in zip(silent, self._store.client.fetch(silent), strict=True):
+            if doc and mark_of(doc) == self._watch.mark(name):
+                docs.append(doc)
+            elif doc is None and client.unusable.has(name, None) and (rev := client.rev(name)):
+                docs.append({'_id': name, '_rev': rev})  # no consumer of ours has written what cannot be read
         if not docs:
             return []
-        answers = self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])
+        answers = client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])
         gone = [doc for doc, answer in zip(docs, answers, strict=True) if answer.get('ok') and not answer.get('accepted')]
         for doc in gone:
             logger.warning('consumer %s on %s (pid %s) has not been heard of since its lease ended',

@@ -17,6 +17,9 @@ __all__ = ['Paging', 'Reading']
 #: second has passed for each of them. So alone a message of higher priority waits for two seconds.
 _LOOK, _OLD = 1.0, 1.5
 
+#: Of more consumers than so many several bring the index up to date in the same second: some may only be said to be there.
+_REFRESHING = 8
+
 #: What was read is no news at the head for so long, in seconds, though others may not have claimed their share of it yet, and
 #: though the index may not know that it is claimed.
 _STALE = 5.0
@@ -78,8 +81,8 @@ class Paging:
     def _look(self, turns: Turns) -> Reading:
         self._looked = time.monotonic()
         # The index is brought up to date by one consumer a second: it costs as much as the claims if each does so.
-        refresh = (int(self._clock.now()) % len(turns) == turns.position
-                   or self._looked - self._refreshed > _OLD * len(turns))
+        count = min(len(turns), _REFRESHING)
+        refresh = (int(self._clock.now()) % count == turns.position % count or self._looked - self._refreshed > _OLD * count)
         if refresh:
             self._refreshed = self._looked
         return Reading(Ask(self._queue, _HEAD), 'lazy' if refresh else 'false', is_look=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from kombu.transport import virtual
+
+from .compressed import unpacked
 
 __all__ = ['Message', 'QoS']
 
@@ -53,6 +56,11 @@ class QoS:
         if delivery_tag in self._tags:
             self._tags[delivery_tag] = flaw
 
+    def refused(self, delivery_tag: str, reason: str) -> None:
+        """Note why a message is about to be refused, unless something worse is known of it."""
+        if delivery_tag in self._tags:
+            self._tags[delivery_tag] = self._tags[delivery_tag] or reason
+
     def restore_unacked(self) -> None:
         """Let everything unacknowledged be delivered again."""
         for tag in self._all():
@@ -73,7 +81,41 @@ class QoS:
 
 
 class Message(virtual.Message):
-    """A message that is kept, with the reason, if it cannot be decoded: it may be forged, or its content not accepted."""
+    """A message that is kept, with the reason, if it cannot be decoded: it may be forged, or its content not accepted.
+
+    *Raises* `ValueError` if its body cannot be unpacked, or would be too large then: kombu knows no bound.
+    """
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
+        headers = payload.get('headers') or {}
+        if not (payload.get('body') and headers.get('compression')):
+            super().__init__(payload, channel, **kwargs)
+            return
+        properties = payload['properties']
+        body = unpacked(channel.decode_body(payload['body'], properties.get('body_encoding')), headers['compression'])
+        rest = {name: value for name, value in headers.items() if name != 'compression'}
+        plain = {**payload, 'body': body, 'headers': rest, 'properties': {**properties, 'body_encoding': 'base64'}}
+        super().__init__(plain, channel, **kwargs)
+        self._raw, self.headers, self.properties = payload, headers, properties
+
+    def reject(self, requeue: bool = False) -> None:
+        """Refuse the message: with `requeue` it is delivered again, else kept as a dead letter.
+
+        Its reason is the error that is handled now, if there is one: Celery refuses a task that it does not know while it handles
+        the `KeyError` of its name.
+        """
+        exc = sys.exc_info()[1]
+        if exc is not None and not requeue:
+            self.channel.qos.refused(self.delivery_tag, self._why(exc))
+        super().reject(requeue)
+
+    def _why(self, exc: BaseException) -> str:
+        task = self.headers.get('task')
+        if isinstance(exc, KeyError) and task is not None and exc.args == (task,):
+            return f'rejected: the worker that took it does not know the task {task}'[:300]
+        if isinstance(exc, KeyError) and task is None and exc.args == ('task',):
+            return 'rejected: it is not the message of a task, for it names none'
+        return f'rejected: {type(exc).__name__}: {exc}'[:300]
 
     def _decode(self) -> Any:
         try:

@@ -174,7 +174,7 @@ def exchange_in(doc_id: str) -> str | None:
         return None
     try:
         name = json.loads(doc_id.removeprefix(BINDING))[0]
-    except ValueError:
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return name if isinstance(name, str) else None
 

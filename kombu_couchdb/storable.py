@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import ConfigurationError, Unstorable
 
-__all__ = ['check_names', 'check_value']
+__all__ = ['check_names', 'check_value', 'is_deeper']
 
 _LONGEST = 500
 _DEEPEST = 100
@@ -29,6 +29,17 @@ def check_names(**names: Any) -> None:
         if not fit:
             raise ConfigurationError(
                 f'{what.replace("_", " ")} must be text of at most {_LONGEST} bytes in UTF-8, not {name!a:.80}')
+
+
+def is_deeper(value: Any, levels: int = _DEEPEST) -> bool:
+    """Tell whether lists and objects in `value` are nested in more than so many levels, however many there are."""
+    layer = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(levels):
+        if not layer:
+            return False
+        layer = [member for outer in layer for member in (outer.values() if isinstance(outer, dict) else outer)
+                 if isinstance(member, (dict, list))]
+    return bool(layer)
 
 
 def check_value(what: str, value: Any, levels: int = _DEEPEST) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import design, unique, void, waiting, workitem
 from .answers import anything, exactly, maybe, members, number, revision, text
+from .bulk import REFUSALS
 from .client import LAST, Client, Document, Row, chunks
 from .errors import (
     AccessDenied,
@@ -24,6 +25,7 @@ from .errors import (
 from .group_commit import GroupCommit
 from .healer import write_each
 from .log import get_logger
+from .members import CONSUMER
 from .routing import QUEUE
 
 __all__ = ['REVISIONS', 'SEEN', 'Store']
@@ -195,7 +197,8 @@ class Store:
             docs = [doc for doc in self.client.fetch(ids[:count]) if doc]
             ids, largest = ids[count:], max(map(workitem.size, docs), default=0)
             count = max(1, min(2 * count, _BATCH, self.client.request_bytes // max(1, largest)))
-            yield from (doc for doc in docs if workitem.claimant(doc) == consumer)
+            yield from (doc for doc in docs if workitem.claimant(doc) == consumer
+                        and not self.client.unusable.has(doc['_id'], doc['_rev']))
 
     def release(self, docs: Iterable[Document]) -> int:
         """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
@@ -208,7 +211,11 @@ class Store:
         return count + self._written(part)
 
     def _written(self, docs: list[Document]) -> int:
-        return sum(1 for answer in self.client.bulk(docs) if answer.get('ok'))
+        answers = self.client.bulk(docs)
+        for doc, answer in zip(docs, answers, strict=True):
+            if answer.get('error') in REFUSALS:
+                self.client.unusable.note(doc['_id'], doc.get('_rev'), str(answer.get('reason')))
+        return sum(1 for answer in answers if answer.get('ok'))
 
     def settle_void(self, doc_id: str, rev: str, living: set[str]) -> bool:
         """Do what is to be done about a claim that a cluster did not prove; tell whether that was all."""
@@ -225,8 +232,12 @@ class Store:
     def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
         """Return those of the claimants that live: the view which said so may have lagged behind."""
         names = {by for leaf in leaves if (by := workitem.claimant(leaf))}
-        unknown = sorted(names - set(living))
-        return (names & set(living)) | {name for name, doc in zip(unknown, self.client.find(unknown), strict=True) if doc}
+        return (names & set(living)) | self.alive(names - set(living))
+
+    def alive(self, names: Collection[str]) -> set[str]:
+        """Return those of these ids that are of consumers whose documents are there; what only calls itself one is none."""
+        asked = sorted(name for name in names if name.startswith(CONSUMER))
+        return {name for name, doc in zip(asked, self.client.find(asked), strict=True) if doc is not None}
 
     # -- queues
 

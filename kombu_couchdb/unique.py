@@ -20,10 +20,14 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from . import workitem
+from .bulk import REFUSALS
 from .client import Client, Document
-from .errors import Conflict, NotFound, ServerUnavailable, from_answer
+from .errors import Conflict, NestedTooDeeply, ServerUnavailable, from_answer
+from .log import get_logger
 
 __all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'apart_from', 'enqueue', 'gather', 'merge', 'told']
+
+logger = get_logger(__name__)
 
 ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
 
@@ -74,10 +78,7 @@ def enqueue(client: Client, doc: Document) -> Outcome:
             for one in docs:
                 _store(client, one, doc['_id'])
         except Conflict:
-            try:
-                found = client.get(doc['_id'])
-            except NotFound:
-                found = None
+            found = _found(client, doc['_id'])
             continue
         if (outcomes := _outcomes.get()) is not None:
             outcomes.append(outcome)
@@ -85,9 +86,23 @@ def enqueue(client: Client, doc: Document) -> Outcome:
     raise ServerUnavailable(f'{client.address.url}: the unique job {doc["_id"]} is changed by others all the time')
 
 
+def _found(client: Client, job: str) -> Document | None:
+    """Return the job that is there; of one that cannot be read only `_id` and `_rev`."""
+    try:
+        return client.get_or_none(job)
+    except NestedTooDeeply as exc:
+        client.unusable.note(job, None, f'{exc}; it is replaced by the message that was sent')
+        rev = client.rev(job)
+        return None if rev is None else {'_id': job, '_rev': rev}
+
+
 def _store(client: Client, doc: Document, job: str) -> None:
     """Write one document; *raises* `Conflict` if the job was changed by others."""
     [answer] = client.bulk([doc])
+    if doc['_id'] != job and answer.get('error', 'conflict') in REFUSALS:
+        # Nobody keeps others from sending the job by a dead letter of it that cannot be copied.
+        logger.error('the dead letter of the unique job %s could not be kept: %s', job, answer.get('reason'))
+        return
     if answer.get('error', 'conflict') != 'conflict':
         raise from_answer(answer, client.address.url)
     if doc['_id'] != job:
@@ -122,6 +137,8 @@ def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Docum
     own = workitem.task_id(doc)
     if found is None:
         return [doc], Outcome(ENQUEUED, own)
+    if found.keys() == {'_id', '_rev'}:
+        return [{**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
     reason = workitem.flaw(found)
     if found.get('status') or reason:
         dead = found if found.get('status') else workitem.bury(found, str(reason), now)
@@ -200,7 +217,7 @@ def gather(kept: Document, others: list[Document], done: Collection[Any]) -> Doc
 
 def apart_from(leaf: Document, others: list[Document]) -> Document:
     """Return a job without those messages behind it that other leaves of its document have, or are done with."""
-    known = {tag for other in others if not other.get('void') for tag in (other.get('done'), *_tags(other))}
+    known = [tag for other in others if not other.get('void') for tag in (other.get('done'), *_tags(other))]
     return {**leaf, 'next': [entry for entry in _entries(leaf) if workitem.tag(entry) not in known]}
 
 

@@ -78,10 +78,14 @@ def keep_seen(leaves: list[Document]) -> list[Document]:
 
 def _only(kept: Document, others: list[Document], leaves: list[Document], *, delivered: bool) -> list[Document]:
     """Return what makes one leaf the only one, and what waits of it if it was claimed."""
-    merged = unique.gather(kept, others, {leaf.get('done') for leaf in leaves}) if 'key' in kept else kept
+    merged = unique.gather(kept, others, _tags_done(leaves)) if 'key' in kept else kept
     if workitem.claimant(kept):
         merged = workitem.release(merged, delivered=delivered)
     return [*([merged] if merged is not kept else []), *(_voided(leaf) for leaf in others)]
+
+
+def _tags_done(leaves: list[Document]) -> set[str]:
+    return {tag for leaf in leaves if isinstance(tag := leaf.get('done'), str)}
 
 
 def _done(leaf: Document, others: list[Document], now: float) -> Document:

@@ -24,8 +24,14 @@ __all__ = ['Candidate', 'Window']
 #: one a moment, lest all the others try it at once.
 _STAGGER, _FEW_TURNS, _MOMENT = 0.1, 5, 0.01
 
-#: Of more items of others than so many those that are still there are found by reading the head anew.
-_FEW = 32
+#: To no more than so many further ones: a Consumer document is no proof of a consumer, and any member may write many of them.
+_MOST_TURNS = 30
+
+#: So long, in seconds, after all have waited for a consumer that came or went, nobody waits for the next one.
+_PEACE = 1.0
+
+#: Of more consumers than so many those that were never seen to claim anything are taken for busy.
+_CROWD = 64
 
 #: How often, in seconds, a consumer tries in a long queue whether the others claim what they go first for: one item of each.
 _PROBE = 1.0
@@ -69,6 +75,8 @@ class Window:
         self._sifting = False  # whether the head is read to see which of many candidates are still there
         self._share_only = False  # whether what others go first for is left to them
         self._turns = Turns()
+        #: Those of the others that were seen to claim something.
+        self._seen: set[str] = set()
         #: Of each of the others an item that it goes first for, those that are tried just now, and when to try again.
         self._left: dict[str, Candidate] = {}
         self._probing: dict[str, str] = {}
@@ -101,11 +109,18 @@ class Window:
         if len(names) <= len(self._turns) and self._turns.own:
             self._paging.forget()  # somebody is gone: what was left to it is found at the head only
         alone_before = len(self._turns) == 1
-        self._turns = Turns(names, own, self._turns.busy)
+        self._seen &= {*names}
+        unseen = {*names} - self._seen if len(names) > _CROWD else set[str]()
+        self._turns = Turns(names, own, self._turns.busy | unseen)
         if len(names) > 1 or not alone_before:
             # Who goes first for an item has changed. All must know it, and look again, before they claim on.
-            self._quiet_until = time.monotonic() + _STAGGER
-            self._order(since=time.monotonic())
+            now = time.monotonic()
+            for candidate in self._candidates.values():
+                candidate.doc = None
+            # Somebody who comes and goes all the time must not keep all from claiming.
+            is_news = now - self._quiet_until >= _PEACE
+            self._quiet_until = now + _STAGGER if is_news else self._quiet_until
+            self._order(since=now if is_news else None)
 
     def won(self, doc_id: str) -> None:
         """Note that an item was claimed here: whoever went before has left it."""
@@ -119,14 +134,18 @@ class Window:
     def lost(self, doc_id: str, to: str | None = None) -> None:
         """Note that another consumer has claimed an item, `to` if that is known: it is not busy, then."""
         self._probing.pop(doc_id, None)
-        if len(self._turns) > 1 and self._turns.note(idle=[to] if to else self._turns.before(doc_id)):
+        before = [to] if to else self._turns.before(doc_id)
+        # Of many it may be any: one of them is given its turn again, and the next item of those that claim shows who it was.
+        idle = before if len(before) <= _FEW_TURNS else before[:1]
+        self._seen.update(idle)
+        if len(self._turns) > 1 and self._turns.note(idle=idle):
             self._order()
 
     def _order(self, since: float | None = None) -> None:
         for candidate in self._candidates.values():
             candidate.turn = self._turns.idle_before(candidate.id)
             if since is not None:
-                candidate.since, candidate.doc = max(candidate.since, since), None
+                candidate.since = max(candidate.since, since)
             candidate.at = candidate.since + self._wait(candidate.id)
         self._sorted = None
 
@@ -135,7 +154,7 @@ class Window:
         if not turn:
             # One that is taken for busy, and is not, has a moment, so that it is seen to claim.
             return _MOMENT if self._turns.busy and self._turns.first(doc_id) in self._turns.busy else 0.0
-        return min(turn, _FEW_TURNS) * _STAGGER + max(0, turn - _FEW_TURNS) * _MOMENT
+        return min(turn, _FEW_TURNS) * _STAGGER + max(0, turn - _FEW_TURNS) % _MOST_TURNS * _MOMENT
 
     # -- reading
 
@@ -211,7 +230,7 @@ class Window:
                 self._sifting = self.dirty = True
                 self._paging.restart()
                 return []
-            chosen = eligible[:max(1, count // len(self._turns))]
+            chosen = eligible[:max(1, count // self._turns.idle)]
         for candidate in chosen:
             self._candidates.pop(candidate.id, None)
         if chosen:

@@ -32,9 +32,10 @@ from typing import Any
 from .body import attached, is_large
 from .errors import ConfigurationError
 from .message import HIGHEST, due_date, lifetime, priority
+from .storable import is_deeper
 
 __all__ = [
-    'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'flaw',
+    'HIGHEST', 'JOB', 'JOB_KEY', 'acked', 'apart', 'buried', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'flaw',
     'has_expired', 'is_announced', 'is_due', 'is_unique', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since',
     'release', 'replay', 'size', 'state', 'tag', 'task_id', 'task_name',
 ]
@@ -48,6 +49,12 @@ _LONGEST_KEY = 500
 #: A unique job, which keeps its body in the document, may be as large as the server takes when it is published; later states
 #: of it must fit, too.
 _ROOM = ' ' * 600
+
+#: An item is nested in no more levels than the message that is published, and those around one that waits behind a unique job.
+_DEEPEST = 110
+
+#: An item that was delivered more often is spoilt; and no date is beyond these, in seconds.
+_ATTEMPTS, _DATES = 10**9, 1e12
 
 _serial = itertools.count()
 
@@ -152,7 +159,12 @@ def release(doc: Document, *, delivered: bool = True, counts: bool = True) -> Do
 
 def bury(doc: Document, reason: str, now: float) -> Document:
     """Return the item as dead: kept where a person can see it, out of the way of the queue."""
-    return {**_without_room(doc), 'claimed': None, 'status': 'fail', 'reason': reason, 'failed': now, **_holder(doc)}
+    return {**_without_room(doc), 'claimed': None, **buried(reason, now), **_holder(doc)}
+
+
+def buried(reason: str, now: float) -> Document:
+    """Return what a dead item has more than others."""
+    return {'status': 'fail', 'reason': reason, 'failed': now}
 
 
 def acked(doc: Mapping[str, Any], now: float) -> Document:
@@ -180,9 +192,13 @@ def apart(doc: Document, now: float) -> list[Document]:
 
 def dead_copy(doc: Document) -> Document:
     """Return a dead unique job under an id of its own, made of its message: whoever makes this again makes the same."""
-    date, message = doc.get('published'), doc.get('message')
-    known = f'{doc["_id"]}\0{json.dumps(message, default=repr)}'
-    copy_id = f'{int(date * 1e6) if isinstance(date, (int, float)) else 0:014x}{sha256(known.encode()).hexdigest()[:16]}'
+    date = doc.get('published')
+    try:
+        known = f'{doc["_id"]}\0{json.dumps(doc.get("message"), default=repr)}'
+    except RecursionError:
+        known = f'{doc["_id"]}\0{doc["_rev"]}'
+    made = int(max(0, min(_DATES, date)) * 1e6) if isinstance(date, (int, float)) else 0
+    copy_id = f'{made:014x}{sha256(known.encode()).hexdigest()[:16]}'
     return {**{name: value for name, value in doc.items() if name not in ('_rev', '_attachments', 'next')}, '_id': copy_id}
 
 
@@ -214,11 +230,12 @@ def task_name(doc: Mapping[str, Any]) -> str | None:
     return _header(doc, 'task')
 
 
-def tag(doc: Mapping[str, Any]) -> Any:
+def tag(doc: Mapping[str, Any]) -> str | None:
     """Return the delivery tag that the publisher gave the message in an item, or in what waits behind one; None without one."""
     message = doc.get('message')
     properties = message.get('properties') if isinstance(message, dict) else None
-    return properties.get('delivery_tag') if isinstance(properties, dict) else None
+    found = properties.get('delivery_tag') if isinstance(properties, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def size(doc: Mapping[str, Any]) -> int:
@@ -246,10 +263,12 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
     if doc.get('claimed') is not None and claimant(doc) is None:
         return 'spoilt: claimed is neither null nor names a consumer'
     attempts, date = doc.get('attempts'), doc.get('date')
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
-        return 'spoilt: attempts is no whole number'
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 0 <= attempts <= _ATTEMPTS:
+        return 'spoilt: attempts is no whole number, or too large'
     if isinstance(date, bool) or not isinstance(date, (int, float, type(None))):
         return 'spoilt: date is neither null nor a number of seconds'
+    if is_deeper(doc, _DEEPEST):
+        return f'spoilt: it is nested in more than {_DEEPEST} levels'
     return None
 
 

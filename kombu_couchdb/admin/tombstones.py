@@ -3,6 +3,8 @@
 A tombstone tells nodes, replicas and indexes that have not heard of it that the document is gone, and those who publish once
 that it was there. So it may go only when it is old. CouchDB does not say when a document was deleted, but what comes after a
 point in `_changes` came later: such points are noted in a document with their time, and a tombstone before one is as old.
+Whoever could write that document could have tombstones purged that are seconds old. So it is a design document, which members
+cannot write.
 
 A document that is created anew at the very moment when its tombstone is purged stays, but indexes lose its rows (measured with
 CouchDB 3.5). So what lives again is written once more, as it is; if a vacuum was killed before, the next one does that.
@@ -21,8 +23,12 @@ from ..errors import NotFound
 
 __all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours']
 
-#: A document that is never replicated and not in `_changes`.
-_MARKS = '_local/celery-vacuum'
+#: Where points are noted, by administrators of the server or the database alone: CouchDB takes design documents from nobody else.
+_MARKS = '_design/celery-marks'
+
+#: Where it is noted what was being purged: a document that is never replicated and not in `_changes`. Any member may write it;
+#: all that does is that documents of ours are written once more as they are.
+_PURGING = '_local/celery-vacuum'
 
 #: The ids of messages, of the broker's other documents, and of results behind any prefix.
 _OURS = re.compile(r'[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|job:|broker:|.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)',
@@ -41,7 +47,7 @@ _PAGE = 5000
 _INFO = members(doc_del_count=number)
 _CHANGES = members(results=items(members(id=text, changes=items(members(rev=revision)))), last_seq=sequence)
 _PURGED = members(purged=members())
-_POINTS, _PURGING = items(members(seq=sequence, date=number)), items(text)
+_POINTS, _IDS = items(members(seq=sequence, date=number)), items(text)
 
 
 def is_ours(doc_id: str) -> bool:
@@ -69,7 +75,7 @@ class Marks:
         now = self._client.clock.now()
         marks = [*self._points(), {'seq': seq, 'date': now}]
         usable = [mark for mark in marks if mark['date'] <= now - age]
-        self._write(marks=[*usable[-1:], *marks[len(usable):]])
+        self._write(_MARKS, marks=[*usable[-1:], *marks[len(usable):]])
 
     def old(self, age: float) -> Any | None:
         """Return the latest point that is at least `age` seconds old, for `_changes`, or None."""
@@ -83,26 +89,26 @@ class Marks:
 
     def purging(self) -> list[str]:
         """Return the ids that `begin` noted."""
-        found = self._read().get('purging')
-        return cast('list[str]', found) if _PURGING(found) else []
+        found = self._read(_PURGING).get('purging')
+        return [doc_id for doc_id in cast('list[str]', found) if is_ours(doc_id)] if _IDS(found) else []
 
     def begin(self, ids: list[str]) -> None:
         """Note the ids of what is about to be purged; of none when that is over."""
         if ids != self.purging():
-            self._write(purging=ids)
+            self._write(_PURGING, purging=ids)
 
     def _points(self) -> list[Document]:
-        found = self._read().get('marks')
+        found = self._read(_MARKS).get('marks')
         return cast('list[Document]', found) if _POINTS(found) else []
 
-    def _read(self) -> Document:
+    def _read(self, doc_id: str) -> Document:
         try:
-            return self._client.get(_MARKS)
+            return self._client.get(doc_id)
         except NotFound:
-            return {'_id': _MARKS}
+            return {'_id': doc_id}
 
-    def _write(self, **members: Any) -> None:
-        self._client.put({**self._read(), **members})
+    def _write(self, doc_id: str, **members: Any) -> None:
+        self._client.put({**self._read(doc_id), **members})
 
 
 class Tombstones:

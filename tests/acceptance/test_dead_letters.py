@@ -69,7 +69,16 @@ def test_task_that_no_worker_knows(site: Site) -> None:
     site.worker()
     task_id = site.send('unknown.task', 1).id
     [letter] = wait_for(lambda: letters(site), 'a dead letter')
-    assert (letter['id'], letter['task'], letter['reason'], letter['args']) == (task_id, 'unknown.task', 'rejected', [1])
+    assert (letter['id'], letter['task'], letter['reason'], letter['args']) == (
+        task_id, 'unknown.task', 'rejected: the worker that took it does not know the task unknown.task', [1])
+
+
+def test_message_that_is_no_task(site: Site) -> None:
+    site.worker()
+    with site.app.producer_pool.acquire() as producer:
+        producer.publish({'hello': 'world'}, routing_key='celery', serializer='json')
+    [doc] = wait_for(lambda: [doc for doc in items(site.client) if doc.get('status')], 'a dead letter')
+    assert doc['reason'] == 'rejected: it is not the message of a task, for it names none'
 
 
 def test_pickle_is_not_loaded_unless_a_worker_accepts_it(site: Site) -> None:

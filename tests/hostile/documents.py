@@ -34,6 +34,8 @@ BROKER: dict[str, dict[str, Any]] = {
     'unique': {**WORKITEM, '_id': 'job:["q","add","k"]', 'key': 'k', 'sent': NOW, 'next': [_ENTRY, _ENTRY]},
     'unique, claimed': {**WORKITEM, '_id': 'job:["q","add","l"]', 'key': 'l', 'sent': NOW, 'next': [_ENTRY],
                         'claimed': {'by': 'broker:consumer:gone', 'date': NOW}, 'attempts': 1},
+    'unique, attached': {**WORKITEM, '_id': 'job:["q","add","m"]', 'key': 'm', '_attachments': {
+        'body': {'content_type': 'text/plain', 'data': 'aGVsbG8='}}},
     'consumer': {'_id': 'broker:consumer:gone', 'type': 'Consumer', 'layout': 'celery-v4', 'host': 'h', 'pid': 5, 'queues': ['q'],
                  'beats': 0, 'date': NOW, 'expires': NOW, 'rates': {'q': 0.5}},
     'queue': {'_id': 'broker:queue:limited', 'type': 'Queue', 'name': 'limited', 'auto_delete': True, 'expires': NOW,

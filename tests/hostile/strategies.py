@@ -8,6 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from .worst import HARD_TO_STORE, LARGEST
+
 __all__ = ['ODD', 'any_text', 'json_values', 'retyped', 'spoilt']
 
 #: Text that something may take for more than text; the first ones cannot be stored.
@@ -36,7 +38,7 @@ def json_values(names: st.SearchStrategy[str] | None = None, *, exact: bool = Tr
     """Anything that Python makes JSON of, and NaN and half characters, which it does, too."""
     names = any_text() if names is None else names
     plain = st.none() | st.booleans() | _numbers(exact) | any_text()
-    deep = st.integers(50, 500).map(_nested)
+    deep = st.integers(50, 900).map(_nested)
     return st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
                         max_leaves=8) | deep
 
@@ -50,7 +52,8 @@ def _nested(levels: int) -> Any:
 
 #: What a member of a document may be changed to: each type of JSON, and values that look right.
 _OTHER: list[Any] = [
-    None, True, False, 0, -1, 5, 2**53, 1e300, -1e300, 0.5, '', 'x', 'q', '5', 'null', [], [[]], ['q'], [None], [5], {},
+    None, True, False, 0, -1, 5, 2**53, 1e300, -1e300, *LARGEST, 0.5, '',
+    _nested(150), _nested(600), [HARD_TO_STORE], HARD_TO_STORE, 'x', 'q', '5', 'null', [], [[]], ['q'], [None], [5], {},
     {'by': 5}, {'by': 'x'},    {'q': 5}, {'_deleted': True}, [{}], [{'message': 5}], 'broker:consumer:x', '2026-11-21',
     '\0', '(', '*',
 ]

@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from celery import Celery
 from kombu import Connection
 
 from celery_couchdb.cli import dead as cli_dead
 from celery_couchdb.jobs import Jobs
-from kombu_couchdb import workitem
+from kombu_couchdb import channel, workitem
 from kombu_couchdb.admin import dead
 from kombu_couchdb.client import Client
+from kombu_couchdb.errors import Unstorable
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
@@ -143,3 +145,29 @@ def test_dead_unique_job(app: Celery, report: Any, connect: Callable[..., Connec
     assert back == []
     assert refused == {letter['_id']: 'another message with its job key waits'}
     assert items(client) == [letter, item]
+
+
+def test_what_is_refused_while_an_error_is_handled_says_which(connection: Connection, client: Client) -> None:
+    publish(connection, 'hello')
+    inbox = Inbox(connection, ack=False)
+    inbox.wait(1)
+    try:
+        raise ValueError('no such card')
+    except ValueError:
+        inbox.messages[0].reject()
+    [doc] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
+    assert doc['reason'] == 'rejected: ValueError: no such card'
+
+
+@pytest.mark.parametrize('method', ['gzip', 'bzip2', 'lzma'])
+def test_a_body_that_would_unpack_to_too_much_is_set_aside(connection: Connection, client: Client, method: str,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unstorable, match='the message is compressed too well'):
+        publish(connection, '0' * 50_000_000, compression=method)
+    monkeypatch.setattr(channel, 'check_unpacked', lambda *args: None)
+    publish(connection, '0' * 50_000_000, compression=method)
+    publish(connection, 'hello', compression=method)
+    inbox = Inbox(connection)
+    assert inbox.wait(1) == ['hello']
+    [doc] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
+    assert doc['reason'].startswith('spoilt: the body cannot be decoded (it decompresses to more than 16,000,000 bytes')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from kombu.exceptions import DecodeError
 from kombu_couchdb import design
 from kombu_couchdb.client import Client
 from tests.conftest import wait_for
+from tests.hostile.worst import deep, store
 from tests.support import Inbox, Peer, items, publish
 
 LONG_AGO = 1e9
@@ -24,6 +26,13 @@ def good(client: Client, connection: Connection) -> dict[str, Any]:
     client.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True}])
     del item['_rev']
     return {**item, '_id': 'spoilt', 'published': LONG_AGO}
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def message(**changes: Any) -> Callable[[dict[str, Any]], Any]:
@@ -48,6 +57,10 @@ SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'attempts is text': lambda item: item.update(attempts='three'),
     'attempts is missing': lambda item: item.pop('attempts'),
     'attempts is below zero': lambda item: item.update(attempts=-5),
+    'attempts are too many': lambda item: item.update(attempts=int(1.7e308)),
+    'headers are nested': lambda item: item['message']['headers'].update(x=nested(600)),
+    'properties are nested': lambda item: item['message']['properties'].update(x=nested(600)),
+    'it is nested': lambda item: item.update(x=nested(600)),
     'date is text': lambda item: item.update(date='tomorrow'),
     'date is a list': lambda item: item.update(date=[2026, 11, 21]),
     'date is true': lambda item: item.update(date=True),
@@ -184,6 +197,35 @@ def test_spoilt_items_are_told_of_without_their_body(url: str, connect: Callable
     with Peer(url, ack=True) as peer:
         wait_for(lambda: any('dead letter' in line for line in peer.log))
     assert not any('private words' in line for line in peer.log)
+
+
+@pytest.mark.parametrize('levels', [950, 980, 1200])
+@pytest.mark.parametrize('place', ['headers', 'claimed'])
+def test_what_python_cannot_read_is_set_aside_unread(connect: Callable[..., Connection], client: Client, place: str, levels: int,
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+    connection = connect()
+    item = good(client, connection)
+    if place == 'claimed':
+        item['claimed'] = {'by': 'broker:consumer:gone', 'date': LONG_AGO}
+    item['message']['headers']['x'] = 'here'
+    store(client, [json.dumps(item).replace('"here"', deep(levels))])
+    publish(connection, 'next')
+    inbox = Inbox(connect(visibility_timeout=1.5))
+    assert inbox.wait(1) == ['next']
+    [row] = wait_for(lambda: client.view(design.NAME, 'dead', reduce=False), 'the dead letter')
+    assert (row['id'], row['value'][:7]) == ('spoilt', 'spoilt:')
+    publish(connection, 'last')
+    assert inbox.wait(2) == ['next', 'last']
+    assert len([record for record in caplog.records if 'passed over' in record.getMessage()]) <= 1
+    assert deep(levels).encode() in client.raw('spoilt')
+
+
+def test_who_is_no_consumer_holds_nothing(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    item = good(client, connection)
+    names = ['', '_all_docs', '_design/celery-v4', '_local/x', '..', 'a/b', 'broker:consumer:', '\0']
+    client.bulk([{**item, '_id': f'{number}', 'claimed': {'by': name, 'date': LONG_AGO}} for number, name in enumerate(names)])
+    assert Inbox(connect(visibility_timeout=1.5)).wait(len(names)) == ['good'] * len(names)
 
 
 @pytest.mark.parametrize('number', [1e300, -1e300])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ('kombu_couchdb', 'celery_couchdb')
 
 #: They decide; they read no socket, no file and no thread's state, and so they can be tested by calling them.
-PURE = ('address', 'body', 'errors', 'members', 'message', 'options', 'redaction', 'workitem')
+PURE = ('address', 'body', 'errors', 'members', 'message', 'options', 'redaction', 'storable', 'workitem')
 #: What the pure ones may need of ours.
 PLAIN = {f'kombu_couchdb.{name}' for name in PURE}
 #: What reaches the world outside.

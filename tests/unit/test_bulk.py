@@ -108,3 +108,11 @@ def test_a_conflict_with_others_stays_one() -> None:
     server.stored['b'] = {'_id': 'b', 'x': 'of somebody else'}
     answers = server.bulk([{'_id': 'stub'}, {'_id': 'b', 'x': 'ours'}])
     assert [answer.get('error') for answer in answers] == ['missing_stub', 'conflict']
+
+
+def test_a_document_that_cannot_be_written_as_json_keeps_no_other_back() -> None:
+    server = Server()
+    answers = server.bulk([{'_id': 'a'}, {'_id': 'b', 'x': float('inf')}, {'_id': 'c'}])
+    assert server.requests == [['a', 'c']]
+    assert [answer.get('error') for answer in answers] == [None, 'unstorable', None]
+    assert isinstance(errors.from_answer(answers[1], 'x'), errors.Unstorable)

@@ -198,3 +198,8 @@ def test_nothing_that_is_given_is_changed() -> None:
     before = deepcopy((held, new))
     merge(held, new, NOW)
     assert (held, new) == before
+
+
+def test_one_that_cannot_be_read_is_written_over() -> None:
+    found = {name: stored(job('a'))[name] for name in ('_id', '_rev')}
+    assert merge(found, job('b'), NOW) == ([{**job('b'), '_rev': found['_rev']}], Outcome(ENQUEUED, 'b'))

@@ -115,7 +115,7 @@ def test_marks_that_a_later_one_replaces_are_forgotten() -> None:
     for number in range(50):
         database.clock.time = 1000.0 + number * 100
         marks.take(300)
-    assert [mark['date'] for mark in database.docs['_local/celery-vacuum']['marks']] == [5600.0, 5700.0, 5800.0, 5900.0]
+    assert [mark['date'] for mark in database.docs['_design/celery-marks']['marks']] == [5600.0, 5700.0, 5800.0, 5900.0]
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], welcome: str = 'couchdb') -> Cluster:

@@ -13,6 +13,7 @@ import pytest
 from kombu_couchdb import design, paging, window, workitem
 from kombu_couchdb.candidates import Candidates
 from kombu_couchdb.members import Turns
+from kombu_couchdb.unusable import Unusable
 from kombu_couchdb.waiting import HORIZON
 from kombu_couchdb.window import Window
 
@@ -30,7 +31,7 @@ class FakeStore:
         self.passed = 0.0
         self.asked: list[tuple[str, Any]] = []
         clock = SimpleNamespace(now=lambda: NOW + self.passed)
-        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, request=self.request)
+        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, request=self.request, unusable=Unusable())
         self.begun = time.monotonic()
 
     def monotonic(self) -> float:
@@ -703,3 +704,65 @@ def test_the_index_is_brought_up_to_date_by_one_of_them_at_a_time(store: FakeSto
         store.passed += 1.01
         window.refill()
     assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') == 2
+
+
+# -- Consumer documents that are no consumers': any member may write as many as it likes
+
+
+@pytest.mark.parametrize(('forged', 'seconds'), [(3, 0.31), (40, 0.81), (64, 0.81), (600, 0.02)])
+@pytest.mark.parametrize('known', [True, False])
+def test_nobody_waits_long_for_consumers_that_never_claim(store: FakeStore, forged: int, seconds: float, known: bool) -> None:
+    members, window = forged + 1, window_of(store)
+    window.settle((0, members))
+    store.passed += 1
+    last = next(names_for(forged, members))
+    doc = store.add(last)
+    if known:
+        window.offer(doc)
+    else:
+        window.refill()
+    store.passed += seconds
+    assert names(window.take(10)) == [last]
+
+
+def test_in_a_crowd_who_is_seen_to_claim_has_its_turn(store: FakeStore) -> None:
+    window, members = window_of(store), 101
+    window.settle((0, members))
+    store.passed += 1
+    turns = Turns([f'm{number}' for number in range(members)], 'm0')
+    of_one = (name for name in (f'item{number:04}' for number in count()) if turns.first(name) == 'm50')
+    taken, left = next(of_one), next(of_one)
+    window.offer(store.add(taken))
+    store.docs[taken] = workitem.claim(store.docs[taken], 'm50', NOW)
+    store.passed += 0.02
+    assert window.take(10) == []
+    window.offer(store.add(left))
+    store.passed += 0.05
+    assert window.take(10) == []
+    store.passed += 0.06
+    assert names(window.take(10)) == [left]
+
+
+def test_one_that_comes_and_goes_all_the_time_keeps_nobody_from_claiming(store: FakeStore) -> None:
+    window = window_of(store)
+    window.settle((0, 2))
+    store.passed += 1
+    window.offer(store.add(next(names_for(1))))
+    for number in range(40):
+        window.window.settle('m0', ['m0', f'new{number}'])
+        store.passed += 0.05
+        if taken := window.take(10):
+            break
+    assert len(taken) == 1
+
+
+def test_of_many_consumers_several_bring_the_index_up_to_date(store: FakeStore) -> None:
+    fill(store, 1000)
+    window = window_of(store, 128)
+    window.settle((0, 601))
+    store.passed += 0.2
+    window.refill()
+    for _ in range(20):
+        store.passed += 1.01
+        window.refill()
+    assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') >= 2

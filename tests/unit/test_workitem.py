@@ -339,3 +339,45 @@ def test_who_held_it_last_is_kept() -> None:
 @pytest.mark.parametrize('following', [None, [], 'spoilt', ['spoilt'], {}])
 def test_spoilt_followers_are_none(following: Any) -> None:
     assert workitem.acked(item(key='k', next=following), NOW) == {'_id': 'id', '_rev': '1-a', '_deleted': True}
+
+
+# -- what a member of the database may write
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize('published', [1e305, -1e305, 1.7e308, int(1.7e308), -int(1.7e308), True, 'x', None])
+def test_a_dead_letter_can_be_copied_whatever_its_date(published: Any) -> None:
+    copy = workitem.dead_copy(item(status='fail', published=published))
+    assert len(copy['_id']) <= 40
+
+
+def test_a_dead_letter_can_be_copied_however_deep_it_is() -> None:
+    assert workitem.dead_copy(item(status='fail', message=nested(5000)))['status'] == 'fail'
+
+
+@pytest.mark.parametrize('place', ['headers', 'properties', 'message', 'item', 'next'])
+def test_what_is_nested_too_deeply_is_spoilt(place: str) -> None:
+    deep, fit = (item(message={**message(), 'headers': {}, 'properties': {}}) for _ in range(2))
+    for doc, levels in ((deep, 600), (fit, 90)):
+        inner = {'headers': doc['message']['headers'], 'properties': doc['message']['properties'], 'message': doc['message'],
+                 'item': doc, 'next': doc}[place]
+        inner['next' if place == 'next' else 'x'] = nested(levels)
+    assert workitem.flaw(fit) is None
+    assert workitem.flaw(deep) == 'spoilt: it is nested in more than 110 levels'
+
+
+@pytest.mark.parametrize('attempts', [10**10, int(1.7e308)])
+def test_attempts_that_nobody_can_count_are_spoilt(attempts: int) -> None:
+    """CouchDB could not store one more."""
+    assert workitem.flaw(item(attempts=attempts)) == 'spoilt: attempts is no whole number, or too large'
+
+
+@pytest.mark.parametrize('tag', [['x'], {'x': 1}, 5, None])
+def test_a_delivery_tag_that_is_no_text_is_none(tag: Any) -> None:
+    assert workitem.tag(item(message=message(delivery_tag=tag))) is None

@@ -1,0 +1,88 @@
+"""Results that are nested more deeply than anybody can read, or than most can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import ChordError
+from celery.utils.serialization import UnpickleableExceptionWrapper
+from kombu.exceptions import DecodeError
+
+from kombu_couchdb.errors import NestedTooDeeply
+from tests.conftest import PATIENCE, wait_for
+
+from .worst import deep, store
+
+
+def forged(levels: int) -> str:
+    return ('{"_id": "celery-task-meta-t", "type": "Result", "status": "SUCCESS", "value": {"task_id": "t", "status": "SUCCESS", '
+            f'"result": {deep(levels)}, "traceback": null, "children": []}}}}')
+
+
+@pytest.mark.parametrize('levels', [1000, 1400])
+def test_one_that_nobody_can_read_is_an_error_for_who_asks(app: Celery, levels: int) -> None:
+    app.backend.store_result('good', 1, 'SUCCESS')
+    store(app.backend.client, [forged(levels)])
+    with pytest.raises((NestedTooDeeply, DecodeError)):
+        app.AsyncResult('t').get(timeout=PATIENCE)
+    assert app.AsyncResult('good').get(timeout=PATIENCE) == 1
+
+
+@pytest.mark.parametrize('levels', [600, 1400])
+def test_one_that_was_forged_gives_way_to_the_failure_or_is_forgotten(app: Celery, levels: int) -> None:
+    app.backend.store_result('good', 1, 'SUCCESS')
+    store(app.backend.client, [forged(levels)])
+    app.AsyncResult('t').forget()
+    app.backend.store_result('t', 2, 'SUCCESS')
+    assert app.AsyncResult('t').get(timeout=PATIENCE) == 2
+
+
+def test_one_that_cannot_be_read_is_written_over(app: Celery) -> None:
+    app.backend.store_result('good', 1, 'SUCCESS')
+    store(app.backend.client, [forged(1400)])
+    app.backend.store_result('t', 2, 'SUCCESS')
+    assert app.AsyncResult('t').get(timeout=PATIENCE) == 2
+
+
+def test_what_a_task_returns_may_be_deep(app: Celery) -> None:
+    value: Any = 1
+    for _ in range(300):
+        value = [value]
+    app.backend.store_result('t', value, 'SUCCESS')
+    assert app.AsyncResult('t').get(timeout=PATIENCE) == value
+    assert isinstance(app.backend.client.get('celery-task-meta-t')['value'], str)
+
+
+ENDS = [('builtins', 'SystemExit', [1]), ('builtins', 'KeyboardInterrupt', []), ('builtins', 'GeneratorExit', []),
+        ('celery.exceptions', 'WorkerShutdown', [0]), ('builtins', 'BaseException', ['x'])]
+
+
+def failed(app: Celery, task_id: str, module: str, name: str, args: list[Any]) -> None:
+    app.backend.client.put({'_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'FAILURE', 'value': {
+        'task_id': task_id, 'status': 'FAILURE', 'traceback': None, 'children': [],
+        'result': {'exc_type': name, 'exc_module': module, 'exc_message': args}}})
+
+
+@pytest.mark.parametrize(('module', 'name', 'args'), ENDS)
+def test_a_forged_exception_does_not_end_who_asks(app: Celery, module: str, name: str, args: list[Any]) -> None:
+    app.backend.store_result('good', 1, 'SUCCESS')
+    failed(app, 't', module, name, args)
+    with pytest.raises(UnpickleableExceptionWrapper, match=name):
+        app.AsyncResult('t').get(timeout=PATIENCE)
+    assert [result.get(timeout=PATIENCE) for result in [app.AsyncResult('good')]] == [1]
+    heard: list[Any] = []
+    app.AsyncResult('t').then(lambda result: None, on_error=heard.append)
+    app.AsyncResult('good').then(heard.append)
+    wait_for(lambda: len(heard) == 1, 'the callback')
+
+
+@pytest.mark.parametrize(('module', 'name', 'args'), ENDS[:2])
+def test_a_forged_exception_of_a_part_fails_the_chord(app: Celery, module: str, name: str, args: list[Any]) -> None:
+    backend = app.backend
+    backend.store_result('good', 1, 'SUCCESS')
+    failed(app, 'part', module, name, args)
+    part = {'_id': 'chord-unlock-g:part:00000000:part', 'task_id': 'part', 'state': 'FAILURE'}
+    with pytest.raises(ChordError, match=name):
+        backend._result(part, backend._stored(['part']))

@@ -1,0 +1,107 @@
+"""Documents that any member of a database can write, each the worst of its kind; as JSON texts, for Python cannot write some."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from .documents import BROKER, RESULTS
+
+__all__ = ['HARD_TO_STORE', 'LARGEST', 'broker_texts', 'deep', 'result_texts', 'store']
+
+#: The largest numbers that CouchDB stores: one more makes it refuse the request.
+LARGEST: list[Any] = [1.7976931348623157e308, -1.7976931348623157e308, int(1.7976931348623157e308), -int(1.7976931348623157e308)]
+
+#: More levels than are ever needed, than a function that calls itself twice for each can descend, about as many as Python can
+#: read, and more. CouchDB 3.5 cannot index a document of some 10,000.
+_LEVELS = {150: 'list', 600: 'object', 1500: 'list', 5000: 'object'}
+_EDGE = range(900, 1000, 8)
+
+#: What stands in a document where a text puts something deep.
+_HERE = '@here@'
+
+#: What CouchDB refuses in a member of a document; nested it takes it.
+HARD_TO_STORE: dict[str, Any] = {'_foo': 1, '_deleted': True, '_attachments': 5, '_conflicts': ['x'], '_id': 5, '_rev': 'x'}
+
+
+def deep(levels: int, kind: str = 'list') -> str:
+    """Return a JSON text nested in so many levels."""
+    return '[' * levels + ']' * levels if kind == 'list' else '{"a":' * levels + '{}' + '}' * levels
+
+
+def _texts(name: str, kinds: dict[str, dict[str, Any]], places: dict[str, tuple[str, ...]],
+           levels: Iterable[int] = _LEVELS) -> list[str]:
+    """Return a document with something deep in each of these places."""
+    found = []
+    for kind, path in places.items():
+        for depth in levels:
+            doc = copy.deepcopy(kinds[name])
+            doc['_id'] += f' {kind} {depth}'
+            inner = doc
+            for step in path[:-1]:
+                inner = inner[int(step)] if step.isdecimal() else inner[step]
+            inner[path[-1]] = _HERE
+            found.append(json.dumps(doc).replace(f'"{_HERE}"', deep(depth, _LEVELS.get(depth, 'list'))))
+    return found
+
+
+def broker_texts(queue: str) -> list[str]:
+    """Return the documents for a broker's database that has this queue."""
+    anywhere = {'headers': ('message', 'headers', 'x'), 'properties': ('message', 'properties', 'x'), 'top': ('x',),
+                'message': ('message', 'x')}
+    texts = []
+    for name in ('waiting', 'scheduled', 'claimed', 'expired', 'unique', 'unique, claimed', 'dead'):
+        texts += _texts(name, BROKER, anywhere)
+    texts += _texts('unique', BROKER, {'next': ('next', '0', 'message', 'headers', 'x'), 'nexttop': ('next', '0', 'x')})
+    texts += _texts('unique, claimed', BROKER, {'next': ('next', '0', 'message', 'headers', 'x')})
+    texts += _texts('broadcast', BROKER, {**anywhere, 'to': ('exchange',)})
+    texts += _texts('consumer', BROKER, {'top': ('x',), 'queues': ('queues',), 'rates': ('rates',)})
+    texts += _texts('queue', BROKER, {'top': ('x',), 'arguments': ('arguments', 'x')})
+    texts += _texts('binding', BROKER, {'top': ('x',), 'key': ('routing_key',)})
+    for name in ('waiting', 'claimed', 'unique'):
+        texts += _texts(name, BROKER, {'headers': ('message', 'headers', 'x')}, _EDGE)
+    docs = []
+    for number, value in enumerate(LARGEST):
+        for name in ('waiting', 'scheduled', 'claimed', 'unique', 'unique, claimed', 'consumer', 'queue', 'broadcast'):
+            kind = BROKER[name]
+            docs += [{**kind, '_id': f'{kind["_id"]} {member} {number}', member: value}
+                     for member, old in kind.items() if isinstance(old, (int, float)) or old is None]
+    for name in ('waiting', 'unique', 'unique, claimed'):
+        kind = BROKER[name]
+        docs += [{**kind, '_id': kind['_id'] + ' next', 'key': 'k', 'next': [HARD_TO_STORE]},
+                 {**kind, '_id': kind['_id'] + ' nextmessage', 'key': 'k', 'next': [{**kind['next'][0], **HARD_TO_STORE}]
+                  if 'next' in kind else [HARD_TO_STORE]},
+                 {**kind, '_id': kind['_id'] + ' attached', '_attachments': {
+                     'body': {'content_type': 'text/plain', 'data': 'aGVsbG8='}, 'other': {'data': 'aGVsbG8='}}}]
+    # So large that nothing more fits in.
+    docs += [{**BROKER[name], '_id': f'{BROKER[name]["_id"]} large', 'x': 'x' * 7_998_400} for name in ('waiting', 'claimed')]
+    texts += list(map(json.dumps, docs))
+    name = json.dumps(queue)
+    return [text.replace('"queue": "q"', f'"queue": {name}').replace('"queues": ["q"]', f'"queues": [{name}]') for text in texts]
+
+
+def result_texts() -> list[str]:
+    """Return the documents for a database of results."""
+    texts = []
+    for name in ('result', 'group', 'chord', 'chord, claimed', 'part'):
+        texts += _texts(name, RESULTS, {'top': ('x',), 'value': ('value', 'x') if 'value' in RESULTS[name] else ('body', 'x')})
+    texts += _texts('result', RESULTS, {'result': ('value', 'result')})
+    docs = [{**RESULTS[name], '_id': f'{RESULTS[name]["_id"]} {member} {number}', member: value}
+            for number, value in enumerate(LARGEST) for name in RESULTS for member, old in RESULTS[name].items()
+            if isinstance(old, (int, float))]
+    return texts + list(map(json.dumps, docs))
+
+
+def store(client: Any, texts: list[str]) -> None:
+    """Store documents that are JSON texts."""
+    texts = list({text.partition('", "type"')[0]: text for text in texts}.values())
+    while texts:
+        size, part = 0, []
+        while texts and (not part or size + len(texts[0]) < 1_000_000):
+            size += len(texts[0])
+            part.append(texts.pop(0))
+        answers = client.request('POST', '/_bulk_docs', body=('{"docs":[' + ','.join(part) + ']}').encode())
+        assert not [answer for answer in answers if answer.get('error')]
+
