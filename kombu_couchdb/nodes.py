@@ -100,6 +100,9 @@ class Node:
     def _exchange(self, method: str, url: str, who: Headers, data: bytes | None, read_timeout: float | None = None,
                   bounds: Bounds = ORDINARY) -> requests.Response | errors.CouchDBError:
         """Send one request and return its answer, whatever its status, or the error, for whoever has nothing to hide to raise."""
+        adapter, settings = self._connected()
+        if (patience := self._not_before - time.monotonic()) > 0:
+            time.sleep(patience)
         size = len(data or b'')
         seconds = (read_timeout or self.timeouts[1]) + size // SLOWEST
         prepared = requests.PreparedRequest()
@@ -110,9 +113,6 @@ class Node:
         who.add_to(prepared.headers)
         if data is not None or method in ('PUT', 'POST'):
             prepared.headers['Content-Length'] = str(size)
-        adapter, settings = self._connected()
-        if (patience := self._not_before - time.monotonic()) > 0:
-            time.sleep(patience)
         sent = time.time()
         try:
             with answers_within(bounds):
