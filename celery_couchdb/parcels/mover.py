@@ -16,8 +16,9 @@ from kombu_couchdb.answers import exactly, members, number, revision, text
 from kombu_couchdb.body import stub
 from kombu_couchdb.channel import Channel
 from kombu_couchdb.client import Document, Row
-from kombu_couchdb.errors import ConfigurationError, CouchDBError, NestedTooDeeply, Unstorable
+from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
 from kombu_couchdb.feed import Feed
+from kombu_couchdb.http import encoded
 from kombu_couchdb.leader import Leader
 from kombu_couchdb.log import get_logger
 
@@ -118,26 +119,31 @@ class Mover:
                 break
             chosen, size = [*chosen, row], size + row['value'][1]
         docs = self._client.fetch([row['id'] for row in chosen])
-        unread = [row for row, doc in zip(chosen, docs, strict=True) if doc is None and self._is_unreadable(row['id'])]
-        # Of what cannot be read nothing is kept but the reason.
-        emptied = [{'_id': row['id'], '_rev': row['value'][0], 'type': 'Parcel'} for row in unread]
-        return self._settle([*(doc for doc in docs if doc and parcels.is_waiting(doc)), *emptied],
-                            {row['id']: 'it was nested too deeply to be read' for row in unread})
+        unread = sum(self._refuse_unread(row['id']) for row, doc in zip(chosen, docs, strict=True) if doc is None)
+        return self._settle([doc for doc in docs if doc and parcels.is_waiting(doc)]) + unread
 
-    def _is_unreadable(self, doc_id: str) -> bool:
+    def _refuse_unread(self, doc_id: str) -> bool:
+        """Refuse a parcel that is nested too deeply to be read; tell whether it was, and not deleted by somebody."""
         try:
             self._client.get_or_none(doc_id)
+            return False
         except NestedTooDeeply:
-            return True
-        return False  # somebody has deleted it
+            reason = 'it is nested too deeply to be read'
+        logger.warning('parcel %s is refused: %s', doc_id, reason)
+        said = encoded(parcels.refused({}, reason, self._client.clock.now()))
+        try:
+            # As CouchDB has it, with the reason put behind that.
+            self._client.put({'_id': doc_id}, text=self._client.raw(doc_id)[:-1] + b',' + said[1:])
+        except (Conflict, NotFound):
+            return False
+        return True
 
-    def _settle(self, docs: Sequence[Document], reasons: dict[str, str]) -> int:
-        """Move parcels, and refuse those for which there are `reasons`; return how many of them were settled."""
+    def _settle(self, docs: Sequence[Document]) -> int:
+        """Move parcels, or refuse them; return how many of them were settled."""
+        reasons: dict[str, str] = {}
         items: dict[str, str] = {}  # the parcel of each item
         new: list[Document] = []
         for doc in docs:
-            if doc['_id'] in reasons:
-                continue
             try:
                 made = self._items_of(doc)
             except (Refused, Unstorable, ConfigurationError) as exc:
