@@ -32,7 +32,7 @@ def deep(levels: int, kind: str = 'list') -> str:
 
 
 def _texts(name: str, kinds: dict[str, dict[str, Any]], places: dict[str, tuple[str, ...]],
-           levels: Iterable[int] = _LEVELS) -> list[str]:
+           levels: Iterable[int]) -> list[str]:
     """Return a document with something deep in each of these places."""
     found = []
     for kind, path in places.items():
@@ -47,19 +47,19 @@ def _texts(name: str, kinds: dict[str, dict[str, Any]], places: dict[str, tuple[
     return found
 
 
-def broker_texts(queue: str) -> list[str]:
-    """Return the documents for a broker's database that has this queue."""
+def broker_texts(queue: str, most: int) -> list[str]:
+    """Return the documents for a broker's database that has this queue, of no more than `most` levels."""
     anywhere = {'headers': ('message', 'headers', 'x'), 'properties': ('message', 'properties', 'x'), 'top': ('x',),
                 'message': ('message', 'x')}
-    texts = []
+    texts, levels = [], [depth for depth in _LEVELS if depth <= most]
     for name in ('waiting', 'scheduled', 'claimed', 'expired', 'unique', 'unique, claimed', 'dead'):
-        texts += _texts(name, BROKER, anywhere)
-    texts += _texts('unique', BROKER, {'next': ('next', '0', 'message', 'headers', 'x'), 'nexttop': ('next', '0', 'x')})
-    texts += _texts('unique, claimed', BROKER, {'next': ('next', '0', 'message', 'headers', 'x')})
-    texts += _texts('broadcast', BROKER, {**anywhere, 'to': ('exchange',)})
-    texts += _texts('consumer', BROKER, {'top': ('x',), 'queues': ('queues',), 'rates': ('rates',)})
-    texts += _texts('queue', BROKER, {'top': ('x',), 'arguments': ('arguments', 'x')})
-    texts += _texts('binding', BROKER, {'top': ('x',), 'key': ('routing_key',)})
+        texts += _texts(name, BROKER, anywhere, levels)
+    texts += _texts('unique', BROKER, {'next': ('next', '0', 'message', 'headers', 'x'), 'nexttop': ('next', '0', 'x')}, levels)
+    texts += _texts('unique, claimed', BROKER, {'next': ('next', '0', 'message', 'headers', 'x')}, levels)
+    texts += _texts('broadcast', BROKER, {**anywhere, 'to': ('exchange',)}, levels)
+    texts += _texts('consumer', BROKER, {'top': ('x',), 'queues': ('queues',), 'rates': ('rates',)}, levels)
+    texts += _texts('queue', BROKER, {'top': ('x',), 'arguments': ('arguments', 'x')}, levels)
+    texts += _texts('binding', BROKER, {'top': ('x',), 'key': ('routing_key',)}, levels)
     for name in ('waiting', 'claimed', 'unique'):
         texts += _texts(name, BROKER, {'headers': ('message', 'headers', 'x')}, _EDGE)
     docs = []
@@ -82,12 +82,13 @@ def broker_texts(queue: str) -> list[str]:
     return [text.replace('"queue": "q"', f'"queue": {name}').replace('"queues": ["q"]', f'"queues": [{name}]') for text in texts]
 
 
-def result_texts() -> list[str]:
-    """Return the documents for a database of results."""
-    texts = []
+def result_texts(most: int) -> list[str]:
+    """Return the documents for a database of results, of no more than `most` levels."""
+    texts, levels = [], [depth for depth in _LEVELS if depth <= most]
     for name in ('result', 'group', 'chord', 'chord, claimed', 'part'):
-        texts += _texts(name, RESULTS, {'top': ('x',), 'value': ('value', 'x') if 'value' in RESULTS[name] else ('body', 'x')})
-    texts += _texts('result', RESULTS, {'result': ('value', 'result')})
+        value = 'value' if 'value' in RESULTS[name] else 'body'
+        texts += _texts(name, RESULTS, {'top': ('x',), 'value': (value, 'x')}, levels)
+    texts += _texts('result', RESULTS, {'result': ('value', 'result')}, levels)
     docs = [{**RESULTS[name], '_id': f'{RESULTS[name]["_id"]} {member} {number}', member: value}
             for number, value in enumerate(LARGEST) for name in RESULTS for member, old in RESULTS[name].items()
             if isinstance(old, (int, float))]
