@@ -13,7 +13,6 @@ from celery import states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TimeoutError as CeleryTimeout
-from kombu.compression import decompress
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import loads, prepare_accept_content
 
@@ -21,6 +20,7 @@ from kombu_couchdb.admin import dead, jobs
 from kombu_couchdb.bodies import read
 from kombu_couchdb.body import decoded, stub
 from kombu_couchdb.client import Client, Document
+from kombu_couchdb.compressed import unpacked
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.workitem import task_id as task_id_of
@@ -125,7 +125,7 @@ class Jobs:
             stored = message['body'] if stub(doc) is None else read(self.client, [doc])[0].content
             body = decoded(stored, message['properties'].get('body_encoding'))
             if compression := message['headers'].get('compression'):
-                body = decompress(body, compression)
+                body = unpacked(body, compression)
             return loads(body, message.get('content-type'), message.get('content-encoding'),
                          accept=prepare_accept_content(self.app.conf.accept_content))
         except ContentDisallowed as exc:

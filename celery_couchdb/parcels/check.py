@@ -12,6 +12,7 @@ from kombu.serialization import loads, prepare_accept_content
 
 from kombu_couchdb import workitem
 from kombu_couchdb.body import decoded
+from kombu_couchdb.compressed import unpacked
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.storable import check_names, check_value
 
@@ -87,13 +88,12 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         raise Refused('a unique job has to be published to the database of the broker')
     if not isinstance(headers.get('task'), str) or not isinstance(headers.get('id'), str):
         raise Refused('its headers name no task and its id')
-    if headers.get('compression'):
-        raise Refused('its body is compressed')
     try:
         check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))
         check_value('the message', {**message, 'body': None})
         sent = decoded(message['body'] if body is None else body, properties.pop('body_encoding', None))
-        args, kwargs, embedded = loads(sent, message.get('content-type'), message.get('content-encoding'),
+        plain = unpacked(sent, headers['compression']) if headers.get('compression') else sent
+        args, kwargs, embedded = loads(plain, message.get('content-type'), message.get('content-encoding'),
                                        accept=prepare_accept_content(set(content) - _CODE))
     except ContentDisallowed as exc:
         raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted') from exc

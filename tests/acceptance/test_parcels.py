@@ -73,6 +73,7 @@ def test_publisher_uses_celery_as_ever(start: Callable[..., Any], publisher: Cel
     add = publisher.signature('add')
     assert early.get(timeout=PATIENCE) == 3
     assert publisher.send_task('add', ('x' * 40_000, 'y')).get(timeout=PATIENCE) == 'x' * 40_000 + 'y'
+    assert publisher.send_task('add', ('x' * 40_000, 'y'), compression='gzip').get(timeout=PATIENCE) == 'x' * 40_000 + 'y'
     assert publisher.send_task('add', (2, 2), countdown=1.0).get(timeout=PATIENCE) == 4
     assert chain(add.clone((1, 1)), add.clone((3,))).apply_async().get(timeout=PATIENCE) == 5
     assert group(add.clone((n, n)) for n in range(10)).apply_async().get(timeout=PATIENCE) == [2 * n for n in range(10)]
@@ -123,10 +124,9 @@ def test_what_follows_a_task_is_looked_at_too(start: Callable[..., Any], publish
     (group([publisher.signature('add', (1, 2))] * 2) | forbidden).apply_async()
     publisher.send_task('add', (1, 2), link=publisher.signature('add', options={'queue': 'elsewhere'}))
     publisher.send_task('add', (1, 2), serializer='pickle')
-    publisher.send_task('add', (1, 2), compression='gzip')
     publisher.send_task('add', (1, 2), headers={'job_key': 'a'})
     publisher.send_task('add', (1, 2), queue='elsewhere')
-    wait_for(lambda: len(reasons(parcels)) == 10, 'all refusals')
+    wait_for(lambda: len(reasons(parcels)) == 9, 'all refusals')
     assert sum("task 'fail' is not in parcels_accept" in reason for reason in reasons(parcels)) == 5
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from typing import Any
 
 import pytest
 
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, call_in, checked
+
+#: 100 MB of blanks, compressed to 100 kB.
+BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()
 
 ACCEPT = Accept(['add', 'mail.*'], {'celery', 'mail'})
 
@@ -83,7 +88,9 @@ def test_message_keeps_only_the_properties_that_a_publisher_may_give() -> None:
 
 @pytest.mark.parametrize(('changes', 'reason'), [
     ({'headers': {'task': 'subtract', 'id': 'a'}}, 'subtract'),
-    ({'headers': {'task': 'add', 'id': 'a', 'compression': 'application/x-gzip'}}, 'compressed'),
+    ({'headers': {'task': 'add', 'id': 'a', 'compression': 'application/x-gzip'}}, 'cannot be read'),
+    ({'headers': {'task': 'add', 'id': 'a', 'compression': 'gzip'}, 'body': BOMB,
+      'properties': {'body_encoding': 'base64'}}, 'decompresses to more than'),
     ({'headers': {'task': 'add', 'id': 'a', 'job_key': 'k'}}, 'unique job'),
     ({'headers': {'task': 'add'}}, 'no task and its id'),
     ({'headers': {'task': 'add', 'id': 'a', 'n': 1e309}}, 'cannot hold the number'),
