@@ -224,7 +224,7 @@ class Sweeper:
                 docs.append({'_id': name, '_rev': rev})  # no consumer of ours has written what cannot be read
         if not docs:
             return []
-        answers = client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])
+        answers = self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])
         gone = [doc for doc, answer in zip(docs, answers, strict=True) if answer.get('ok') and not answer.get('accepted')]
         for doc in gone:
             logger.warning('consumer %s on %s (pid %s) has not been heard of since its lease ended',

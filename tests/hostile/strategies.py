@@ -60,8 +60,8 @@ _OTHER: list[Any] = [
 
 
 def retyped(document: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """A document of which one to three members, at any depth, are missing or of another type; its `_id` and `type` stay."""
-    paths = [path for path in _paths(document) if path[0] not in ('_id', 'type')]
+    """A document of which one to three members, at any depth, are missing or retyped; its `_id`, `type` and attachments stay."""
+    paths = [path for path in _paths(document) if path[0] not in ('_id', 'type', '_attachments')]
     change = st.tuples(st.sampled_from(paths), st.sampled_from([_MISSING, *_OTHER]))
     return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(document, changes))
 
