@@ -30,9 +30,9 @@ _MARKS = '_design/celery-marks'
 #: all that does is that documents of ours are written once more as they are.
 _PURGING = '_local/celery-vacuum'
 
-#: The ids of messages, of the broker's other documents, and of results behind any prefix.
-_OURS = re.compile(r'[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|job:|broker:|.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)',
-                   re.DOTALL)
+#: The ids of messages, of the broker's other documents, of parcels, and of results behind any prefix.
+_OURS = re.compile(r'(p:)?[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|parcel:|job:|broker:|'
+                   r'.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)', re.DOTALL)
 
 #: The ids of messages alone.
 _MESSAGE = re.compile(r'[0-9a-f]{30}(-[0-9a-f]+)?\Z')

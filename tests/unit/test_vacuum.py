@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import once, workitem
+from kombu_couchdb import once, parcels, workitem
 from kombu_couchdb.address import Address
 from kombu_couchdb.admin.cluster import Cluster, Refused
 from kombu_couchdb.admin.tombstones import Marks, Tombstone, batches, is_ours
@@ -44,6 +44,12 @@ def test_messages_that_are_published_once_are_ours_and_not_like_documents_of_oth
     assert doc_id is not None
     assert is_ours(doc_id)
     assert not is_ours(doc_id.rpartition(':')[2])  # CouchDB gives such ids to documents that come without one
+
+
+def test_parcels_and_their_messages_are_ours() -> None:
+    assert is_ours(parcels.moved_id('order-17'))
+    assert is_ours(f'p:{MESSAGE}')
+    assert not is_ours('p:order-17')
 
 
 def test_a_purge_is_never_larger_than_couchdb_takes() -> None:
