@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import requests
 
-from kombu_couchdb import workitem
+from kombu_couchdb.documents import workitem
 
 from .systems.couchdb import RAW_DESIGN
 

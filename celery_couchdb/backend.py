@@ -1,7 +1,7 @@
 """The Celery result backend for Apache CouchDB: each result is one document, which a person can read there.
 
 What Celery asks of a backend is here; how a document looks is in `documents`, what is asked of the server in `store`, how
-waiting is done in `waiting`, what ends a chord in `unlock`, and how results go away in `expiry`.
+waiting is done in `waiting`, what ends a chord in `chords.completion`, and how results expire in `expiry`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 
+from kombu_couchdb.couchdb.conflicts import Healer
+from kombu_couchdb.couchdb.fork_safety import reset_in_child
+from kombu_couchdb.couchdb.redaction import redacted
+from kombu_couchdb.design import contested
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
-from kombu_couchdb.forks import reset_in_child
-from kombu_couchdb.healer import Healer
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.redaction import redacted
 
 from . import brevity, expiry, redaction, startup
-from .address import address_of
-from .ahead import ReadAhead
-from .callbacks import Callbacks
-from .chords import Chords
-from .documents import Document, delivery_of, is_final, pack, stamp, unpack
-from .leaves import RULES
+from .chords.completion import ChordMixin
+from .chords.counter import Chords
 from .options import Options
-from .reader import Reader
-from .store import ResultTooLarge
-from .unlock import ChordMixin
-from .waiting import PushMixin
+from .results.address import address_of
+from .results.conflict_rules import RULES
+from .results.documents import Document, delivery_of, is_final, pack, stamp, unpack
+from .results.store import ResultTooLarge
+from .waiting.callbacks import Callbacks
+from .waiting.mixin import PushMixin
+from .waiting.read_ahead import ReadAhead
+from .waiting.subscriber import Reader
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
@@ -41,8 +42,8 @@ redaction.install()
 
 logger = get_logger(__name__)
 
-#: A pool with so many children stores their results through its parent (see `relay`). Measured on two cores, tasks that do
-#: nothing, with and without: 4 children 151 and 154 a second, 8 children 197 and 171, 16 children 254 and 188.
+#: A pool with so many children stores their results through its parent (see `prefork_relay`). Measured on two cores, tasks that
+#: do nothing, with and without: 4 children 151 and 154 a second, 8 children 197 and 171, 16 children 254 and 188.
 _MANY_CHILDREN = 6
 
 #: How long a chord is left alone, in seconds, before it is taken for one whose worker is gone.
@@ -73,7 +74,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         self.ahead = ReadAhead(self.store, self.callbacks.following)
         self.chords = Chords(self.store, self.chord_keyprefix, self._chord_lifetime(),
                              max(_PATIENCE, 2 * (conf.result_chord_join_timeout or 0.0)))
-        self.healer = Healer(self.client, RULES)
+        self.healer = Healer(self.client, contested(), RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
         self.forked = self.checked = False
         signals.worker_ready.connect(self._on_worker_ready)

@@ -13,11 +13,11 @@ from typing import Any
 
 from celery.worker.control import Panel, inspect_command
 
-from kombu_couchdb import workitem
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.store import Store
+from kombu_couchdb.queues.store import Store
 
 __all__ = ['scheduled']
 

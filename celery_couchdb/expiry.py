@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from kombu_couchdb.answers import exactly, members, revision, text
+from kombu_couchdb.couchdb.shapes import exactly, members, revision, text
 from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.log import get_logger
 
-from .chords import Chords
-from .store import Store
+from .chords.counter import Chords
+from .results.store import Store
 
 __all__ = ['Sweeper', 'sweep']
 

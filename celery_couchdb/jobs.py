@@ -17,13 +17,13 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_couchdb.admin import dead, jobs
-from kombu_couchdb.bodies import read
-from kombu_couchdb.body import decoded, stub
-from kombu_couchdb.client import Client, Document
-from kombu_couchdb.compressed import unpacked
+from kombu_couchdb.consumer.bodies import read
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents.body import decoded, stub
+from kombu_couchdb.documents.compressed import unpacked
+from kombu_couchdb.documents.workitem import task_id as task_id_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport
-from kombu_couchdb.workitem import task_id as task_id_of
 
 __all__ = ['Jobs', 'Unreadable', 'client_of']
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_couchdb.answers import number
+from kombu_couchdb.couchdb.shapes import number
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import checked, credentials, option, seconds, switch, word
 

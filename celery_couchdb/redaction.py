@@ -12,7 +12,7 @@ from typing import Any
 
 from celery.app import utils
 
-from kombu_couchdb.redaction import redacted
+from kombu_couchdb.couchdb.redaction import redacted
 
 __all__ = ['filter_hidden_settings', 'install']
 

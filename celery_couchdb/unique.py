@@ -7,8 +7,8 @@ from typing import Any
 
 from celery import Task
 
+from kombu_couchdb.documents.workitem import JOB_KEY
 from kombu_couchdb.unique import told
-from kombu_couchdb.workitem import JOB_KEY
 
 __all__ = ['UniqueTask']
 

@@ -8,8 +8,8 @@ import threading
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
 
 __all__ = ['Server']
 

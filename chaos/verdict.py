@@ -28,7 +28,7 @@ Try = tuple[str, int]
 #: with its next heartbeat at the latest.
 _LEARNT = 5.0
 
-#: How exactly a worker with a wrong clock can know the server's time, in seconds: see `kombu_couchdb.clock`.
+#: How exactly a worker with a wrong clock can know the server's time, in seconds: see `kombu_couchdb.couchdb.clock`.
 _ASTRAY = 2.5
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-from .redaction import MASK, redacted
+from .couchdb.redaction import MASK, redacted
 
 __all__ = ['register']
 
@@ -39,13 +39,13 @@ def register() -> None:
 
 
 def _refuse(scheme: str) -> None:
-    from .urls import wrong_scheme
+    from .couchdb.urls import wrong_scheme
 
     raise wrong_scheme('broker_url', scheme)
 
 
 def _check(url: str, *args: Any, **kwargs: Any) -> None:
-    from .urls import check
+    from .couchdb.urls import check
 
     check(url, 'broker_url')
 

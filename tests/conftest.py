@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from celery_couchdb.testing import Server
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests import patience
 
 pytest_plugins = ['celery_couchdb.testing']

@@ -22,7 +22,7 @@ from celery import Celery
 from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 
 from .conftest import PATIENCE
 

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from kombu_couchdb import design
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
 
 from .base import Place, System, fresh_name

@@ -12,14 +12,14 @@ import click
 
 from kombu_couchdb.admin import dead
 from kombu_couchdb.admin.jobs import find
-from kombu_couchdb.client import Document
-from kombu_couchdb.workitem import task_id
+from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.documents.workitem import task_id
 
 from ..jobs import Jobs
-from .described import described, letters_table, shown
+from .databases import jobs_of
+from .job_view import described, letters_table, shown
 from .named import whole
-from .output import asked, json_line, say, show, width
-from .site import jobs_of
+from .tables import asked, json_line, say, show, width
 
 __all__ = ['command']
 

@@ -6,10 +6,10 @@ import click
 
 from kombu_couchdb.admin.jobs import STATES, find, listing
 
-from .described import described, listed, shown
+from .databases import jobs_of
+from .job_view import described, listed, shown
 from .named import whole
-from .output import json_line, say, show, width
-from .site import jobs_of
+from .tables import json_line, say, show, width
 
 __all__ = ['command']
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kombu_couchdb.admin.jobs import complete, find
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 
 __all__ = ['whole']
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from .databases import jobs_of
 from .named import whole
-from .output import asked, say
-from .site import jobs_of
+from .tables import asked, say
 
 __all__ = ['command']
 

@@ -9,12 +9,12 @@ import click
 
 import kombu_couchdb.design
 from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
-from kombu_couchdb.store import REVISIONS
+from kombu_couchdb.queues.store import REVISIONS
 from kombu_couchdb.transport import Transport
 
 from .. import design
-from .output import printable, say, show
-from .site import administrator, app_of, broker_of, parcels_of, results_of
+from .databases import administrator, app_of, broker_of, parcels_of, results_of
+from .tables import printable, say, show
 
 __all__ = ['command']
 

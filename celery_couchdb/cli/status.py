@@ -8,11 +8,11 @@ import time
 import click
 
 from kombu_couchdb.admin.status import Consumer, Database, Queue, Status, status
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 
-from .output import Cell, Column, age, count, json_line, printable, rate, redraw, say, show, size, table, width
-from .site import administrator, app_of, broker_of, results_of
+from .databases import administrator, app_of, broker_of, results_of
+from .tables import Cell, Column, age, count, json_line, printable, rate, redraw, say, show, size, table, width
 
 __all__ = ['command']
 

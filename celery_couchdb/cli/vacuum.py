@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, vacuum
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 
-from .output import Column, age, asked, say, show, size, table, width
-from .site import administrator, app_of, broker_of, lease_of, parcels_of, results_of
+from .databases import administrator, app_of, broker_of, lease_of, parcels_of, results_of
+from .tables import Column, age, asked, say, show, size, table, width
 
 __all__ = ['command']
 

@@ -1,5 +1,5 @@
 """Parcels: tasks of publishers who have no right on the broker's database, checked and moved there by a worker.
 
-`kombu_couchdb.parcels` says how one looks. `worker` starts a thread in each worker whose transport has the option `parcels`;
-`mover` moves them; `check` and `accept` say which.
+`kombu_couchdb.documents.parcel` says how one looks. `worker` starts a thread in each worker whose transport has the option
+`parcels`; `mover` moves them; `check` and `accept` say which.
 """

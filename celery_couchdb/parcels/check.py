@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import loads, prepare_accept_content
 
-from kombu_couchdb import workitem
-from kombu_couchdb.body import decoded
-from kombu_couchdb.compressed import unpacked
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.body import decoded
+from kombu_couchdb.documents.compressed import unpacked
+from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
-from kombu_couchdb.storable import check_names, check_value
 
 from .accept import Accept
 

@@ -11,16 +11,18 @@ from typing import Any
 
 from kombu import Producer
 
-from kombu_couchdb import bodies, design, parcels
-from kombu_couchdb.answers import exactly, members, number, revision, text
-from kombu_couchdb.body import stub
-from kombu_couchdb.channel import Channel
-from kombu_couchdb.client import Document, Row
+from kombu_couchdb import design
+from kombu_couchdb.consumer import bodies
+from kombu_couchdb.couchdb.changes import Feed
+from kombu_couchdb.couchdb.client import Document, Row
+from kombu_couchdb.couchdb.http import encoded
+from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
+from kombu_couchdb.documents import parcel as parcels
+from kombu_couchdb.documents.body import stub
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
-from kombu_couchdb.feed import Feed
-from kombu_couchdb.http import encoded
-from kombu_couchdb.leader import Leader
+from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.transport.channel import Channel
 
 from .accept import Accept
 from .check import Refused, call_in, checked

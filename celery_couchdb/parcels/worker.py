@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from celery import signals
 
 from kombu_couchdb.errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
-from kombu_couchdb.leader import RENEWED
+from kombu_couchdb.leases.leader import RENEWED
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 

@@ -14,7 +14,7 @@ import celery
 from pytest_celery import CeleryTestContainer, CeleryWorkerContainer
 from pytest_docker_tools.exceptions import ContainerFailed, TimeoutError
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 
 from . import inside
 from .defaults import COUCHDB_DATABASE, COUCHDB_ENV, COUCHDB_IMAGE, COUCHDB_PORT, COUCHDB_PORTS, COUCHDB_READY, WORKER_PACKAGE

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer, install
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
 

@@ -6,8 +6,8 @@ import re
 import time
 from urllib.parse import quote
 
-from ..answers import items, maybe, members, number, text
-from ..client import Client
+from ..couchdb.client import Client
+from ..couchdb.shapes import items, maybe, members, number, text
 from ..errors import AccessDenied, CouchDBError, who
 
 __all__ = ['Cluster', 'Refused']

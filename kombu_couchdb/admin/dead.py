@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .. import design, unique, workitem
-from ..answers import items, members, number
-from ..client import Client, Document, chunks
-from ..unique import MOVED
+from .. import design
+from ..couchdb.client import Client, Document, chunks
+from ..couchdb.shapes import items, members, number
+from ..documents import workitem
+from ..documents.unique_merge import MOVED, merge
+from ..queues.unique_jobs import enqueue
 
 __all__ = ['count', 'drop', 'letters', 'replay']
 
@@ -80,9 +82,9 @@ def _is_back_in_place(client: Client, letter: Document) -> bool:
     again = {**workitem.replay(letter, client.clock.now()), '_id': job}
     del again['_rev']
     [found] = client.fetch([job])
-    if unique.merge(found, again, client.clock.now())[1].what == MOVED:
+    if merge(found, again, client.clock.now())[1].what == MOVED:
         return False
-    unique.enqueue(client, again)
+    enqueue(client, again)
     client.bulk([workitem.deleted(letter)])
     return True
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import cast
 from urllib.parse import quote
 
-from ..answers import DONE, flag, maybe, members, number, rows
-from ..client import Document
+from ..couchdb.client import Document
+from ..couchdb.shapes import DONE, flag, maybe, members, number, rows
 from ..errors import ConfigurationError, CouchDBError, NotFound, ServerUnavailable
 from .cluster import Cluster, Refused
 

@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .. import design, workitem
-from ..answers import exactly, members
-from ..client import LAST, Client, Document
+from .. import design
+from ..couchdb.changes import Longpoll
+from ..couchdb.client import LAST, Client, Document
+from ..couchdb.shapes import exactly, members
+from ..documents import workitem
 from ..errors import ConfigurationError, NotFound
-from ..feed import Longpoll
-from ..store import Store
+from ..queues.store import Store
 
 __all__ = ['STATES', 'Removal', 'complete', 'find', 'listing', 'remove', 'state', 'watch']
 

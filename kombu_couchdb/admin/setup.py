@@ -15,10 +15,10 @@ from typing import cast
 from urllib.parse import quote
 
 from .. import design
-from ..answers import DONE, equal, items, maybe, members, number, text
-from ..client import Client, Document
+from ..couchdb.client import Client, Document
+from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
+from ..documents.ids import CONSUMER
 from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, who
-from ..lease import CONSUMER
 
 __all__ = ['Step', 'Wanted', 'layouts', 'plan']
 

@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
-from .. import design, waiting
-from ..answers import exactly, maybe, members, number, text
-from ..client import LAST, Client, Document
+from .. import design
+from ..couchdb.client import LAST, Client, Document
+from ..couchdb.shapes import exactly, maybe, members, number, text
+from ..documents.ids import CONSUMER, QUEUE
 from ..errors import DatabaseMissing, NotFound
-from ..lease import CONSUMER
-from ..topology import QUEUE
+from ..queues import waiting
 
 __all__ = ['Consumer', 'Database', 'Queue', 'Server', 'Status', 'status']
 

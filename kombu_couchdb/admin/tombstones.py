@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..answers import items, members, number, revision, sequence, text
-from ..client import Client, Document, Row, chunks
+from ..couchdb.client import Client, Document, Row, chunks
+from ..couchdb.shapes import items, members, number, revision, sequence, text
 from ..errors import NotFound
 
 __all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours']

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..answers import DONE, flag, members, number
-from ..client import Client
+from ..couchdb.client import Client
+from ..couchdb.shapes import DONE, flag, members, number
+from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing
-from ..lease import CONSUMER
-from ..tidy import Tidier
+from ..leases.janitor import Tidier
 from .cluster import Cluster
 from .indexes import Indexes
 from .tombstones import Marks, Tombstone, Tombstones

@@ -8,7 +8,7 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError
 
-from kombu_couchdb import workitem
+from kombu_couchdb.documents import workitem
 from tests.conftest import PATIENCE, wait_for
 from tests.support import items
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from kombu_couchdb import login
+from kombu_couchdb.couchdb import auth as login
 from tests.conftest import PATIENCE, Users, wait_for
 
 from .conftest import Site

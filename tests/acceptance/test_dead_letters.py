@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.support import end, items

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.admin import dead
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import ROOT, items, run_python
 

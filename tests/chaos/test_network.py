@@ -13,7 +13,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from chaos.proxy import Proxy
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, record_requests
 

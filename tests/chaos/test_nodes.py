@@ -15,7 +15,7 @@ from celery import Celery
 from kombu import Connection
 
 from chaos.proxy import Answer, Proxy
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, PATIENT, Server, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items, publish, publish_many, release_all

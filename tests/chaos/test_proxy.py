@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 import pytest
 
 from chaos.proxy import Answer, Proxy
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import NotFound, ServerUnavailable
 
 

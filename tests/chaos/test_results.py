@@ -12,7 +12,7 @@ from celery import Celery
 from celery.exceptions import TimeoutError
 
 from chaos.proxy import Proxy
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, Server, wait_for
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_couchdb import workitem
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import Server, wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all

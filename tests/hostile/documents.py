@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_couchdb.workitem import new_id
+from kombu_couchdb.documents.workitem import new_id
 
 __all__ = ['BROKER', 'RESULTS', 'WORKITEM']
 

@@ -10,26 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_couchdb.chords import Chords
+from celery_couchdb.chords.counter import Chords
 from celery_couchdb.expiry import sweep
 from celery_couchdb.options import Options as ResultOptions
-from celery_couchdb.store import Store as Results
-from kombu_couchdb import design, workitem
-from kombu_couchdb.address import Address
+from celery_couchdb.results.store import Store as Results
+from kombu_couchdb import design
 from kombu_couchdb.admin import cluster, dead, indexes, jobs, vacuum
 from kombu_couchdb.admin.setup import Wanted, layouts, plan
 from kombu_couchdb.admin.status import status
-from kombu_couchdb.candidates import Candidates
-from kombu_couchdb.client import Client
+from kombu_couchdb.consumer.candidate_reader import Candidates
+from kombu_couchdb.consumer.candidates import Window
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.changes import Longpoll
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.nodes import Node
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
-from kombu_couchdb.fanout import Broadcaster, Listener
-from kombu_couchdb.feed import Longpoll
-from kombu_couchdb.lease import Sweeper
-from kombu_couchdb.nodes import Node
-from kombu_couchdb.store import Store
-from kombu_couchdb.tidy import Tidier
-from kombu_couchdb.topology import Topology
-from kombu_couchdb.window import Window
+from kombu_couchdb.leases.janitor import Tidier
+from kombu_couchdb.leases.sweeper import Sweeper
+from kombu_couchdb.queues.fanout import Broadcaster, Listener
+from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.topology import Topology
 
 from .documents import BROKER, WORKITEM
 from .fake import HOST, Fake

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import Server, wait_for
 from tests.support import Inbox, publish
 

@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from kombu import Connection
 from urllib3 import HTTPResponse
 
-from kombu_couchdb import bounds, consumer, login
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
+from kombu_couchdb.consumer import io_thread as consumer
+from kombu_couchdb.couchdb import auth as login
+from kombu_couchdb.couchdb import bounds
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.changes import Longpoll
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.nodes import Node
 from kombu_couchdb.errors import RETRIED, AnswerTooLarge, BrokenAnswer, CouchDBError, NotCouchDB, ServerUnavailable
-from kombu_couchdb.feed import Longpoll
-from kombu_couchdb.nodes import Node
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Inbox, publish, run_python
 

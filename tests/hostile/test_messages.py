@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu import Connection
 
-from kombu_couchdb import workitem
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError, Unstorable
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish

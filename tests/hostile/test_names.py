@@ -13,10 +13,10 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb import design
 from kombu_couchdb.admin.status import status
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.validation import check_names
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.routing import binding_id, topic_matches, topic_pattern
-from kombu_couchdb.storable import check_names
+from kombu_couchdb.queues.routing import binding_id, topic_matches, topic_pattern
 from tests.support import Inbox, items, publish
 
 from .strategies import ODD, any_text

@@ -15,11 +15,11 @@ from kombu import Connection, Exchange, Queue
 from kombu.exceptions import DecodeError
 
 from celery_couchdb.expiry import sweep
-from kombu_couchdb.client import Client, chunks
-from kombu_couchdb.lease import Sweeper
-from kombu_couchdb.store import Store
-from kombu_couchdb.tidy import Tidier
-from kombu_couchdb.topology import Topology
+from kombu_couchdb.couchdb.client import Client, chunks
+from kombu_couchdb.leases.janitor import Tidier
+from kombu_couchdb.leases.sweeper import Sweeper
+from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.topology import Topology
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, items, publish
 

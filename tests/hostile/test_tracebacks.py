@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import bounds, login
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb import auth as login
+from kombu_couchdb.couchdb import bounds
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.changes import Longpoll
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import CouchDBError
-from kombu_couchdb.feed import Longpoll
-from kombu_couchdb.forks import Shared
 from tests.conftest import PATIENT
 
 from .test_http import DOC, Wire, dripped, endless, head, wires

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Connection
 
-from celery_couchdb.address import address_of
 from celery_couchdb.options import Options as ResultOptions
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
+from celery_couchdb.results.address import address_of
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from kombu_couchdb.options import Options
 

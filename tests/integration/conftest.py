@@ -11,7 +11,7 @@ from kombu import Connection
 
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 from tests.conftest import PATIENT, PATIENT_BROKER, Server, wait_for
 from tests.patience import PatientConnection

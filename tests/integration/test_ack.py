@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items, publish

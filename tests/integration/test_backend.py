@@ -23,7 +23,7 @@ from celery.exceptions import TaskRevokedError, TimeoutError
 from requests.adapters import HTTPAdapter
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing
 from tests.conftest import PATIENCE, PATIENT
 

@@ -11,7 +11,7 @@ import pytest
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import (
     AccessDenied,
     ConfigurationError,

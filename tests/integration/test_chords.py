@@ -16,7 +16,7 @@ from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied, DocumentTooLarge, ServerUnavailable
 from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, items
@@ -496,7 +496,7 @@ def test_worker_killed_at_the_end_of_a_chord(site: Site, monkeypatch: pytest.Mon
 
 def test_worker_killed_between_two_deletions(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send(*range(4))
-    monkeypatch.setattr('celery_couchdb.store._DELETE', 2)
+    monkeypatch.setattr('celery_couchdb.results.store._DELETE', 2)
     worker = site.backend()
     bulk = worker.client.bulk
 

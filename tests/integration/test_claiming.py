@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.http import encoded
 from kombu_couchdb.errors import DocumentTooLarge
-from kombu_couchdb.http import encoded
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, replace_in_clients
 

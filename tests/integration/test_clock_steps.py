@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 from kombu import Connection, Queue
 
-from kombu_couchdb import lease
-from kombu_couchdb.client import Client
-from kombu_couchdb.lease import Sweeper
-from kombu_couchdb.store import Store
-from kombu_couchdb.topology import Topology
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.leases import lease
+from kombu_couchdb.leases.sweeper import Sweeper
+from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.topology import Topology
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, items, publish, publish_many
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.unique import ENQUEUED, MOVED, Outcome, told
 from tests.conftest import wait_for
@@ -83,7 +83,7 @@ def test_what_a_node_that_lags_behind_did_not_show_is_found(
         return {'results': [{**result, 'rows': []} for result in answer['results']]} if lacks else answer
 
     replace_in_clients(monkeypatch, database, 'request', behind)
-    monkeypatch.setattr('kombu_couchdb.consumer._BEHIND', 1.0)
+    monkeypatch.setattr('kombu_couchdb.consumer.io_thread._BEHIND', 1.0)
     inbox = Inbox(connect())
     inbox.stays(0, 1.0)
     shown.append('all')
@@ -100,7 +100,7 @@ def is_item(doc: Document) -> bool:
 
 def test_unproven_claim_is_not_run_and_given_back(
         connect: Callable[..., Connection], client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('kombu_couchdb.lease.SYNC', 0.5)
+    monkeypatch.setattr('kombu_couchdb.leases.sweeper.SYNC', 0.5)
     publish(connect(), 'hello')
     claimed: list[Document] = []
     cluster.unproven = lambda doc: bool(doc.get('claimed')) and not claimed.append(doc)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from kombu import Connection
 
 from celery_couchdb.cli import couchdb
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 

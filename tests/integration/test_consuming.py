@@ -10,7 +10,7 @@ import amqp
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items, publish, publish_many, run_python
 

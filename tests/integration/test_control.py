@@ -13,7 +13,7 @@ from celery.worker.control import Panel
 from kombu import Connection, Queue
 
 from celery_couchdb import control
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.support import Request, eta, items, publish, publish_many
 

@@ -12,10 +12,11 @@ from kombu import Connection
 
 from celery_couchdb.cli import dead as cli_dead
 from celery_couchdb.jobs import Jobs
-from kombu_couchdb import channel, workitem
 from kombu_couchdb.admin import dead
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import Unstorable
+from kombu_couchdb.transport import channel
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 

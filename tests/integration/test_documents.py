@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish
 

@@ -15,9 +15,9 @@ from kombu import Connection, Exchange, Queue
 
 from celery_couchdb import design as results_design
 from kombu_couchdb import design
-from kombu_couchdb.client import Client
-from kombu_couchdb.leader import Leader
-from kombu_couchdb.parcels import refused
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.parcel import refused
+from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.unique import told
 from tests.support import Inbox, Request, eta, items, publish
 

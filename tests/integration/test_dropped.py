@@ -15,8 +15,8 @@ from celery import Celery
 from celery.app.control import Control
 from kombu import Connection, Exchange, Queue
 
-from kombu_couchdb.client import Client
-from kombu_couchdb.lease import CONSUMER
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.ids import CONSUMER
 from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for
 from tests.support import Inbox, Request, items, publish, publish_many
 
@@ -26,7 +26,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers that have nothing to do retire at once."""
-    monkeypatch.setattr('kombu_couchdb.consumer._IDLE_SECONDS', 0.1)
+    monkeypatch.setattr('kombu_couchdb.consumer.io_thread._IDLE_SECONDS', 0.1)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def test_broadcasts_for_a_queue_that_nobody_consumes_just_now_are_kept(connect: 
 def test_consumers_that_come_and_go_lose_nothing(connection: Connection, client: Client,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes while a consumer retires gets the next one."""
-    monkeypatch.setattr('kombu_couchdb.consumer._IDLE_SECONDS', 0.0)
+    monkeypatch.setattr('kombu_couchdb.consumer.io_thread._IDLE_SECONDS', 0.0)
     channel = connection.channel()
     for number in range(30):
         publish(connection, number)

@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import ChannelError
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, items, run_python

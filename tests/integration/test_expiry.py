@@ -16,9 +16,9 @@ from kombu import Connection
 
 from celery_couchdb import design
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.store import Store
-from kombu_couchdb.answers import anything
-from kombu_couchdb.client import Client
+from celery_couchdb.results.store import Store
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.shapes import anything
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Request, items, publish

@@ -9,7 +9,7 @@ import pytest
 from kombu import Connection
 
 from chaos.proxy import Proxy
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENT_BROKER
 from tests.support import Inbox, publish, release_all
 

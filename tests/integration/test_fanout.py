@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from kombu import Connection, Exchange, Queue, binding
 
-from kombu_couchdb import tidy
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.leases import janitor as tidy
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish
 

@@ -9,10 +9,10 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from kombu_couchdb import workitem
 from kombu_couchdb.admin import dead
-from kombu_couchdb.client import Client, Document
-from kombu_couchdb.topology import QUEUE
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.ids import QUEUE
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish
 
@@ -26,7 +26,7 @@ GONE = 'broker:consumer:gone:1:00'
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long."""
-    for name in ('healer.SYNC', 'healer._SINGLE', 'healer._CLUSTER', 'lease.SYNC'):
+    for name in ('couchdb.conflicts.SYNC', 'couchdb.conflicts._SINGLE', 'couchdb.conflicts._CLUSTER', 'leases.sweeper.SYNC'):
         monkeypatch.setattr(f'kombu_couchdb.{name}', 0.5)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kombu import Connection, Exchange, Queue
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, publish
 

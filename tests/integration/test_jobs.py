@@ -13,9 +13,10 @@ from celery.exceptions import TaskRevokedError
 from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
-from kombu_couchdb import design, workitem
+from kombu_couchdb import design
 from kombu_couchdb.admin import jobs
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items

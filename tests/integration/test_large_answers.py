@@ -9,9 +9,9 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from celery_couchdb.reader import Waiter
-from kombu_couchdb import bounds
-from kombu_couchdb.client import Client
+from celery_couchdb.waiting.subscriber import Waiter
+from kombu_couchdb.couchdb import bounds
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AnswerTooLarge
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, publish_many

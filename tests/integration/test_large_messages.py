@@ -12,9 +12,10 @@ from celery import Celery
 from kombu import Connection
 
 from celery_couchdb.jobs import Jobs
-from kombu_couchdb import body, errors, workitem
+from kombu_couchdb import errors
 from kombu_couchdb.admin import dead
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents import body, workitem
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, items, publish, publish_many, replace_in_clients
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_couchdb import leader
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.leader import LEASE, RENEWED, Leader
+from kombu_couchdb.leases import leader
+from kombu_couchdb.leases.leader import LEASE, RENEWED, Leader
 
 
 class Clock:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish, publish_many, replace_in_clients

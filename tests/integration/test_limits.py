@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
-from kombu_couchdb import workitem
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
-from kombu_couchdb.store import Store
+from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
 
@@ -174,7 +174,7 @@ def test_task_of_a_group_that_has_not_expired_keeps_its_header(connect: Callable
 
 def drops_slowly(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a consumer's sweep delete one message at a time, which takes a while."""
-    monkeypatch.setattr('kombu_couchdb.store._BATCH', 1)
+    monkeypatch.setattr('kombu_couchdb.queues.store._BATCH', 1)
     client = inbox.channel.connection.couchdb
     bulk = client.bulk
 

@@ -11,11 +11,11 @@ import requests
 from celery import Celery
 from kombu import Connection
 
-from kombu_couchdb import login
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
-from kombu_couchdb.forks import Shared
-from kombu_couchdb.nodes import Node
+from kombu_couchdb.couchdb import auth as login
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.fork_safety import Shared
+from kombu_couchdb.couchdb.nodes import Node
 from tests.conftest import PATIENCE, Server, Users, wait_for
 from tests.support import Inbox, publish
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from kombu import Connection
 
-from kombu_couchdb.client import Client
-from kombu_couchdb.routing import QUEUE, exchange_prefix
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.ids import QUEUE
+from kombu_couchdb.queues.routing import exchange_prefix
 from tests.support import Inbox, Request, items, publish, publish_many
 
 QUEUES, EACH = 50, 8

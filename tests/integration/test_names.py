@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import Server
 from tests.support import Inbox, items, publish, run_python
 
@@ -44,7 +44,8 @@ import sys
 import kombu.serialization
 print(*sorted(name for name in sys.modules if name.partition('.')[0] in ('requests', 'kombu_couchdb', 'celery_couchdb')))
 ''')
-    assert done.stdout.split() == ['kombu_couchdb', 'kombu_couchdb.redaction', 'kombu_couchdb.registration']
+    assert done.stdout.split() == [
+        'kombu_couchdb', 'kombu_couchdb.couchdb', 'kombu_couchdb.couchdb.redaction', 'kombu_couchdb.registration']
 
 
 @pytest.mark.parametrize('breaks', [

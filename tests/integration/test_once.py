@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
-from kombu_couchdb.once import once
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.idempotency import once
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 

@@ -9,10 +9,10 @@ import pytest
 import requests
 from kombu import Connection, Exchange, Producer, Queue
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.routing import _tables
-from kombu_couchdb.store import SEEN
+from kombu_couchdb.queues.routing import _tables
+from kombu_couchdb.queues.store import SEEN
 from tests.support import Inbox, Request, eta, items, publish, replace_in_clients
 
 needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='Producer.batch() came with kombu 5.7')

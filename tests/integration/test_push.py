@@ -19,8 +19,8 @@ from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.reader import Waiter
-from kombu_couchdb.client import Client
+from celery_couchdb.waiting.subscriber import Waiter
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Request
@@ -42,9 +42,9 @@ def threads_named(name: str) -> int:
 @pytest.fixture(autouse=True)
 def no_threads_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever was waited for: the threads end when nobody waits any more."""
-    monkeypatch.setattr('celery_couchdb.reader._IDLE', 0.1)
-    monkeypatch.setattr('celery_couchdb.callbacks._IDLE', 0.1)
-    monkeypatch.setattr('celery_couchdb.callbacks._TICK', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.subscriber._IDLE', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.callbacks._IDLE', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.callbacks._TICK', 0.1)
     for moment in ('before', 'after'):
         gc.collect()
         wait_for(lambda: not threads_named(READER), f'the readers of {moment} to end')
@@ -551,7 +551,7 @@ def test_group_without_callbacks_is_not_watched(app: Celery, sent: list[Request]
 def test_states_of_a_group_take_a_handful_of_requests(app: Celery, worker: CouchDBBackend, sent: list[Request],
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     # What was read ahead counts for a moment only, which a busy machine may take for each question.
-    monkeypatch.setattr('celery_couchdb.ahead.time', SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr('celery_couchdb.waiting.read_ahead.time', SimpleNamespace(monotonic=lambda: 0.0))
     names = ids(400)
     group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
     wait_for(lambda: len(app.backend.callbacks._held) == 400, 'the group to be taken up')

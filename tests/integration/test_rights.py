@@ -18,7 +18,7 @@ from kombu import Connection
 
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from tests.conftest import PATIENCE, Server
 from tests.support import items, publish

@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Peer, due, eta, items, publish, publish_many
 

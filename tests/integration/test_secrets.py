@@ -15,10 +15,10 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.auth import Login
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
-from kombu_couchdb.login import Login
 from tests.conftest import PATIENCE, Server
 from tests.support import Inbox, publish
 

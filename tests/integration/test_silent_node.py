@@ -15,7 +15,7 @@ from celery import Celery, states
 from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import Conflict, ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish

@@ -11,7 +11,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.exceptions import DecodeError
 
 from kombu_couchdb import design
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.hostile.worst import deep, store
 from tests.support import Inbox, Peer, items, publish

@@ -12,7 +12,7 @@ from kombu import Connection, Queue
 
 from kombu_couchdb import design
 from kombu_couchdb.admin.status import status
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 from tests.conftest import Server, wait_for
 from tests.support import Inbox, Request, eta, items, publish, publish_many

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from kombu_couchdb import temporary
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.watch import Overdue
+from kombu_couchdb.leases import temporary
+from kombu_couchdb.leases.watch import Overdue
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, run_python
 

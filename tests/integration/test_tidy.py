@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from kombu_couchdb import tidy, watch
-from kombu_couchdb.client import Client
-from kombu_couchdb.store import Store
-from kombu_couchdb.tidy import Tidier
-from kombu_couchdb.topology import Topology
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.leases import janitor as tidy
+from kombu_couchdb.leases import watch
+from kombu_couchdb.leases.janitor import Tidier
+from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.topology import Topology
 from tests.support import Inbox, Request, publish
 
 HOUR = 3600.0

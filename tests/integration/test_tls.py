@@ -15,7 +15,7 @@ from celery import Celery
 from kombu import Connection
 from urllib3.exceptions import InsecureRequestWarning
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, CouchDBError, ServerUnavailable
 from tests.conftest import PATIENCE, Server
 from tests.support import Inbox, publish

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
-from kombu_couchdb.client import Client
-from kombu_couchdb.store import Store
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.queues.store import Store
 from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, told
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, eta, items, publish, publish_many, replace_in_clients

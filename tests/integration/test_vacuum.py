@@ -14,14 +14,15 @@ from click.testing import CliRunner, Result
 from kombu import Connection
 
 from celery_couchdb.cli import couchdb
-from kombu_couchdb import design, workitem
+from kombu_couchdb import design
 from kombu_couchdb.admin import vacuum as module
 from kombu_couchdb.admin.cluster import Refused
 from kombu_couchdb.admin.tombstones import Tombstone, Tombstones
 from kombu_couchdb.admin.vacuum import Report, longest_lease, vacuum
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied
-from kombu_couchdb.store import Store
+from kombu_couchdb.queues.store import Store
 from tests.conftest import Server, wait_for
 from tests.support import Inbox, items, publish
 
@@ -195,7 +196,7 @@ def test_it_tidies_too(couch: Client) -> None:
 def test_it_waits_for_the_proof_that_bindings_are_orphans(couch: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     couch.put({'_id': 'broker:binding:a', 'type': 'Binding', 'queue': 'gone'})
     assert vacuum(couch, quiet, age=0, wait=False).tidied == {}
-    monkeypatch.setattr('kombu_couchdb.tidy._ORPHANED', 3.0)
+    monkeypatch.setattr('kombu_couchdb.leases.janitor._ORPHANED', 3.0)
     assert vacuum(couch, quiet, age=0).tidied['bindings'] == 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kombu_couchdb import workitem
+from kombu_couchdb.documents import workitem
 
 from .couchdb import leaves
 from .world import DELIVERIES, LEASE, Process, World

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import errors, waiting, workitem
-from kombu_couchdb.answers import Shape, anything
-from kombu_couchdb.client import Client
-from kombu_couchdb.store import Store
+from kombu_couchdb import errors
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.shapes import Shape, anything
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.queues import waiting
+from kombu_couchdb.queues.store import Store
 
 from .couchdb import CouchDB
 from .world import QUEUE, START

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kombu_couchdb.heartbeat import Heartbeat
-from kombu_couchdb.holdings import Holdings
-from kombu_couchdb.lease import Sweeper
-from kombu_couchdb.watch import Watch
+from kombu_couchdb.consumer.heartbeat import Heartbeat
+from kombu_couchdb.consumer.unacked import Holdings
+from kombu_couchdb.leases.sweeper import Sweeper
+from kombu_couchdb.leases.watch import Watch
 
 from .machine import Cluster, Protocol, Single
 

@@ -4,7 +4,7 @@ Time passes for all alike. What the server's clock shows, and that of each proce
 
 Nothing of the product is copied or replaced but what reaches outside: `Client.request` asks the model, threads are greenlets that
 stop at each request and each sleep, clocks are the world's, and the feed is deaf (a consumer looks at its queues in each turn).
-So whatever `Consumer`, `Claims`, `Holdings`, `Lease`, `Sweeper`, `Store` and `void` do is what is explored.
+So whatever `Consumer`, `Claims`, `Holdings`, `Lease`, `Sweeper`, `Store` and `conflict_rules` do is what is explored.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from unittest import mock
 from greenlet import getcurrent, greenlet
 
 import kombu_couchdb
-from kombu_couchdb import consumer, errors, healer, lease, outbox, workitem
-from kombu_couchdb.address import Address
-from kombu_couchdb.answers import Shape, anything
-from kombu_couchdb.client import Client
-from kombu_couchdb.delivery import Credit, Delivery, Subscription
-from kombu_couchdb.mailbox import Mailbox
-from kombu_couchdb.members import Members
+from kombu_couchdb import errors
+from kombu_couchdb.consumer import io_thread as consumer
+from kombu_couchdb.consumer import unwritten as outbox
+from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
+from kombu_couchdb.consumer.mailbox import Mailbox
+from kombu_couchdb.couchdb import conflicts as healer
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.shapes import Shape, anything
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.leases import lease, sweeper
+from kombu_couchdb.leases.peers import Members
 from kombu_couchdb.options import Options
-from kombu_couchdb.topology import Topology
+from kombu_couchdb.queues.topology import Topology
 
 from .couchdb import CouchDB, Write
 
@@ -46,7 +51,7 @@ LEASE, DELIVERIES = 60.0, 3
 START = 1_763_709_000.0
 
 #: The modules of the product whose clocks must be the world's: with one that is not, the model would prove nothing.
-TIMED = {'claims', 'consumer', 'healer', 'lease', 'store', 'tidy', 'watch', 'window'}
+TIMED = {'candidates', 'claims', 'conflicts', 'io_thread', 'janitor', 'lease', 'store', 'sweeper', 'watch'}
 
 
 class Request(NamedTuple):
@@ -120,12 +125,13 @@ class World:
     def in_place(self) -> Iterator[None]:
         """Let the product's modules find this world's clocks, threads and identities instead of the machine's."""
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - START)
-        modules = [import_module(f'kombu_couchdb.{found.name}') for found in pkgutil.iter_modules(kombu_couchdb.__path__)]
+        modules = [import_module(found.name) for found in pkgutil.walk_packages(kombu_couchdb.__path__, 'kombu_couchdb.')
+                   if not found.name.endswith('.__main__')]
         fakes: list[tuple[Any, str, Any]] = [
             (consumer, 'threading', SimpleNamespace(Thread=_Thread, Event=_Event)),
             (consumer, 'atexit', mock.Mock()),
             (outbox, 'Bell', _Bell),
-            *((module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2)) for module in (healer, lease)),
+            *((module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2)) for module in (healer, sweeper)),
             (lease, 'socket', SimpleNamespace(gethostname=lambda: 'host')),
             (lease, 'os', SimpleNamespace(getpid=lambda: 1)),
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}')))]

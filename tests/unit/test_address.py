@@ -1,4 +1,4 @@
-"""Where a database is and how to enter (`kombu_couchdb.address`)."""
+"""Where a database is and how to enter (`kombu_couchdb.couchdb.address`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.address import Address
+from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.errors import ConfigurationError
 
 SECRET = 'tell-nobody'

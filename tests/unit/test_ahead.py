@@ -1,4 +1,4 @@
-"""Results read ahead of the question for them (`celery_couchdb.ahead`), over a store in memory and a clock that is set."""
+"""Results read ahead of the question for them (`waiting.read_ahead`), over a store in memory and a clock that is set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from celery_couchdb import ahead as module
-from celery_couchdb.ahead import ReadAhead
-from celery_couchdb.store import Recent, Store
+from celery_couchdb.results.store import Recent, Store
+from celery_couchdb.waiting import read_ahead as module
+from celery_couchdb.waiting.read_ahead import ReadAhead
 
 Document = dict[str, Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,29 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ('kombu_couchdb', 'celery_couchdb')
 
-#: They decide; they read no socket, no file and no thread's state, and so they can be tested by calling them.
-PURE = ('address', 'body', 'errors', 'members', 'message', 'options', 'redaction', 'storable', 'workitem')
-#: What the pure ones may need of ours.
-PLAIN = {f'kombu_couchdb.{name}' for name in PURE}
+#: What the modules of a folder may import of the other folders of their package; see docs/architecture.rst.
+BELOW_QUEUES = {'documents', 'couchdb', 'design'}
+BELOW_CONSUMER = {'leases', 'queues', *BELOW_QUEUES}
+FOLDERS: dict[str, set[str]] = {
+    'kombu_couchdb.couchdb': set(),
+    'kombu_couchdb.documents': set(),
+    'kombu_couchdb.design': set(),
+    'kombu_couchdb.queues': BELOW_QUEUES,
+    'kombu_couchdb.leases': {'queues', *BELOW_QUEUES},
+    'kombu_couchdb.consumer': BELOW_CONSUMER,
+    'kombu_couchdb.transport': {'consumer', *BELOW_CONSUMER},
+    'kombu_couchdb.admin': BELOW_CONSUMER,
+    'kombu_couchdb.embedded': set(),
+    'celery_couchdb.design': set(),
+    'celery_couchdb.results': {'design'},
+    'celery_couchdb.waiting': {'results', 'design'},
+    'celery_couchdb.chords': {'results', 'waiting', 'design'},
+    'celery_couchdb.parcels': set(),
+    'celery_couchdb.testing': set(),
+}
+#: Modules beside the folders, which every folder may import.
+SHARED = {'kombu_couchdb.errors', 'kombu_couchdb.log', 'kombu_couchdb.options', 'celery_couchdb.options'}
+
 #: What reaches the world outside.
 OUTSIDE = {'requests', 'urllib3', 'socket', 'http', 'threading', 'subprocess', 'select', 'kombu', 'celery'}
 
@@ -52,10 +72,9 @@ def tops(module: str) -> set[str]:
 
 
 def test_imports_are_read_as_they_are_written() -> None:
-    assert {'kombu_couchdb.errors', 'kombu_couchdb.address', 'kombu_couchdb.clock', 'requests', 'requests.adapters'} \
-        <= IMPORTS['kombu_couchdb.nodes']
-    assert 'kombu_couchdb.client' in IMPORTS['celery_couchdb.store']
-    assert 'kombu_couchdb.design' in IMPORTS['kombu_couchdb.store']
+    assert {'kombu_couchdb.errors', 'kombu_couchdb.couchdb.address', 'requests'} <= IMPORTS['kombu_couchdb.couchdb.nodes']
+    assert 'kombu_couchdb.couchdb.client' in IMPORTS['celery_couchdb.results.store']
+    assert 'kombu_couchdb.design' in IMPORTS['kombu_couchdb.queues.store']
 
 
 def test_no_circle() -> None:
@@ -68,21 +87,70 @@ def test_the_transport_knows_nothing_of_celery(module: str) -> None:
     assert not tops(module) & {'celery', 'celery_couchdb'}
 
 
-@pytest.mark.parametrize('name', PURE)
-def test_pure_modules_need_none_that_does_input_or_output(name: str) -> None:
-    module = f'kombu_couchdb.{name}'
-    ours = {found for found in IMPORTS[module] if found.startswith('kombu_couchdb')}
-    assert ours <= PLAIN
-    assert tops(module) & OUTSIDE <= ({'requests'} if name == 'errors' else set())
+def folder_of(module: str) -> str:
+    """Return the folder that a module of ours is in, `kombu_couchdb.couchdb` for example; the module itself if it is in none."""
+    return '.'.join(module.split('.')[:2])
+
+
+@pytest.mark.parametrize('folder', FOLDERS)
+def test_a_folder_imports_what_is_below_it_alone(folder: str) -> None:
+    package = folder.partition('.')[0]
+    allowed = {folder, package, *SHARED, *(f'{package}.{name}' for name in FOLDERS[folder])}
+    found = {folder_of(name) for module in FILES if folder_of(module) == folder for name in IMPORTS[module]
+             if name.partition('.')[0] == package}
+    assert found <= allowed
+
+
+def test_every_folder_has_its_rule_and_says_what_lives_there() -> None:
+    found = {folder_of(module) for module, path in FILES.items() if len(path.relative_to(ROOT).parts) > 2}
+    assert found - {'celery_couchdb.cli'} == set(FOLDERS)  # the command may import everything
+    for folder in found:
+        assert len((ast.get_docstring(ast.parse(FILES[folder].read_text('utf-8'))) or '').splitlines()) >= 2
+
+
+def test_documents_and_errors_need_nothing_that_does_input_or_output() -> None:
+    """They decide. They read no socket, no file and no thread's state, and so they are tested by calling them."""
+    pure = {module for module in FILES if folder_of(module) == 'kombu_couchdb.documents'}
+    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'couchdb.address', 'couchdb.redaction', 'leases.peers')}
+    for module in pure - {'kombu_couchdb.documents.compressed'}:  # that one asks kombu for its codecs
+        assert not tops(module) & OUTSIDE, module
+    assert tops('kombu_couchdb.errors') & OUTSIDE <= {'requests'}
+
+
+def test_the_consumer_knows_no_classes_of_kombu() -> None:
+    for module in FILES:
+        if folder_of(module) in {f'kombu_couchdb.{name}' for name in ('consumer', 'leases', 'queues', 'couchdb')}:
+            found = {name for name in IMPORTS[module] if name.partition('.')[0] == 'kombu'}
+            assert found <= {'kombu.utils.functional', 'kombu.utils.imports', 'kombu.utils.json', 'kombu.utils.url'}, module
+
+
+def test_nobody_imports_the_transport_but_by_its_folder() -> None:
+    inside = {module for module in FILES if folder_of(module) == 'kombu_couchdb.transport'}
+    found = {(module, name) for module in FILES.keys() - inside for name in IMPORTS[module] if name in inside}
+    assert {name for _, name in found} <= {'kombu_couchdb.transport', 'kombu_couchdb.transport.channel'}
+    assert {module for module, name in found if name.endswith('.channel')} <= {'celery_couchdb.parcels.mover'}
+
+
+@pytest.mark.parametrize('path', [
+    'kombu_couchdb.transport:Transport', 'kombu_couchdb.errors:CouchDBError', 'kombu_couchdb.options:Options',
+    'kombu_couchdb.unique:told', 'kombu_couchdb.unique:collect_outcomes', 'kombu_couchdb.embedded:EmbeddedServer',
+    'celery_couchdb.backend:CouchDBBackend', 'celery_couchdb.backend:ResultTooLarge', 'celery_couchdb.jobs:Jobs',
+    'celery_couchdb.jobs:Unreadable', 'celery_couchdb.unique:UniqueTask', 'celery_couchdb.testing:CouchDBTestBroker',
+    'celery_couchdb.testing:CouchDBTestBackend', 'celery_couchdb.testing:LocalWorkerContainer',
+])
+def test_public_paths(path: str) -> None:
+    module, _, name = path.partition(':')
+    assert hasattr(import_module(module), name)
 
 
 def test_few_know_requests() -> None:
-    allowed = {f'kombu_couchdb.{name}' for name in ('bounds', 'client', 'errors', 'feed', 'http', 'login', 'nodes', 'transport')}
+    allowed = {'kombu_couchdb.errors', 'kombu_couchdb.transport.connection',
+               *(f'kombu_couchdb.couchdb.{name}' for name in ('auth', 'bounds', 'changes', 'client', 'http', 'nodes'))}
     assert {module for module in FILES if tops(module) & {'requests', 'urllib3'}} <= allowed
 
 
 def test_kombu_s_classes_stay_at_the_edge() -> None:
-    edge = {'kombu_couchdb.transport', 'kombu_couchdb.channel', 'kombu_couchdb.qos'}
+    edge = {'kombu_couchdb.transport.connection', 'kombu_couchdb.transport.channel', 'kombu_couchdb.transport.qos'}
     assert {module for module in FILES if any(name.startswith('kombu.transport') for name in IMPORTS[module])} <= \
         edge | {'kombu_couchdb.registration'}  # the last for the table of schemes
 
@@ -97,7 +165,7 @@ def test_one_module_prints_and_one_makes_loggers() -> None:
     """Documents are written by others: these take care that nothing of them reaches a terminal or a log as it is."""
     sources = {module: path.read_text('utf-8') for module, path in FILES.items()}
     printing = r'\bclick\.(echo|secho|confirm)\('
-    assert {module for module, text in sources.items() if re.search(printing, text)} == {'celery_couchdb.cli.output'}
+    assert {module for module, text in sources.items() if re.search(printing, text)} == {'celery_couchdb.cli.tables'}
     making = r'\bkombu\.log\b|\bgetLogger\('
     assert {module for module, text in sources.items() if re.search(making, text)} <= {
         'kombu_couchdb.log', 'kombu_couchdb.embedded', 'celery_couchdb.brevity'}  # the last two log nothing of a document

@@ -12,10 +12,10 @@ import pytest
 from celery import Celery
 from kombu.serialization import dumps, loads
 
-from celery_couchdb.address import address_of
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.documents import pack, unpack
-from kombu_couchdb.address import Address
+from celery_couchdb.results.address import address_of
+from celery_couchdb.results.documents import pack, unpack
+from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.errors import (
     AccessDenied,
     ConfigurationError,
@@ -137,7 +137,7 @@ def test_write_gives_up_when_others_are_always_faster(monkeypatch: pytest.Monkey
         tries.append(doc)
         raise Conflict('never')
 
-    monkeypatch.setattr('celery_couchdb.store._ATTEMPTS', 10)
+    monkeypatch.setattr('celery_couchdb.results.store._ATTEMPTS', 10)
     backend.client.put = put
     backend.client.get = lambda doc_id: {'_id': doc_id, '_rev': '1-a', 'status': 'STARTED'}
     with pytest.raises(Conflict):

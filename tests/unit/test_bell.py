@@ -1,4 +1,4 @@
-"""What wakes the I/O thread (`kombu_couchdb.bell`)."""
+"""What wakes the I/O thread (`kombu_couchdb.consumer.wakeup`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kombu_couchdb.bell import Bell
+from kombu_couchdb.consumer.wakeup import Bell
 
 LONG = 100.0
 

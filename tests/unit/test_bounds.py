@@ -1,4 +1,4 @@
-"""How long, and how large, an answer may be (`kombu_couchdb.bounds`), by a clock of the test's own."""
+"""How long, and how large, an answer may be (`kombu_couchdb.couchdb.bounds`), by a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import bounds
-from kombu_couchdb.bounds import SLOWEST, Bounds, Upload
+from kombu_couchdb.couchdb import bounds
+from kombu_couchdb.couchdb.bounds import SLOWEST, Bounds, Upload
 from kombu_couchdb.errors import AnswerTooLarge
 
 #: The time limit of the socket, in seconds.

@@ -1,4 +1,4 @@
-"""Writing many documents (`kombu_couchdb.bulk`): bounded requests, and an answer for each document."""
+"""Writing many documents (`kombu_couchdb.couchdb.bulk`): bounded requests, and an answer for each document."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import bulk, errors
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb import errors
+from kombu_couchdb.couchdb import bulk
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client, Document
 
 
 class Server(Client):

@@ -1,4 +1,4 @@
-"""HTTP to one database (`kombu_couchdb.client`), against a server that answers what it is told."""
+"""HTTP to one database (`kombu_couchdb.couchdb.client`), against a server that answers what it is told."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
-from kombu_couchdb import clock, errors, login, nodes
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client, chunks
-from kombu_couchdb.forks import Shared
+from kombu_couchdb import errors
+from kombu_couchdb.couchdb import auth as login
+from kombu_couchdb.couchdb import clock, nodes
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client, chunks
+from kombu_couchdb.couchdb.fork_safety import Shared
 from tests.conftest import PATIENT
 
 #: A document as it is stored.
@@ -429,7 +431,7 @@ def test_a_server_that_asks_for_patience_has_it(peer: Peer, monkeypatch: pytest.
     client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
     slept: list[float] = []
     # Not time.sleep itself, which other threads use, too.
-    monkeypatch.setattr('kombu_couchdb.nodes.time',
+    monkeypatch.setattr('kombu_couchdb.couchdb.nodes.time',
                         SimpleNamespace(sleep=slept.append, monotonic=time.monotonic, time=time.time))
     date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
     peer.answers = [answer({'error': 'busy'}, status, **{'Retry-After': retry_after.format(in_60_s=date)})]

@@ -1,4 +1,4 @@
-"""The server's time (`kombu_couchdb.clock`)."""
+"""The server's time (`kombu_couchdb.couchdb.clock`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kombu_couchdb import clock as module
-from kombu_couchdb.clock import ServerClock
+from kombu_couchdb.couchdb import clock as module
+from kombu_couchdb.couchdb.clock import ServerClock
 
 LOCAL = 1_763_709_000.4
 

@@ -1,4 +1,4 @@
-"""Unpacking compressed bodies no further than to a bound (`kombu_couchdb.compressed`)."""
+"""Unpacking compressed bodies no further than to a bound (`kombu_couchdb.documents.compressed`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kombu import compression
 from kombu.compression import compress
 
-from kombu_couchdb.compressed import TooLarge, check_unpacked, unpacked
+from kombu_couchdb.documents.compressed import TooLarge, check_unpacked, unpacked
 from kombu_couchdb.errors import Unstorable
 
 METHODS = ['gzip', 'zlib', 'bzip2', 'lzma', 'xz', 'brotli', 'zstd']

@@ -1,4 +1,4 @@
-"""A delivery, as kombu gets it (`kombu_couchdb.delivery`)."""
+"""A delivery, as kombu gets it (`kombu_couchdb.consumer.delivery`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from uuid import UUID
 import pytest
 from kombu.utils.json import JSONEncoder
 
-from kombu_couchdb import delivery as module
-from kombu_couchdb import workitem
-from kombu_couchdb.delivery import Credit, Delivery
+from kombu_couchdb.consumer import delivery as module
+from kombu_couchdb.consumer.delivery import Credit, Delivery
+from kombu_couchdb.documents import workitem
 
 NOW = 1_763_709_000.0
 

@@ -12,11 +12,11 @@ from requests import exceptions as http
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ProtocolError
 
 from celery_couchdb.options import Options
-from celery_couchdb.store import Store as Results
+from celery_couchdb.results.store import Store as Results
 from kombu_couchdb import errors
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
-from kombu_couchdb.store import Store
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.queues.store import Store
 from tests.support import ROOT
 
 WHERE = 'http://db.example:5984/celery'

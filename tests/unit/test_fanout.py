@@ -1,4 +1,4 @@
-"""Broadcasts (`kombu_couchdb.fanout`): who sends them, over a database in memory, and who listens."""
+"""Broadcasts (`kombu_couchdb.queues.fanout`): who sends them, over a database in memory, and who listens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.ids import BROADCAST
 from kombu_couchdb.errors import Conflict, ServerUnavailable
-from kombu_couchdb.fanout import BROADCAST, Broadcaster, Listener
+from kombu_couchdb.queues.fanout import Broadcaster, Listener
 
 Document = dict[str, Any]
 
@@ -280,7 +281,7 @@ def test_who_falls_behind_is_told_how_far(listener: Listener, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         listener.take([broadcast(1), broadcast(5)])
         assert caplog.records == []  # they may still come
-        monkeypatch.setattr('kombu_couchdb.fanout._LATE', -1.0)
+        monkeypatch.setattr('kombu_couchdb.queues.fanout._LATE', -1.0)
         listener.take([])
         listener.take([])
     [record] = caplog.records
@@ -293,7 +294,7 @@ def test_what_a_cluster_tells_of_late_is_not_lost(listener: Listener, caplog: py
     assert had(listener.take([broadcast(3), broadcast(4)])) == [('q', 'p3')]
     assert had(listener.take([broadcast(2), broadcast(3)])) == [('q', 'p2')]
     assert had(listener.take([broadcast(2), broadcast(3), broadcast(4)])) == []
-    monkeypatch.setattr('kombu_couchdb.fanout._LATE', -1.0)
+    monkeypatch.setattr('kombu_couchdb.queues.fanout._LATE', -1.0)
     listener.take([])
     assert caplog.records == []
 

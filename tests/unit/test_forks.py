@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from kombu_couchdb.forks import Shared, reset_in_child
+from kombu_couchdb.couchdb.fork_safety import Shared, reset_in_child
 from tests.conftest import PATIENCE
 
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')

@@ -1,4 +1,4 @@
-"""Several threads' writes in one request (`kombu_couchdb.group_commit`), over a client that answers when it is told to."""
+"""Several threads' writes in one request (`couchdb.group_commit`), over a client that answers when it is told to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client, Document
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.errors import AccessDenied, Conflict, CouchDBError, DocumentTooLarge, ServerUnavailable, Unstorable
-from kombu_couchdb.group_commit import GroupCommit
 from tests.conftest import PATIENCE, wait_for
 
 
@@ -94,7 +94,7 @@ def test_two_writes_of_one_document_never_share_a_request(bench: Bench) -> None:
 
 
 def test_a_request_has_no_more_than_it_may(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('kombu_couchdb.group_commit._MOST', 3)
+    monkeypatch.setattr('kombu_couchdb.couchdb.group_commit._MOST', 3)
     bench.go([bench.write('a'), *(bench.write(f'{n}', f'{n}x') for n in range(3))])
     assert [len(request) for request in bench.server.requests] == [1, 2, 2, 2]
 

@@ -1,4 +1,4 @@
-"""The ledger between kombu's thread and the I/O thread (`kombu_couchdb.holdings`): credit above all."""
+"""The ledger between kombu's thread and the I/O thread (`kombu_couchdb.consumer.unacked`): credit above all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from kombu_couchdb import workitem
-from kombu_couchdb.clock import ServerClock
-from kombu_couchdb.delivery import Credit, Delivery, Subscription
-from kombu_couchdb.holdings import Holdings
-from kombu_couchdb.lease import Lease
-from kombu_couchdb.mailbox import Mailbox
-from kombu_couchdb.pull import Pull
+from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
+from kombu_couchdb.consumer.mailbox import Mailbox
+from kombu_couchdb.consumer.pull import Pull
+from kombu_couchdb.consumer.unacked import Holdings
+from kombu_couchdb.couchdb.clock import ServerClock
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.ids import JOB
+from kombu_couchdb.leases.lease import Lease
 
 NOW = 1_763_709_000.0
 UNLIMITED = 10
@@ -525,7 +526,7 @@ def test_how_long_an_ack_may_wait_for_others(
     desk.holdings.set_credit(subscription.credit, limit)
     if not limit:
         ramp(desk, subscription)
-    deliveries = [desk.claim(f'{workitem.JOB}{n}' if key else f'item{n}') for n in range(held)]
+    deliveries = [desk.claim(f'{JOB}{n}' if key else f'item{n}') for n in range(held)]
     for _ in deliveries:
         desk.take()
     monkeypatch.setattr(desk.holdings.bell, 'ring', lambda within=0.0: rung.append(within))

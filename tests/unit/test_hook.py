@@ -30,7 +30,8 @@ def test_importing_the_package_loads_nothing_that_is_slow_and_makes_both_schemes
                           check=True)
     known, loaded = done.stdout.splitlines()
     assert known.split() == ['kombu_couchdb.transport:Transport'] * 2
-    assert loaded.split() == ['kombu_couchdb', 'kombu_couchdb.redaction', 'kombu_couchdb.registration']
+    assert loaded.split() == [
+        'kombu_couchdb', 'kombu_couchdb.couchdb', 'kombu_couchdb.couchdb.redaction', 'kombu_couchdb.registration']
 
 
 def test_the_transport_that_is_named_exists() -> None:

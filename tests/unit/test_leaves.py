@@ -1,4 +1,4 @@
-"""Which of several leaves of a result stays (`celery_couchdb.leaves`)."""
+"""Which of several leaves of a result stays (`celery_couchdb.results.conflict_rules`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.leaves import keep_best
+from celery_couchdb.results.conflict_rules import keep_best
 
 
 def leaf(generation: int, status: str, *delivery: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who a process is for a server (`kombu_couchdb.login`), without a server."""
+"""Who a process is for a server (`kombu_couchdb.couchdb.auth`), without a server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import requests
 
-from kombu_couchdb.address import Address
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.auth import Headers, Login, environment
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
-from kombu_couchdb.login import Headers, Login, environment
 from tests.conftest import PATIENCE, wait_for
 
 SECRET = 'tell-nobody'
@@ -389,7 +389,7 @@ def test_a_source_that_fails_is_tried_again(source: str) -> None:
 
 
 @pytest.mark.parametrize('path', [
-    'no.such.module:credentials', 'kombu_couchdb.login:nothing', 'kombu_couchdb.login.__all__', 'x'])
+    'no.such.module:credentials', 'kombu_couchdb.couchdb.auth:nothing', 'kombu_couchdb.couchdb.auth.__all__', 'x'])
 def test_a_source_that_is_not_there(path: str) -> None:
     with pytest.raises(ConfigurationError, match=f'credentials={path!r}'):
         Login(Address(credentials=path)).headers(never)

@@ -1,4 +1,4 @@
-"""What passes from the I/O thread to kombu's (`kombu_couchdb.mailbox`)."""
+"""What passes from the I/O thread to kombu's (`kombu_couchdb.consumer.mailbox`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kombu_couchdb.mailbox import Mailbox
+from kombu_couchdb.consumer.mailbox import Mailbox
 from tests.conftest import PATIENCE
 
 

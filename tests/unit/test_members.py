@@ -1,10 +1,10 @@
-"""Who else consumes, and who goes first (`kombu_couchdb.members`)."""
+"""Who else consumes, and who goes first (`kombu_couchdb.leases.peers`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from kombu_couchdb.members import Members, Turns
+from kombu_couchdb.leases.peers import Members, Turns
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.feed import LIMIT
-from kombu_couchdb.news import News
+from kombu_couchdb.consumer.notifier import News
+from kombu_couchdb.couchdb.changes import LIMIT
 
 
 class Window:

@@ -7,7 +7,7 @@ import json
 import click
 import pytest
 
-from celery_couchdb.cli.output import Cell, Column, age, coloured, count, json_line, printable, rate, say, shortened, size, table
+from celery_couchdb.cli.tables import Cell, Column, age, coloured, count, json_line, printable, rate, say, shortened, size, table
 
 
 @pytest.mark.parametrize(('seconds', 'text'), [

@@ -1,4 +1,4 @@
-"""Passwords in URLs are hidden wherever kombu or Celery show one (`kombu_couchdb.redaction`, `celery_couchdb.redaction`)."""
+"""Passwords in URLs are hidden wherever kombu or Celery show one (`couchdb.redaction`, `celery_couchdb.redaction`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kombu import Connection
 from kombu.utils.url import maybe_sanitize_url
 
 import celery_couchdb.cli  # noqa: F401 - as in the `celery` program
-from kombu_couchdb.redaction import redacted
+from kombu_couchdb.couchdb.redaction import redacted
 
 SECRET, OTHER = 'tell-nobody', 'nor-this-one'
 ONE = f'couchdb://me:{SECRET}@a:1/db'

@@ -1,4 +1,4 @@
-"""Results of a pool's children, stored through their parent (`celery_couchdb.relay`), with real processes and no server."""
+"""Results of a pool's children, stored through their parent (`results.prefork_relay`), with real processes and no server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import pytest
 
-from celery_couchdb import relay as module
-from celery_couchdb.relay import Relay
-from kombu_couchdb.client import Document
+from celery_couchdb.results import prefork_relay as module
+from celery_couchdb.results.prefork_relay import Relay
+from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
-from kombu_couchdb.group_commit import GroupCommit
 from tests.conftest import PATIENCE, wait_for
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')

@@ -1,4 +1,4 @@
-"""Bindings, and where they lead a message (`kombu_couchdb.topology`, `kombu_couchdb.routing`)."""
+"""Bindings, and where they lead a message (`kombu_couchdb.queues.topology`, `kombu_couchdb.queues.routing`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from kombu_couchdb import routing
-from kombu_couchdb import topology as module
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.ids import BINDING, QUEUE
 from kombu_couchdb.errors import Conflict, NotFound
-from kombu_couchdb.routing import BINDING, QUEUE, Routes, binding_id, exchange_id, exchange_in, routes_of, topic_pattern
-from kombu_couchdb.topology import Topology
+from kombu_couchdb.queues import routing
+from kombu_couchdb.queues import topology as module
+from kombu_couchdb.queues.routing import Routes, binding_id, exchange_id, exchange_in, routes_of, topic_pattern
+from kombu_couchdb.queues.topology import Topology
 
 Document = dict[str, Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import workitem
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.unique_merge import AGAIN, ENQUEUED, MOVED, Outcome, merge
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, merge
 
 NOW = 1_763_709_000.25
 

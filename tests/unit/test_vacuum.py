@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import once, parcels, workitem
-from kombu_couchdb.address import Address
 from kombu_couchdb.admin.cluster import Cluster, Refused
 from kombu_couchdb.admin.tombstones import Marks, Tombstone, batches, is_ours
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import idempotency as once
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.parcel import moved_id
 from kombu_couchdb.errors import AccessDenied, NotFound
 
 #: The id of a message.
@@ -47,7 +49,7 @@ def test_messages_that_are_published_once_are_ours_and_not_like_documents_of_oth
 
 
 def test_parcels_and_their_messages_are_ours() -> None:
-    assert is_ours(parcels.moved_id('order-17'))
+    assert is_ours(moved_id('order-17'))
     assert is_ours(f'p:{MESSAGE}')
     assert not is_ours('p:order-17')
 

@@ -1,11 +1,11 @@
-"""What a consumer does about a claim that a cluster did not prove (`kombu_couchdb.void`)."""
+"""What a consumer does about a claim that a cluster did not prove (`kombu_couchdb.documents.conflict_rules`)."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from kombu_couchdb.void import decide, heal, keep_seen
+from kombu_couchdb.documents.conflict_rules import decide, heal, keep_seen
 
 
 def leaf(rev: str, by: str | None, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long others have been silent (`kombu_couchdb.watch`)."""
+"""How long others have been silent (`kombu_couchdb.leases.watch`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import watch as module
-from kombu_couchdb.watch import CREDIT, GRACE, Watch, mark_of
+from kombu_couchdb.leases import watch as module
+from kombu_couchdb.leases.watch import CREDIT, GRACE, Watch, mark_of
 
 LEASE, MONTH = 60.0, 30 * 86_400.0
 

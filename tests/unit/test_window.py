@@ -1,4 +1,4 @@
-"""What one queue is known to hold (`window`, `candidates`), over a server in memory and clocks that stand still."""
+"""What one queue is known to hold (`candidates`, `candidate_reader`), over a server in memory and clocks that stand still."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import design, paging, window, workitem
-from kombu_couchdb.candidates import Candidates
-from kombu_couchdb.members import Turns
-from kombu_couchdb.unusable import Unusable
-from kombu_couchdb.waiting import HORIZON
-from kombu_couchdb.window import Window
+from kombu_couchdb import design
+from kombu_couchdb.consumer import candidates as window
+from kombu_couchdb.consumer import paging
+from kombu_couchdb.consumer.candidate_reader import Candidates
+from kombu_couchdb.consumer.candidates import Window
+from kombu_couchdb.couchdb.unusable import Unusable
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.leases.peers import Turns
+from kombu_couchdb.queues.waiting import HORIZON
 
 Document = dict[str, Any]
 

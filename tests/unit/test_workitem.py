@@ -1,4 +1,4 @@
-"""The WorkItem and its policy (`kombu_couchdb.workitem`)."""
+"""The WorkItem and its policy (`kombu_couchdb.documents.workitem`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb import workitem
-from kombu_couchdb.body import LARGE
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.body import LARGE
+from kombu_couchdb.documents.properties import due_date
 from kombu_couchdb.errors import Unstorable
-from kombu_couchdb.message import due_date
 
 NOW = 1_763_709_000.25
 

@@ -1,0 +1,142 @@
+"""Which messages a consumer claims, and what it makes of CouchDB's answer to a claim."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+
+from ..couchdb.bulk import REFUSALS
+from ..couchdb.client import Document
+from ..documents import workitem
+from ..documents.body import stub
+from ..leases.lease import Lease
+from ..log import get_logger
+from ..options import Options
+from ..queues.limits import Limits
+from ..queues.store import Store
+from .bodies import Body, read
+from .candidate_reader import Candidates
+from .candidates import Window
+from .delivery import Credit, Delivery, Subscription
+from .pull import Pull
+from .unacked import Holdings
+from .unwritten import Change
+
+__all__ = ['Claims']
+
+logger = get_logger(__name__)
+
+
+_UNREAD = Body(None)
+
+#: How many messages are looked at for one that is asked for.
+_LOOKED_AT = 8
+
+
+class Claims:
+    """Makes claims of candidates, as changes to be written by the I/O thread, and delivers what was won."""
+
+    def __init__(self, store: Store, options: Options, holdings: Holdings, lease: Lease,
+                 void: dict[str, tuple[str, float]], limits: Limits) -> None:
+        self._store, self._options, self._holdings, self._lease, self._void = store, options, holdings, lease, void
+        self._limits = limits
+        self.candidates, self._rotation = Candidates(store.client), itertools.count()
+        #: Those who wait for one message.
+        self.pulls = holdings.pulls
+
+    def wanted(self, credit: Mapping[str, int], windows: Mapping[str, Window], changes: list[Change]) -> None:
+        """Add to `changes` claims for as many messages as there is credit for."""
+        served = [queue for queue, free in credit.items() if free > 0 and queue in windows]
+        self.candidates.refill([windows[queue] for queue in served if windows[queue].is_short])
+        wanted = [queue for queue in served if windows[queue].has_claimable]
+        # An equal share each, and each in turn the first, so that a full queue does not starve a small one.
+        share, first = max(1, self._options.claim_batch // max(1, len(wanted))), next(self._rotation) % max(1, len(wanted))
+        reserved: dict[str, list[Subscription]] = {}
+        for queue in wanted[first:] + wanted[:first]:
+            while len(reserved.get(queue, ())) < share and (subscription := self._holdings.reserve(queue)):
+                reserved.setdefault(queue, []).append(subscription)
+        docs: dict[str, list[Document]] = {}
+        try:
+            docs = self.candidates.take(windows, {queue: len(found) for queue, found in reserved.items()})
+        finally:
+            for queue, found in reserved.items():
+                for subscription in found[len(docs.get(queue, ())):]:
+                    self._holdings.unreserve(subscription)
+        for queue, found in reserved.items():
+            changes += [self._claim(doc, s.credit, s, window=windows[queue]) for doc, s in zip(docs[queue], found, strict=False)]
+
+    def _body(self, doc: Document) -> Body:
+        """Read the body of what is claimed next, if it is an attachment: a deletion takes it along."""
+        return _UNREAD if stub(doc) is None else read(self._store.client, [doc])[0]
+
+    def _claim(self, doc: Document, credit: Credit, subscription: Subscription | None = None, pull: Pull | None = None,
+               window: Window | None = None, body: Body = _UNREAD) -> Change:
+        """Return the claim of an item, for which credit was taken; if it is pulled without acknowledgement, its deletion."""
+        final = pull is not None and pull.no_ack
+
+        def failed(answer: Document) -> None:
+            self._holdings.spend(credit, -1)
+            if window is not None and answer.get('error') == 'conflict':
+                window.lost(doc['_id'])
+            if answer.get('error') not in (None, 'conflict', 'unanswered'):
+                logger.error('message %s in queue %r cannot be taken: %s', doc['_id'], doc.get('queue'), answer.get('reason'))
+                if pull is not None:
+                    pull.refused.add(doc['_id'])
+                if answer['error'] in REFUSALS:
+                    self._store.client.unusable.note(doc['_id'], doc['_rev'], str(answer.get('reason')))
+
+        def set_aside(reason: str) -> Change:
+            logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)
+            return workitem.bury(doc, reason, now), failed
+
+        now = self._store.client.clock.now()
+        if reason := workitem.flaw(doc) or body.reason:
+            return set_aside(reason)
+        limit = self._limits.of(doc['queue'])
+        expired = workitem.has_expired(doc, now) and not workitem.is_announced(doc)
+        if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
+            return workitem.acked(doc, now), failed
+        most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
+        if most and doc['attempts'] >= most:
+            return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
+        claimed = workitem.acked(doc, now) if final else workitem.claim(doc, self._lease.id, now)
+
+        def answered(answer: Document) -> None:
+            # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted
+            # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
+            if not answer.get('ok') or (answer.get('accepted') and not final):
+                if answer.get('accepted'):
+                    self._void[doc['_id']] = (answer['rev'], time.monotonic())
+                failed(answer)
+                return
+            if window is not None:
+                window.won(doc['_id'])
+            kept = doc if final else {**claimed, '_rev': answer['rev']}
+            delivery = Delivery(kept, credit, subscription, final=final, body=body.content,
+                                unread=body.content is None and stub(kept) is not None)
+            if pull is None:
+                self._holdings.arrive(delivery)
+            else:
+                self._holdings.keep(delivery)
+                self.pulls.remove(pull)
+                pull.answer(delivery)
+        return claimed, answered
+
+    def pulled(self, pulls: list[Pull], changes: list[Change]) -> None:
+        """Add to `changes` claims for those who asked for one message; who cannot have one is told so."""
+        for pull in pulls:
+            changes += self._pulled(pull)
+
+    def _pulled(self, pull: Pull) -> list[Change]:
+        now = self._store.client.clock.now()
+        docs = [row.doc for row in self._store.ready(pull.queue, _LOOKED_AT) if row.doc]
+        for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
+            if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+                body = self._body(doc)  # who waits for this message has to wait for its body in any case
+                self._holdings.bell.ring()  # should the claim fail, the next turn looks again
+                self._holdings.spend(pull.credit)
+                return [self._claim(doc, pull.credit, pull=pull, body=body)]
+        self.pulls.remove(pull)
+        pull.answer(None)
+        return []

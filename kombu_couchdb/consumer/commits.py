@@ -1,0 +1,77 @@
+"""Writing what was decided and claimed, many documents in one request, and what is in doubt if that is not answered."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from ..couchdb.client import Document
+from ..documents import workitem
+from ..errors import CouchDBError
+from ..leases.lease import Lease
+from ..queues.store import Store
+from .unacked import Holdings
+from .uncertain import unwritten
+from .unwritten import Change
+
+__all__ = ['Commits']
+
+
+class Commits:
+    """The writes of one consumer; for the I/O thread alone. `void` has its claims that a cluster did not prove."""
+
+    def __init__(self, store: Store, holdings: Holdings, lease: Lease, void: dict[str, tuple[str, float]]) -> None:
+        self._store, self._holdings, self._lease, self._void = store, holdings, lease, void
+        #: Whether a claim may have been stored whose answer was lost, and whether so may what is in the outbox.
+        self._orphans = self._unsure = False
+
+    def was_cut(self) -> None:
+        """Note that the server did not answer: what was stored is unknown."""
+        self._orphans = self._unsure = True
+
+    def on_orphans(self) -> None:
+        """Note that the database has claims of this consumer that it does not know of."""
+        self._orphans = True
+
+    def write(self, *lists: list[Change]) -> None:
+        """Write the changes in these lists, and take out of them what was answered; *raises* `CouchDBError`: the rest was not."""
+        first: dict[str, Change] = {}
+        for change in itertools.chain(*lists):
+            if first.setdefault(change[0]['_id'], change) is not change:
+                change[1]({'error': 'conflict'})  # two for one document in one request: the first wins, as in CouchDB
+        # Of a dead unique job with others behind it a copy is written, too, and before it.
+        now = self._store.client.clock.now()
+        docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
+        failure = None
+        try:
+            answers: Sequence[Document] = self._store.client.bulk(docs) if docs else ()
+        except CouchDBError as exc:
+            answers, failure = exc.answered, exc
+        for answer in answers:
+            self._orphans |= answer.get('error') == 'missing_stub'  # some of a cluster's nodes may have stored it
+            if answer['id'] in first:
+                _, react = first.pop(answer['id'])
+                react(answer)
+        for changes in lists:
+            changes[:] = [change for change in changes if first.get(change[0]['_id']) is change]
+        if failure is not None:
+            raise failure
+
+    def find_out(self, outbox: list[Change]) -> None:
+        """Take out of `outbox` what was stored by a request that was not answered."""
+        if self._unsure:
+            outbox[:] = unwritten(self._store.client, outbox)
+            self._unsure = False
+
+    def release_orphans(self) -> None:
+        """Give back claims of ours that we do not know of: the answer that told of them was lost."""
+        if not self._orphans:
+            return
+        known = self._holdings.ids() | self._void.keys()
+        orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
+        if self._store.client.replicas > 1:  # others may have been told that they have them
+            self._void.update({doc['_id']: (doc['_rev'], time.monotonic()) for doc in orphans})
+        else:
+            self._store.release(orphans)
+        self._orphans = False

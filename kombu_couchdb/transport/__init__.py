@@ -1,0 +1,8 @@
+"""kombu's contract: connections, channels, acknowledgements and batches, in terms of the folders below.
+
+It may import every other folder but `admin` and `embedded`. Nothing but kombu, Celery's side and tests import it.
+"""
+
+from .connection import Transport
+
+__all__ = ['Transport']

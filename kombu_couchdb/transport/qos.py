@@ -1,0 +1,125 @@
+"""What a channel has delivered and has not seen settled."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kombu.transport import virtual
+
+from ..documents.compressed import unpacked
+
+__all__ = ['Message', 'QoS']
+
+
+class QoS:
+    """What a channel has delivered and not seen acknowledged: ids only. The revisions stay with the I/O thread."""
+
+    restore_at_shutdown = True
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        #: What is wrong with each, if anything is.
+        self._tags: dict[str, str | None] = {}
+
+    @property
+    def prefetch_count(self) -> int:
+        """How many messages may be unacknowledged; 0 is no limit."""
+        return int(self.channel.credit.limit)
+
+    def can_consume(self) -> bool:
+        """Tell whether the channel may have another message."""
+        return not self.prefetch_count or len(self._tags) < self.prefetch_count
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Note a message that was delivered."""
+        self._tags[delivery_tag] = None
+
+    def ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        """Acknowledge a message, or with `multiple` all that were delivered up to it."""
+        for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
+            if flaw := self._tags.pop(tag, None):
+                self.channel.holdings.bury(tag, flaw)
+            else:
+                self.channel.holdings.ack(tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Refuse a message: with `requeue` it is delivered again, else kept as a dead letter."""
+        flaw = self._tags.pop(delivery_tag, None)
+        if requeue:
+            self.channel.holdings.release(delivery_tag)
+        else:
+            self.channel.holdings.bury(delivery_tag, flaw or 'rejected')
+
+    def spoilt(self, delivery_tag: str, flaw: str) -> None:
+        """Note why a message cannot be used: it becomes a dead letter also if it is acknowledged, as Celery does then."""
+        if delivery_tag in self._tags:
+            self._tags[delivery_tag] = flaw
+
+    def refused(self, delivery_tag: str, reason: str) -> None:
+        """Note why a message is about to be refused, unless something worse is known of it."""
+        if delivery_tag in self._tags:
+            self._tags[delivery_tag] = self._tags[delivery_tag] or reason
+
+    def restore_unacked(self) -> None:
+        """Let everything unacknowledged be delivered again."""
+        for tag in self._all():
+            self.channel.holdings.release(tag)
+
+    def restore_unacked_once(self) -> None:
+        """The channel is closed: give everything back."""
+        for tag in self._all():
+            self.channel.holdings.give_back(tag)
+
+    def _all(self) -> list[str]:
+        tags, self._tags = list(self._tags), {}
+        return tags
+
+    def _up_to(self, delivery_tag: str) -> list[str]:
+        tags = list(self._tags)
+        return tags[:tags.index(delivery_tag) + 1] if delivery_tag in self._tags else []
+
+
+class Message(virtual.Message):
+    """A message that is kept, with the reason, if it cannot be decoded: it may be forged, or its content not accepted.
+
+    *Raises* `ValueError` if its body cannot be unpacked, or would be too large then: kombu knows no bound.
+    """
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
+        headers = payload.get('headers') or {}
+        if not (payload.get('body') and headers.get('compression')):
+            super().__init__(payload, channel, **kwargs)
+            return
+        properties = payload['properties']
+        body = unpacked(channel.decode_body(payload['body'], properties.get('body_encoding')), headers['compression'])
+        rest = {name: value for name, value in headers.items() if name != 'compression'}
+        plain = {**payload, 'body': body, 'headers': rest, 'properties': {**properties, 'body_encoding': 'base64'}}
+        super().__init__(plain, channel, **kwargs)
+        self._raw, self.headers, self.properties = payload, headers, properties
+
+    def reject(self, requeue: bool = False) -> None:
+        """Refuse the message: with `requeue` it is delivered again, else kept as a dead letter.
+
+        Its reason is the error that is handled now, if there is one: Celery refuses a task that it does not know while it handles
+        the `KeyError` of its name.
+        """
+        exc = sys.exc_info()[1]
+        if exc is not None and not requeue:
+            self.channel.qos.refused(self.delivery_tag, self._why(exc))
+        super().reject(requeue)
+
+    def _why(self, exc: BaseException) -> str:
+        task = self.headers.get('task')
+        if isinstance(exc, KeyError) and task is not None and exc.args == (task,):
+            return f'rejected: the worker that took it does not know the task {task}'[:300]
+        if isinstance(exc, KeyError) and task is None and exc.args == ('task',):
+            return 'rejected: it is not the message of a task, for it names none'
+        return f'rejected: {type(exc).__name__}: {exc}'[:300]
+
+    def _decode(self) -> Any:
+        try:
+            return super()._decode()
+        except Exception as exc:
+            self.channel.qos.spoilt(self.delivery_tag, f'spoilt: the body cannot be decoded ({str(exc)[:300]})')
+            raise
