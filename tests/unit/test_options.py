@@ -1,4 +1,4 @@
-"""`broker_transport_options` (`kombu_couchdb.options`), and what README.rst says of it."""
+"""`broker_transport_options` (`kombu_couchdb.options`), and what its page says of it."""
 
 from __future__ import annotations
 
@@ -147,9 +147,9 @@ def test_the_given_options_are_left_as_they_are() -> None:
     assert given == {'claim_batch': 5, 'max_retries': 3}
 
 
-def test_the_readme_lists_every_option_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / 'README.rst').read_text('utf-8')
-    section = text.split('\nOptions\n=======\n')[1]
+def test_the_page_lists_every_option_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / 'docs/reference/options.rst').read_text('utf-8')
+    section = text.split('\nTransport options\n=================\n')[1]
     assert 'broker_transport_options' in section.splitlines()[1]
     table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
     rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The commands that README.rst shows exist, with the options it gives them."""
+"""The commands that README.rst and docs/operations.rst show exist, with the options they give them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import pytest
 
 from celery_couchdb.cli import couchdb
 
-README = (Path(__file__).parents[2] / 'README.rst').read_text('utf-8')
-SHOWN = sorted(set(re.findall(r'\$ celery -A shop couchdb (.*)', README)))
+ROOT = Path(__file__).parents[2]
+README, OPERATIONS = ((ROOT / page).read_text('utf-8') for page in ('README.rst', 'docs/operations.rst'))
+SHOWN = sorted({*re.findall(r'\$ celery -A shop couchdb (.*)', OPERATIONS),
+                *re.findall(r'``celery -A shop couchdb (.*?)``', README)})
 
 
 def test_the_app_that_is_shown_loses_no_task_that_runs() -> None:
@@ -27,6 +29,13 @@ def test_the_app_that_is_shown_loses_no_task_that_runs() -> None:
     app = names['app']
     assert (app.conf.task_acks_late, app.conf.task_reject_on_worker_lost) == (True, True)
     assert names['add'](2, 3) == 5
+
+
+def test_the_readme_is_short_and_reads_alone() -> None:
+    """A package index shows it without the folder `docs`: neither links nor images into it work there."""
+    assert len(README.splitlines()) <= 150
+    assert not re.search(r':doc:|:ref:|image::|include::|<docs/', README)
+    assert all((ROOT / page).exists() for page in re.findall(r'docs/[\w/]+\.rst', README))
 
 
 def test_all_commands_are_shown() -> None:

@@ -1,4 +1,4 @@
-"""`result_backend_transport_options` (`celery_couchdb.options`), and what README.rst says of it."""
+"""`result_backend_transport_options` (`celery_couchdb.options`), and what its page says of it."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_prefix_is_put_before_every_id() -> None:
         'shop_celery-task-meta-x', 'shop_celery-taskset-meta-x', 'shop_chord-unlock-']
 
 
-def test_the_readme_lists_every_option_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / 'README.rst').read_text('utf-8')
+def test_the_page_lists_every_option_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / 'docs/reference/options.rst').read_text('utf-8')
     section = text.split('\nIn ``result_backend_transport_options``')[1]
     table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
     rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)
