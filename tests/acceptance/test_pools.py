@@ -45,7 +45,7 @@ def test_the_children_of_a_large_pool_store_results_through_the_worker(site: Sit
 #: An app whose worker says when it stores results for its children.
 APP = b"""
 from tests.acceptance.app import app
-from celery_couchdb.relay import Relay
+from celery_couchdb.results.prefork_relay import Relay
 written = Relay._written
 
 def noted(self, text):

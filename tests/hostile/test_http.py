@@ -255,8 +255,8 @@ def test_so_it_is_in_a_pool_of_greenlets(wires: Callable[[], Wire], pool: str) -
         wire.answer = DRIPS[what]
         done = run_python(f"""
 {'from gevent import monkey; monkey.patch_all()' if pool == 'gevent' else 'import eventlet; eventlet.monkey_patch()'}
-from kombu_couchdb.address import Address
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
 try:
     print(Client(Address(host='127.0.0.1', port={wire.server_address[1]}), request_timeout=0.3).get('x'))
 except Exception as exc:

@@ -187,7 +187,7 @@ def test_child_deletes_nothing_of_its_parent(url: str, act: str) -> None:
 import os
 import kombu_couchdb
 from kombu import Connection, Exchange, Queue
-from kombu_couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client
 from tests.support import Inbox, publish
 connection = Connection(os.environ['URL'])
 inbox = Inbox(connection, Queue('temporary', Exchange('direct'), routing_key='k', auto_delete=True))
