@@ -103,11 +103,23 @@ class ClockAstray(WorkerStopped):
 class ChildFault(WorkerFault):
     """One that hits a single child of a pool, the one that began a run last."""
 
+    _place: Place | None = None
+
     @property
     def place(self) -> Place:
         """Where the worker is: one with children."""
+        return self._place or self._places[0]
+
+    @property
+    def _places(self) -> list[Place]:
         able = [place for place in self.site.places if place.has_children]
-        return able[self.target % len(able)]
+        first = self.target % len(able)
+        return able[first:] + able[:first]
+
+    def happen(self, seconds: float, children: Mapping[str, int]) -> None:
+        """Let it happen to a worker that has begun a run: near the end a new one may never begin any."""
+        self._place = next((place for place in self._places if place.worker in children), None)
+        super().happen(seconds, children)
 
     def strike(self, children: Mapping[str, int], number: int) -> None:
         """Send it a signal."""
