@@ -40,7 +40,7 @@ def command(ctx: click.Context, members: tuple[str, ...], publishers: tuple[str,
     results = _results(app, members, admin)
     broker = _broker(app, members, admin, needed=results is None)
     living = layouts(broker.client) if broker else {}
-    parcels = _parcels(app, publishers, admin) if broker else None
+    parcels = _parcels(app, (*members, *publishers), admin) if broker else None
     if publishers and not parcels:
         raise click.UsageError('--publisher needs the transport option parcels, with the name of the database of parcels.')
     # All is read before anything is changed: what cannot be done is said first.

@@ -1,4 +1,8 @@
-"""Which tasks a publisher of parcels may ask for: those that are listed, in queues of the app; the same goes for what follows."""
+"""Which tasks a publisher of parcels may ask for: those that are listed, in queues of the app; the same goes for what follows.
+
+What follows a task is written as signatures. Celery also takes the mere name of a task for one, and has tasks that run others
+(`celery.map`, for example); so what is not written exactly as Celery writes callbacks, chains, groups and chords is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,19 @@ from typing import Any
 
 __all__ = ['Accept']
 
-#: Celery's own tasks that only hold others, which are looked at.
-_HOLDERS = frozenset({'celery.chain', 'celery.chord', 'celery.chunks', 'celery.group', 'celery.map', 'celery.starmap'})
+#: The options of a signature that say where it goes, and those that are signatures themselves.
+_PLACES, _FOLLOWING = ('exchange', 'queue', 'routing_key'), ('chord', 'link', 'link_error')
 
-#: The options of a signature that say where it goes.
-_PLACES = ('exchange', 'queue', 'routing_key')
+#: What follows a task, in its message.
+_EMBEDDED = ('callbacks', 'chain', 'chord', 'errbacks')
+
+#: Signatures that hold others: their tasks, by type, and the arguments that are signatures.
+_HOLDERS = {'chain': ('celery.chain', ('tasks',)), 'group': ('celery.group', ('tasks',)),
+            'chord': ('celery.chord', ('header', 'body'))}
+
+
+class _Malformed(Exception):
+    """Something is no signature."""
 
 
 class Accept:
@@ -21,19 +33,19 @@ class Accept:
     def __init__(self, tasks: Sequence[str], queues: Collection[str]) -> None:
         self._tasks, self._queues = tasks, queues
 
-    def refusal(self, task: Any, args: Any, embedded: Any) -> str | None:
+    def refusal(self, task: Any, embedded: Any) -> str | None:
         """Return in one sentence why a task is not accepted with what follows it, or None if it is."""
         if not self._is_listed(task):
             return _unlisted(task)
-        # The arguments of a task are its own affair, but those of one that holds others are tasks.
-        for signature in _signatures([embedded, args if task in _HOLDERS else None]):
-            if not isinstance(signature['task'], dict) and not self._is_listed(signature['task']):
-                return _unlisted(signature['task'])
-            options = signature.get('options')
-            for name in _PLACES:
-                place = options.get(name) if isinstance(options, dict) else None
-                if place and (reason := self.wrong_queue(place)):
-                    return reason
+        try:
+            for signature in _signatures(embedded):
+                if not signature.get('subtask_type') and not self._is_listed(signature.get('task')):
+                    return _unlisted(signature.get('task'))
+                for place in filter(None, map((signature.get('options') or {}).get, _PLACES)):
+                    if reason := self.wrong_queue(place):
+                        return reason
+        except _Malformed:
+            return 'what follows its task is not written as callbacks, chains, groups and chords are'
         return None
 
     def wrong_queue(self, queue: Any) -> str | None:
@@ -43,21 +55,34 @@ class Accept:
         return f'queue {queue!r:.80} is not in task_queues of the app that moves parcels'
 
     def _is_listed(self, task: Any) -> bool:
-        return isinstance(task, str) and (task in _HOLDERS or any(fnmatchcase(task, pattern) for pattern in self._tasks))
+        return isinstance(task, str) and any(fnmatchcase(task, pattern) for pattern in self._tasks)
 
 
 def _unlisted(task: Any) -> str:
     return f'task {task!r:.200} is not in parcels_accept'
 
 
-def _signatures(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield everything that could be a signature, however deep it is nested; of `celery.map` also what has one as its `task`."""
-    left = [value]
+def _signatures(embedded: Any) -> Iterator[dict[str, Any]]:
+    """Yield all signatures, however deep they are nested; *raises* `_Malformed` for anything else in their places."""
+    if embedded is None:
+        return
+    if not isinstance(embedded, dict):
+        raise _Malformed
+    left = [embedded.get(name) for name in _EMBEDDED]
     while left:
         one = left.pop()
-        if isinstance(one, dict):
-            if 'task' in one:
-                yield one
-            left += one.values()
-        elif isinstance(one, (list, tuple)):
+        if one is None:
+            continue
+        if isinstance(one, (list, tuple)):
             left += one
+            continue
+        if not isinstance(one, dict) or not isinstance(options := one.get('options') or {}, dict):
+            raise _Malformed
+        yield one
+        left += [options.get(name) for name in _FOLLOWING]
+        if kind := one.get('subtask_type'):
+            task, names = _HOLDERS.get(kind, (None, ())) if isinstance(kind, str) else (None, ())
+            kwargs = one.get('kwargs')
+            if task is None or one.get('task') != task or one.get('args') or not isinstance(kwargs, dict):
+                raise _Malformed
+            left += [kwargs.get(name) for name in names]

@@ -28,6 +28,10 @@ _PROPERTIES = ('body_encoding', 'correlation_id', 'delivery_mode', 'expiration',
 #: Reading one of these runs code.
 _CODE = frozenset({'application/x-python-serialize', 'pickle'})
 
+#: The longest id of a task, in characters.
+_LONGEST_ID = 255
+_WRONG_ID = f'id must be printable text of at most {_LONGEST_ID} characters'
+
 _NAMESPACE = uuid.UUID('5c9e8a0e-5f0b-4a3f-9a63-0d2f6f3a8f52')
 
 
@@ -56,9 +60,9 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         check_value('the arguments', [args, kwargs])
     except Unstorable as exc:
         raise Refused(str(exc)) from exc
-    options: dict[str, Any] = {'task_id': doc.get('id', str(uuid.uuid5(_NAMESPACE, doc['_id'])))}
-    if not isinstance(options['task_id'], str):
-        raise Refused('id must be text')
+    options: dict[str, Any] = {'task_id': doc.get('id') or str(uuid.uuid5(_NAMESPACE, doc['_id']))}
+    if not _is_id(options['task_id']):
+        raise Refused(_WRONG_ID)
     if (queue := doc.get('queue')) is not None:
         if reason := accept.wrong_queue(queue):
             raise Refused(reason)
@@ -70,7 +74,7 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         if not isinstance(priority, int) or not 0 <= priority <= workitem.HIGHEST:
             raise Refused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
         options['priority'] = priority
-    if reason := accept.refusal(doc['task'], [args, kwargs], None):
+    if reason := accept.refusal(doc['task'], None):
         raise Refused(reason)
     return Call(doc['task'], args, kwargs, options)
 
@@ -88,20 +92,27 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         raise Refused('a unique job has to be published to the database of the broker')
     if not isinstance(headers.get('task'), str) or not isinstance(headers.get('id'), str):
         raise Refused('its headers name no task and its id')
+    if not _is_id(headers['id']):
+        raise Refused(_WRONG_ID)
     try:
         check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))
         check_value('the message', {**message, 'body': None})
         sent = decoded(message['body'] if body is None else body, properties.pop('body_encoding', None))
         plain = unpacked(sent, headers['compression']) if headers.get('compression') else sent
-        args, kwargs, embedded = loads(plain, message.get('content-type'), message.get('content-encoding'),
+        _, _, embedded = loads(plain, message.get('content-type'), message.get('content-encoding'),
                                        accept=prepare_accept_content(set(content) - _CODE))
     except ContentDisallowed as exc:
         raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted') from exc
     except (DecodeError, Unstorable, ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError) as exc:
         raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
-    if reason := accept.refusal(headers['task'], [args, kwargs], embedded):
+    if reason := accept.refusal(headers['task'], embedded):
         raise Refused(reason)
     return {**message, 'body': sent, 'properties': properties}
+
+
+def _is_id(value: Any) -> bool:
+    """Tell whether something may be the id of a task: it stands in the log lines of workers, and in the id of a result."""
+    return isinstance(value, str) and len(value) <= _LONGEST_ID and value.isprintable()
 
 
 def _time(name: str, date: Any) -> datetime:

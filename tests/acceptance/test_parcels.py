@@ -98,10 +98,11 @@ def test_anyone_with_http(start: Callable[..., Any], site: Site, parcels: Client
     ({'task': 'add', 'date': 1e305}, 'date must be a number of seconds since 1970'),
     ({'task': 'add', 'queue': 'elsewhere'}, "queue 'elsewhere' is not in task_queues"),
     ({'task': 'add', 'priority': 11}, 'priority must be a whole number from 0 to 9'),
-    ({'task': 'celery.group', 'kwargs': {'tasks': [{'task': 'fail'}]}}, "task 'fail' is not in parcels_accept"),
+    ({'task': 'celery.map', 'args': ['fail', ['a']]}, "task 'celery.map' is not in parcels_accept"),
+    ({'task': 'add', 'id': 'a\n[forged]'}, 'id must be printable text of at most 255 characters'),
     ({'tusk': 'add'}, 'it has neither a message nor the name of a task'),
     ({'task': 'add', 'message': {'body': 5}}, 'spoilt: message.properties is missing'),
-    ({'task': 'add', 'id': 7}, 'id must be text'),
+    ({'task': 'add', 'id': 7}, 'id must be printable text of at most 255 characters'),
 ])
 def test_refused_parcel_says_why_and_stops_no_other(start: Callable[..., Any], site: Site, parcels: Client,
                                                     document: dict[str, Any], reason: str) -> None:

@@ -21,47 +21,73 @@ def signature(task: Any, **more: Any) -> dict[str, Any]:
     return {'task': task, 'args': [], 'kwargs': {}, 'options': {}, **more}
 
 
+def holder(kind: str, **kwargs: Any) -> dict[str, Any]:
+    return signature(f'celery.{kind}', subtask_type=kind, kwargs=kwargs)
+
+
 @pytest.mark.parametrize(('task', 'embedded'), [
     ('add', None),
     ('mail.send', {'callbacks': None, 'errbacks': None, 'chain': None, 'chord': None}),
     ('add', {'callbacks': [signature('mail.send')], 'chain': [signature('add'), signature('add')]}),
     ('add', {'chord': signature('mail.send', options={'queue': 'mail'})}),
-    ('celery.group', {'callbacks': [signature('celery.chain', kwargs={'tasks': [signature('add')]})]}),
+    ('add', {'callbacks': [holder('group', tasks=[signature('add'), holder('chain', tasks=[signature('add')])])]}),
+    ('add', {'chain': [holder('chord', header=[signature('add')], body=signature('add'), kwargs={'task': 'mine'})]}),
+    ('add', {'callbacks': [signature('add', args=[{'task': 'mine'}], options={'link': [signature('add')]})]}),
 ])
 def test_accepted(task: str, embedded: Any) -> None:
-    assert ACCEPT.refusal(task, [[], {}], embedded) is None
+    assert ACCEPT.refusal(task, embedded) is None
 
 
-@pytest.mark.parametrize(('task', 'args', 'embedded', 'name'), [
-    ('subtract', [], None, 'subtract'),
-    ('adder', [], None, 'adder'),
-    (['add'], [], None, 'add'),
-    (None, [], None, 'None'),
-    ('celery.backend_cleanup', [], None, 'backend_cleanup'),
-    ('add', [], {'callbacks': [signature('subtract')]}, 'subtract'),
-    ('add', [], {'errbacks': [signature('add', options={'link': [signature('subtract')]})]}, 'subtract'),
-    ('add', [], {'chord': signature('celery.chord', kwargs={'body': signature('subtract')})}, 'subtract'),
-    ('add', [], {'chain': [signature('celery.map', kwargs={'task': signature('subtract'), 'it': []})]}, 'subtract'),
-    ('celery.chain', [[], {'tasks': [signature('subtract')]}], None, 'subtract'),
-    ('add', [], {'chain': [signature('add', options={'queue': 'admin'})]}, 'admin'),
-    ('add', [], {'chain': [signature('add', options={'exchange': 'celery.pidbox'})]}, 'celery.pidbox'),
-    ('add', [], {'chain': [signature(['add'])]}, 'add'),
+@pytest.mark.parametrize(('task', 'embedded', 'name'), [
+    ('subtract', None, 'subtract'),
+    ('adder', None, 'adder'),
+    (['add'], None, 'add'),
+    (None, None, 'None'),
+    ('celery.backend_cleanup', None, 'backend_cleanup'),
+    ('celery.group', None, 'celery.group'),
+    ('celery.map', None, 'celery.map'),
+    ('celery.starmap', None, 'celery.starmap'),
+    ('celery.chunks', None, 'celery.chunks'),
+    ('add', {'callbacks': [signature('subtract')]}, 'subtract'),
+    ('add', {'callbacks': [signature('celery.map', args=['subtract', [1]])]}, 'celery.map'),
+    ('add', {'errbacks': [signature('add', options={'link': [signature('subtract')]})]}, 'subtract'),
+    ('add', {'chord': holder('chord', header=[], body=signature('subtract'))}, 'subtract'),
+    ('add', {'chord': signature('add', options={'link_error': [signature('subtract')]})}, 'subtract'),
+    ('add', {'chain': [holder('group', tasks=[holder('group', tasks=[signature('subtract')])])]}, 'subtract'),
+    ('add', {'chain': [signature('add', options={'queue': 'admin'})]}, 'admin'),
+    ('add', {'chain': [signature('add', options={'exchange': 'celery.pidbox'})]}, 'celery.pidbox'),
+    ('add', {'chain': [signature(['add'])]}, 'add'),
 ])
-def test_refused(task: Any, args: Any, embedded: Any, name: str) -> None:
-    reason = ACCEPT.refusal(task, args, embedded)
+def test_refused(task: Any, embedded: Any, name: str) -> None:
+    reason = ACCEPT.refusal(task, embedded)
     assert reason is not None
     assert name in reason
+
+
+@pytest.mark.parametrize('embedded', [
+    'subtract', [], {'errbacks': ['subtract']}, {'errbacks': 'subtract'}, {'callbacks': ['subtract']}, {'chain': ['subtract']},
+    {'chord': 'subtract'}, {'chord': signature('add', options={'link_error': ['subtract']})},
+    {'callbacks': [signature('add', options={'link': 'subtract'})]}, {'callbacks': [signature('add', options='x')]},
+    {'chain': [holder('chord', header='subtract', body=signature('add'))]}, {'chain': [holder('group', tasks=['subtract'])]},
+    {'chain': [signature('add', subtask_type='xmap', kwargs={'task': 'subtract', 'it': [1]})]},
+    {'chain': [signature('add', subtask_type='group', kwargs={'tasks': []})]},
+    {'chain': [signature('celery.group', subtask_type='group', args=[['subtract']], kwargs={'tasks': []})]},
+    {'chain': [signature('celery.group', subtask_type=['group'])]},
+])
+def test_what_is_no_signature_is_refused(embedded: Any) -> None:
+    """Celery takes the name of a task for a signature."""
+    assert ACCEPT.refusal('add', embedded) == 'what follows its task is not written as callbacks, chains, groups and chords are'
 
 
 def test_deeply_nested_signatures_are_looked_at() -> None:
     nested: Any = signature('subtract')
     for _ in range(100_000):
-        nested = {'options': {'link': [nested]}}
-    assert ACCEPT.refusal('add', [], nested) is not None
+        nested = signature('add', options={'link': [nested]})
+    assert ACCEPT.refusal('add', {'chain': [nested]}) is not None
 
 
 def test_nothing_is_accepted_by_default() -> None:
-    assert Accept((), {'celery'}).refusal('add', [], None) == "task 'add' is not in parcels_accept"
+    assert Accept((), {'celery'}).refusal('add', None) == "task 'add' is not in parcels_accept"
 
 
 def test_call() -> None:
@@ -93,6 +119,9 @@ def test_message_keeps_only_the_properties_that_a_publisher_may_give() -> None:
       'properties': {'body_encoding': 'base64'}}, 'decompresses to more than'),
     ({'headers': {'task': 'add', 'id': 'a', 'job_key': 'k'}}, 'unique job'),
     ({'headers': {'task': 'add'}}, 'no task and its id'),
+    ({'headers': {'task': 'add', 'id': 'a\nforged'}}, 'id must be printable text'),
+    ({'headers': {'task': 'add', 'id': 'a' * 256}}, 'id must be printable text'),
+    ({'body': '[[], {}, {"errbacks": ["subtract"]}]'}, 'is not written as'),
     ({'headers': {'task': 'add', 'id': 'a', 'n': 1e309}}, 'cannot hold the number'),
     ({'content-type': 'application/x-python-serialize'}, 'is not accepted'),
     ({'content-type': 'text/plain'}, 'is not accepted'),
