@@ -117,7 +117,7 @@ def _named(jobs: Jobs, names: Sequence[str]) -> list[Document]:
     found: dict[str, Document] = {}
     for name in names:
         full = whole(jobs.client, name, dead=True)
-        letters = [doc for doc in find(jobs.client, full) if doc.get('status')]
+        letters = [dead.as_letter(doc) for doc in find(jobs.client, full) if dead.is_letter(doc)]
         if not letters:
             raise click.ClickException(f'there is no dead letter {name!r}')
         found |= {doc['_id']: doc for doc in letters}

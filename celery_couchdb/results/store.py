@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -243,7 +244,8 @@ class Store:
     def _retried(self, request: Callable[..., T], *args: Any) -> T:
         def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:
             pause = float(next(iter(intervals)))
-            logger.warning('results are not stored: %s; trying again in %.1f s', exc, pause)
+            level = logging.DEBUG if retries else logging.WARNING  # once for each that waits
+            logger.log(level, 'results are not stored: %s; trying again in %.1f s', exc, pause)
             return pause
 
         result: T = retry_over_time(request, RETRIED, args, {}, failed, **self._options.retry_policy)

@@ -6,16 +6,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import design
-from ..couchdb.client import Client, Document, chunks
+from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import items, members, number
 from ..documents import workitem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
 
-__all__ = ['count', 'drop', 'letters', 'replay']
+__all__ = ['as_letter', 'count', 'drop', 'is_letter', 'letters', 'replay']
 
 #: Documents read or written in one request.
 _BATCH = 200
+
+#: The reason of an item whose queue is no text; as in the view.
+_NO_QUEUE = 'spoilt: queue is no text'
 
 #: The rows of the view, and of its reduction.
 _LETTER, _COUNT = members(key=items(lambda part: True)), members(value=number)
@@ -34,11 +37,30 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
         new = [row for row in rows[:_BATCH] if row['id'] not in seen]
         for row in new:
             seen.add(row['id'])
-            if row.get('doc'):
-                yield row['doc']
+            if doc := _letter(client, row):
+                yield doc
         if len(rows) <= _BATCH or not new:
             return  # the embedded server does not know startkey_docid, and stands still in too many of one moment
         where = {**where, 'startkey': rows[_BATCH]['key'], 'startkey_docid': rows[_BATCH]['id']}
+
+
+def is_letter(doc: Document) -> bool:
+    """Tell whether an item is a dead letter; so is one whose queue is no text, which no consumer can see."""
+    return bool(doc.get('status')) or not isinstance(doc.get('queue'), str)
+
+
+def as_letter(doc: Document) -> Document:
+    """Return a dead letter with its reason, though nobody has written one."""
+    return doc if doc.get('status') or not is_letter(doc) else {**doc, 'status': 'fail', 'reason': _NO_QUEUE, 'failed': None}
+
+
+def _letter(client: Client, row: Row) -> Document | None:
+    """Return the letter in a row of the view; of one that cannot be read what the view has of it; None if it is gone."""
+    if row.get('doc'):
+        return as_letter(row['doc'])
+    rev = client.rev(row['id']) if client.unusable.has(row['id'], None) else None
+    return None if rev is None else {'_id': row['id'], '_rev': rev, 'type': 'WorkItem', 'status': 'fail', 'reason': row['value'],
+                                     'queue': design.queue_of(row['key'][0]), 'failed': row['key'][1]}
 
 
 def _of(queue: str | None) -> dict[str, Any]:
@@ -57,6 +79,8 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
         alive = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
         if not doc.get('status'):
             refused[doc['_id']] = 'it is no dead letter (any more)'
+        elif not isinstance(doc.get('queue'), str):
+            refused[doc['_id']] = f'it cannot be delivered: {_NO_QUEUE}'
         elif reason := workitem.flaw({**alive, 'claimed': None}):
             refused[doc['_id']] = f'it cannot be delivered: {reason}'
         elif 'key' in doc and not workitem.is_unique(doc):

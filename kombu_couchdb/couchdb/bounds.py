@@ -150,7 +150,7 @@ class _Connection:
         except TimeoutError as exc:
             if getattr(self, '_tunnel_host', None) and 'handshake' not in str(exc):
                 raise  # the proxy is silent
-            raise SSLError(NO_HANDSHAKE) from None
+            raise SSLError(0, NO_HANDSHAKE) from None  # of one argument alone it makes a tuple
 
 
 class BoundedAdapter(HTTPAdapter):

@@ -128,3 +128,23 @@ def test_no_more_than_ten_of_those_that_begin_so_are_named(run: Run, queue: Call
         queue(f'same-{number:02}')
     [line] = lines(run('jobs', 'show', 'same'))
     assert line.endswith('same-08, same-09 and 2 more')
+
+
+def test_letters_that_no_consumer_wrote_are_shown_and_dropped(run: Run, client: Client, apache_couchdb: bool) -> None:
+    """An item whose queue is no text; and one, dead already, that is nested too deeply to be read."""
+    client.bulk([{'_id': 'odd', 'type': 'WorkItem', 'queue': ['celery']}])
+    ids = ['odd']
+    if apache_couchdb:  # the embedded server stores no such document
+        deep = '{"a":' * 1500 + '1' + '}' * 1500
+        text = ('{"_id":"deep","type":"WorkItem","queue":"celery","status":"fail","reason":"deep in it","failed":1.0,'
+                f'"message":{deep}}}')
+        client.put({'_id': 'deep'}, text=text.encode())
+        ids.append('deep')
+    listed = run('dead', 'list')
+    assert listed.exit_code == 0
+    assert 'spoilt: queue is no text' in listed.output
+    assert ('deep in it' in listed.output) is apache_couchdb
+    assert json.loads(run('dead', 'show', '--json', 'odd').output)['reason'] == 'spoilt: queue is no text'
+    assert 'it cannot be delivered: spoilt: queue is no text' in run('dead', 'replay', '--yes', 'odd').output
+    assert f'{len(ids)} dropped.' in run('dead', 'drop', '--all', '--yes').output
+    assert client.fetch(ids) == [None] * len(ids)
