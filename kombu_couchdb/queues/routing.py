@@ -49,6 +49,7 @@ class Routes:
         self._bindings: dict[str, Document] = {}
         self._read: dict[str, float] = {}
         self._updated: dict[str, float] = {}  # when, by the monotonic clock, a binding was last told of alone
+        self._gone: dict[str, int] = {}  # of those that were deleted here, how often they had been written
         #: The exchanges that were asked for, and those of them whose bindings are kept up to date.
         self.wanted: set[str] = set()
         self._followed: set[str] = set()
@@ -70,13 +71,19 @@ class Routes:
             self._bindings = kept | {k: v for k, v in bindings.items() if k not in newer}
 
     def update(self, doc: Document) -> None:
-        """Take in one Binding or Exchange that was written or deleted."""
+        """Take in one Binding or Exchange that was written or deleted; a feed may tell of an older state than is known here."""
+        generation = int(str(doc.get('_rev', 0)).partition('-')[0])
         with self._lock:
             now = time.monotonic()
+            if doc.get('_deleted'):
+                self._gone[doc['_id']] = max(generation, self._gone.get(doc['_id'], 0))
+            elif 0 < generation <= self._gone.get(doc['_id'], 0):
+                return
             self._updated.pop(doc['_id'], None)
             self._updated[doc['_id']] = now  # the newest last
             while self._updated[oldest := next(iter(self._updated))] < now - _MEMORY:
                 del self._updated[oldest]
+                self._gone.pop(oldest, None)
             if doc.get('_deleted'):
                 self._bindings.pop(doc['_id'], None)
             else:

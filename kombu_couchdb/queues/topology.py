@@ -285,7 +285,7 @@ class Topology:
             self.client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs])
         for doc in docs:
             self._seen.pop(doc['_id'], None)
-            self.routes.update({'_id': doc['_id'], '_deleted': True})
+            self.routes.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
 
 
 def _queue_of(doc: Document | None) -> Any:

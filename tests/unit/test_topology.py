@@ -106,6 +106,17 @@ def test_a_deleted_binding_is_forgotten() -> None:
     assert routes.match('ex', 'k') == {'r'}
 
 
+def test_news_that_are_older_than_a_deletion_do_not_bring_it_back() -> None:
+    """The feed may tell of the declaration of an exchange that was deleted here meanwhile."""
+    routes, declared = Routes(), {'_id': exchange_id('ex'), 'type': 'Exchange', 'name': 'ex', 'kind': 'fanout'}
+    routes.update(declared)
+    routes.update({'_id': declared['_id'], '_rev': '1-a', '_deleted': True})
+    routes.update({**declared, '_rev': '1-a'})
+    assert not routes.is_fanout('ex')
+    routes.update({**declared, '_rev': '3-a'})
+    assert routes.is_fanout('ex')
+
+
 def test_replaced_are_those_of_the_prefix_only() -> None:
     routes = table(binding('ex', 'k', 'q'), binding('ex2', 'k', 'r'))
     new = binding('ex', 'l', 's')
