@@ -1,4 +1,4 @@
-"""What CouchDB refuses is told in one sentence: a traceback says nothing that the error's text does not.
+"""One-sentence error output: no traceback for an error of ours, whose text says everything.
 
 The `celery` program and the result backend of a worker call these functions. Other programs get exceptions as usual.
 """

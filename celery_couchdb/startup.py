@@ -1,4 +1,4 @@
-"""Before a worker is ready: can its results be stored?"""
+"""The check at a worker's start that its results can be stored."""
 
 from __future__ import annotations
 

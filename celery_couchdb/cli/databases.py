@@ -1,4 +1,4 @@
-"""Where a command works: the databases that an app's configuration names, as its own user or as an administrator."""
+"""The databases that a command works on: those of the app's configuration, as its user or as an administrator."""
 
 from __future__ import annotations
 

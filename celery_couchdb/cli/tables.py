@@ -1,4 +1,4 @@
-"""What the commands print: numbers, ages and sizes as people read them, tables of them, and JSON.
+"""Output of the commands: numbers, ages and sizes as people read them, tables, and JSON.
 
 Names, ids and reasons in documents may be any text, and so nothing else prints: neither a line nor a table nor JSON has a
 character in it by which such a text could write to the terminal.

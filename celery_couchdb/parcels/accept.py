@@ -1,4 +1,4 @@
-"""Which tasks a publisher of parcels may ask for: those that are listed, in queues of the app; the same goes for what follows.
+"""The rules by which parcels are accepted: listed tasks, in queues of the app, also for callbacks, chains and chords.
 
 What follows a task is written as signatures. Celery also takes the mere name of a task for one, and has tasks that run others
 (`celery.map`, for example); so what is not written exactly as Celery writes callbacks, chains, groups and chords is refused.

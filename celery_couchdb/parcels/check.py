@@ -1,4 +1,4 @@
-"""What is checked of a parcel before it is moved, and the message that is made of one that was written without Celery."""
+"""Validation of parcels before they are moved, and the call in a parcel that was written without Celery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the results are: what the setting `result_backend` says."""
+"""The address of the result database, from the setting `result_backend`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several leaves of a document of results stays, where a cluster or replication left more than one."""
+"""Conflict rules of results: which of several leaves stays, where a cluster or replication left more than one."""
 
 from __future__ import annotations
 

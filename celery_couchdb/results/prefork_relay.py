@@ -1,4 +1,4 @@
-"""How the children of a prefork pool store results: through the worker's process, which writes those of several in one request.
+"""Relay of a prefork pool: children store results through the worker's process, several in one request.
 
 Each child has but one result at a time, and a request for each is what limits such a worker. So a child hands its documents
 to its parent over a Unix socket and waits for the answer, as it would wait for CouchDB: when it goes on, they are stored.

@@ -1,4 +1,4 @@
-"""What the containers are made of, unless a project's fixtures say otherwise."""
+"""Default settings of the containers; a project's fixtures may override them."""
 
 from __future__ import annotations
 

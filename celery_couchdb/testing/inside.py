@@ -1,4 +1,4 @@
-"""What can be asked where a worker runs without Docker. pytest-celery puts it beside the worker's app, as `utils.py`."""
+"""Questions that tests ask inside a worker without Docker. pytest-celery puts it beside the worker's app, as `utils.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Docker offers for a container, for processes of this machine: pytest-celery manages them without Docker."""
+"""Processes with the interface of Docker containers, for pytest-celery without Docker."""
 
 from __future__ import annotations
 

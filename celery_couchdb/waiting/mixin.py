@@ -1,4 +1,4 @@
-"""What Celery asks of a backend that pushes: `AsyncResult.get`, `ResultSet.join`, `iter_native` and `then`.
+"""The waiting half of the backend: `AsyncResult.get`, `ResultSet.join`, `iter_native` and `then`.
 
 Celery has a mixin for this, whose waiting threads take turns in reading a connection. Here a thread of its own reads, see
 `subscriber`, and a waiting thread waits for nothing but its mailbox.

@@ -1,4 +1,4 @@
-"""How things stand: queues, consumers, databases and server, as plain numbers that JSON can hold.
+"""Status of queues, consumers, databases and the server, as plain numbers that JSON can hold.
 
 Durations are seconds, sizes bytes. The numbers are read by a handful of requests, one after the other, while work goes on: they
 need not add up exactly.

@@ -1,7 +1,7 @@
-"""What one queue is known to hold that could be claimed: read ahead from the view, or told by the feed. It asks nothing itself.
+"""The messages of one queue that could be claimed: read ahead from the view, or told by the feed. No I/O.
 
 No message that is planned for later is kept here, only the date of the next one. Where several consumers serve a queue,
-each item has one that goes first (`members.Turns`); the others look at it again before they try it.
+each item has one that goes first (`peers.Turns`); the others look at it again before they try it.
 """
 
 from __future__ import annotations

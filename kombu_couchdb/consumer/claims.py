@@ -1,4 +1,4 @@
-"""Which messages a consumer claims, and what it makes of CouchDB's answer to a claim."""
+"""Claims of messages, and the handling of CouchDB's answers to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes between kombu's thread and the I/O thread: subscriptions, their credit, and deliveries."""
+"""Subscriptions, credit and deliveries, which kombu's thread and the I/O thread share."""
 
 from __future__ import annotations
 

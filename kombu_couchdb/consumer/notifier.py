@@ -1,4 +1,4 @@
-"""How a consuming connection learns what is new: by the feed while it is quiet, by looking while it is busy.
+"""Notifications for a consuming connection: from the feed of changes while it is idle, by polling while it is busy.
 
 A feed in a busy database is dear: the server looks at every change for every listener (80 µs each, measured on CouchDB
 3.5), while one range read over the heartbeats and broadcasts costs 2 ms. So a consumer that has more to claim than it can,

@@ -1,4 +1,4 @@
-"""What a consuming connection holds, and what it decided about it: the ledger between kombu's thread and the I/O thread.
+"""Unacknowledged messages of a consuming connection, and the decisions about them, shared by two threads.
 
 kombu's thread subscribes, takes deliveries and settles them (ack, release, bury); nothing here waits for the network.
 The I/O thread adds what it claimed and takes away what it shall write. What is settled counts as free credit at once, so

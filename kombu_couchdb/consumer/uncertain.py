@@ -1,4 +1,4 @@
-"""What is in doubt when a request to write was not answered: some of it may have been stored.
+"""Uncertain writes: after a request that was not answered, find out which documents were stored.
 
 To send all of it once more would tell, but a cluster answers that a write is in conflict only when every node has said so, or is
 known to be down: while one is silent that takes a minute (measured with CouchDB 3.5). A read needs a majority, and no more.

@@ -1,4 +1,4 @@
-"""What wakes the I/O thread: at once, or soon, so that what happens meanwhile shares its next turn."""
+"""The wakeup of the I/O thread: at once, or soon, so that more work shares its next turn."""
 
 from __future__ import annotations
 

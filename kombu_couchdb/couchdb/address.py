@@ -1,4 +1,4 @@
-"""Where a database is and how to enter: what a `couchdb://` or `couchdbs://` URL says, checked."""
+"""The address of a database: host, port, name, user, password and TLS, checked."""
 
 from __future__ import annotations
 

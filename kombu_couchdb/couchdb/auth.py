@@ -1,4 +1,4 @@
-"""Who a process is for a server: user and password, from the URL or from a source that may change them, as headers.
+"""Authentication headers: basic or session cookie, with passwords that may change while the process runs.
 
 With `basic` the password goes with each request; with `cookie` it goes once, for a session that the server prolongs as long as it
 is used. Both are as fast (measured on CouchDB 3.5, which remembers passwords that were right).

@@ -1,4 +1,4 @@
-"""What threads of one process share, and what a fork makes of it.
+"""Objects that threads of one process share, and their reset in a forked child.
 
 A child that was forked has none of its parent's threads: locks stay held for ever, connections are the parent's, and nobody
 answers. So who has such things is reset in the child, before it runs anything else.

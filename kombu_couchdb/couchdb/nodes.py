@@ -1,4 +1,4 @@
-"""Which node of a cluster is asked: that of the address and, while it does not answer, the next of those that the user has named.
+"""Requests to the nodes of a cluster: to one node, and while it does not answer to the next that the user has named.
 
 Every node of a CouchDB cluster answers for all of it: what one was told, and what one holds, is the same on another.
 """

@@ -1,4 +1,4 @@
-"""What CouchDB answers, by its shape: JSON that is not what was asked for is no answer.
+"""Shapes of CouchDB's responses: each request checks that its response has the right one.
 
 A proxy's page, an answer that was meant for somebody else, and that of a server in trouble can all be JSON with status 200. So
 each request says which shape it expects, and `http` looks in one place whether it came. A shape is a function that tells whether

@@ -1,4 +1,4 @@
-"""What `couchdb://` and `couchdbs://` URLs say, and lists of them."""
+"""Parser of `couchdb://` and `couchdbs://` URLs, and of lists of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents look like and what may happen to them: pure functions, without input or output.
+"""The documents and their changes, as pure functions without input or output.
 
 It imports no other folder. Every folder but `couchdb` may import it.
 """

@@ -1,4 +1,4 @@
-"""How a message's body is stored: small ones in the document, text as it is and everything else as base64; large ones attached.
+"""Storage of message bodies: small ones in the document, as text or base64; large ones as attachments.
 
 A document that has its body as an attachment is read and written without it: readers get a *stub*, which they write back. So it
 costs the same to claim, release or bury a message of 20 kB and one of 20 MB.

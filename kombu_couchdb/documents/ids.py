@@ -1,4 +1,4 @@
-"""What the ids of documents start with, by kind."""
+"""Prefixes of document ids, by kind of document."""
 
 from __future__ import annotations
 

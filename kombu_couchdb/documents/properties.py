@@ -1,4 +1,4 @@
-"""What a message asks for, as kombu's virtual transports represent it: when it is due, how long it may wait, how urgent it is."""
+"""Due date, lifetime and priority of a message, as kombu's virtual transports represent it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a unique job when a message with its key is sent, or when its document was left in conflict.
+"""Rules of unique jobs: merge a message into the job of its key, and merge the leaves of a job that was in conflict.
 
 The header `job_key` makes a job unique within its queue and task. As in the rules of CouchDB's RFC 007 (background jobs), the job
 
@@ -7,7 +7,7 @@ The header `job_key` makes a job unique within its queue and task. As in the rul
 * runs: the message is put behind it, into the item's `next`, and runs **again** after it, once however often it is sent.
 
 The consumer of a running job finds its acknowledgement in conflict with such a change, reads the item, and decides about what it
-finds (`Holdings.resettle`). A retry that a task sends of itself goes before what waits behind it.
+finds (`unacked.Holdings.resettle`). A retry that a task sends of itself goes before what waits behind it.
 """
 
 from __future__ import annotations

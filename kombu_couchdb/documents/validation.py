@@ -1,5 +1,4 @@
-"""What CouchDB can hold of a message: what it cannot is refused before it is sent, for else it would be changed, or refused with
-all that shares its request, or be such that nobody could take it.
+"""Validation of names and values before they are sent: CouchDB would change or refuse others.
 
 * A name is text of up to 500 bytes: three of them make the id of a document, and that has to stand in a URL.
 * A number is one that CouchDB's JSON gives back: neither NaN nor infinite, and neither beyond 1e308 nor smaller than 1e-307.

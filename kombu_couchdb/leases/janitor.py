@@ -1,4 +1,4 @@
-"""What nobody needs any more is deleted, a little at a time: it takes no administrator, and each worker may do it.
+"""The janitor deletes documents that killed processes left, some at a time, with a member's rights.
 
 Three things stay behind when processes are killed: bindings of queues that are gone, broadcasts that nobody writes over,
 and heartbeats of consumers that ended long ago. Deletions leave tombstones, as those of messages do; see `admin.vacuum`.

@@ -1,4 +1,4 @@
-"""Who else consumes, and who of them goes first in claiming which item.
+"""The other consumers of a database, and the order in which consumers of one queue claim an item.
 
 The id of an item says which of a queue's consumers claims it first, and in which order the others follow: so consumers that see
 the same items seldom claim the same one. A consumer that has no credit leaves the items that it goes first for. The others notice

@@ -1,4 +1,4 @@
-"""What a queue's arguments limit, with the meanings they have in RabbitMQ: how old, how many, how often.
+"""Limits from a queue's arguments, with RabbitMQ's meanings: message TTL, length, deliveries.
 
 * `x-message-ttl` (milliseconds): a message that has waited for so long, from when it was due, is dropped;
 * `x-max-length`: of more ready messages than this those first in line are dropped;

@@ -1,4 +1,4 @@
-"""What a channel has delivered and has not seen settled."""
+"""Acknowledgement, rejection and requeueing of the messages that a channel has delivered."""
 
 from __future__ import annotations
 
