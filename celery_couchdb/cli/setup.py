@@ -9,7 +9,7 @@ import click
 
 import kombu_couchdb.design
 from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
-from kombu_couchdb.queues.store import REVISIONS
+from kombu_couchdb.queues.database import REVISIONS
 from kombu_couchdb.transport import Transport
 
 from .. import design

@@ -15,7 +15,6 @@ from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.changes import Feed
 from kombu_couchdb.couchdb.client import Document, Row
-from kombu_couchdb.couchdb.http import encoded
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
 from kombu_couchdb.documents import parcel as parcels
 from kombu_couchdb.documents.body import stub
@@ -132,10 +131,8 @@ class Mover:
         except NestedTooDeeply:
             reason = 'it is nested too deeply to be read'
         logger.warning('parcel %s is refused: %s', doc_id, reason)
-        said = encoded(parcels.refused({}, reason, self._client.clock.now()))
         try:
-            # As CouchDB has it, with the reason put behind that.
-            self._client.put({'_id': doc_id}, text=self._client.raw(doc_id)[:-1] + b',' + said[1:])
+            self._client.extend(doc_id, self._client.raw(doc_id), parcels.refused({}, reason, self._client.clock.now()))
         except (Conflict, NotFound):
             return False
         return True

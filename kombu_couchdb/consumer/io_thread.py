@@ -24,6 +24,7 @@ from ..leases.lease import Lease
 from ..leases.sweeper import Sweeper
 from ..log import get_logger
 from ..options import Options
+from ..queues.database import ensure
 from ..queues.set_aside import set_aside
 from ..queues.store import Store
 from ..queues.topology import Topology
@@ -195,7 +196,7 @@ class Consumer:
         self._closing.wait(min(_FIRST_RETRY * 2 ** min(self._failures - 1, 8), _LAST_RETRY))
         try:
             # The database may have been deleted: make it again, with all that this connection had declared in it.
-            self._store.ensure(self._options.create_database)
+            ensure(self._store.client, self._options.create_database)
             self._topology.redeclare()
         except CouchDBError as again:
             logger.debug('still away: %s', again)

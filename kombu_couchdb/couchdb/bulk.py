@@ -84,7 +84,7 @@ class Bulk(Http):
 
         A document that is there stays as it is, and one that was deleted stays deleted: however late a request arrives, it
         creates nothing a second time. For the first revision is made of the id alone, and is written as replication writes it:
-        CouchDB leaves a document alone that has this revision in its history (the newest `Store.REVISIONS` ones, until it is
+        CouchDB leaves a document alone that has this revision in its history (the newest 20, see `queues.database`, until it is
         purged; measured on CouchDB 3.5 and PouchDB 9). The answer is the same either way.
         """
         docs = [{**doc, '_rev': f'1-{md5(doc["_id"].encode(), usedforsecurity=False).hexdigest()}'} for doc in docs]

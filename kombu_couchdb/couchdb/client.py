@@ -13,6 +13,7 @@ from .. import errors
 from .address import Address
 from .bounds import Bounds
 from .bulk import Bulk, Document, path_of
+from .http import encoded
 from .shapes import DOCUMENT, Shape, both, document, equal, exactly, items, maybe, members, revision, rows, sequence, text
 from .unusable import Unusable
 
@@ -58,6 +59,13 @@ class Client(Bulk):
     def raw(self, doc_id: str) -> bytes:
         """Return a document as the JSON text that CouchDB has of it, which need not be such that Python can read it."""
         return self._exchange('GET', path_of(doc_id), repeat=True)[0].strip()
+
+    def extend(self, doc_id: str, text: bytes, members: Document) -> str:
+        """Write a document as `raw` returned it, with more members behind it: of two of one name CouchDB keeps the last.
+
+        Return the new revision; *raises* `Conflict`.
+        """
+        return self.put({'_id': doc_id}, text=text[:-1] + b',' + encoded(members)[1:])
 
     def rev(self, doc_id: str) -> str | None:
         """Return the revision of a document, None if there is none, though the document cannot be read."""

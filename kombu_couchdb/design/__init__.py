@@ -20,7 +20,7 @@ __all__ = [
 
 NAME, JOBS, CONTESTED = 'celery-v4', 'celery-jobs-v1', 'celery-contested-v1'
 
-#: That of a database of parcels: by it a publisher tells that it is one. Its name sorts behind `NAME`, see `Store.ensure`.
+#: That of a database of parcels: by it a publisher tells that it is one. Its name sorts behind `NAME`, see `queues.database`.
 PARCELS = 'parcels-v1'
 
 #: Behind the ranks of the priorities, 0 to 9, the view `waiting` has what is planned, by its due date.

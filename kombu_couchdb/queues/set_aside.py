@@ -7,7 +7,6 @@ CouchDB keeps the last.
 from __future__ import annotations
 
 from ..couchdb.client import Client
-from ..couchdb.http import encoded
 from ..documents import workitem
 from ..documents.ids import BROKER
 from ..errors import Conflict, DocumentTooLarge, NotFound, RequestRefused
@@ -29,8 +28,7 @@ def set_aside(client: Client) -> None:
         try:
             text = client.raw(doc_id)
             if _ITEM in text:
-                said = encoded({'claimed': None, **workitem.buried(f'spoilt: {reason}', client.clock.now())})
-                client.put({'_id': doc_id}, text=text[:-1] + b',' + said[1:])
+                client.extend(doc_id, text, {'claimed': None, **workitem.buried(f'spoilt: {reason}', client.clock.now())})
                 logger.error('message %s was set aside as a dead letter: %s', doc_id, reason)
         except (Conflict, NotFound):
             pass  # somebody else was faster

@@ -1,4 +1,4 @@
-"""Every request that is made about WorkItems, and the database they live in."""
+"""Every request about WorkItems."""
 
 from __future__ import annotations
 
@@ -9,37 +9,25 @@ from typing import Any
 
 from .. import design
 from ..couchdb.bulk import REFUSALS
-from ..couchdb.client import LAST, Client, Document, Row, chunks
+from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
 from ..documents import conflict_rules as void
 from ..documents import workitem
-from ..documents.ids import CONSUMER, JOB, QUEUE
+from ..documents.ids import CONSUMER, JOB
 from ..errors import (
-    AccessDenied,
-    BrokenAnswer,
-    Conflict,
-    CouchDBError,
-    DatabaseMissing,
-    NotFound,
     ServerUnavailable,
     from_answer,
-    may_not,
 )
 from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue
 
-__all__ = ['REVISIONS', 'SEEN', 'Store']
+__all__ = ['Store']
 
 logger = get_logger(__name__)
 
-#: So many rows are read when a connection is established.
-SEEN = 200
-#: How many revisions of a document are remembered: heartbeats and broadcasts are written again and again, and each would keep
-#: 1,000 without a limit.
-REVISIONS = 20
 #: The rows of the views, and of their reductions by queue or kind.
 _REVS = members(id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value))
 _RANK = members(key=exactly(text, number))
@@ -58,55 +46,7 @@ class Store:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        #: Whether the database is one of parcels (see `parcels`), as `ensure` found it.
-        self.takes_parcels = False
         self._commits: GroupCommit | None = None
-
-    # -- the database
-
-    def ensure(self, create: bool) -> list[Row]:
-        """Make sure that database and design document are there; with `create`, make them.
-
-        One request where all is well. It tells, too, which exchanges, bindings and queues are there: return these rows of
-        `_all_docs`, without documents, of a large database the first ones. *Raises* `AccessDenied`, `DatabaseMissing`,
-        `NotCouchDB`, `ServerUnavailable`.
-        """
-        wanted = f'_design/{design.NAME}'
-        rows, missing = list[Row](), None
-        try:
-            rows = self.client.id_range(wanted, to=QUEUE, limit=SEEN)
-            self.takes_parcels = any(row['id'] == f'_design/{design.PARCELS}' for row in rows)
-            if self.takes_parcels or (rows and rows[0]['id'] == wanted):
-                return rows
-        except BrokenAnswer:
-            self.client.welcome()
-            raise
-        except (NotFound, DatabaseMissing) as exc:
-            missing = exc
-        self.client.welcome()
-        if not create:
-            raise DatabaseMissing(f'{self.client.address.url}: the database is not set up, and the transport '
-                                  f'option create_database is off') from missing
-        try:
-            self.client.create()
-        except AccessDenied as exc:
-            # A member may not ask; the database may exist all the same.
-            if isinstance(exc.__context__, DatabaseMissing):
-                raise
-        try:
-            for document in design.documents():
-                try:
-                    self.client.put(document)
-                except Conflict:
-                    pass  # another process was first, with the same
-        except (AccessDenied, DatabaseMissing) as exc:
-            raise may_not(self.client.address.url, self.client.user, 'set up the database',
-                          'let an administrator run "celery -A your_app couchdb setup" once') from exc
-        try:
-            self.client.request('PUT', '/_revs_limit', body=REVISIONS)
-        except CouchDBError as exc:
-            logger.debug('revs_limit is left as it is: %s', exc)
-        return rows
 
     def close(self) -> None:
         """Close the idle connections; the store can still be used."""

@@ -35,8 +35,9 @@ from ..leases.peers import queues_of
 from ..leases.temporary import Gets
 from ..log import get_logger
 from ..options import Options
+from ..queues.database import SEEN, ensure
 from ..queues.fanout import Broadcaster, Listener
-from ..queues.store import SEEN, Store
+from ..queues.store import Store
 from ..queues.topology import Topology
 from .channel import Channel
 from .failover import hide_alternates, others
@@ -110,9 +111,10 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         """Reach the database, and make it if it is missing; *raises* `CouchDBError`."""
         began = time.monotonic()
-        self.topology.saw(self.store.ensure(self.options.create_database), began, SEEN)
+        rows, takes_parcels = ensure(self.couchdb, self.options.create_database)
+        self.topology.saw(rows, began, SEEN)
         self._name_node()
-        self.Channel = ParcelChannel if self.store.takes_parcels else Channel
+        self.Channel = ParcelChannel if takes_parcels else Channel
         super().establish_connection()
         return self
 

@@ -28,6 +28,7 @@ from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.janitor import Tidier
 from kombu_couchdb.leases.sweeper import Sweeper
+from kombu_couchdb.queues.database import ensure
 from kombu_couchdb.queues.fanout import Broadcaster, Listener
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
@@ -107,7 +108,7 @@ def set_up(client: Client) -> None:
 
 #: What is made of several requests.
 HIGHER: dict[str, Callable[[Client], Any]] = {
-    'ensure': lambda c: Store(c).ensure(True),
+    'ensure': lambda c: ensure(c, True),
     'publish': lambda c: Store(c).client.bulk([WORKITEM]),
     'unpublished': lambda c: Store(c).unpublished([WORKITEM]),
     'ready': lambda c: Store(c).ready('q', 50),

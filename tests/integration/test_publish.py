@@ -11,8 +11,8 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.queues.database import SEEN
 from kombu_couchdb.queues.routing import _tables
-from kombu_couchdb.queues.store import SEEN
 from tests.support import Inbox, Request, eta, items, publish, replace_in_clients
 
 needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='Producer.batch() came with kombu 5.7')

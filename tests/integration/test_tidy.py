@@ -13,7 +13,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.leases import janitor as tidy
 from kombu_couchdb.leases import watch
 from kombu_couchdb.leases.janitor import Tidier
-from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.database import ensure
 from kombu_couchdb.queues.topology import Topology
 from tests.support import Inbox, Request, publish
 
@@ -24,7 +24,7 @@ NOTHING = {'bindings': 0, 'broadcasts': 0, 'consumers': 0}
 @pytest.fixture
 def topology(client: Client) -> Topology:
     """Queues and bindings of a database that is set up."""
-    Store(client).ensure(True)
+    ensure(client, True)
     return Topology(client)
 
 

@@ -22,7 +22,7 @@ from kombu_couchdb.admin.vacuum import Report, longest_lease, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied
-from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.database import ensure
 from tests.conftest import Server, wait_for
 from tests.support import Inbox, items, publish
 
@@ -36,7 +36,7 @@ def couch(client: Client, apache_couchdb: bool) -> Client:
     """The test's database, set up, on Apache CouchDB."""
     if not apache_couchdb:
         pytest.skip('the embedded server keeps everything in memory and cannot purge')
-    Store(client).ensure(True)
+    ensure(client, True)
     return client
 
 

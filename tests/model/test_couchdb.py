@@ -14,6 +14,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.queues import waiting
+from kombu_couchdb.queues.database import ensure
 from kombu_couchdb.queues.store import Store
 
 from .couchdb import CouchDB
@@ -113,7 +114,7 @@ def story(client: Client) -> list[Any]:
 def test_model_answers_as_the_server_does(client: Client, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server does not tell of deleted leaves')
-    Store(client).ensure(create=True)
+    ensure(client, create=True)
     client.clock.now = lambda: START  # type: ignore[method-assign]
     for number, (modelled, answered) in enumerate(zip(story(Modelled(client)), story(client), strict=True)):
         assert modelled == answered, f'answer {number}'

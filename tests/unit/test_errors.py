@@ -16,7 +16,7 @@ from celery_couchdb.results.store import Store as Results
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.database import ensure
 from tests.support import ROOT
 
 WHERE = 'http://db.example:5984/celery'
@@ -180,5 +180,5 @@ def test_a_database_that_nobody_may_set_up_without_a_user(name: str) -> None:
     client.create = client.put = refuse  # type: ignore[method-assign]
     client.welcome = dict  # type: ignore[method-assign]
     with pytest.raises(errors.AccessDenied, match=r'no user in the URL, and without one nobody may .* database') as caught:
-        Store(client).ensure(True) if name == 'broker' else Results(client, Options()).read('x')
+        ensure(client, True) if name == 'broker' else Results(client, Options()).read('x')
     assert 'None' not in str(caught.value)
