@@ -16,7 +16,7 @@ from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import Unstorable
-from kombu_couchdb.transport import channel
+from kombu_couchdb.transport import publisher
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
@@ -165,7 +165,7 @@ def test_a_body_that_would_unpack_to_too_much_is_set_aside(connection: Connectio
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unstorable, match='the message is compressed too well'):
         publish(connection, '0' * 50_000_000, compression=method)
-    monkeypatch.setattr(channel, 'check_unpacked', lambda *args: None)
+    monkeypatch.setattr(publisher, 'check_unpacked', lambda *args: None)
     publish(connection, '0' * 50_000_000, compression=method)
     publish(connection, 'hello', compression=method)
     inbox = Inbox(connection)
