@@ -19,16 +19,25 @@ from .sizes import SIZES
 from .systems import NAMES, reachable
 
 
-@click.command(epilog='Servers are taken from COUCHDB_URL, REDIS_URL, POSTGRES_URL and RABBITMQ_URL, or else looked for on '
-                      'localhost.')
+@click.command(
+    epilog='Servers are taken from COUCHDB_URL, REDIS_URL, POSTGRES_URL and RABBITMQ_URL, or else looked for on '
+    'localhost.'
+)
 @click.option('--quick', 'size', flag_value='quick', help='About a minute: to see that it works.')
 @click.option('--full', 'size', flag_value='full', help='Large backlogs and more rounds; hours.')
 @click.option('--rounds', type=click.IntRange(1), help='How often each case is repeated.')
-@click.option('-m', '--measure', 'measures', multiple=True, type=click.Choice(list(MEASURES)), help='Only this; repeatable.')
+@click.option(
+    '-m', '--measure', 'measures', multiple=True, type=click.Choice(list(MEASURES)), help='Only this; repeatable.'
+)
 @click.option('-s', '--system', 'names', multiple=True, type=click.Choice(NAMES), help='Only this; repeatable.')
-@click.option('--output', type=click.Path(file_okay=False, path_type=Path),
-              help='The folder for performance.rst and performance.svg.  [default: docs; with --quick build]')
-def main(size: str | None, rounds: int | None, measures: tuple[str, ...], names: tuple[str, ...], output: Path | None) -> None:
+@click.option(
+    '--output',
+    type=click.Path(file_okay=False, path_type=Path),
+    help='The folder for performance.rst and performance.svg.  [default: docs; with --quick build]',
+)
+def main(
+    size: str | None, rounds: int | None, measures: tuple[str, ...], names: tuple[str, ...], output: Path | None
+) -> None:
     """Measure the transport and the result backend beside kombu's other brokers and bare CouchDB."""
     chosen = SIZES[size or 'default']
     rounds = rounds or chosen.rounds
@@ -37,7 +46,9 @@ def main(size: str | None, rounds: int | None, measures: tuple[str, ...], names:
         tell(f'{name} is left out: {reason}')
     if not systems:
         raise click.ClickException('no system can be reached; set COUCHDB_URL to http://user:password@host:5984')
-    wanted = {name: measure for name, measure in MEASURES.items() if name in (measures or set(MEASURES) - chosen.skipped)}
+    wanted = {
+        name: measure for name, measure in MEASURES.items() if name in (measures or set(MEASURES) - chosen.skipped)
+    }
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidy up and report then, too
     started = time.monotonic()
     cases, results = [case for measure in wanted.values() for case in measure.cases(chosen)], Results()
@@ -45,10 +56,21 @@ def main(size: str | None, rounds: int | None, measures: tuple[str, ...], names:
         run(cases, systems, rounds, results, lambda text: tell(f'{elapsed(started)} {text}'))
     except KeyboardInterrupt:
         tell('interrupted: the report has what was measured so far')
-    versions = {'Python': platform.python_version(), 'kombu': version('kombu'), 'Celery': version('celery'),
-                **{system.server: found for system, found in systems.items()}}
-    done = Run(date.today(), size or 'default', rounds, versions, {system.name: system.title for system in systems}, absent,
-               {name: measure.TITLE for name, measure in wanted.items()})
+    versions = {
+        'Python': platform.python_version(),
+        'kombu': version('kombu'),
+        'Celery': version('celery'),
+        **{system.server: found for system, found in systems.items()},
+    }
+    done = Run(
+        date.today(),
+        size or 'default',
+        rounds,
+        versions,
+        {system.name: system.title for system in systems},
+        absent,
+        {name: measure.TITLE for name, measure in wanted.items()},
+    )
     for path in write(done, results, output or Path('build' if size == 'quick' else 'docs')):
         tell(f'{elapsed(started)} written: {path}')
 

@@ -118,7 +118,9 @@ class _Taker:
         self.channel.basic_qos(0, prefetch, False)
         queue = Queue(place.queue)
         queue(self.channel).declare()
-        self.consumer = Consumer(self.channel, [queue], on_message=self._on_message, accept=['json'], auto_declare=False)
+        self.consumer = Consumer(
+            self.channel, [queue], on_message=self._on_message, accept=['json'], auto_declare=False
+        )
         self._on_body = on_body
 
     def _on_message(self, message: Message) -> None:

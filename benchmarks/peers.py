@@ -44,7 +44,9 @@ def consume(places: Sequence[Place], prefetch: int, take: int, *, whole: bool) -
     return end - started
 
 
-def _consume(place: Place, prefetch: int, take: int, whole: bool, taken: Any, gate: Any, ended: Any, answers: Any) -> None:
+def _consume(
+    place: Place, prefetch: int, take: int, whole: bool, taken: Any, gate: Any, ended: Any, answers: Any
+) -> None:
     end = 0.0
 
     def on_body(body: Any) -> None:

@@ -35,9 +35,16 @@ def plot(rows: Mapping[Row, Mapping[str, Sequence[float]]], systems: Sequence[st
         y += _BAR * len(medians)
     height = y + 20
     style = 'text { font: 12px sans-serif; fill: #222 } .title { font-weight: bold; font-size: 16px }'
-    return '\n'.join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',
-        f'<style>{style}</style>', f'<rect width="{_WIDTH}" height="{height}" fill="white"/>', *parts, '</svg>', ''])
+    return '\n'.join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',
+            f'<style>{style}</style>',
+            f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+            *parts,
+            '</svg>',
+            '',
+        ]
+    )
 
 
 def _bars(medians: Mapping[str, float], colours: Mapping[str, str], top: int) -> Iterator[str]:

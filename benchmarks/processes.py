@@ -14,8 +14,11 @@ def server_of(host: str, port: int) -> int | None:
     try:
         if not any(info[4][0] in ('127.0.0.1', '::1') for info in socket.getaddrinfo(host, port)):
             return None
-        listeners = [connection.pid for connection in psutil.net_connections('tcp')
-                     if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid]
+        listeners = [
+            connection.pid
+            for connection in psutil.net_connections('tcp')
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid
+        ]
     except (OSError, psutil.AccessDenied):
         return None
     return min(listeners, default=None)

@@ -70,11 +70,24 @@ class Sender:
     def _document(self, body: Any) -> dict[str, Any]:
         now = time.time()
         doc_id = workitem.new_id(now)
-        return workitem.new(doc_id, self.queue, {
-            'body': json.dumps(body), 'content-encoding': 'utf-8', 'content-type': 'application/json', 'headers': {},
-            'properties': {'delivery_mode': 2, 'delivery_info': {'exchange': '', 'routing_key': self.queue}, 'priority': 0,
-                           'body_encoding': None, 'delivery_tag': str(uuid4())},
-        }, now)
+        return workitem.new(
+            doc_id,
+            self.queue,
+            {
+                'body': json.dumps(body),
+                'content-encoding': 'utf-8',
+                'content-type': 'application/json',
+                'headers': {},
+                'properties': {
+                    'delivery_mode': 2,
+                    'delivery_info': {'exchange': '', 'routing_key': self.queue},
+                    'priority': 0,
+                    'body_encoding': None,
+                    'delivery_tag': str(uuid4()),
+                },
+            },
+            now,
+        )
 
 
 class Taker:
@@ -82,8 +95,13 @@ class Taker:
 
     def __init__(self, url: str, queue: str, prefetch: int, on_body: Callable[[Any], None]) -> None:
         self.database, self.prefetch, self._on_body = Database(url), prefetch, on_body
-        self.range = {'startkey': json.dumps([queue]), 'endkey': json.dumps([queue, {}]), 'reduce': 'false',
-                      'include_docs': 'true', 'limit': str(_AHEAD)}
+        self.range = {
+            'startkey': json.dumps([queue]),
+            'endkey': json.dumps([queue, {}]),
+            'reduce': 'false',
+            'include_docs': 'true',
+            'limit': str(_AHEAD),
+        }
         self.read: list[dict[str, Any]] = []
 
     def start(self) -> None:
@@ -93,7 +111,7 @@ class Taker:
         """Take what is there."""
         if not self.read:
             self.read = self.database.request('GET', f'/_design/{RAW_DESIGN}/_view/waiting', params=self.range)['rows']
-        rows, self.read = self.read[:self.prefetch], self.read[self.prefetch:]
+        rows, self.read = self.read[: self.prefetch], self.read[self.prefetch :]
         for row in rows:
             self._on_body(json.loads(row['doc']['message']['body']))
         gone = [{'_id': row['id'], '_rev': row['doc']['_rev'], '_deleted': True} for row in rows]

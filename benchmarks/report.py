@@ -84,8 +84,11 @@ def image(path: str) -> str:
 
 def measured(run: Run) -> str:
     """Return when it was measured, and with what."""
-    return (f'Measured on {run.day.isoformat()}, size *{run.size}*, {count(run.rounds, "round")}, with '
-            + ', '.join(f'{name} {version}' for name, version in run.versions.items()) + '.')
+    return (
+        f'Measured on {run.day.isoformat()}, size *{run.size}*, {count(run.rounds, "round")}, with '
+        + ', '.join(f'{name} {version}' for name, version in run.versions.items())
+        + '.'
+    )
 
 
 def inserted(existing: str, report: str) -> str:

@@ -12,11 +12,18 @@ from .text import in_one_line
 __all__ = ['run']
 
 
-def run(cases: Sequence[Case], systems: Iterable[System], rounds: int, results: Results, tell: Callable[[str], None]) -> None:
+def run(
+    cases: Sequence[Case], systems: Iterable[System], rounds: int, results: Results, tell: Callable[[str], None]
+) -> None:
     """Add to the results, step by step; `tell(text)` is called after each with what came of it."""
     systems = list(systems)
-    steps = [(turn, case, system) for turn in range(1, rounds + 1) for case in cases for system in systems
-             if case.rounds is None or turn <= case.rounds]
+    steps = [
+        (turn, case, system)
+        for turn in range(1, rounds + 1)
+        for case in cases
+        for system in systems
+        if case.rounds is None or turn <= case.rounds
+    ]
     for done, (turn, case, system) in enumerate(steps, 1):
         head = f'{done}/{len(steps)} round {turn}, {case.measure}: {case.label}, {system.name}: '
         try:
@@ -24,9 +31,14 @@ def run(cases: Sequence[Case], systems: Iterable[System], rounds: int, results: 
         except NotMeasured as exc:
             results.miss(case, system.name, str(exc))
             continue
-        except Exception as exc:  # one system's failure must not cost the figures of all the others: it is told and noted
+        except (
+            Exception
+        ) as exc:  # one system's failure must not cost the figures of all the others: it is told and noted
             results.miss(case, system.name, f'failed ({in_one_line(exc)})')
             tell(f'{head}failed ({in_one_line(exc)})')
             continue
         results.add(case, system.name, values)
-        tell(head + ', '.join(f'{number(value)} {figure.unit}' for figure, value in zip(case.figures, values, strict=True)))
+        tell(
+            head
+            + ', '.join(f'{number(value)} {figure.unit}' for figure, value in zip(case.figures, values, strict=True))
+        )

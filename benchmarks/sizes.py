@@ -51,17 +51,51 @@ _PREFETCH = (Load(1, take=200), Load(8, take=500), Load(64), Load(256))
 _CONSUMERS = tuple(Load(64, consumers, backlog=3000, take=3000) for consumers in (1, 4, 8))
 _BODIES = (Load(64, body=2000), Load(64, body=100_000, backlog=100, take=100))
 _FEW = tuple(Load(prefetch, consumers, backlog=200, take=200) for prefetch, consumers in ((1, 1), (64, 1), (64, 4)))
-_LONG = tuple(Load(64, consumers, backlog=backlog, take=5000) for backlog in (100_000, 1_000_000) for consumers in (1, 8))
+_LONG = tuple(
+    Load(64, consumers, backlog=backlog, take=5000) for backlog in (100_000, 1_000_000) for consumers in (1, 8)
+)
 
 SIZES = {
-    'quick': Size(1, {200: 100}, (1, 8), _FEW, probes=20, tasks=100, results=50, planned={True: 500, False: 100}, counted=200,
-                  idle=3.0, long_rounds=1, skipped=frozenset({'idle', 'memory'})),
-    'default': Size(3, {200: 400, 2000: 400, 100_000: 50}, (1, 8), (*_PREFETCH, *_CONSUMERS, *_BODIES), probes=40, tasks=2000,
-                    results=100, planned={True: 20_000, False: 2000}, counted=500, idle=15.0, long_rounds=1),
-    'full': Size(5, {200: 2000, 2000: 2000, 100_000: 200}, (1, 8),
-                 (*(Load(prefetch, consumers) for prefetch in (1, 8, 64, 256) for consumers in (1, 4, 8)), *_BODIES, *_LONG),
-                 probes=200, tasks=2000, results=1000, planned={True: 1_000_000, False: 10_000}, counted=2000, idle=60.0,
-                 long_rounds=3),
+    'quick': Size(
+        1,
+        {200: 100},
+        (1, 8),
+        _FEW,
+        probes=20,
+        tasks=100,
+        results=50,
+        planned={True: 500, False: 100},
+        counted=200,
+        idle=3.0,
+        long_rounds=1,
+        skipped=frozenset({'idle', 'memory'}),
+    ),
+    'default': Size(
+        3,
+        {200: 400, 2000: 400, 100_000: 50},
+        (1, 8),
+        (*_PREFETCH, *_CONSUMERS, *_BODIES),
+        probes=40,
+        tasks=2000,
+        results=100,
+        planned={True: 20_000, False: 2000},
+        counted=500,
+        idle=15.0,
+        long_rounds=1,
+    ),
+    'full': Size(
+        5,
+        {200: 2000, 2000: 2000, 100_000: 200},
+        (1, 8),
+        (*(Load(prefetch, consumers) for prefetch in (1, 8, 64, 256) for consumers in (1, 4, 8)), *_BODIES, *_LONG),
+        probes=200,
+        tasks=2000,
+        results=1000,
+        planned={True: 1_000_000, False: 10_000},
+        counted=2000,
+        idle=60.0,
+        long_rounds=3,
+    ),
 }
 
 

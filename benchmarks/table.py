@@ -40,7 +40,9 @@ def simple_table(lines: Sequence[Sequence[str]]) -> str:
     """Return lines of cells as a simple table; the first line is the head."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     border = ' '.join('=' * max(1, width) for width in widths)
-    head, *body = [' '.join(_filled(text, width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    head, *body = [
+        ' '.join(_filled(text, width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]
     return '\n'.join([border, head, border, *body, border])
 
 

@@ -28,8 +28,12 @@ _WARM_UP = 20
 def settings_of(place: Place) -> dict[str, Any]:
     """Return Celery's settings for a place."""
     return {
-        'broker_url': place.broker, 'result_backend': place.backend, 'broker_transport_options': place.options,
-        'task_default_queue': place.queue, 'broker_connection_retry_on_startup': True, **place.settings,
+        'broker_url': place.broker,
+        'result_backend': place.backend,
+        'broker_transport_options': place.options,
+        'task_default_queue': place.queue,
+        'broker_connection_retry_on_startup': True,
+        **place.settings,
     }
 
 
@@ -47,9 +51,28 @@ def working(place: Place, app: Celery, concurrency: int = 2) -> Iterator[subproc
     environment = {**os.environ, 'BENCHMARK_SETTINGS': json.dumps(settings_of(place)), 'PYTHONPATH': str(_ROOT)}
     with TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, '-m', 'celery', '-A', 'benchmarks.tasks', 'worker', '--pool', 'prefork', '--concurrency',
-             str(concurrency), '-l', 'WARNING', '-n', f'{place.queue}@benchmark'],
-            cwd=_ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            [
+                sys.executable,
+                '-m',
+                'celery',
+                '-A',
+                'benchmarks.tasks',
+                'worker',
+                '--pool',
+                'prefork',
+                '--concurrency',
+                str(concurrency),
+                '-l',
+                'WARNING',
+                '-n',
+                f'{place.queue}@benchmark',
+            ],
+            cwd=_ROOT,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             try:
                 for result in [app.send_task('add', (number, 1)) for number in range(_WARM_UP)]:

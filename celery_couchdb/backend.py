@@ -16,10 +16,10 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 
-from kombu_couchdb.couchdb.conflicts import Healer
+from kombu_couchdb.couchdb.conflicts import ConflictResolver
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.couchdb.redaction import redacted
-from kombu_couchdb.design import contested
+from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 
@@ -34,7 +34,7 @@ from .results.store import ResultTooLarge
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
 from .waiting.read_ahead import ReadAhead
-from .waiting.subscriber import Reader
+from .waiting.subscriber import Subscriber
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
@@ -68,13 +68,19 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         conf = self.app.conf
         failures = conf.get('result_failure_expires')
         self.failure_expires = self.expires if failures is None else self.prepare_expires(failures)
-        self.reader = Reader.of(address_of(url or 'couchdb://', self.options.credentials, self.options.auth), self.options)
+        self.reader = Subscriber.of(
+            address_of(url or 'couchdb://', self.options.credentials, self.options.auth), self.options
+        )
         self.store, self.client = self.reader.store, self.reader.store.client
         self.callbacks = Callbacks(self.reader, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
         self.ahead = ReadAhead(self.store, self.callbacks.following)
-        self.chords = Chords(self.store, self.chord_keyprefix, self._chord_lifetime(),
-                             max(_PATIENCE, 2 * (conf.result_chord_join_timeout or 0.0)))
-        self.healer = Healer(self.client, contested(), RULES)
+        self.chords = Chords(
+            self.store,
+            self.chord_keyprefix,
+            self._chord_lifetime(),
+            max(_PATIENCE, 2 * (conf.result_chord_join_timeout or 0.0)),
+        )
+        self.resolver = ConflictResolver(self.client, conflicted(), RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
         self.forked = self.checked = False
         signals.worker_ready.connect(self._on_worker_ready)
@@ -123,22 +129,33 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         self.ahead.drop()
         self.store.delete(bytes_to_str(key))
 
-    def get_many(self, task_ids: Iterable[str], timeout: float | None = None, interval: float | None = 0.5,
-                 no_ack: bool = True, on_message: Callable[..., Any] | None = None,
-                 on_interval: Callable[[], Any] | None = None, max_iterations: int | None = None,
-                 READY_STATES: frozenset[str] = states.READY_STATES) -> Iterator[tuple[str, dict[str, Any]]]:
+    def get_many(
+        self,
+        task_ids: Iterable[str],
+        timeout: float | None = None,
+        interval: float | None = 0.5,
+        no_ack: bool = True,
+        on_message: Callable[..., Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        max_iterations: int | None = None,
+        READY_STATES: frozenset[str] = states.READY_STATES,
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield `(task id, meta)` of results as they become ready; with `max_iterations`, of those that are."""
         if max_iterations or READY_STATES != states.READY_STATES:
-            yield from super().get_many(task_ids, timeout, interval, no_ack, on_message, on_interval, max_iterations,
-                                        READY_STATES)
+            yield from super().get_many(
+                task_ids, timeout, interval, no_ack, on_message, on_interval, max_iterations, READY_STATES
+            )
             return
-        for task_id, meta in self.await_results(set(map(bytes_to_str, task_ids)), timeout, interval, on_message, on_interval):
+        for task_id, meta in self.await_results(
+            set(map(bytes_to_str, task_ids)), timeout, interval, on_message, on_interval
+        ):
             if meta['status'] == states.SUCCESS:  # a failure may give way to a newer delivery's result
                 self._cache[task_id] = meta
             yield task_id, meta
 
-    def store_result(self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None,
-                     **kwargs: Any) -> Any:
+    def store_result(
+        self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
         """Store the result of a task, as Celery does.
 
         If CouchDB refuses what a worker stores, that is one line in its log. Not so for a part of a chord: Celery takes it for
@@ -155,16 +172,22 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         return self.decode_document(self.ahead.read(self.get_key_for_task(task_id)))
 
-    def _store_result(self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None,
-                      **kwargs: Any) -> Any:
+    def _store_result(
+        self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
         if task_join_will_block() and not self.forked:
             self.sweeper.start()  # a worker that made its backend only now; those of a pool's children have a parent
         # The base class reads the state, decides and writes: two requests, and a gap for another writer in between.
         task_id = bytes_to_str(task_id)
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta['task_id'] = task_id
-        doc = {'_id': self.get_key_for_task(task_id), 'type': 'Result', 'status': state,
-               'task': getattr(request, 'task', None), **pack(self.encode(meta), self.content_type)}
+        doc = {
+            '_id': self.get_key_for_task(task_id),
+            'type': 'Result',
+            'status': state,
+            'task': getattr(request, 'task', None),
+            **pack(self.encode(meta), self.content_type),
+        }
         if delivery := delivery_of(request, task_id):
             doc['delivery'] = delivery
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
@@ -194,7 +217,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             self.store.set_up()
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         self.end_unfinished_chords(unfinished)
-        self.healer.look()
+        self.resolver.look()
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
@@ -239,7 +262,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         chord = self.expires if chord is None else self.prepare_expires(chord)
         return max(chord, self.expires) if chord and self.expires else None
 
-    def _write(self, doc: Document, lifetime: float | None, *, final_stays: bool = False,
-               also: Document | None = None) -> None:
+    def _write(
+        self, doc: Document, lifetime: float | None, *, final_stays: bool = False, also: Document | None = None
+    ) -> None:
         self.ahead.drop()
         self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)

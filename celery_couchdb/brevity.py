@@ -30,8 +30,11 @@ def shorten_log() -> None:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    if record.exc_info and isinstance(record.exc_info[1], CouchDBError) \
-            and not logging.getLogger(_LOGGER).isEnabledFor(logging.DEBUG):
+    if (
+        record.exc_info
+        and isinstance(record.exc_info[1], CouchDBError)
+        and not logging.getLogger(_LOGGER).isEnabledFor(logging.DEBUG)
+    ):
         record.exc_info = None
     return True
 
@@ -41,7 +44,9 @@ def shorten_traceback() -> None:
     before = sys.excepthook
 
     def say(kind: type[BaseException], exc: BaseException, traceback: TracebackType | None) -> None:
-        if isinstance(exc, CouchDBError) and any(frame.f_globals.get('__name__') == _PROGRAM for frame, _ in walk_tb(traceback)):
+        if isinstance(exc, CouchDBError) and any(
+            frame.f_globals.get('__name__') == _PROGRAM for frame, _ in walk_tb(traceback)
+        ):
             sys.stderr.write(f'Error: {printable(str(exc))}\n')
         else:
             before(kind, exc, traceback)

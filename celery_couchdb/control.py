@@ -59,7 +59,9 @@ def scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
     patience = min(_PATIENCE_SECONDS, transport.options.request_timeout)
     thread.join(patience)
     if thread.is_alive():
-        logger.warning('inspect scheduled shows only what this worker holds: CouchDB has not answered within %g s', patience)
+        logger.warning(
+            'inspect scheduled shows only what this worker holds: CouchDB has not answered within %g s', patience
+        )
     return held + planned
 
 
@@ -84,10 +86,21 @@ def _shown(doc: Document, hostname: str) -> dict[str, Any]:
         'eta': eta,
         'priority': _PRIORITY,
         'request': {
-            'id': headers.get('id'), 'name': headers.get('shadow') or headers.get('task'), 'args': args, 'kwargs': kwargs,
-            'type': headers.get('task'), 'hostname': hostname, 'time_start': None, 'acknowledged': False, 'worker_pid': None,
-            'delivery_info': {'exchange': info.get('exchange'), 'routing_key': info.get('routing_key'),
-                              'priority': properties.get('priority'), 'redelivered': 'consumer' in doc},
+            'id': headers.get('id'),
+            'name': headers.get('shadow') or headers.get('task'),
+            'args': args,
+            'kwargs': kwargs,
+            'type': headers.get('task'),
+            'hostname': hostname,
+            'time_start': None,
+            'acknowledged': False,
+            'worker_pid': None,
+            'delivery_info': {
+                'exchange': info.get('exchange'),
+                'routing_key': info.get('routing_key'),
+                'priority': properties.get('priority'),
+                'redelivered': 'consumer' in doc,
+            },
         },
     }
 

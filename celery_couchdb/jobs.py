@@ -126,15 +126,21 @@ class Jobs:
             body = decoded(stored, message['properties'].get('body_encoding'))
             if compression := message['headers'].get('compression'):
                 body = unpacked(body, compression)
-            return loads(body, message.get('content-type'), message.get('content-encoding'),
-                         accept=prepare_accept_content(self.app.conf.accept_content))
+            return loads(
+                body,
+                message.get('content-type'),
+                message.get('content-encoding'),
+                accept=prepare_accept_content(self.app.conf.accept_content),
+            )
         except ContentDisallowed as exc:
             raise Unreadable(f'the app does not accept {doc["message"].get("content-type")}') from exc
         except (DecodeError, ValueError, TypeError, KeyError, AttributeError, LookupError) as exc:
             raise Unreadable(f'the body cannot be decoded: {exc}') from exc
 
     def _has_started(self, task_id: str) -> bool:
-        return not isinstance(self.app.backend, DisabledBackend) and bool(self.app.AsyncResult(task_id).state == states.STARTED)
+        return not isinstance(self.app.backend, DisabledBackend) and bool(
+            self.app.AsyncResult(task_id).state == states.STARTED
+        )
 
     def _mark_as_revoked(self, doc: Document) -> None:
         task_id = task_id_of(doc)
@@ -146,7 +152,9 @@ class Jobs:
         except (Unreadable, LookupError, TypeError):
             embedded = {}
         request = Context(headers, chord=embedded.get('chord') if isinstance(embedded, dict) else None)
-        self.app.backend.mark_as_revoked(task_id, 'removed', request=request, store_result=not headers.get('ignore_result'))
+        self.app.backend.mark_as_revoked(
+            task_id, 'removed', request=request, store_result=not headers.get('ignore_result')
+        )
 
     def _forget(self, task_id: str) -> None:
         if not isinstance(self.app.backend, DisabledBackend):
@@ -164,6 +172,8 @@ def client_of(app: Any) -> Client:
         raise ConfigurationError(f'{exc.args[0]}; broker_url must be couchdb://…') from exc
     with opened as connection:
         if not isinstance(connection.transport, Transport):
-            raise ConfigurationError(f'the broker of this app is {connection.transport.driver_type}, not CouchDB: '
-                                     f'set broker_url to couchdb://…, or name the app with celery -A')
+            raise ConfigurationError(
+                f'the broker of this app is {connection.transport.driver_type}, not CouchDB: '
+                f'set broker_url to couchdb://…, or name the app with celery -A'
+            )
         return Client(connection.transport.address, _PATIENCE)

@@ -30,7 +30,9 @@ def _retry_policy(name: str, policy: Any) -> Mapping[str, float]:
 def _prefix(name: str, prefix: Any) -> str | None:
     # CouchDB keeps ids that begin with an underscore for itself.
     if prefix is not None and (not isinstance(prefix, str) or prefix.startswith('_')):
-        raise ConfigurationError(f'transport option {name} must be text that does not begin with "_", not {prefix!r:.80}')
+        raise ConfigurationError(
+            f'transport option {name} must be text that does not begin with "_", not {prefix!r:.80}'
+        )
     return prefix
 
 

@@ -29,7 +29,9 @@ _sanitize = getattr(utils, 'sanitize_url', None)
 def filter_hidden_settings(conf: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return settings without what is secret in them."""
     shown = {key: _shown(value) for key, value in conf.items()}
-    others = {key: value for key, value in conf.items() if shown[key] is value or utils.HIDDEN_SETTINGS.search(str(key))}
+    others = {
+        key: value for key, value in conf.items() if shown[key] is value or utils.HIDDEN_SETTINGS.search(str(key))
+    }
     return {**shown, **_filter_by_name(others)}
 
 

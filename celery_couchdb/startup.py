@@ -33,8 +33,13 @@ def check(backend: Any) -> None:
         return
     task_id = f'write-check-{uuid.uuid4()}'
     payload = backend.encode({'task_id': task_id, 'status': states.PENDING, 'result': None})
-    doc = {'_id': backend.get_key_for_task(task_id), 'type': 'Result', 'status': states.PENDING, 'task': None,
-           **pack(payload, backend.content_type)}
+    doc = {
+        '_id': backend.get_key_for_task(task_id),
+        'type': 'Result',
+        'status': states.PENDING,
+        'task': None,
+        **pack(payload, backend.content_type),
+    }
     try:
         backend.store.try_to_write(stamp(doc, backend.client.clock.now(), _LIFETIME_SECONDS))
     except RETRIED as exc:

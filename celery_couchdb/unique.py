@@ -27,8 +27,15 @@ class UniqueTask(Task):
     abstract = True
     acks_late = True
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, *others: Any, job_key: str | None = None,
-                    headers: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        *others: Any,
+        job_key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
         """Send the task; *raises* `ConfigurationError` for a job key that cannot be one."""
         headers = {**(headers or {}), **({JOB_KEY: job_key} if job_key is not None else {})}
         with told() as outcomes:

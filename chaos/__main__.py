@@ -23,23 +23,42 @@ from .site import Site
 from .verdict import Verdict
 
 
-@click.command(epilog='The server is the one in COUCHDB_URL, as http://user:password@host:5984, or else an embedded one. It is '
-                      'stopped and killed only if the commands for that are given; otherwise the network plays the dead server.')
+@click.command(
+    epilog='The server is the one in COUCHDB_URL, as http://user:password@host:5984, or else an embedded one. It is '
+    'stopped and killed only if the commands for that are given; otherwise the network plays the dead server.'
+)
 @click.option('--seed', 'seeds', multiple=True, type=int, help='What fails when; repeatable.  [default: a random one]')
 @click.option('--tasks', default=10_000, show_default=True, help='How many tasks are sent, at least.')
 @click.option('--faults', default=100, show_default=True, help='How many faults happen.')
 @click.option('--start-server', help='The command that starts the server and returns when it answers.')
 @click.option('--stop-server', help='The command that stops it; its data must stay.')
 @click.option('--kill-server', help='The command that kills it.')
-@click.option('--patience', default=300.0, show_default=True, help='After how many seconds without any progress to give up.')
-@click.option('--output', default='build/chaos', show_default=True, type=click.Path(file_okay=False, path_type=Path),
-              help='The folder for ledgers and logs.')
-def main(seeds: tuple[int, ...], tasks: int, faults: int, start_server: str | None, stop_server: str | None,
-         kill_server: str | None, patience: float, output: Path) -> None:
+@click.option(
+    '--patience', default=300.0, show_default=True, help='After how many seconds without any progress to give up.'
+)
+@click.option(
+    '--output',
+    default='build/chaos',
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help='The folder for ledgers and logs.',
+)
+def main(
+    seeds: tuple[int, ...],
+    tasks: int,
+    faults: int,
+    start_server: str | None,
+    stop_server: str | None,
+    kill_server: str | None,
+    patience: float,
+    output: Path,
+) -> None:
     """Kill, stop, cut and lie while real workers work, and see whether the promises hold."""
     url = os.environ.get('COUCHDB_URL')
     if (stop_server or kill_server) and not (start_server and url):
-        raise click.UsageError('who stops the server must be able to start it again: give --start-server and COUCHDB_URL, too')
+        raise click.UsageError(
+            'who stops the server must be able to start it again: give --start-server and COUCHDB_URL, too'
+        )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidy up then, too
     kinds = faults_of(stopping=bool(stop_server), killing=bool(kill_server))
     verdicts: dict[str, Verdict] = {}

@@ -50,11 +50,28 @@ class Place:
         """Start a worker, whose clock is wrong by so many seconds."""
         self._number += 1
         pool, size = self._pool
-        arguments = ['-A', 'chaos.tasks', 'worker', '-l', 'INFO', '-n', self.worker, '--pool', pool, '--concurrency', str(size)]
+        arguments = [
+            '-A',
+            'chaos.tasks',
+            'worker',
+            '-l',
+            'INFO',
+            '-n',
+            self.worker,
+            '--pool',
+            pool,
+            '--concurrency',
+            str(size),
+        ]
         with (self._folder / f'{self.name}.log').open('a') as log:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'celery', *arguments], cwd=_ROOT, stdout=log, stderr=subprocess.STDOUT,
-                env={**os.environ, **self._settings, 'CHAOS_ASTRAY': str(astray)}, start_new_session=True)
+                [sys.executable, '-m', 'celery', *arguments],
+                cwd=_ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._settings, 'CHAOS_ASTRAY': str(astray)},
+                start_new_session=True,
+            )
 
     def signal(self, number: int) -> None:
         """Send a signal to the worker and all its children."""
@@ -88,8 +105,15 @@ class Publisher:
     def __init__(self, settings: Settings, log: Path) -> None:
         with log.open('a') as file:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'chaos.publisher'], cwd=_ROOT, stdin=subprocess.PIPE, text=True, stdout=file,
-                stderr=subprocess.STDOUT, env={**os.environ, **settings}, start_new_session=True)
+                [sys.executable, '-m', 'chaos.publisher'],
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                text=True,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
 
     def send(self, order: str) -> None:
         """Have it send an order; *raises* `RuntimeError` if it is gone."""
@@ -114,8 +138,13 @@ class Listener:
         self.lock = threading.Lock()
         with log.open('a') as file:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'chaos.listener'], cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT,
-                env={**os.environ, **settings}, start_new_session=True)
+                [sys.executable, '-m', 'chaos.listener'],
+                cwd=_ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
 
     def close(self) -> None:
         """Have it end its connection, or kill it."""

@@ -55,7 +55,7 @@ class Ledger:
         with self.path.open('rb') as file:
             file.seek(self._read)
             text = file.read()
-        whole = text[:text.rfind(b'\n') + 1]
+        whole = text[: text.rfind(b'\n') + 1]
         self._read += len(whole)
         return [json.loads(line) for line in whole.splitlines()]
 

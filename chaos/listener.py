@@ -28,7 +28,9 @@ def main() -> None:
     while True:
         try:
             with app.connection_for_read() as connection:
-                app.events.Receiver(connection, handlers={'chaos-news': hear}).capture(limit=None, timeout=None, wakeup=False)
+                app.events.Receiver(connection, handlers={'chaos-news': hear}).capture(
+                    limit=None, timeout=None, wakeup=False
+                )
         except app.connection_for_read().recoverable_connection_errors as exc:
             logger.warning('connecting again: %r', exc)
             time.sleep(_PAUSE)

@@ -17,13 +17,22 @@ _LATE = 1.0
 
 def watch(ledger: Ledger, workers: list[str] | None, end: threading.Event) -> threading.Thread:
     """Note pauses of this process, which hit these workers, or all (None), in a thread of its own, which it returns."""
+
     def look() -> None:
         before = time.monotonic()
         while not end.wait(_LATE / 2):
             now = time.monotonic()
             if now - before > _LATE / 2 + _LATE:
-                ledger.note('machine', name='machine', began=before, ended=now, workers=workers, pid=None, interrupts=True,
-                            deadly=False)
+                ledger.note(
+                    'machine',
+                    name='machine',
+                    began=before,
+                    ended=now,
+                    workers=workers,
+                    pid=None,
+                    interrupts=True,
+                    deadly=False,
+                )
             before = time.monotonic()
 
     thread = threading.Thread(target=look, daemon=True)

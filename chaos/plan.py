@@ -72,8 +72,15 @@ def plan(seed: int, tasks: int, faults: int, spans: Mapping[str, tuple[float, fl
         orders.append(_order(dice, f't{len(orders)}'))
         sent += orders[-1].tasks
     names = _dealt(dice, sorted(spans))
-    strikes = [Strike(int((number + dice.random()) / faults * _UNSAFE * sent), name := next(names), dice.randrange(1000),
-                      round(dice.uniform(*spans[name]), 2)) for number in range(faults)]
+    strikes = [
+        Strike(
+            int((number + dice.random()) / faults * _UNSAFE * sent),
+            name := next(names),
+            dice.randrange(1000),
+            round(dice.uniform(*spans[name]), 2),
+        )
+        for number in range(faults)
+    ]
     return Plan(seed, orders, strikes)
 
 

@@ -40,8 +40,13 @@ class Answer:
 
     def encoded(self) -> bytes:
         """Return it as it is sent."""
-        head = [f'HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}', 'Content-Type: application/json',
-                f'Content-Length: {len(self.body)}', 'Connection: close', *(f'{name}: {value}' for name, value in self.headers)]
+        head = [
+            f'HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}',
+            'Content-Type: application/json',
+            f'Content-Length: {len(self.body)}',
+            'Connection: close',
+            *(f'{name}: {value}' for name, value in self.headers),
+        ]
         return '\r\n'.join([*head, '', '']).encode() + self.body
 
 
@@ -172,6 +177,7 @@ class Proxy:
 
 def _dated(answer: bytes, ahead: float) -> bytes:
     """Return the beginning of an answer with a time that is so many seconds later."""
+
     def later(match: re.Match[bytes]) -> bytes:
         date = parsedate_to_datetime(match[2].decode()) + timedelta(seconds=ahead)
         return match[1] + format_datetime(date, usegmt=True).encode()

@@ -67,8 +67,13 @@ def main() -> None:
                 # What was not accepted may be sent all the same. Another try goes by another name.
                 logger.warning('order %s was not accepted: %r', order.name, exc)
                 continue
-            ledger.note('accepted', order=order.name, kind=order.kind, keys=keys,
-                        tries=order.size if order.kind == 'tried' else 1)
+            ledger.note(
+                'accepted',
+                order=order.name,
+                kind=order.kind,
+                keys=keys,
+                tries=order.size if order.kind == 'tried' else 1,
+            )
             break
 
 

@@ -28,19 +28,36 @@ def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
         'Pauses by the machine itself': [verdict.pauses for verdict in verdicts.values()],
         'Longest standstill': [f'{verdict.standstill:.1f} s' for verdict in verdicts.values()],
     }
-    return simple_table([['', *verdicts], *([name, *(f'{value:,}' if isinstance(value, int) else value for value in values)]
-                                            for name, values in figures.items())])
+    return simple_table(
+        [
+            ['', *verdicts],
+            *(
+                [name, *(f'{value:,}' if isinstance(value, int) else value for value in values)]
+                for name, values in figures.items()
+            ),
+        ]
+    )
 
 
 def faults_table(verdicts: Mapping[str, Verdict]) -> str:
     """Return how often each kind of fault happened, a column for each run."""
     names = sorted({name for verdict in verdicts.values() for name in verdict.faults})
-    return simple_table([['Fault', *verdicts], *([name, *(str(verdict.faults[name]) for verdict in verdicts.values())]
-                                                 for name in names)])
+    return simple_table(
+        [
+            ['Fault', *verdicts],
+            *([name, *(str(verdict.faults[name]) for verdict in verdicts.values())] for name in names),
+        ]
+    )
 
 
 def complaints(verdict: Verdict) -> str:
     """Return what is wrong in particular, a line each."""
-    found = {'lost': verdict.lost, 'twice': verdict.twice, 'sent twice': verdict.sent_twice, 'too early': verdict.too_early,
-             'deaf': ['the listener'] * verdict.deaf, 'remains': verdict.remains}
+    found = {
+        'lost': verdict.lost,
+        'twice': verdict.twice,
+        'sent twice': verdict.sent_twice,
+        'too early': verdict.too_early,
+        'deaf': ['the listener'] * verdict.deaf,
+        'remains': verdict.remains,
+    }
     return '\n'.join(f'{what}: {which}' for what, all_ in found.items() for which in all_)

@@ -32,7 +32,9 @@ _LOOK = 0.05
 _ANSWERED, _CALLED = 5.0, 120.0
 
 
-def run(plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]) -> Verdict:
+def run(
+    plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]
+) -> Verdict:
     """Do what is planned and return the verdict. Who waits for `patience` seconds without any progress waits no more."""
     conductor = _Conductor(plan, site, kinds, patience, tell)
     with pauses_noted(site.ledger):
@@ -48,9 +50,9 @@ def run(plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: floa
 
 
 class _Conductor:
-
-    def __init__(self, plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float,
-                 tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]
+    ) -> None:
         self.progress = Progress(site.ledger)
         #: In sentences, what went wrong with the run itself.
         self.troubles: list[str] = []
@@ -74,7 +76,11 @@ class _Conductor:
                 order = self._unsent.popleft()
                 self._site.send(asdict(order))
                 self._sent += order.tasks
-            if self._strikes and len(self.progress.ended) >= self._strikes[0].after and self._slots.acquire(blocking=False):
+            if (
+                self._strikes
+                and len(self.progress.ended) >= self._strikes[0].after
+                and self._slots.acquire(blocking=False)
+            ):
                 self._begin(self._strikes.popleft())
             time.sleep(_LOOK)
 
@@ -98,7 +104,9 @@ class _Conductor:
 
     def settle(self) -> list[str]:
         """Wait until only the living are left in the databases, stop them, and return in sentences what stays then."""
-        ended = [place.worker for place in self._site.places if place.process is None or place.process.poll() is not None]
+        ended = [
+            place.worker for place in self._site.places if place.process is None or place.process.poll() is not None
+        ]
         living = {place.process.pid for place in self._site.places if place.process}
         if self._site.listener is not None:
             living.add(self._site.listener.process.pid)
@@ -108,12 +116,20 @@ class _Conductor:
         stubborn = [place.worker for place in self._site.places if not place.stop()]
         if self._site.listener is not None:
             self._site.listener.close()
-        return [*(f'{name} had ended by itself' for name in ended), *found,
-                *(f'{name} did not stop' for name in stubborn), *self._site.remains(set())]
+        return [
+            *(f'{name} had ended by itself' for name in ended),
+            *found,
+            *(f'{name} did not stop' for name in stubborn),
+            *self._site.remains(set()),
+        ]
 
     def _is_done(self) -> bool:
-        if self._unsent or self._strikes or len(self.progress.orders) < len(self._plan.orders) \
-                or any(thread.is_alive() for thread in self._happening):
+        if (
+            self._unsent
+            or self._strikes
+            or len(self.progress.orders) < len(self._plan.orders)
+            or any(thread.is_alive() for thread in self._happening)
+        ):
             return False
         # Nearly all must be there before it is worth while to look closely.
         return len(self.progress.accepted - self.progress.ended) < _UNDER_WAY and not judge(self.progress.events).lost
@@ -132,5 +148,7 @@ class _Conductor:
         self._happening = [thread for thread in self._happening if thread.is_alive()]
         self._happening.append(threading.Thread(target=happen, daemon=True))
         self._happening[-1].start()
-        self._tell(f'{len(self.progress.ended)} tasks have ended, {len(self._strikes)} faults are to come; now: '
-                   f'{strike.fault} ({strike.seconds:g} s)')
+        self._tell(
+            f'{len(self.progress.ended)} tasks have ended, {len(self._strikes)} faults are to come; now: '
+            f'{strike.fault} ({strike.seconds:g} s)'
+        )

@@ -44,8 +44,17 @@ class Server:
 
     def client(self, database: str) -> Client:
         """Return a client for a database, which reaches it directly."""
-        return Client(Address(host=self.host, port=self.port, database=database, user=unquote(self.parts.username or '') or None,
-                              password=unquote(self.parts.password or '') or None), _PATIENCE, _PATIENCE)
+        return Client(
+            Address(
+                host=self.host,
+                port=self.port,
+                database=database,
+                user=unquote(self.parts.username or '') or None,
+                password=unquote(self.parts.password or '') or None,
+            ),
+            _PATIENCE,
+            _PATIENCE,
+        )
 
     def url_through(self, port: int, database: str) -> str:
         """Return the `couchdb://` URL of a database behind a proxy."""

@@ -25,7 +25,12 @@ __all__ = ['LEASE', 'Site']
 LEASE = 5.0
 
 #: What else is set for all: a request that is not answered is given up soon, and connecting at all is not.
-_OPTIONS = {'visibility_timeout': LEASE, 'request_timeout': 3.0, 'connect_timeout': 1.0, 'connect_retries_timeout': 600.0}
+_OPTIONS = {
+    'visibility_timeout': LEASE,
+    'request_timeout': 3.0,
+    'connect_timeout': 1.0,
+    'connect_retries_timeout': 600.0,
+}
 
 _PUBLISHERS = 2
 
@@ -42,8 +47,10 @@ class Site:
         self.ledger = Ledger(folder / 'ledger.jsonl')
         #: The network of the publishers; those of the workers are with their places.
         self.proxy = Proxy(server.host, server.port)
-        self.places = [Place(f'w{number}', pool, proxy := Proxy(server.host, server.port), self._settings(proxy), folder)
-                       for number, pool in enumerate(POOLS, 1)]
+        self.places = [
+            Place(f'w{number}', pool, proxy := Proxy(server.host, server.port), self._settings(proxy), folder)
+            for number, pool in enumerate(POOLS, 1)
+        ]
         self.publishers: list[Publisher] = []
         self.listener: Listener | None = None
         #: Who breaks the network holds this until it is healed.
@@ -54,7 +61,9 @@ class Site:
         """Start all processes."""
         for place in self.places:
             place.start()
-        self.publishers = [Publisher(self._settings(self.proxy), self.folder / 'publisher.log') for _ in range(_PUBLISHERS)]
+        self.publishers = [
+            Publisher(self._settings(self.proxy), self.folder / 'publisher.log') for _ in range(_PUBLISHERS)
+        ]
         self.listener = Listener(self._settings(self.proxy), self.folder / 'listener.log')
 
     def send(self, order: Mapping[str, Any]) -> None:
@@ -64,8 +73,12 @@ class Site:
     def remains(self, living: set[int]) -> list[str]:
         """Return in sentences what should not be in the databases when all is done, and these processes live."""
         now = status(self.client, temporary=True)
-        found = [f'{count} messages are {state} in queue {name}' for name, queue in now['queues'].items()
-                 for state in ('ready', 'scheduled', 'running', 'dead') if (count := queue[state])]  # type: ignore[literal-required]
+        found = [
+            f'{count} messages are {state} in queue {name}'
+            for name, queue in now['queues'].items()
+            for state in ('ready', 'scheduled', 'running', 'dead')
+            if (count := queue[state])
+        ]  # type: ignore[literal-required]
         found += [f'{consumer["id"]} has a heartbeat' for consumer in now['consumers'] if consumer['pid'] not in living]
         found += [f'{row["id"]} is left of a chord' for row in self.result_client.id_range('chord-unlock-')]
         return found
@@ -79,7 +92,9 @@ class Site:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         for publisher in self.publishers:
             publisher.close()
         for place in self.places:
@@ -98,11 +113,21 @@ class Site:
 
 def _celery(broker: str, results: str) -> dict[str, Any]:
     return {
-        'broker_url': broker, 'result_backend': results, 'broker_transport_options': _OPTIONS,
+        'broker_url': broker,
+        'result_backend': results,
+        'broker_transport_options': _OPTIONS,
         'result_backend_transport_options': {name: _OPTIONS[name] for name in ('request_timeout', 'connect_timeout')},
         'result_backend_always_retry': True,
-        'broker_connection_retry_on_startup': True, 'broker_connection_max_retries': None,
-        'task_acks_late': True, 'task_reject_on_worker_lost': True, 'task_ignore_result': True,
-        'task_publish_retry_policy': {'max_retries': None, 'interval_start': 0.1, 'interval_step': 0.2, 'interval_max': 1.0},
+        'broker_connection_retry_on_startup': True,
+        'broker_connection_max_retries': None,
+        'task_acks_late': True,
+        'task_reject_on_worker_lost': True,
+        'task_ignore_result': True,
+        'task_publish_retry_policy': {
+            'max_retries': None,
+            'interval_start': 0.1,
+            'interval_step': 0.2,
+            'interval_max': 1.0,
+        },
         'worker_proc_alive_timeout': 60.0,  # a busy machine
     }

@@ -32,8 +32,14 @@ ledger = Ledger(Path(os.environ['CHAOS_LEDGER']))
 @contextmanager
 def noted(request: Any) -> Iterator[None]:
     """Note that a run begins, and that it comes to its end."""
-    run = {'key': request.id, 'try': request.retries, 'worker': request.hostname, 'pid': os.getpid(), 'astray': bool(ASTRAY),
-           'delivery': request.properties['delivery_tag']}
+    run = {
+        'key': request.id,
+        'try': request.retries,
+        'worker': request.hostname,
+        'pid': os.getpid(),
+        'astray': bool(ASTRAY),
+        'delivery': request.properties['delivery_tag'],
+    }
     ledger.note('start', at=time.monotonic(), **run)
     yield
     ledger.note('end', at=time.monotonic(), **run)
@@ -84,8 +90,14 @@ def body(self: Any, numbers: list[int]) -> int:
 @signals.task_received.connect
 def on_received(request: Any, **_: Any) -> None:
     """Note that a message has come to this worker."""
-    ledger.note('received', key=request.id, at=time.monotonic(), worker=request.hostname,
-                delivery=request.message.delivery_tag, **{'try': request.request_dict['retries'] or 0})
+    ledger.note(
+        'received',
+        key=request.id,
+        at=time.monotonic(),
+        worker=request.hostname,
+        delivery=request.message.delivery_tag,
+        **{'try': request.request_dict['retries'] or 0},
+    )
 
 
 @signals.celeryd_after_setup.connect

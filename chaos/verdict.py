@@ -78,7 +78,9 @@ def judge(events: Iterable[Event]) -> Verdict:
     for which, dues in _by_try(by_kind['due']).items():
         # Who ran twice has also asked for its next try twice: it may run when the first of them is due.
         for run in starts.get(which, ()):
-            if run['at'] < dues[0]['at'] - (_ASTRAY if run['astray'] else 0.0) and not _clock_was_ahead(run, received, faults):
+            if run['at'] < dues[0]['at'] - (_ASTRAY if run['astray'] else 0.0) and not _clock_was_ahead(
+                run, received, faults
+            ):
                 verdict.too_early.append(which[0])
     told = max((event['number'] for event in by_kind['told']), default=None)
     verdict.deaf = told is not None and told not in {event['number'] for event in by_kind['heard']}
@@ -93,8 +95,13 @@ def _by_try(events: Iterable[Event]) -> dict[Try, list[Event]]:
     return found
 
 
-def _judge_losses(verdict: Verdict, accepted: Iterable[Event], received: dict[Try, list[Event]], ends: dict[Try, list[Event]],
-                  faults: Sequence[Event]) -> None:
+def _judge_losses(
+    verdict: Verdict,
+    accepted: Iterable[Event],
+    received: dict[Try, list[Event]],
+    ends: dict[Try, list[Event]],
+    faults: Sequence[Event],
+) -> None:
     for order in accepted:
         verdict.tasks += len(order['keys'])
         verdict.chords += order['kind'] == 'chord'
@@ -104,12 +111,15 @@ def _judge_losses(verdict: Verdict, accepted: Iterable[Event], received: dict[Tr
                 continue
             excused = order['kind'] == 'early' and any(
                 fault['deadly'] and _hits({**fault, 'pid': None}, one) and fault['ended'] >= one['at']
-                for one in received.get(last, ()) for fault in faults)
+                for one in received.get(last, ())
+                for fault in faults
+            )
             (verdict.at_most_once if excused else verdict.lost).append(key)
 
 
-def _judge_doubles(verdict: Verdict, received: dict[Try, list[Event]], starts: dict[Try, list[Event]],
-                   faults: Sequence[Event]) -> None:
+def _judge_doubles(
+    verdict: Verdict, received: dict[Try, list[Event]], starts: dict[Try, list[Event]], faults: Sequence[Event]
+) -> None:
     repeated = {which for which, runs in starts.items() if len(runs) > 1}
     for which, runs in starts.items():
         key, number = which
@@ -122,9 +132,13 @@ def _judge_doubles(verdict: Verdict, received: dict[Try, list[Event]], starts: d
         for first, second in pairwise(runs):
             since = min(came.get((run['worker'], run['delivery']), run['at']) for run in (first, second))
             explained = inherited or any(
-                fault['interrupts'] and (_hits(fault, first) or _hits(fault, second))
-                and fault['began'] <= second['at'] and fault['ended'] >= since
-                and (fault.get('since') is None or first['at'] >= fault['since']) for fault in faults)
+                fault['interrupts']
+                and (_hits(fault, first) or _hits(fault, second))
+                and fault['began'] <= second['at']
+                and fault['ended'] >= since
+                and (fault.get('since') is None or first['at'] >= fault['since'])
+                for fault in faults
+            )
             (verdict.explained if explained else verdict.twice).append(key)
 
 
@@ -140,7 +154,10 @@ def _was_made(pause: Event, faults: Iterable[Event]) -> bool:
     if pause['workers'] is None:
         return False
     worker = {'worker': pause['workers'][0]}
-    return any(_hits(fault, worker) and fault['began'] <= pause['ended'] and fault['ended'] >= pause['began'] for fault in faults)
+    return any(
+        _hits(fault, worker) and fault['began'] <= pause['ended'] and fault['ended'] >= pause['began']
+        for fault in faults
+    )
 
 
 def _hits(fault: Event, run: Event) -> bool:

@@ -12,7 +12,9 @@ try:
     from .registration import register
 
     register()
-except Exception as exc:  # kombu loads this in every app of the environment: it must break none, whatever kombu has become
+except (
+    Exception
+) as exc:  # kombu loads this in every app of the environment: it must break none, whatever kombu has become
     warnings.warn(f'couchdb:// could not be made known to kombu: {exc!r}', stacklevel=2)
 
 #: What the entry point in the group `kombu.serializers` names. kombu loads that group when it is imported, so that a

@@ -30,8 +30,20 @@ import requests
 from requests import exceptions as http
 
 __all__ = [
-    'RETRIED', 'AccessDenied', 'AnswerTooLarge', 'BrokenAnswer', 'ConfigurationError', 'Conflict', 'CouchDBError',
-    'DatabaseMissing', 'DocumentTooLarge', 'NestedTooDeeply', 'NotCouchDB', 'NotFound', 'RequestRefused', 'ServerUnavailable',
+    'RETRIED',
+    'AccessDenied',
+    'AnswerTooLarge',
+    'BrokenAnswer',
+    'ConfigurationError',
+    'Conflict',
+    'CouchDBError',
+    'DatabaseMissing',
+    'DocumentTooLarge',
+    'NestedTooDeeply',
+    'NotCouchDB',
+    'NotFound',
+    'RequestRefused',
+    'ServerUnavailable',
     'Unstorable',
 ]
 
@@ -145,10 +157,16 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     if status == 403 and is_lock(reason):
         return locked(where, user)
     if status in (401, 403):
-        return AccessDenied(f'{where} refused {who(user)}: {reason.rstrip(".") or "access denied"}; ' + (
-            _WRITE_USER if not user
-            else 'let an administrator run "celery -A your_app couchdb setup", which makes the user a member'
-            if reason == _NO_MEMBER else 'check the user, password and rights'))
+        return AccessDenied(
+            f'{where} refused {who(user)}: {reason.rstrip(".") or "access denied"}; '
+            + (
+                _WRITE_USER
+                if not user
+                else 'let an administrator run "celery -A your_app couchdb setup", which makes the user a member'
+                if reason == _NO_MEMBER
+                else 'check the user, password and rights'
+            )
+        )
     if status == 404 and reason in _NO_DATABASE:
         return DatabaseMissing(f'{where}: the database does not exist')
     if status == 404:
@@ -158,8 +176,9 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     if status == 413:
         return DocumentTooLarge(
             f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, or raise '
-            f'CouchDB\'s limit in its [couchdb] section: max_document_size (8,000,000 by default), for messages '
-            f'max_attachment_size')
+            f"CouchDB's limit in its [couchdb] section: max_document_size (8,000,000 by default), for messages "
+            f'max_attachment_size'
+        )
     if status == 500 and reason == _NO_NUMBER:
         return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
     if status >= 500 or status == 429:
@@ -196,8 +215,10 @@ def is_lock(reason: str) -> bool:
 
 def locked(where: str, user: str | None) -> ServerUnavailable:
     """Return our error for a user whom CouchDB has locked: it ends by itself, and nothing is wrong here."""
-    return ServerUnavailable(f'{where} has locked user {user!r} for up to five minutes, since wrong passwords for it came from '
-                             f'this network address; find who sends them, or give each site a user of its own')
+    return ServerUnavailable(
+        f'{where} has locked user {user!r} for up to five minutes, since wrong passwords for it came from '
+        f'this network address; find who sends them, or give each site a user of its own'
+    )
 
 
 def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
@@ -218,7 +239,9 @@ def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
 NO_HANDSHAKE = 'no answer to the TLS handshake'
 
 #: How OpenSSL says that what it was answered is no TLS.
-_NO_TLS = f'{NO_HANDSHAKE}|WRONG_VERSION_NUMBER|record layer failure|UNKNOWN_PROTOCOL|PACKET_LENGTH_TOO_LONG|HTTP_REQUEST'
+_NO_TLS = (
+    f'{NO_HANDSHAKE}|WRONG_VERSION_NUMBER|record layer failure|UNKNOWN_PROTOCOL|PACKET_LENGTH_TOO_LONG|HTTP_REQUEST'
+)
 
 #: How an alert of TLS begins, with which a server answers plain HTTP.
 _ALERT = '\x15\x03'
@@ -234,9 +257,8 @@ _TLS = {
     _NO_TLS: 'TLS failed; does the server speak TLS at this port? couchdb:// is plain HTTP',
     r'has expired|not yet valid': "the server's TLS certificate is out of date, or this machine's clock is wrong",
     r'mismatch': "the server's TLS certificate is for another host; use the name that stands in it",
-    r'CERTIFICATE_VERIFY_FAILED|certificate verify failed':
-        "the server's TLS certificate could not be verified; give the CA file as ssl_ca_certs in the URL or as ca_certs in "
-        'broker_use_ssl',
+    r'CERTIFICATE_VERIFY_FAILED|certificate verify failed': "the server's TLS certificate could not be verified; give the CA file as ssl_ca_certs in the URL or as ca_certs in "
+    'broker_use_ssl',
     r'': 'TLS failed; does the server speak TLS at this port, or want a client certificate (certfile and keyfile)?',
 }
 

@@ -14,10 +14,18 @@ __all__ = ['Options', 'checked', 'count', 'credentials', 'option', 'seconds', 's
 Check = Callable[[str, Any], Any]
 
 #: Options that kombu itself reads from the same dictionary (`Connection._extract_failover_opts` and the virtual channel).
-_KOMBU = frozenset({
-    'max_retries', 'interval_start', 'interval_step', 'interval_max', 'connect_retries_timeout',
-    'errback', 'callback', 'deadletter_queue',
-})
+_KOMBU = frozenset(
+    {
+        'max_retries',
+        'interval_start',
+        'interval_step',
+        'interval_max',
+        'connect_retries_timeout',
+        'errback',
+        'callback',
+        'deadletter_queue',
+    }
+)
 
 #: Above that Python cannot wait.
 _MOST = 1e9
@@ -43,6 +51,7 @@ def count(default: int, *, may_be_zero: bool = False) -> Any:
 
 def switch(default: bool) -> Any:
     """Return an option that is True or False."""
+
     def check(name: str, value: Any) -> bool:
         if not isinstance(value, bool):
             raise ConfigurationError(f'transport option {name} must be True or False, not {value!r:.80}')
@@ -53,6 +62,7 @@ def switch(default: bool) -> Any:
 
 def word(*known: str) -> Any:
     """Return an option that is one of these words, or not given: None."""
+
     def check(name: str, value: Any) -> Any:
         if value not in known:
             raise ConfigurationError(f'transport option {name} must be one of {", ".join(known)}')
@@ -63,6 +73,7 @@ def word(*known: str) -> Any:
 
 def text() -> Any:
     """Return an option that is text, or not given: None."""
+
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or not value:
             raise ConfigurationError(f'transport option {name} must be text, not {value!r:.80}')
@@ -73,6 +84,7 @@ def text() -> Any:
 
 def texts() -> Any:
     """Return an option that is a list of texts, by default an empty one."""
+
     def check(name: str, value: Any) -> tuple[str, ...]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
             raise ConfigurationError(f'transport option {name} must be a list of texts, not {value!r:.80}')
@@ -83,20 +95,30 @@ def texts() -> Any:
 
 def credentials() -> Any:
     """Return an option that names a source of user and password, or is not given: None."""
+
     def check(name: str, value: Any) -> str:
         # A function itself could not be told in `inspect stats`, nor the value here: a password may stand there.
         if not isinstance(value, str) or not value:
-            raise ConfigurationError(f'transport option {name} must be "environment" or the dotted path of a function, as text, '
-                                     f'such as "shop.secrets:couchdb"')
+            raise ConfigurationError(
+                f'transport option {name} must be "environment" or the dotted path of a function, as text, '
+                f'such as "shop.secrets:couchdb"'
+            )
         return value
 
     return option(check, None)
 
 
 def _number(name: str, value: Any, kind: str, accepted: Any, may_be_zero: bool = False) -> Any:
-    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 <= value <= _MOST or (value == 0 and not may_be_zero):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, accepted)
+        or not 0 <= value <= _MOST
+        or (value == 0 and not may_be_zero)
+    ):
         least = 'from 0 on' if may_be_zero else 'above 0'
-        raise ConfigurationError(f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {_MOST:.0f}')
+        raise ConfigurationError(
+            f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {_MOST:.0f}'
+        )
     return value
 
 
@@ -150,8 +172,10 @@ class Options:
         for name in ('request_timeout', 'connect_timeout'):
             # With a third, the pause between two heartbeats, the next one after a request that hung is in time.
             if options.setdefault(name, min(getattr(cls, name), lease / 3)) >= lease:
-                raise ConfigurationError(f'transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
-                                         f'({lease:g} s): while a request hangs no heartbeat is sent')
+                raise ConfigurationError(
+                    f'transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
+                    f'({lease:g} s): while a request hangs no heartbeat is sent'
+                )
         return cls(**options)
 
 
@@ -164,5 +188,6 @@ def checked(options: Any, given: Mapping[str, Any], ignored: Container[str] = ()
     unknown = sorted(name for name in given if name not in checks and name not in ignored)
     if unknown:
         raise ConfigurationError(
-            f'unknown transport option {unknown[0]!r:.80} for couchdb://; known are: {", ".join(sorted(checks))}')
+            f'unknown transport option {unknown[0]!r:.80} for couchdb://; known are: {", ".join(sorted(checks))}'
+        )
     return {name: check(name, given[name]) for name, check in checks.items() if name in given}

@@ -51,8 +51,15 @@ def wait_for(condition: Callable[[], T], what: str = '', timeout: float = PATIEN
 def no_consumer_left() -> Iterator[None]:
     """A consumer that a test left would go on asking for its database, and disturb tests that count requests or read the log."""
     yield
-    wait_for(lambda: not any(thread.name.startswith('couchdb-') and not thread.name.endswith('-feed')
-                             for thread in threading.enumerate()), 'the end of all consumers')
+    wait_for(
+        lambda: (
+            not any(
+                thread.name.startswith('couchdb-') and not thread.name.endswith('-feed')
+                for thread in threading.enumerate()
+            )
+        ),
+        'the end of all consumers',
+    )
 
 
 @pytest.fixture(scope='session')

@@ -65,8 +65,9 @@ def leave_leaf(client: Client, doc_id: str, rev: str, **fields: Any) -> None:
 class Inbox:
     """A consumer of some queues, on a channel of its own, that remembers what it gets and when."""
 
-    def __init__(self, connection: Connection, *queues: str | Queue, ack: bool = True, prefetch: int = 0,
-                 no_ack: bool = False) -> None:
+    def __init__(
+        self, connection: Connection, *queues: str | Queue, ack: bool = True, prefetch: int = 0, no_ack: bool = False
+    ) -> None:
         self.connection = connection
         self.messages: list[Message] = []
         self.times: list[float] = []
@@ -75,8 +76,12 @@ class Inbox:
         if prefetch:
             self.channel.basic_qos(0, prefetch, False)
         self.consumer = Consumer(
-            self.channel, [Queue(q) if isinstance(q, str) else q for q in queues or ('q',)], no_ack=no_ack,
-            on_message=self._on_message, accept=['json', 'pickle', 'msgpack', 'text/plain', 'application/data'])
+            self.channel,
+            [Queue(q) if isinstance(q, str) else q for q in queues or ('q',)],
+            no_ack=no_ack,
+            on_message=self._on_message,
+            accept=['json', 'pickle', 'msgpack', 'text/plain', 'application/data'],
+        )
         self.consumer.consume()
 
     def _on_message(self, message: Message) -> None:
@@ -165,13 +170,34 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Requ
 class Peer:
     """A consumer in another process, see `tests/peer.py`; a context manager that leaves nothing behind."""
 
-    def __init__(self, url: str, *, ack: bool = False, skew: float = 0.0, queue_name: str = 'q',
-                 options: dict[str, Any] | None = None, fanout: str | None = None,
-                 auto_delete: bool = False) -> None:
-        given = {'url': url, 'ack': ack, 'skew': skew, 'queue': queue_name, 'options': options or {}, 'fanout': fanout,
-                 'auto_delete': auto_delete}
-        self.process = subprocess.Popen([sys.executable, '-m', 'tests.peer'], cwd=ROOT, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def __init__(
+        self,
+        url: str,
+        *,
+        ack: bool = False,
+        skew: float = 0.0,
+        queue_name: str = 'q',
+        options: dict[str, Any] | None = None,
+        fanout: str | None = None,
+        auto_delete: bool = False,
+    ) -> None:
+        given = {
+            'url': url,
+            'ack': ack,
+            'skew': skew,
+            'queue': queue_name,
+            'options': options or {},
+            'fanout': fanout,
+            'auto_delete': auto_delete,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, '-m', 'tests.peer'],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.log: list[str] = []
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         for target in (self._read_events, self._read_log):
@@ -214,11 +240,16 @@ class Peer:
         self.process.wait()
 
 
-
 def run_python(code: str, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter and return what it printed."""
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=PATIENCE, check=False,
-                          env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, **environment},
+    )
     if check and done.returncode:
         pytest.fail(f'the code failed:\n{done.stdout}{done.stderr}')
     return done

@@ -9,6 +9,12 @@ from . import consume, delay, idle, job, memory, publish, requests, results
 __all__ = ['MEASURES']
 
 MEASURES: dict[str, ModuleType] = {
-    'publish': publish, 'consume': consume, 'delay': delay, 'job': job, 'results': results, 'requests': requests, 'idle': idle,
+    'publish': publish,
+    'consume': consume,
+    'delay': delay,
+    'job': job,
+    'results': results,
+    'requests': requests,
+    'idle': idle,
     'memory': memory,
 }

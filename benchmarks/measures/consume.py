@@ -21,8 +21,10 @@ _HEADLINES = (Load(64), Load(64, consumers=8, backlog=3000, take=3000))
 def cases(size: Size) -> Iterator[Case]:
     """Yield a case for each load."""
     for load in size.loads:
-        label = (f'prefetch {load.prefetch}, {count(load.consumers, "consumer")}, {amount(load.body)}, '
-                 f'backlog {load.backlog:,}')
+        label = (
+            f'prefetch {load.prefetch}, {count(load.consumers, "consumer")}, {amount(load.body)}, '
+            f'backlog {load.backlog:,}'
+        )
         rounds = size.long_rounds if load.backlog >= _MUCH else None
         yield Case('consume', label, (Figure('messages/s'),), partial(rate, load), rounds, headline=load in _HEADLINES)
 

@@ -41,8 +41,10 @@ def delays(probes: int, busy: bool, system: System) -> Sequence[float]:
         if place.raw:
             raise NotMeasured('its loop waits for nothing')
         sender = loops.sender(place)
-        with peers.listening(place, _PREFETCH, _FIRST + probes, _WORK) as answer, \
-                peers.loading(place, 200, _RATE) if busy else nullcontext():
+        with (
+            peers.listening(place, _PREFETCH, _FIRST + probes, _WORK) as answer,
+            peers.loading(place, 200, _RATE) if busy else nullcontext(),
+        ):
             for _ in range(_FIRST + probes):
                 time.sleep(random.uniform(0.5, 1.5) * _GAP)
                 sender.send({'sent': time.time()})

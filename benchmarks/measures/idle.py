@@ -21,8 +21,11 @@ _REST = 3.0
 
 def cases(size: Size) -> Iterator[Case]:
     """Yield the one case."""
-    figures = (Figure('requests/min', False, 'HTTP requests'), Figure('s/min', False, 'CPU of the worker'),
-               Figure('s/min', False, 'CPU of the server'))
+    figures = (
+        Figure('requests/min', False, 'HTTP requests'),
+        Figure('s/min', False, 'CPU of the worker'),
+        Figure('s/min', False, 'CPU of the server'),
+    )
     yield Case('idle', f'watched for {size.idle:g} s', figures, partial(cost, size.idle), rounds=size.long_rounds)
 
 

@@ -25,8 +25,14 @@ def cases(size: Size) -> Iterator[Case]:
     figures = (Figure('tasks/s', name='sent'), Figure('tasks/s', name='sent, run and collected'))
     for together, concurrency in ((False, 2), (True, 2), (True, 8)):
         label = f'{size.tasks:,} tasks{" in a batch" if together else ""}, prefork {concurrency}'
-        yield Case('job', label, figures, partial(job, size.tasks, together, concurrency), rounds=size.long_rounds,
-                   headline=concurrency == _FEW)
+        yield Case(
+            'job',
+            label,
+            figures,
+            partial(job, size.tasks, together, concurrency),
+            rounds=size.long_rounds,
+            headline=concurrency == _FEW,
+        )
 
 
 def job(tasks: int, together: bool, concurrency: int, system: System) -> Sequence[float]:

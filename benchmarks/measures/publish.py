@@ -30,7 +30,9 @@ def cases(size: Size) -> Iterator[Case]:
             label = f'{count(threads, "thread")}, {amount(body)}'
             yield Case('publish', label, figure, partial(one_by_one, body, number, threads), headline=body == _SMALL)
     for body, number in size.published.items():
-        yield Case('publish', f'batch, {amount(body)}', figure, partial(batch, body, number * _MORE), headline=body == _SMALL)
+        yield Case(
+            'publish', f'batch, {amount(body)}', figure, partial(batch, body, number * _MORE), headline=body == _SMALL
+        )
 
 
 def one_by_one(body: int, number: int, threads: int, system: System) -> Sequence[float]:

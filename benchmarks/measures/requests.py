@@ -32,8 +32,13 @@ def cases(size: Size) -> Iterator[Case]:
     yield Case('requests', 'publish one by one', figures, partial(cost, size.counted, False, one_by_one), rounds)
     yield Case('requests', 'publish in batches', figures, partial(cost, size.counted, False, in_batches), rounds)
     for prefetch in sorted({load.prefetch for load in size.loads}):
-        yield Case('requests', f'consume, prefetch {prefetch}', figures,
-                   partial(cost, size.counted, True, partial(consume, prefetch)), rounds)
+        yield Case(
+            'requests',
+            f'consume, prefetch {prefetch}',
+            figures,
+            partial(cost, size.counted, True, partial(consume, prefetch)),
+            rounds,
+        )
 
 
 def cost(number: int, filled: bool, action: Callable[[Place, int], None], system: System) -> Sequence[float]:

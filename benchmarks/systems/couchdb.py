@@ -29,9 +29,17 @@ class CouchDB(System):
     def client(self, database: str) -> Client:
         """Return a client for a database on this server."""
         parts = urlsplit(self.url)
-        return Client(Address(
-            host=self.host, port=self.port, database=database, user=unquote(parts.username or '') or None,
-            password=unquote(parts.password or ''), tls=parts.scheme == 'https'), request_timeout=60.0)
+        return Client(
+            Address(
+                host=self.host,
+                port=self.port,
+                database=database,
+                user=unquote(parts.username or '') or None,
+                password=unquote(parts.password or ''),
+                tls=parts.scheme == 'https',
+            ),
+            request_timeout=60.0,
+        )
 
     def url_of(self, scheme: str, database: str) -> str:
         """Return the URL of a database with this scheme, `s` added if the server is reached over TLS."""

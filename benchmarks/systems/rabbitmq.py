@@ -22,7 +22,9 @@ class RabbitMQ(System):
     def version(self) -> str:
         """Return the server's version."""
         with Connection(self.url, connect_timeout=4) as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0)  # kombu would wait two seconds before it gives up
+            connection.ensure_connection(
+                max_retries=1, interval_start=0
+            )  # kombu would wait two seconds before it gives up
             return str(connection.connection.server_properties['version'])
 
     @contextmanager

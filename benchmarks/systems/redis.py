@@ -31,8 +31,9 @@ class Redis(System):
         name = fresh_name()
         prefix = {'global_keyprefix': f'{name}:'}
         try:
-            yield Place(self.url, name, backend=self.url, options=prefix,
-                        settings={'result_backend_transport_options': prefix})
+            yield Place(
+                self.url, name, backend=self.url, options=prefix, settings={'result_backend_transport_options': prefix}
+            )
         finally:
             with redis.Redis.from_url(self.url) as client:
                 for key in client.scan_iter(f'*{name}*', count=10_000):

@@ -70,7 +70,9 @@ class ChordMixin:
         try:
             encoded = pack(self.encode({'body': body}), self.content_type)
         except EncodeError as exc:
-            logger.warning('chord %s is not brought to an end by others if its last worker is killed: %s', group_id, exc)
+            logger.warning(
+                'chord %s is not brought to an end by others if its last worker is killed: %s', group_id, exc
+            )
             encoded = None
         self.chords.prepare(group_id, encoded, nested=nested)
 
@@ -175,7 +177,9 @@ class ChordMixin:
         """Return the results of a chord's parts; *raises* `ChordError` if one has failed."""
         parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
         if len(parts) < size_of(chord):  # in a cluster, a node may be behind the one that has counted them
-            raise ServerUnavailable(f'{self.store.client.address.url}: only {len(parts)} parts of a chord of {size_of(chord)}')
+            raise ServerUnavailable(
+                f'{self.store.client.address.url}: only {len(parts)} parts of a chord of {size_of(chord)}'
+            )
         docs = self._stored([part['task_id'] for part in parts if 'value' not in part])
         results = [self._result(part, docs) for part in parts]
         if not chord.get('nested'):
@@ -206,7 +210,9 @@ class ChordMixin:
             late = [task_id for task_id in late if keys[task_id] not in gone and not is_final(docs[task_id] or {})]
             if not late:
                 return docs
-        raise ServerUnavailable(f'{self.store.client.address.url}: the results of {len(late)} parts of a chord are yet to come')
+        raise ServerUnavailable(
+            f'{self.store.client.address.url}: the results of {len(late)} parts of a chord are yet to come'
+        )
 
     def _result(self, part: Document, found: dict[str, Document | None]) -> Any:
         task_id, state = part['task_id'], part['state']

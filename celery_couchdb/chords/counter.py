@@ -44,7 +44,15 @@ _LAST = 3
 _UNORDERED = 99_999_999
 
 #: What a chord's document has from the start.
-_NEW: Document = {'type': 'Chord', 'size': None, 'added': [], 'body': None, 'nested': False, 'claimed': None, 'sent': False}
+_NEW: Document = {
+    'type': 'Chord',
+    'size': None,
+    'added': [],
+    'body': None,
+    'nested': False,
+    'claimed': None,
+    'sent': False,
+}
 
 #: How often a chord's document is tried to be changed while others change it.
 _ATTEMPTS = 100
@@ -70,7 +78,13 @@ class Chords:
 
         `body` is its encoded callback; `nested` says that there are groups in the header.
         """
-        doc: Document = {'_id': self._prefix + group_id, **_NEW, 'body': body, 'nested': nested, 'run': uuid.uuid4().hex}
+        doc: Document = {
+            '_id': self._prefix + group_id,
+            **_NEW,
+            'body': body,
+            'nested': nested,
+            'run': uuid.uuid4().hex,
+        }
         if is_repeated() and self._store.known([doc['_id']]):
             return  # who sent this before was killed, after he had come to this point
         for _ in range(_ATTEMPTS):
@@ -92,7 +106,9 @@ class Chords:
 
     def add(self, group_id: str, task_id: str) -> None:
         """Let a chord wait for one part more, that of a task."""
-        self._change(group_id, lambda doc: {**doc, 'added': [*(added for added in doc['added'] if added != task_id), task_id]})
+        self._change(
+            group_id, lambda doc: {**doc, 'added': [*(added for added in doc['added'] if added != task_id), task_id]}
+        )
 
     def _change(self, group_id: str, change: Callable[[Document], Document]) -> None:
         doc_id = self._prefix + group_id
@@ -109,8 +125,14 @@ class Chords:
     def part(self, group_id: str, index: int | None, task_id: str, state: str, value: Document | None) -> Document:
         """Return the document of a part. `value` is its encoded result; None: it is to be found under the task's id."""
         place = f'{_UNORDERED if index is None else index:08d}'
-        doc = {'_id': f'{self._prefix}{group_id}:part:{place}:{task_id}', 'type': 'Part', 'task_id': task_id, 'index': index,
-               'state': state, **({'value': value} if value else {})}
+        doc = {
+            '_id': f'{self._prefix}{group_id}:part:{place}:{task_id}',
+            'type': 'Part',
+            'task_id': task_id,
+            'index': index,
+            'state': state,
+            **({'value': value} if value else {}),
+        }
         return stamp(doc, self._now(), self._lifetime)
 
     def store_part(self, part: Document) -> None:
@@ -175,8 +197,11 @@ class Chords:
             group_id = chord['_id'].removeprefix(self._prefix)
             if chord.get('sent'):
                 self.done(group_id, chord)
-            elif chord.get('body') and (chord.get('claimed') or self._complete(group_id, size_of(chord))) \
-                    and (claimed := self._claim(chord)):
+            elif (
+                chord.get('body')
+                and (chord.get('claimed') or self._complete(group_id, size_of(chord)))
+                and (claimed := self._claim(chord))
+            ):
                 yield group_id, claimed, bool(chord.get('claimed'))
 
     def expire(self, ids: Iterable[str], parts: Iterable[Document]) -> int:
@@ -186,9 +211,13 @@ class Chords:
             if chord is None:
                 continue
             docs = self.parts(chord['_id'].removeprefix(self._prefix), ordered=True)
-            newest = max((doc['expires'] for doc in [*docs, chord] if isinstance(doc.get('expires'), (int, float))), default=0)
+            newest = max(
+                (doc['expires'] for doc in [*docs, chord] if isinstance(doc.get('expires'), (int, float))), default=0
+            )
             if newest > self._now():
-                self._store.client.bulk([{**chord, 'expires': newest}])  # one that cannot be written back stays as it is
+                self._store.client.bulk(
+                    [{**chord, 'expires': newest}]
+                )  # one that cannot be written back stays as it is
             else:
                 count += self._store.delete_all([*docs, chord])
         of = {part['_id']: part['_id'].rpartition(':part:')[0] for part in parts}
@@ -261,5 +290,10 @@ def size_of(chord: Document) -> int:
 
 
 #: Tells whether nobody has spoilt a chord's document, and its size is known.
-_is_sound = members(size=lambda size: isinstance(size, int) and size > 0, added=items(anything), date=number,
-                    body=maybe(members()), claimed=maybe(text))
+_is_sound = members(
+    size=lambda size: isinstance(size, int) and size > 0,
+    added=items(anything),
+    date=number,
+    body=maybe(members()),
+    claimed=maybe(text),
+)

@@ -47,6 +47,7 @@ class _Commands(click.Group):
 
         from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
         from kombu_couchdb.log import printable
+
         try:
             return super().invoke(ctx)
         except click.UsageError:

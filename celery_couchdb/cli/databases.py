@@ -60,13 +60,19 @@ def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
 
 def administrator(command: F) -> F:
     """Give a command the option `--admin`, and the argument `admin`: user and password, or None."""
+
     def asked(ctx: click.Context, param: click.Parameter, user: str | None) -> tuple[str, str] | None:
         if not user:
             return None
         return user, os.environ.get(_PASSWORD) or click.prompt(f'Password of {user}', hide_input=True, err=True)
 
-    return click.option('--admin', metavar='USER', callback=asked, help='Work as this administrator of CouchDB instead of the '
-                        'user in the URL. The password is asked for, or taken from ' + _PASSWORD)(command)
+    return click.option(
+        '--admin',
+        metavar='USER',
+        callback=asked,
+        help='Work as this administrator of CouchDB instead of the '
+        'user in the URL. The password is asked for, or taken from ' + _PASSWORD,
+    )(command)
 
 
 def _client(client: Client, admin: tuple[str, str] | None) -> Client:

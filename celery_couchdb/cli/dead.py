@@ -68,10 +68,12 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command what says which dead letters it is about."""
-    for decorator in (click.option('--yes', '-y', is_flag=True, help='Do not ask.'),
-                      click.option('--all', 'every', is_flag=True, help='All dead letters of all queues.'),
-                      click.option('--queue', '-Q', metavar='NAME', help='All dead letters of this queue.'),
-                      click.argument('names', metavar='[ID…]', nargs=-1)):
+    for decorator in (
+        click.option('--yes', '-y', is_flag=True, help='Do not ask.'),
+        click.option('--all', 'every', is_flag=True, help='All dead letters of all queues.'),
+        click.option('--queue', '-Q', metavar='NAME', help='All dead letters of this queue.'),
+        click.argument('names', metavar='[ID…]', nargs=-1),
+    ):
         function = decorator(function)
     return function
 
@@ -124,8 +126,15 @@ def _named(jobs: Jobs, names: Sequence[str]) -> list[Document]:
     return list(found.values())
 
 
-def _each(jobs: Jobs, names: Sequence[str], queue: str | None, every: bool, yes: bool, verb: str,
-          act: Callable[[Sequence[Document]], int]) -> tuple[int, int]:
+def _each(
+    jobs: Jobs,
+    names: Sequence[str],
+    queue: str | None,
+    every: bool,
+    yes: bool,
+    verb: str,
+    act: Callable[[Sequence[Document]], int],
+) -> tuple[int, int]:
     """Ask, and do something with the dead letters that were chosen, some at a time.
 
     Return the sum of what it returns, and how many were chosen.
@@ -134,8 +143,9 @@ def _each(jobs: Jobs, names: Sequence[str], queue: str | None, every: bool, yes:
         raise click.UsageError('Name dead letters by id, or give --queue NAME, or --all.')
     named, now = _named(jobs, names), jobs.client.clock.now()
     # What dies again meanwhile is for the next time.
-    letters: Iterator[Document] = iter(named) if names else (
-        doc for doc in dead.letters(jobs.client, queue) if not _died_after(doc, now))
+    letters: Iterator[Document] = (
+        iter(named) if names else (doc for doc in dead.letters(jobs.client, queue) if not _died_after(doc, now))
+    )
     total = len(named) or dead.count(jobs.client, queue)
     if not total:
         return 0, 0

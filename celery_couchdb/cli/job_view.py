@@ -33,13 +33,26 @@ def described(jobs: Jobs, doc: Document) -> dict[str, Any]:
         body, unreadable = None, str(exc)
     task = isinstance(body, (list, tuple)) and len(body) == 3
     return {
-        'id': workitem.task_id(doc), 'document': doc['_id'], 'task': workitem.task_name(doc), 'queue': doc.get('queue'),
-        'state': workitem.state(doc, jobs.client.clock.now()), 'behind': bool(doc.get('behind')), 'priority': doc.get('priority'),
-        'published': doc.get('published'), 'due': doc.get('date'), 'expires': doc.get('expires'),
-        'attempts': doc.get('attempts'), 'consumer': workitem.claimant(doc) or doc.get('consumer'),
-        'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None, 'job_key': doc.get('key'),
-        'reason': doc.get('reason'), 'failed': doc.get('failed'), 'headers': headers,
-        'args': body[0] if task else None, 'kwargs': body[1] if task else None, 'body': None if task else body,
+        'id': workitem.task_id(doc),
+        'document': doc['_id'],
+        'task': workitem.task_name(doc),
+        'queue': doc.get('queue'),
+        'state': workitem.state(doc, jobs.client.clock.now()),
+        'behind': bool(doc.get('behind')),
+        'priority': doc.get('priority'),
+        'published': doc.get('published'),
+        'due': doc.get('date'),
+        'expires': doc.get('expires'),
+        'attempts': doc.get('attempts'),
+        'consumer': workitem.claimant(doc) or doc.get('consumer'),
+        'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None,
+        'job_key': doc.get('key'),
+        'reason': doc.get('reason'),
+        'failed': doc.get('failed'),
+        'headers': headers,
+        'args': body[0] if task else None,
+        'kwargs': body[1] if task else None,
+        'body': None if task else body,
         'unreadable': unreadable,
     }
 
@@ -47,14 +60,37 @@ def described(jobs: Jobs, doc: Document) -> dict[str, Any]:
 def shown(jobs: Jobs, docs: Sequence[Document], as_json: bool) -> str:
     """Return all that is known of jobs, a JSON object a line or a page each."""
     found = [described(jobs, doc) for doc in docs]
-    return '\n'.join(map(json_line, found)) if as_json else '\n\n'.join(page(job, jobs.client.clock.now()) for job in found)
+    return (
+        '\n'.join(map(json_line, found))
+        if as_json
+        else '\n\n'.join(page(job, jobs.client.clock.now()) for job in found)
+    )
 
 
 def page(job: Mapping[str, Any], now: float) -> str:
     """Return all that is known of a job, one thing a line."""
     lines = []
-    for name in ('id', 'task', 'queue', 'state', 'job_key', 'priority', 'published', 'due', 'expires', 'attempts', 'consumer',
-                 'claimed', 'reason', 'failed', 'args', 'kwargs', 'body', 'unreadable', 'document'):
+    for name in (
+        'id',
+        'task',
+        'queue',
+        'state',
+        'job_key',
+        'priority',
+        'published',
+        'due',
+        'expires',
+        'attempts',
+        'consumer',
+        'claimed',
+        'reason',
+        'failed',
+        'args',
+        'kwargs',
+        'body',
+        'unreadable',
+        'document',
+    ):
         value = job[name]
         if value is None or (name == 'document' and value == job['id']):
             continue
@@ -86,19 +122,55 @@ def listed(docs: Sequence[Document], now: float, room: int) -> str:
     rows = []
     for doc in docs:
         state = workitem.state(doc, now)
-        rows.append([workitem.task_id(doc) or doc['_id'], workitem.task_name(doc) or NONE, str(doc.get('queue')),
-                     Cell(state, {'fg': _COLOURS[state]} if _COLOURS[state] else {}), _when(doc, state, now),
-                     _attempts(doc)])
-    return table([Column('ID', least=36), Column('TASK', least=8), Column('QUEUE', least=6), Column('STATE'),
-                  Column('WHEN', right=True), Column('TRY', right=True)], rows, room)
+        rows.append(
+            [
+                workitem.task_id(doc) or doc['_id'],
+                workitem.task_name(doc) or NONE,
+                str(doc.get('queue')),
+                Cell(state, {'fg': _COLOURS[state]} if _COLOURS[state] else {}),
+                _when(doc, state, now),
+                _attempts(doc),
+            ]
+        )
+    return table(
+        [
+            Column('ID', least=36),
+            Column('TASK', least=8),
+            Column('QUEUE', least=6),
+            Column('STATE'),
+            Column('WHEN', right=True),
+            Column('TRY', right=True),
+        ],
+        rows,
+        room,
+    )
 
 
 def letters_table(docs: Sequence[Document], now: float, room: int) -> str:
     """Return dead letters as a table."""
-    rows = [[workitem.task_id(doc) or doc['_id'], workitem.task_name(doc) or NONE, str(doc.get('queue')),
-             _ago(doc.get('failed'), now), _attempts(doc), Cell(str(doc.get('reason')), {'fg': 'red'})] for doc in docs]
-    return table([Column('ID', least=36), Column('TASK', least=6), Column('QUEUE', least=6), Column('AGE', right=True),
-                  Column('TRY', right=True), Column('REASON', least=10)], rows, room)
+    rows = [
+        [
+            workitem.task_id(doc) or doc['_id'],
+            workitem.task_name(doc) or NONE,
+            str(doc.get('queue')),
+            _ago(doc.get('failed'), now),
+            _attempts(doc),
+            Cell(str(doc.get('reason')), {'fg': 'red'}),
+        ]
+        for doc in docs
+    ]
+    return table(
+        [
+            Column('ID', least=36),
+            Column('TASK', least=6),
+            Column('QUEUE', least=6),
+            Column('AGE', right=True),
+            Column('TRY', right=True),
+            Column('REASON', least=10),
+        ],
+        rows,
+        room,
+    )
 
 
 def _attempts(doc: Document) -> str:

@@ -21,8 +21,14 @@ def command() -> None:
 
 @command.command('list')
 @click.option('--queue', '-Q', metavar='NAME', help='Only jobs of this queue.')
-@click.option('--state', '-s', 'states', multiple=True, type=click.Choice(STATES[:4]),
-              help='Only jobs in this state; may be repeated. Default: running, pending and scheduled.')
+@click.option(
+    '--state',
+    '-s',
+    'states',
+    multiple=True,
+    type=click.Choice(STATES[:4]),
+    help='Only jobs in this state; may be repeated. Default: running, pending and scheduled.',
+)
 @click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The most jobs to list.')
 @click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
 @click.pass_context
@@ -53,7 +59,12 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     docs = find(jobs.client, name)
     if not docs:
         holders = ', '.join(f'{worker} ({how})' for worker, how in jobs.workers(name).items())
-        raise click.ClickException(f'job {name!r} is not in a queue' + (
-            f': it was acknowledged early, and is with {holders}' if holders
-            else ' and with no worker: it is done, has expired or was removed, or was never here'))
+        raise click.ClickException(
+            f'job {name!r} is not in a queue'
+            + (
+                f': it was acknowledged early, and is with {holders}'
+                if holders
+                else ' and with no worker: it is done, has expired or was removed, or was never here'
+            )
+        )
     show(shown(jobs, docs, as_json))

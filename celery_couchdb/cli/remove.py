@@ -38,7 +38,9 @@ def command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal:
             left += 1
             say(f'{name}: is a dead letter; see "dead drop"', err=True)
         else:
-            say(f'{name}: is not in a queue; the workers were told to {"terminate" if terminate else "revoke"} it, '
-                f'should one run it')
+            say(
+                f'{name}: is not in a queue; the workers were told to {"terminate" if terminate else "revoke"} it, '
+                f'should one run it'
+            )
     if left:
         ctx.exit(1)

@@ -21,14 +21,26 @@ _LATE = 300.0
 
 
 @click.command('status')
-@click.option('--watch', metavar='[SECONDS]', is_flag=False, flag_value=2.0, type=click.FloatRange(min=0.1),
-              help='Show it again and again, until Ctrl-C; every 2 seconds if none are given.')
+@click.option(
+    '--watch',
+    metavar='[SECONDS]',
+    is_flag=False,
+    flag_value=2.0,
+    type=click.FloatRange(min=0.1),
+    help='Show it again and again, until Ctrl-C; every 2 seconds if none are given.',
+)
 @click.option('--json', 'as_json', is_flag=True, help='Print JSON, on one line; durations are seconds, sizes bytes.')
-@click.option('--all', 'temporary', is_flag=True,
-              help='Show queues for replies, events and remote control, too, though they are empty.')
+@click.option(
+    '--all',
+    'temporary',
+    is_flag=True,
+    help='Show queues for replies, events and remote control, too, though they are empty.',
+)
 @administrator
 @click.pass_context
-def command(ctx: click.Context, watch: float | None, as_json: bool, temporary: bool, admin: tuple[str, str] | None) -> None:
+def command(
+    ctx: click.Context, watch: float | None, as_json: bool, temporary: bool, admin: tuple[str, str] | None
+) -> None:
     """Show queues, consumers and databases.
 
     READY can run now, SCHEDULED is planned for later, HELD is with a worker and not acknowledged yet, DEAD was refused or failed
@@ -62,6 +74,7 @@ def _text(broker: Client, results: Client | None, as_json: bool, temporary: bool
 
 # -- the page
 
+
 def _page(found: Status, room: int) -> str:
     server = found['server']
     title = f'{"PouchDB (embedded)" if server["embedded"] else "CouchDB"} {server["version"]} at {server["url"]}'
@@ -75,12 +88,31 @@ def _page(found: Status, room: int) -> str:
 def _queues(queues: dict[str, Queue], room: int) -> str:
     if not queues:
         return 'No queues yet: they are declared by the first worker, or with the first message.'
-    columns = [Column('QUEUE', least=10), Column('READY', right=True), Column('SCHEDULED', right=True),
-               Column('HELD', right=True), Column('DEAD', right=True), Column('OLDEST', right=True),
-               Column('RATE/S', right=True)]
-    return table(columns, [
-        [name, count(queue['ready']), count(queue['scheduled']), count(queue['held']), count(queue['dead'], fg='red'),
-         _oldest(queue['oldest']), rate(queue['rate'])] for name, queue in queues.items()], room)
+    columns = [
+        Column('QUEUE', least=10),
+        Column('READY', right=True),
+        Column('SCHEDULED', right=True),
+        Column('HELD', right=True),
+        Column('DEAD', right=True),
+        Column('OLDEST', right=True),
+        Column('RATE/S', right=True),
+    ]
+    return table(
+        columns,
+        [
+            [
+                name,
+                count(queue['ready']),
+                count(queue['scheduled']),
+                count(queue['held']),
+                count(queue['dead'], fg='red'),
+                _oldest(queue['oldest']),
+                rate(queue['rate']),
+            ]
+            for name, queue in queues.items()
+        ],
+        room,
+    )
 
 
 def _oldest(seconds: float | None) -> Cell:
@@ -92,11 +124,27 @@ def _oldest(seconds: float | None) -> Cell:
 def _consumers(consumers: list[Consumer], room: int) -> str:
     if not consumers:
         return click.style('No consumers: no worker is running.', fg='yellow')
-    columns = [Column('CONSUMER', least=12), Column('PID', right=True), Column('HEARTBEAT', right=True),
-               Column('RATE/S', right=True), Column('QUEUES', least=10)]
-    return table(columns, [
-        [consumer['host'], str(consumer['pid'] or ''), _heartbeat(consumer), rate(consumer['rate']),
-         ', '.join(consumer['queues'])] for consumer in consumers], room)
+    columns = [
+        Column('CONSUMER', least=12),
+        Column('PID', right=True),
+        Column('HEARTBEAT', right=True),
+        Column('RATE/S', right=True),
+        Column('QUEUES', least=10),
+    ]
+    return table(
+        columns,
+        [
+            [
+                consumer['host'],
+                str(consumer['pid'] or ''),
+                _heartbeat(consumer),
+                rate(consumer['rate']),
+                ', '.join(consumer['queues']),
+            ]
+            for consumer in consumers
+        ],
+        room,
+    )
 
 
 def _heartbeat(consumer: Consumer) -> Cell:
@@ -110,7 +158,24 @@ def _databases(found: Status, room: int) -> str:
     shown: list[Database] = [found['database']]
     if results and results['name'] != found['database']['name']:
         shown.append(results)
-    columns = [Column('DATABASE', least=10), Column('DOCUMENTS', right=True), Column('TOMBSTONES', right=True),
-               Column('SIZE', right=True), Column('ACTIVE', right=True)]
-    return table(columns, [[database['name'], count(database['documents']), count(database['tombstones']),
-                            size(database['size']), size(database['active'])] for database in shown], room)
+    columns = [
+        Column('DATABASE', least=10),
+        Column('DOCUMENTS', right=True),
+        Column('TOMBSTONES', right=True),
+        Column('SIZE', right=True),
+        Column('ACTIVE', right=True),
+    ]
+    return table(
+        columns,
+        [
+            [
+                database['name'],
+                count(database['documents']),
+                count(database['tombstones']),
+                size(database['size']),
+                size(database['active']),
+            ]
+            for database in shown
+        ],
+        room,
+    )

@@ -19,8 +19,23 @@ from kombu.utils.json import JSONEncoder
 from kombu_couchdb.log import printable
 
 __all__ = [
-    'NONE', 'Cell', 'Column', 'age', 'asked', 'coloured', 'count', 'json_line', 'printable', 'rate', 'redraw', 'say',
-    'shortened', 'show', 'size', 'table', 'width',
+    'NONE',
+    'Cell',
+    'Column',
+    'age',
+    'asked',
+    'coloured',
+    'count',
+    'json_line',
+    'printable',
+    'rate',
+    'redraw',
+    'say',
+    'shortened',
+    'show',
+    'size',
+    'table',
+    'width',
 ]
 
 #: What stands for a value that there is not.
@@ -54,6 +69,7 @@ class Column:
 
 
 # -- values
+
 
 def count(number: int | None, **style: Any) -> Cell:
     """Return a number with separators of thousands; a zero is dim, and has no style of its own."""
@@ -99,10 +115,11 @@ def shortened(text: str, length: int) -> str:
     if len(text) <= length:
         return text
     head = length // 2
-    return f'{text[:head]}…{text[len(text) + head + 1 - length:]}'
+    return f'{text[:head]}…{text[len(text) + head + 1 - length :]}'
 
 
 # -- tables
+
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], room: int) -> str:
     """Return a table with a line of titles, not wider than `room` as far as its columns may be shortened."""
@@ -131,11 +148,13 @@ def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell])
 
 # -- JSON
 
+
 def json_line(value: Any) -> str:
     """Return JSON in one line; what JSON does not know stands as text, and what is not printable as `\\u009b`."""
     text = json.dumps(value, cls=_Encoder, ensure_ascii=False)
-    return text if text.isprintable() else ''.join(
-        char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+    return (
+        text if text.isprintable() else ''.join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+    )
 
 
 class _Encoder(JSONEncoder):
@@ -147,6 +166,7 @@ class _Encoder(JSONEncoder):
 
 
 # -- the terminal
+
 
 def say(text: str, *, err: bool = False) -> None:
     """Print one line, of whatever text, to stdout or stderr."""
@@ -160,7 +180,7 @@ def show(text: str) -> None:
 
 def redraw(text: str) -> None:
     """Write such text over what was drawn before, in one go and without clearing the screen first: it does not flicker."""
-    lines = coloured(text).split('\n')[:shutil.get_terminal_size().lines - 1]
+    lines = coloured(text).split('\n')[: shutil.get_terminal_size().lines - 1]
     click.echo(_HOME + ''.join(f'{line}{_CLEAR_LINE}\n' for line in lines) + _CLEAR_BELOW, nl=False)
 
 

@@ -31,15 +31,19 @@ _STEPS = {
 
 
 @click.command('vacuum')
-@click.option('--age', 'given', metavar='SECONDS', type=click.FloatRange(min=0),
-              help='Take away only what was deleted longer ago than this. It must be longer than the visibility timeout of all '
-                   f'workers.  [default: {AGE:g}, or that timeout and a minute if this is more]')
+@click.option(
+    '--age',
+    'given',
+    metavar='SECONDS',
+    type=click.FloatRange(min=0),
+    help='Take away only what was deleted longer ago than this. It must be longer than the visibility timeout of all '
+    f'workers.  [default: {AGE:g}, or that timeout and a minute if this is more]',
+)
 @click.option('--no-wait', is_flag=True, help='Do not wait: take away only what was deleted before an earlier vacuum.')
 @click.option('--yes', '-y', is_flag=True, help='Do not ask.')
 @administrator
 @click.pass_context
-def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool,
-            admin: tuple[str, str] | None) -> None:
+def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
     """Take tombstones, orphaned bindings, finished consumers and old broadcasts away, and compact.
 
     Workers may go on meanwhile. It needs a server administrator, and all nodes of a cluster. It can be stopped with Ctrl-C
@@ -62,7 +66,9 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool,
                 say('does not exist yet: there is nothing to take away', err=True)
             except KeyboardInterrupt as exc:
                 bars.close()
-                raise click.ClickException('stopped; what was taken away is gone, and another run goes on with the rest') from exc
+                raise click.ClickException(
+                    'stopped; what was taken away is gone, and another run goes on with the rest'
+                ) from exc
     if reports:
         show(_summary(reports))
     for report in reports:
@@ -75,8 +81,9 @@ def _oldest(given: float | None, lease: float) -> float:
     if given is None:
         return max(AGE, lease + _MARGIN)
     if given <= lease:
-        raise click.BadParameter(f'{given:g} is not longer than the visibility timeout of the workers, {lease:g} s.',
-                                 param_hint="'--age'")
+        raise click.BadParameter(
+            f'{given:g} is not longer than the visibility timeout of the workers, {lease:g} s.', param_hint="'--age'"
+        )
     return given
 
 
@@ -86,12 +93,27 @@ def _distinct(*clients: Client | None) -> list[Client]:
 
 
 def _summary(reports: list[Report]) -> str:
-    columns = [Column('DATABASE', least=10), Column('TOMBSTONES', right=True), Column('DATA', right=True),
-               Column('INDEXES', right=True), Column('TIME', right=True)]
-    return table(columns, [
-        [report.database, f'{report.tombstones_before:,} → {report.tombstones_after:,}',
-         f'{size(report.data_before)} → {size(report.data_after)}',
-         f'{size(report.indexes_before)} → {size(report.indexes_after)}', age(report.seconds)] for report in reports], width())
+    columns = [
+        Column('DATABASE', least=10),
+        Column('TOMBSTONES', right=True),
+        Column('DATA', right=True),
+        Column('INDEXES', right=True),
+        Column('TIME', right=True),
+    ]
+    return table(
+        columns,
+        [
+            [
+                report.database,
+                f'{report.tombstones_before:,} → {report.tombstones_after:,}',
+                f'{size(report.data_before)} → {size(report.data_after)}',
+                f'{size(report.indexes_before)} → {size(report.indexes_after)}',
+                age(report.seconds),
+            ]
+            for report in reports
+        ],
+        width(),
+    )
 
 
 def _remarks(report: Report, oldest: float) -> Iterator[str]:
@@ -99,8 +121,10 @@ def _remarks(report: Report, oldest: float) -> Iterator[str]:
     if tidied := ', '.join(f'{kind} {count:,}' for kind, count in report.tidied.items() if count):
         yield f'what nobody needs any more was deleted: {tidied}'
     if not report.marked:
-        yield (f'no earlier vacuum is {age(oldest)} old, so no tombstones were taken away: '
-               f'run it again later, or without --no-wait')
+        yield (
+            f'no earlier vacuum is {age(oldest)} old, so no tombstones were taken away: '
+            f'run it again later, or without --no-wait'
+        )
     elif report.young:
         yield f'tombstones that are too young were left for another run: {report.young:,}'
 

@@ -19,8 +19,11 @@ _PLACES, _FOLLOWING = ('exchange', 'queue', 'routing_key'), ('chord', 'link', 'l
 _EMBEDDED = ('callbacks', 'chain', 'chord', 'errbacks')
 
 #: Signatures that hold others: their tasks, by type, and the arguments that are signatures.
-_HOLDERS = {'chain': ('celery.chain', ('tasks',)), 'group': ('celery.group', ('tasks',)),
-            'chord': ('celery.chord', ('header', 'body'))}
+_HOLDERS = {
+    'chain': ('celery.chain', ('tasks',)),
+    'group': ('celery.group', ('tasks',)),
+    'chord': ('celery.chord', ('header', 'body')),
+}
 
 
 class _Malformed(Exception):

@@ -99,11 +99,24 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         check_value('the message', {**message, 'body': None})
         sent = decoded(message['body'] if body is None else body, properties.pop('body_encoding', None))
         plain = unpacked(sent, headers['compression']) if headers.get('compression') else sent
-        _, _, embedded = loads(plain, message.get('content-type'), message.get('content-encoding'),
-                                       accept=prepare_accept_content(set(content) - _CODE))
+        _, _, embedded = loads(
+            plain,
+            message.get('content-type'),
+            message.get('content-encoding'),
+            accept=prepare_accept_content(set(content) - _CODE),
+        )
     except ContentDisallowed as exc:
         raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted') from exc
-    except (DecodeError, Unstorable, ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError) as exc:
+    except (
+        DecodeError,
+        Unstorable,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+    ) as exc:
         raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
     if reason := accept.refusal(headers['task'], embedded):
         raise Refused(reason)

@@ -13,10 +13,10 @@ from kombu import Producer
 
 from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
-from kombu_couchdb.couchdb.changes import Feed
+from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Document, Row
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
-from kombu_couchdb.documents import parcel as parcels
+from kombu_couchdb.documents import parcel
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
 from kombu_couchdb.leases.leader import Leader
@@ -75,7 +75,7 @@ class Mover:
         self._client = transport.couchdb.beside(options.parcels)
         self._channel = _Channel(transport)
         transport.channels.append(self._channel)
-        self._feed: Feed | None = None
+        self._feed: ContinuousFeed | None = None
         self._stale = True
 
     def step(self) -> None:
@@ -96,8 +96,13 @@ class Mover:
                 return
         self._stale = False
         if self._feed is None:
-            self._feed = Feed(self._client, lambda rows, last: self._tell(), lambda exc: self._tell(),
-                              'celery-couchdb-parcels-feed', docs=False)
+            self._feed = ContinuousFeed(
+                self._client,
+                lambda rows, last: self._tell(),
+                lambda exc: self._tell(),
+                'celery-couchdb-parcels-feed',
+                docs=False,
+            )
         self._feed.watch(since, _SELECTOR)
 
     def close(self) -> None:
@@ -113,7 +118,9 @@ class Mover:
 
     def _move_some(self) -> int:
         """Move or refuse the oldest parcels, and return how many that were."""
-        rows = self._client.view(design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_PAGE, reduce=False)
+        rows = self._client.view(
+            design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_PAGE, reduce=False
+        )
         chosen, size = list[Row](), 0
         for row in rows:
             if chosen and size + row['value'][1] > _TOGETHER:
@@ -121,7 +128,7 @@ class Mover:
             chosen, size = [*chosen, row], size + row['value'][1]
         docs = self._client.fetch([row['id'] for row in chosen])
         unread = sum(self._refuse_unread(row['id']) for row, doc in zip(chosen, docs, strict=True) if doc is None)
-        return self._settle([doc for doc in docs if doc and parcels.is_waiting(doc)]) + unread
+        return self._settle([doc for doc in docs if doc and parcel.is_waiting(doc)]) + unread
 
     def _refuse_unread(self, doc_id: str) -> bool:
         """Refuse a parcel that is nested too deeply to be read; tell whether it was, and not deleted by somebody."""
@@ -132,7 +139,7 @@ class Mover:
             reason = 'it is nested too deeply to be read'
         logger.warning('parcel %s is refused: %s', doc_id, reason)
         try:
-            self._client.extend(doc_id, self._client.raw(doc_id), parcels.refused({}, reason, self._client.clock.now()))
+            self._client.extend(doc_id, self._client.raw(doc_id), parcel.refused({}, reason, self._client.clock.now()))
         except (Conflict, NotFound):
             return False
         return True
@@ -155,11 +162,17 @@ class Mover:
                 continue
             items.update((item['_id'], doc['_id']) for item in made)
             new += made
-        reasons.update((items[answer['id']], f'CouchDB refuses its message: {answer.get("reason")}')
-                       for answer in self._transport.publish_once(new))
+        reasons.update(
+            (items[answer['id']], f'CouchDB refuses its message: {answer.get("reason")}')
+            for answer in self._transport.publish_once(new)
+        )
         now = self._client.clock.now()
-        changes = [parcels.refused(doc, reasons[doc['_id']], now) if doc['_id'] in reasons else
-                   {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs]
+        changes = [
+            parcel.refused(doc, reasons[doc['_id']], now)
+            if doc['_id'] in reasons
+            else {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
+            for doc in docs
+        ]
         for doc_id, reason in reasons.items():
             logger.warning('parcel %s is refused: %s', doc_id, reason)
         return sum(1 for answer in self._client.bulk(changes) if answer.get('ok'))
@@ -169,12 +182,14 @@ class Mover:
 
         *Raises* `Refused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be sent.
         """
-        self._channel.tag, self._channel.items = parcels.moved_id(doc['_id']), []
+        self._channel.tag, self._channel.items = parcel.moved_id(doc['_id']), []
         if 'message' in doc:
             self._publish_again(doc)
         else:
             call = call_in(doc, self._accept)
-            self._app.send_task(call.task, call.args, call.kwargs, producer=Producer(self._channel), retry=False, **call.options)
+            self._app.send_task(
+                call.task, call.args, call.kwargs, producer=Producer(self._channel), retry=False, **call.options
+            )
         for item in self._channel.items:
             if reason := self._accept.wrong_queue(item['queue']):
                 raise Refused(reason)

@@ -24,8 +24,15 @@ def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Docu
 def _rank(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
     generation, _, text = leaf['_rev'].partition('-')
     added = leaf.get('added')
-    return (*precedence(leaf), bool(leaf.get('sent')), bool(leaf.get('claimed')), bool(leaf.get('size')),
-            len(added) if isinstance(added, list) else 0, int(generation), text)
+    return (
+        *precedence(leaf),
+        bool(leaf.get('sent')),
+        bool(leaf.get('claimed')),
+        bool(leaf.get('size')),
+        len(added) if isinstance(added, list) else 0,
+        int(generation),
+        text,
+    )
 
 
 RULES: Mapping[str, Rule] = dict.fromkeys(('Result', 'Group', 'Value', 'Chord', 'Part'), keep_best)

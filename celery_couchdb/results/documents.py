@@ -57,8 +57,11 @@ def delivery_of(request: Any, task_id: str) -> list[int]:
     info = (getattr(request, 'properties', None) or {}).get('delivery_info') or getattr(request, 'delivery_info', None)
     if not isinstance(info, dict):
         return []
-    numbers = [getattr(request, 'replaced_task_nesting', 0), getattr(request, 'retries', 0),
-               info.get('delivery', int(bool(info.get('redelivered'))))]
+    numbers = [
+        getattr(request, 'replaced_task_nesting', 0),
+        getattr(request, 'retries', 0),
+        info.get('delivery', int(bool(info.get('redelivered')))),
+    ]
     return [number if isinstance(number, int) else 0 for number in numbers]
 
 

@@ -57,8 +57,12 @@ class Relay:
         with ExitStack() as undo:
             try:
                 arrivals, door = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
-                door.settimeout(self._patience)  # here, for whether a socket blocks is the same in all processes that share it
-                threading.Thread(target=self._accept, args=(arrivals,), name='celery-couchdb-relay', daemon=True).start()
+                door.settimeout(
+                    self._patience
+                )  # here, for whether a socket blocks is the same in all processes that share it
+                threading.Thread(
+                    target=self._accept, args=(arrivals,), name='celery-couchdb-relay', daemon=True
+                ).start()
             except (OSError, AttributeError, RuntimeError) as exc:
                 logger.debug('the children of the pool store their results themselves: %s', exc)
                 return
@@ -80,7 +84,9 @@ class Relay:
         """Start over, after a fork: what the parent listens to and answers is its own."""
         for end in (self._arrivals, *self._served):
             if end is not None and (number := end.detach()) >= 0:
-                os.close(number)  # at once: a `close` would wait for the file that reads from it, in a thread that is not here
+                os.close(
+                    number
+                )  # at once: a `close` would wait for the file that reads from it, in a thread that is not here
         self._arrivals, self._served, self._link, self._lock = None, set(), None, threading.Lock()
 
     # -- in a child

@@ -69,7 +69,7 @@ class Recent(dict[str, T]):
         super().__setitem__(key, value)
         if len(self) > self._limit:
             # A few more than need be: to make the list costs as much as to drop them.
-            for old in list(self)[:len(self) - self._limit + self._limit // 10]:
+            for old in list(self)[: len(self) - self._limit + self._limit // 10]:
                 self.pop(old, None)
 
 
@@ -93,6 +93,7 @@ class Store:
 
         With `everywhere`, all nodes of a cluster that keep them and answer are asked, and not as many as suffice.
         """
+
         def read(part: Sequence[str]) -> list[Document | None]:
             if everywhere and self.client.replicas > 1:
                 return self.client.fetch(part, r=self.client.replicas)
@@ -130,7 +131,12 @@ class Store:
                 return
             also = None
             current = self.current(doc_id)
-            if current and final_stays and not is_expired(current, self.client.clock.now()) and is_outdated(doc, current):
+            if (
+                current
+                and final_stays
+                and not is_expired(current, self.client.clock.now())
+                and is_outdated(doc, current)
+            ):
                 logger.debug('%s stays %s: %s is older', doc_id, current['status'], doc['status'])
                 return
             rev = current['_rev'] if current else None
@@ -209,8 +215,12 @@ class Store:
             except Conflict:
                 pass  # another process was first, with the same
             except AccessDenied as exc:
-                raise may_not(self.client.address.url, self.client.user, 'write the design document',
-                              'let an administrator run "celery -A your_app couchdb setup"') from exc
+                raise may_not(
+                    self.client.address.url,
+                    self.client.user,
+                    'write the design document',
+                    'let an administrator run "celery -A your_app couchdb setup"',
+                ) from exc
 
     # -- requests
 
@@ -258,14 +268,19 @@ class Store:
         except DatabaseMissing as missing:
             address = self.client.address
             if not self._options.create_database:
-                raise DatabaseMissing(f'{address.url}: the database does not exist, and the transport option '
-                                      f'create_database is off') from missing
+                raise DatabaseMissing(
+                    f'{address.url}: the database does not exist, and the transport option create_database is off'
+                ) from missing
             try:
                 self.client.create()
             except AccessDenied as exc:
-                raise may_not(address.url, self.client.user, 'create the database, which does not exist',
-                              'let an administrator run "celery -A your_app couchdb setup", or name an existing one in '
-                              'result_backend') from exc
+                raise may_not(
+                    address.url,
+                    self.client.user,
+                    'create the database, which does not exist',
+                    'let an administrator run "celery -A your_app couchdb setup", or name an existing one in '
+                    'result_backend',
+                ) from exc
         return request(argument)
 
 

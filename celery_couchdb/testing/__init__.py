@@ -24,6 +24,12 @@ from .nodes import CouchDBTestBackend, CouchDBTestBroker
 from .server import Server, running_server
 
 __all__ = [
-    'CouchDBContainer', 'CouchDBTestBackend', 'CouchDBTestBroker', 'CouchDBWorkerContainer', 'LocalCouchDBContainer',
-    'LocalWorkerContainer', 'Server', 'running_server',
+    'CouchDBContainer',
+    'CouchDBTestBackend',
+    'CouchDBTestBroker',
+    'CouchDBWorkerContainer',
+    'LocalCouchDBContainer',
+    'LocalWorkerContainer',
+    'Server',
+    'running_server',
 ]

@@ -17,7 +17,15 @@ from pytest_docker_tools.exceptions import ContainerFailed, TimeoutError
 from kombu_couchdb.couchdb.client import Client
 
 from . import inside
-from .defaults import COUCHDB_DATABASE, COUCHDB_ENV, COUCHDB_IMAGE, COUCHDB_PORT, COUCHDB_PORTS, COUCHDB_READY, WORKER_PACKAGE
+from .defaults import (
+    COUCHDB_DATABASE,
+    COUCHDB_ENV,
+    COUCHDB_IMAGE,
+    COUCHDB_PORT,
+    COUCHDB_PORTS,
+    COUCHDB_READY,
+    WORKER_PACKAGE,
+)
 from .process import Process, ServerProcess
 from .server import Server
 
@@ -168,8 +176,9 @@ class LocalWorkerContainer(CeleryWorkerContainer):
     """A worker that runs as a process of this machine, in a folder instead of a volume."""
 
     @classmethod
-    def start(cls, command: Sequence[str], environment: Mapping[str, str], content: Mapping[str, bytes],
-              folder: Path) -> LocalWorkerContainer:
+    def start(
+        cls, command: Sequence[str], environment: Mapping[str, str], content: Mapping[str, bytes], folder: Path
+    ) -> LocalWorkerContainer:
         """Write `content`, the text of files by their paths, into a folder, which is made, and start a worker there.
 
         It returns at once; `ready` waits.
@@ -214,8 +223,12 @@ class LocalWorkerContainer(CeleryWorkerContainer):
         deadline = time.monotonic() + timeout
         while self.ready_prompt.encode() not in self._container.latest_logs():
             if self.status == 'exited':
-                raise ContainerFailed(self, f'the worker {self.name} ended before it was ready; it logged:\n{self.logs()}')
+                raise ContainerFailed(
+                    self, f'the worker {self.name} ended before it was ready; it logged:\n{self.logs()}'
+                )
             if time.monotonic() > deadline:
-                raise TimeoutError(f'the worker {self.name} was not ready within {timeout:g} s; it logged:\n{self.logs()}')
+                raise TimeoutError(
+                    f'the worker {self.name} was not ready within {timeout:g} s; it logged:\n{self.logs()}'
+                )
             time.sleep(_INTERVAL)
         return True

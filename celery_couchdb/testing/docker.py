@@ -33,6 +33,7 @@ def default_worker_container_session_cls() -> type[CouchDBWorkerContainer]:
 
 @pytest.fixture
 def default_worker_container_cls(
-        default_worker_container_session_cls: type[CouchDBWorkerContainer]) -> type[CouchDBWorkerContainer]:
+    default_worker_container_session_cls: type[CouchDBWorkerContainer],
+) -> type[CouchDBWorkerContainer]:
     """The same for what concerns one container."""
     return default_worker_container_session_cls

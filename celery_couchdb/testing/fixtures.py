@@ -14,17 +14,30 @@ from .nodes import CouchDBTestBackend, CouchDBTestBroker
 from .server import Server, fresh_name, running_server
 
 __all__ = [
-    'celery_couchdb_backend', 'celery_couchdb_broker', 'celery_local_couchdb_backend', 'celery_local_couchdb_broker',
+    'celery_couchdb_backend',
+    'celery_couchdb_broker',
+    'celery_local_couchdb_backend',
+    'celery_local_couchdb_broker',
     'couchdb_server',
-    'default_couchdb_backend', 'default_couchdb_backend_cls', 'default_couchdb_backend_env', 'default_couchdb_backend_image',
-    'default_couchdb_backend_ports', 'default_couchdb_backend_volume',
-    'default_couchdb_broker', 'default_couchdb_broker_cls', 'default_couchdb_broker_env', 'default_couchdb_broker_image',
-    'default_couchdb_broker_ports', 'default_couchdb_broker_volume',
-    'default_local_couchdb_backend', 'default_local_couchdb_broker',
+    'default_couchdb_backend',
+    'default_couchdb_backend_cls',
+    'default_couchdb_backend_env',
+    'default_couchdb_backend_image',
+    'default_couchdb_backend_ports',
+    'default_couchdb_backend_volume',
+    'default_couchdb_broker',
+    'default_couchdb_broker_cls',
+    'default_couchdb_broker_env',
+    'default_couchdb_broker_image',
+    'default_couchdb_broker_ports',
+    'default_couchdb_broker_volume',
+    'default_local_couchdb_backend',
+    'default_local_couchdb_broker',
 ]
 
 
 # -- without Docker
+
 
 @pytest.fixture(scope='session')
 def couchdb_server() -> Iterator[Server]:
@@ -69,6 +82,7 @@ def celery_local_couchdb_backend(default_local_couchdb_backend: LocalCouchDBCont
 
 
 # -- with Docker: the broker
+
 
 @pytest.fixture
 def celery_couchdb_broker(default_couchdb_broker: CouchDBContainer) -> Iterator[CouchDBTestBroker]:
@@ -116,6 +130,7 @@ default_couchdb_broker = container(
 
 
 # -- with Docker: the result backend
+
 
 @pytest.fixture
 def celery_couchdb_backend(default_couchdb_backend: CouchDBContainer) -> Iterator[CouchDBTestBackend]:

@@ -44,7 +44,8 @@ def default_worker_container(
 ) -> Iterator[LocalWorkerContainer]:
     """A worker that is ready. As with a container, pytest shows its log with a test that fails."""
     worker = default_worker_container_cls.start(
-        default_worker_command, default_worker_env, default_worker_initial_content, tmp_path_factory.mktemp('worker'))
+        default_worker_command, default_worker_env, default_worker_initial_content, tmp_path_factory.mktemp('worker')
+    )
     try:
         worker.ready()
         yield worker

@@ -62,8 +62,14 @@ class Process(_Container):
         self._begins = self._log.stat().st_size
         with self._log.open('ab') as log:
             self._process = subprocess.Popen(
-                _of_this_interpreter(self._command), cwd=self._folder, env=self._environment, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                _of_this_interpreter(self._command),
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -81,7 +87,7 @@ class Process(_Container):
 
     def latest_logs(self) -> bytes:
         """Return what it has logged since it was started the last time."""
-        return self.logs()[self._begins:]
+        return self.logs()[self._begins :]
 
     def kill(self, which: str | int | None = None) -> None:
         """Send it a signal; SIGKILL, the default, goes to its children, too, and is waited for."""
@@ -116,8 +122,14 @@ class Process(_Container):
         """Run another program in the same place; return `exit_code` and `output`. `WORKER_PID` tells it whom to ask about."""
         words = shlex.split(cmd) if isinstance(cmd, str) else cmd
         done = subprocess.run(
-            _of_this_interpreter(words), cwd=self._folder, env={**self._environment, 'WORKER_PID': str(self.pid)},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            _of_this_interpreter(words),
+            cwd=self._folder,
+            env={**self._environment, 'WORKER_PID': str(self.pid)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
         return ExecResult(done.returncode, done.stdout)
 
 
@@ -155,8 +167,10 @@ class ServerProcess(_Container):
 
     def _own(self) -> EmbeddedServer:
         if self._server.process is None:
-            raise RuntimeError('the server that COUCHDB_URL names is not the tests\' own, and so not killed or restarted; '
-                               'unset COUCHDB_URL to test on an embedded one')
+            raise RuntimeError(
+                "the server that COUCHDB_URL names is not the tests' own, and so not killed or restarted; "
+                'unset COUCHDB_URL to test on an embedded one'
+            )
         return self._server.process
 
 

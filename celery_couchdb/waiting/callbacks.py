@@ -21,7 +21,7 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document
-from .subscriber import Reader, Waiter
+from .subscriber import Subscriber, Waiter
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -44,8 +44,13 @@ _IDLE = 10.0
 class Callbacks:
     """The results of one backend whose callbacks are still to be called. Thread-safe."""
 
-    def __init__(self, reader: Reader, key_of: Callable[[str], str], decode: Callable[[Document], dict[str, Any]],
-                 complete: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        reader: Subscriber,
+        key_of: Callable[[str], str],
+        decode: Callable[[Document], dict[str, Any]],
+        complete: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
         self._reader, self._key_of, self._decode, self._complete = reader, key_of, decode, complete
         self.reset()
 
@@ -55,7 +60,9 @@ class Callbacks:
         #: (id, task id, result), without result if it is to go, without id for all results of the task.
         self._queue: deque[tuple[int | None, str, Any]] = deque()
         self._waiter = Waiter()
-        self._held: dict[str, dict[int, Callable[[], Any]]] = {}  # by document, by id: what returns the result, if it lives
+        self._held: dict[
+            str, dict[int, Callable[[], Any]]
+        ] = {}  # by document, by id: what returns the result, if it lives
         self._watched: set[str] = set()
         self._running = False
 
@@ -87,7 +94,7 @@ class Callbacks:
             place = held.index(doc_id) + 1
         except ValueError:
             return []
-        return held[place:place + count]
+        return held[place : place + count]
 
     def fulfil(self, result: AsyncResult, meta: dict[str, Any]) -> None:
         """Give a result its outcome and call its callbacks, once, whoever of several threads comes first."""

@@ -20,7 +20,7 @@ from ..results.documents import Document, is_final
 from ..results.store import Store
 from .callbacks import Callbacks, groups_of
 from .read_ahead import ReadAhead
-from .subscriber import Reader, Waiter
+from .subscriber import Subscriber, Waiter
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -37,7 +37,7 @@ class PushMixin:
     """The waiting half of a backend. `store`, `reader`, `callbacks` and `ahead` are the other half's to make."""
 
     store: Store
-    reader: Reader
+    reader: Subscriber
     callbacks: Callbacks
     ahead: ReadAhead
     is_async = True
@@ -58,10 +58,17 @@ class PushMixin:
 
     # -- called by celery.result
 
-    def wait_for_pending(self, result: AsyncResult, callback: Callable[..., Any] | None = None, propagate: bool = True,
-                         timeout: float | None = None, interval: float | None = None,
-                         on_message: Callable[[Meta], Any] | None = None, on_interval: Callable[[], Any] | None = None,
-                         **_: Any) -> Any:
+    def wait_for_pending(
+        self,
+        result: AsyncResult,
+        callback: Callable[..., Any] | None = None,
+        propagate: bool = True,
+        timeout: float | None = None,
+        interval: float | None = None,
+        on_message: Callable[[Meta], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        **_: Any,
+    ) -> Any:
         """Wait until a result is ready and return its value; *raises* its exception if `propagate`, or `TimeoutError`."""
         self._ensure_not_eager()
         # What Celery does in each interval is to read the states of all results before this one, in case one has failed.
@@ -82,9 +89,15 @@ class PushMixin:
                 on_interval()  # a failure before this one is what it comes from: Celery raises that instead
         return result.maybe_throw(callback=callback, propagate=propagate)
 
-    def iter_native(self, result: ResultSet, no_ack: bool = True, timeout: float | None = None, interval: float = 0.5,
-                    on_message: Callable[[Meta], Any] | None = None,
-                    on_interval: Callable[[], Any] | None = None) -> Iterator[tuple[str, Any]]:
+    def iter_native(
+        self,
+        result: ResultSet,
+        no_ack: bool = True,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        on_message: Callable[[Meta], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+    ) -> Iterator[tuple[str, Any]]:
         """Yield `(id, meta)` of the results in a set as they become ready, `(id, children)` of a set within the set.
 
         If a task before the set fails the set is never sent: each result that is not ready then has that task's failure.
@@ -133,9 +146,15 @@ class PushMixin:
 
     # -- waiting
 
-    def await_results(self, task_ids: Collection[str], timeout: float | None = None, interval: float | None = 0.5,
-                      on_message: Callable[[Meta], Any] | None = None, on_interval: Callable[[], Any] | None = None,
-                      before: Collection[str] = ()) -> Generator[tuple[str, Meta]]:
+    def await_results(
+        self,
+        task_ids: Collection[str],
+        timeout: float | None = None,
+        interval: float | None = 0.5,
+        on_message: Callable[[Meta], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        before: Collection[str] = (),
+    ) -> Generator[tuple[str, Meta]]:
         """Yield `(task id, meta)` of results as they become ready.
 
         `on_message(meta)` is called with every state that is seen, `on_interval()` every `interval` seconds. *Raises*
@@ -159,7 +178,9 @@ class PushMixin:
         waiter: Waiter | None = None
         try:
             while True:
-                for doc in sorted(found, key=lambda doc: doc is not None and doc['_id'] not in awaited) if before else found:
+                for doc in (
+                    sorted(found, key=lambda doc: doc is not None and doc['_id'] not in awaited) if before else found
+                ):
                     if doc is None or doc['_id'] not in ids:
                         continue
                     meta = self.decode_document(doc)

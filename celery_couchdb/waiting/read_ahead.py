@@ -76,4 +76,4 @@ class ReadAhead:
         if found or doc_id not in sent:
             return found
         place = sent.index(doc_id) + 1
-        return sent[place:place + count]
+        return sent[place : place + count]

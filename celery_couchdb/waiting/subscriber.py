@@ -28,7 +28,7 @@ from ..options import Options
 from ..results.documents import Document
 from ..results.store import Store
 
-__all__ = ['Reader', 'Waiter']
+__all__ = ['Subscriber', 'Waiter']
 
 logger = get_logger(__name__)
 
@@ -58,7 +58,7 @@ class Waiter:
 
     def __init__(self) -> None:
         self._inbox: deque[Document | CouchDBError] = deque()
-        self._news = threading.Condition()
+        self._notifier = threading.Condition()
         self._revs: dict[str, str] = {}
 
     def deliver(self, item: Document | CouchDBError) -> None:
@@ -67,27 +67,27 @@ class Waiter:
             if self._revs.get(item['_id']) == item['_rev']:
                 return
             self._revs[item['_id']] = item['_rev']
-        with self._news:
+        with self._notifier:
             self._inbox.append(item)
-            self._news.notify()
+            self._notifier.notify()
 
     def wake(self) -> None:
         """Let `take` return."""
-        with self._news:
-            self._news.notify()
+        with self._notifier:
+            self._notifier.notify()
 
     def take(self, timeout: float | None) -> list[Document]:
         """Return what has come, waiting up to `timeout` seconds for the first; *raises* the error, if one came."""
-        with self._news:
+        with self._notifier:
             if not self._inbox:
-                self._news.wait(timeout)
+                self._notifier.wait(timeout)
             items = list(self._inbox)
             self._inbox.clear()
         docs = [item for item in items if isinstance(item, dict)]
         errors = [item for item in items if not isinstance(item, dict)]
         if errors and not docs:
             raise errors[0]
-        with self._news:
+        with self._notifier:
             self._inbox.extendleft(errors[:1])  # what came before it is not lost: the next call tells
         return docs
 
@@ -96,7 +96,7 @@ class Waiter:
         self._revs.pop(doc_id, None)
 
 
-class Reader:
+class Subscriber:
     """Delivers awaited documents to their waiters: those that are there, and every change of them. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
@@ -105,10 +105,12 @@ class Reader:
         reset_in_child(self)
 
     @classmethod
-    def of(cls, address: Address, options: Options) -> Reader:
+    def of(cls, address: Address, options: Options) -> Subscriber:
         """Return the one reader of this process for a database: Celery may make a backend for each thread."""
-        return _readers.of((address, repr(options)), lambda: cls(Store(
-            Client(address, options.request_timeout, options.connect_timeout), options)))
+        return _readers.of(
+            (address, repr(options)),
+            lambda: cls(Store(Client(address, options.request_timeout, options.connect_timeout), options)),
+        )
 
     def reset(self) -> None:
         """Start over, after a fork: the thread and whoever waited are the parent's."""
@@ -221,8 +223,11 @@ class Reader:
         docs = self.store.read_many(row['id'] for row in rows)
         self._deliver(docs)
         # In a cluster, the nodes that were asked for a document may not have heard of its change yet.
-        late = {row['id'] for row, doc in zip(rows, docs, strict=True)
-                if doc is None or _generation(doc['_rev']) < _generation(row['changes'][0]['rev'])}
+        late = {
+            row['id']
+            for row, doc in zip(rows, docs, strict=True)
+            if doc is None or _generation(doc['_rev']) < _generation(row['changes'][0]['rev'])
+        }
         with self._wake:
             self._new |= late & self._waiters.keys()
 
@@ -247,8 +252,11 @@ class Reader:
         self._since = None
         if not guilty:
             logger.error('the reader of results failed', exc_info=exc)
-            error = exc if isinstance(exc, CouchDBError) else CouchDBError(
-                f'{self.store.client.address.url}: the reader of results failed: {exc!r}')
+            error = (
+                exc
+                if isinstance(exc, CouchDBError)
+                else CouchDBError(f'{self.store.client.address.url}: the reader of results failed: {exc!r}')
+            )
             guilty = dict.fromkeys(wanted, error)
         with self._wake:
             told = {(waiter, guilty[doc_id]) for doc_id in guilty for waiter in self._waiters.pop(doc_id, ())}
@@ -261,4 +269,4 @@ def _generation(rev: str) -> int:
     return int(rev.partition('-')[0])
 
 
-_readers: Shared[tuple[Address, str], Reader] = Shared(WeakValueDictionary())
+_readers: Shared[tuple[Address, str], Subscriber] = Shared(WeakValueDictionary())

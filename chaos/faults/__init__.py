@@ -12,8 +12,24 @@ from .workers import ChildKilled, ChildPaused, ClockAstray, ListenerPaused, Work
 __all__ = ['Fault', 'faults_of']
 
 _ALWAYS: tuple[type[Fault], ...] = (
-    WorkerKilled, WorkerPaused, WorkerStopped, ClockAstray, ListenerPaused, ChildKilled, ChildPaused, Cut, Refused, Slow, Narrow,
-    BlackHole, Failing, Unavailable, TooMany, Broken, ClockSet)
+    WorkerKilled,
+    WorkerPaused,
+    WorkerStopped,
+    ClockAstray,
+    ListenerPaused,
+    ChildKilled,
+    ChildPaused,
+    Cut,
+    Refused,
+    Slow,
+    Narrow,
+    BlackHole,
+    Failing,
+    Unavailable,
+    TooMany,
+    Broken,
+    ClockSet,
+)
 
 
 def faults_of(*, stopping: bool, killing: bool) -> Mapping[str, type[Fault]]:

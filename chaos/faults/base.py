@@ -55,6 +55,15 @@ class Fault:
                 time.sleep(seconds)
             finally:
                 self.heal()
-            self.site.ledger.note('fault', name=self.name, began=began, ended=time.monotonic(), workers=self.workers,
-                                  pid=self.pid, interrupts=self.interrupts, deadly=self.deadly, ahead=self.ahead,
-                                  since=None if self.touches is None else began - self.touches)
+            self.site.ledger.note(
+                'fault',
+                name=self.name,
+                began=began,
+                ended=time.monotonic(),
+                workers=self.workers,
+                pid=self.pid,
+                interrupts=self.interrupts,
+                deadly=self.deadly,
+                ahead=self.ahead,
+                since=None if self.touches is None else began - self.touches,
+            )

@@ -20,7 +20,7 @@ class NetworkFault(Fault):
     def __init__(self, site: Site, target: int) -> None:
         super().__init__(site, target)
         choice = target % (len(site.places) + 2)
-        self.places = site.places if choice == len(site.places) + 1 else site.places[choice:choice + 1]
+        self.places = site.places if choice == len(site.places) + 1 else site.places[choice : choice + 1]
         self.proxies = [place.proxy for place in self.places]
         if choice >= len(site.places):
             self.proxies.append(site.proxy)

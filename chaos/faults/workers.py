@@ -13,7 +13,15 @@ from ..crew import Place
 from ..site import LEASE
 from .base import PAST_LEASE, Fault
 
-__all__ = ['ChildKilled', 'ChildPaused', 'ClockAstray', 'ListenerPaused', 'WorkerKilled', 'WorkerPaused', 'WorkerStopped']
+__all__ = [
+    'ChildKilled',
+    'ChildPaused',
+    'ClockAstray',
+    'ListenerPaused',
+    'WorkerKilled',
+    'WorkerPaused',
+    'WorkerStopped',
+]
 
 #: How long a worker may take to begin a task, in seconds.
 _PATIENCE = 120.0

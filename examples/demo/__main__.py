@@ -13,6 +13,7 @@ def main() -> int:
     try:
         # Not above, since this takes a while, in which Ctrl-C may come.
         from .run import run
+
         return run(interrupts)
     except Stopped:
         print('\nStopped.', flush=True)

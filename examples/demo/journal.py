@@ -20,7 +20,9 @@ VARIABLE = 'DEMO_JOURNAL'
 
 def note(event: str, worker: str, **more: Any) -> None:
     """Append one line; a single write in append mode, so that the lines of several processes do not mix."""
-    line = json.dumps({'event': event, 'worker': worker.partition('@')[0], 'pid': os.getpid(), 'at': time.time(), **more})
+    line = json.dumps(
+        {'event': event, 'worker': worker.partition('@')[0], 'pid': os.getpid(), 'at': time.time(), **more}
+    )
     file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, f'{line}\n'.encode())

@@ -19,7 +19,9 @@ from .stage import Stage
 def run(interrupts: Interrupts) -> int:
     """Read the command line, run the demo and return its exit status."""
     parser = argparse.ArgumentParser(
-        prog='python -m examples.demo', description='Show workers at work, on the server in COUCHDB_URL or an embedded one.')
+        prog='python -m examples.demo',
+        description='Show workers at work, on the server in COUCHDB_URL or an embedded one.',
+    )
     parser.add_argument('--patient', action='store_true', help='accept that the machine is slow: tenfold time limits')
     patience = 10.0 if parser.parse_args().patient else 1.0
     try:

@@ -57,7 +57,9 @@ class Screen:
     def table(self, scenes: Sequence[Scene], journal: Journal) -> None:
         """Print what became of all the work."""
         self.say('')
-        self.say(_ROW.format('seconds since the start', 'sent', 'due', 'started', 'finished', 'where', 'result', '').rstrip())
+        self.say(
+            _ROW.format('seconds since the start', 'sent', 'due', 'started', 'finished', 'where', 'result', '').rstrip()
+        )
         self.say('-' * 78)
         for scene in scenes:
             self.say(self._row(scene, journal))
@@ -70,8 +72,15 @@ class Screen:
         workers = list(dict.fromkeys(run.worker for run in runs))
         where = ' > '.join(workers) if scene.starts > 1 else ', '.join(sorted(workers))
         return _ROW.format(
-            scene.what, self._since(scene.sent), self._since(scene.due), '-'.join([*starts[:1], *starts[1:][-1:]]) or '-',
-            self._since(max(ends, default=None)), where or '-', scene.outcome, self._mark(not scene.flaws))
+            scene.what,
+            self._since(scene.sent),
+            self._since(scene.due),
+            '-'.join([*starts[:1], *starts[1:][-1:]]) or '-',
+            self._since(max(ends, default=None)),
+            where or '-',
+            scene.outcome,
+            self._mark(not scene.flaws),
+        )
 
     def _since(self, when: float | None) -> str:
         return '-' if when is None else f'{when - self.began:.1f}'

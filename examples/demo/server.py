@@ -66,7 +66,12 @@ class Databases:
                 self.left.append(f'database {name} is left behind ({exc})')
 
     def _client(self, database: str) -> Client:
-        address: dict[str, Any] = {'host': self._server.hostname, 'port': self._port, 'database': database, 'tls': self._tls}
+        address: dict[str, Any] = {
+            'host': self._server.hostname,
+            'port': self._port,
+            'database': database,
+            'tls': self._tls,
+        }
         if self._server.username:
             address |= {'user': unquote(self._server.username), 'password': unquote(self._server.password or '')}
         return Client(Address(**address), _TIMEOUT, _TIMEOUT)

@@ -54,7 +54,9 @@ class Stage:
         """
         with ExitStack() as stack:
             try:
-                folder = Path(stack.enter_context(TemporaryDirectory(prefix='celery-couchdb-demo-', ignore_cleanup_errors=True)))
+                folder = Path(
+                    stack.enter_context(TemporaryDirectory(prefix='celery-couchdb-demo-', ignore_cleanup_errors=True))
+                )
                 self._journal = Journal(folder / 'journal')
                 stack.callback(self._journal.close)
                 self._database = stack.enter_context(databases(self._screen, self._interrupts))
@@ -161,16 +163,21 @@ class Stage:
     # -- afterwards
 
     def _logs(self) -> list[str]:
-        return [line for worker in self._workers for line in
-                ('', f'The end of the log of {worker.name}:', *(f'  {line}' for line in worker.log_tail(_TAIL)))]
+        return [
+            line
+            for worker in self._workers
+            for line in ('', f'The end of the log of {worker.name}:', *(f'  {line}' for line in worker.log_tail(_TAIL)))
+        ]
 
     def _report(self, logs: list[str]) -> None:
         if any(scene.sent for scene in self._scenes):
             self._screen.table(self._scenes, self._journal)
         if not self._failed:
             count = sum(len(scene.ids) for scene in self._scenes)
-            self._screen.say(f'All of it came true in {self._screen.now():.0f} s: {count} tasks, none lost, and none run twice '
-                             f'but those\nthat were killed. Nothing is left running or lying about.')
+            self._screen.say(
+                f'All of it came true in {self._screen.now():.0f} s: {count} tasks, none lost, and none run twice '
+                f'but those\nthat were killed. Nothing is left running or lying about.'
+            )
             return
         self._screen.say('Not all of it came true:')
         for trouble in self._troubles:

@@ -19,11 +19,30 @@ class Worker:
         self._log = folder / f'{name}.log'
         with self._log.open('wb') as log:
             self._process = subprocess.Popen(
-                [sys.executable, '-m', 'celery', '-A', 'examples.tasks', 'worker', '-n', f'{name}@{host}',
-                 '-c', '2', '-l', 'INFO', '-I', 'examples.demo.journal'],
+                [
+                    sys.executable,
+                    '-m',
+                    'celery',
+                    '-A',
+                    'examples.tasks',
+                    'worker',
+                    '-n',
+                    f'{name}@{host}',
+                    '-c',
+                    '2',
+                    '-l',
+                    'INFO',
+                    '-I',
+                    'examples.demo.journal',
+                ],
                 # A worker that is killed cannot remove its temporary files.
-                cwd=_ROOT, env={**os.environ, 'TMPDIR': str(folder)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True)
+                cwd=_ROOT,
+                env={**os.environ, 'TMPDIR': str(folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     @property
     def status(self) -> int | None:
@@ -52,7 +71,9 @@ class Worker:
     def log_tail(self, count: int) -> list[str]:
         """Return the last lines of the log, and before them the last of those that warn."""
         lines = self._log.read_text(encoding='utf-8', errors='replace').splitlines()
-        warnings = [line for line in lines[:-count] if ': WARNING/' in line or ': ERROR/' in line or ': CRITICAL/' in line]
+        warnings = [
+            line for line in lines[:-count] if ': WARNING/' in line or ': ERROR/' in line or ': CRITICAL/' in line
+        ]
         return warnings[-count:] + lines[-count:]
 
     def _end_group(self) -> None:

@@ -33,6 +33,7 @@ class Order(BaseModel):
 
 # Sending a task and waiting for its result block. In functions without `async` FastAPI has them do so in threads of theirs.
 
+
 @web.post('/invoices', status_code=202)
 def order_invoice(order: Order) -> dict[str, str]:
     """Have an invoice made."""

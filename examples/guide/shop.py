@@ -36,7 +36,7 @@ def add(x: int, y: int) -> int:
 def charge(self: Any, order: int) -> str:
     """Charge an order. The bank does not answer at once: it is tried again, and later each time."""
     if self.request.retries < 2:
-        raise self.retry(countdown=2 ** self.request.retries)
+        raise self.retry(countdown=2**self.request.retries)
     return f'order {order} is paid, at try {self.request.retries + 1}'
 
 

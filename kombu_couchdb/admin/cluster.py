@@ -38,23 +38,29 @@ class Cluster:
         *Raises* `Refused` if it is the embedded server, `AccessDenied`.
         """
         if 'couchdb' not in self.client.welcome():
-            raise Refused(f'{self.client.address.server} is the embedded server, which keeps everything in memory: '
-                          f'only Apache CouchDB needs a vacuum, and can do it')
+            raise Refused(
+                f'{self.client.address.server} is the embedded server, which keeps everything in memory: '
+                f'only Apache CouchDB needs a vacuum, and can do it'
+            )
         try:
             self.nodes()
         except AccessDenied as exc:
             if 'server admin' not in str(exc):
                 raise  # the password is wrong
-            raise AccessDenied(f'{self.client.address.url}: {who(self.client.user)} is no server administrator, and '
-                               f'CouchDB lets nobody else purge: name one with --admin') from exc
+            raise AccessDenied(
+                f'{self.client.address.url}: {who(self.client.user)} is no server administrator, and '
+                f'CouchDB lets nobody else purge: name one with --admin'
+            ) from exc
 
     def nodes(self) -> list[str]:
         """Return the names of all nodes; *raises* `Refused` if one is down."""
         answer = self.server.request('GET', '/_membership', repeat=True, shape=_MEMBERSHIP)
         down = sorted(set(answer['cluster_nodes']) - set(answer['all_nodes']))
         if down:
-            raise Refused(f'{self.client.address.server}: node {down[0]} is down, and what is purged now would come back from '
-                          f'it: start it, or take it out of the cluster')
+            raise Refused(
+                f'{self.client.address.server}: node {down[0]} is down, and what is purged now would come back from '
+                f'it: start it, or take it out of the cluster'
+            )
         return sorted(answer['cluster_nodes'])
 
     def synchronise(self, age: float) -> None:
@@ -67,13 +73,17 @@ class Cluster:
             while True:
                 system = self.server.request('GET', f'/_node/{quote(node)}/_system', repeat=True, shape=_SYSTEM)
                 if system['uptime'] < age:
-                    raise Refused(f'{self.client.address.server}: node {node} was started {system["uptime"]} s ago, and may not '
-                                  f'know yet what was deleted before: try again when it has been up for {age:.0f} s')
+                    raise Refused(
+                        f'{self.client.address.server}: node {node} was started {system["uptime"]} s ago, and may not '
+                        f'know yet what was deleted before: try again when it has been up for {age:.0f} s'
+                    )
                 if not system.get('internal_replication_jobs'):
                     break
                 if time.monotonic() > deadline:
-                    raise Refused(f'{self.client.address.server}: node {node} still sends the other nodes what they missed: '
-                                  f'try again when less is to be done')
+                    raise Refused(
+                        f'{self.client.address.server}: node {node} still sends the other nodes what they missed: '
+                        f'try again when less is to be done'
+                    )
                 time.sleep(0.1)
 
     def busy(self, *kinds: str) -> bool:

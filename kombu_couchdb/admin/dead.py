@@ -51,7 +51,11 @@ def is_letter(doc: Document) -> bool:
 
 def as_letter(doc: Document) -> Document:
     """Return a dead letter with its reason, though nobody has written one."""
-    return doc if doc.get('status') or not is_letter(doc) else {**doc, 'status': 'fail', 'reason': _NO_QUEUE, 'failed': None}
+    return (
+        doc
+        if doc.get('status') or not is_letter(doc)
+        else {**doc, 'status': 'fail', 'reason': _NO_QUEUE, 'failed': None}
+    )
 
 
 def _letter(client: Client, row: Row) -> Document | None:
@@ -59,8 +63,19 @@ def _letter(client: Client, row: Row) -> Document | None:
     if row.get('doc'):
         return as_letter(row['doc'])
     rev = client.rev(row['id']) if client.unusable.has(row['id'], None) else None
-    return None if rev is None else {'_id': row['id'], '_rev': rev, 'type': 'WorkItem', 'status': 'fail', 'reason': row['value'],
-                                     'queue': design.queue_of(row['key'][0]), 'failed': row['key'][1]}
+    return (
+        None
+        if rev is None
+        else {
+            '_id': row['id'],
+            '_rev': rev,
+            'type': 'WorkItem',
+            'status': 'fail',
+            'reason': row['value'],
+            'queue': design.queue_of(row['key'][0]),
+            'failed': row['key'][1],
+        }
+    )
 
 
 def _of(queue: str | None) -> dict[str, Any]:

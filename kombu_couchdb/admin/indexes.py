@@ -30,8 +30,14 @@ _STUCK = 300.0
 _ROUNDS, _PAUSE = 3, 1.0
 
 #: What CouchDB says of an index.
-_INFO = members(view_index=members(update_seq=number, updater_running=flag, sizes=members(file=number),
-                                   updates_pending=maybe(members(total=maybe(number)))))
+_INFO = members(
+    view_index=members(
+        update_seq=number,
+        updater_running=flag,
+        sizes=members(file=number),
+        updates_pending=maybe(members(total=maybe(number))),
+    )
+)
 
 
 class Indexes:
@@ -46,8 +52,11 @@ class Indexes:
         found = {}
         for row in self._client.id_range('_design/', docs=True):
             views = (row.get('doc') or {}).get('views')
-            names = [name for name, view in views.items() if isinstance(view, dict) and 'map' in view] \
-                if isinstance(views, dict) else []
+            names = (
+                [name for name, view in views.items() if isinstance(view, dict) and 'map' in view]
+                if isinstance(views, dict)
+                else []
+            )
             if names:
                 found[row['id'].removeprefix('_design/')] = names[0]
         return found
@@ -65,8 +74,11 @@ class Indexes:
         several = self._client.is_cluster()
         found = [(_path(name), view, self._info(_path(name))) for name, view in self.designs().items()]
         # What is built from now on sees the tombstones only, and makes no row of them. Of one copy that can be known.
-        found = [(path, view, info) for path, view, info in found
-                 if build or several or info['update_seq'] or info['updater_running']]
+        found = [
+            (path, view, info)
+            for path, view, info in found
+            if build or several or info['update_seq'] or info['updater_running']
+        ]
         self._built = [(path, view) for path, view, _ in found]
         left = {path: _pending(info) for path, _, info in found}
         total = sum(left.values())
@@ -104,8 +116,10 @@ class Indexes:
             if pending < least or least < 0:
                 least, since = pending, time.monotonic()
             elif time.monotonic() - since > _STUCK:
-                raise Refused(f'{self._client.address.url}{path}: this index makes no progress, and purging would spoil it; '
-                              f'mend or delete its design document')
+                raise Refused(
+                    f'{self._client.address.url}{path}: this index makes no progress, and purging would spoil it; '
+                    f'mend or delete its design document'
+                )
             self._update(path, view, update='lazy')
             time.sleep(0.2)
 
@@ -114,7 +128,9 @@ class Indexes:
         since = time.monotonic()
         while self._cluster.busy('indexer', 'view_compaction'):
             if time.monotonic() - since > _STUCK:
-                raise Refused(f'{self._client.address.url}: its indexes are being built or compacted; try again after that')
+                raise Refused(
+                    f'{self._client.address.url}: its indexes are being built or compacted; try again after that'
+                )
             time.sleep(0.05)
 
     def _update(self, path: str, view: str, update: str = 'true') -> None:
@@ -126,8 +142,10 @@ class Indexes:
         except CouchDBError as exc:
             if isinstance(exc, ConfigurationError) or (isinstance(exc, ServerUnavailable) and exc.status is None):
                 raise  # the connection, not the index
-            raise Refused(f'{self._client.address.url}{path}: this index cannot be brought up to date, and purging would spoil '
-                          f'it; mend or delete its design document ({exc})') from exc
+            raise Refused(
+                f'{self._client.address.url}{path}: this index cannot be brought up to date, and purging would spoil '
+                f'it; mend or delete its design document ({exc})'
+            ) from exc
 
     def _info(self, path: str) -> Document:
         try:

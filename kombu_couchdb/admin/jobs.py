@@ -53,8 +53,10 @@ def find(client: Client, name: str) -> list[Document]:
     try:
         rows = client.view(design.JOBS, 'by_task', key=name, include_docs=True)
     except NotFound as exc:
-        raise ConfigurationError(f'{client.address.url} lacks the design document {design.JOBS}; let an administrator run '
-                                 f'"celery -A your_app couchdb setup"') from exc
+        raise ConfigurationError(
+            f'{client.address.url} lacks the design document {design.JOBS}; let an administrator run '
+            f'"celery -A your_app couchdb setup"'
+        ) from exc
     docs = {row['id']: row['doc'] for row in rows if row.get('doc')}
     if docs:
         now = client.clock.now()
@@ -68,11 +70,17 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
 
     With `dead` only dead letters count. At most `_CANDIDATES` jobs that begin so are looked at.
     """
-    rows = client.view(design.JOBS, 'by_task', startkey=start, endkey=start + '\ufff0', include_docs=True, limit=_CANDIDATES)
+    rows = client.view(
+        design.JOBS, 'by_task', startkey=start, endkey=start + '\ufff0', include_docs=True, limit=_CANDIDATES
+    )
     docs = [row['doc'] for row in [*rows, *client.id_range(start, docs=True, limit=_CANDIDATES)] if row.get('doc')]
     now = client.clock.now()
-    names = {name if (name := workitem.task_id(item) or '').startswith(start) else item['_id']
-             for doc in docs if doc.get('type') == 'WorkItem' and (doc.get('status') or not dead) for item in _items(doc, now)}
+    names = {
+        name if (name := workitem.task_id(item) or '').startswith(start) else item['_id']
+        for doc in docs
+        if doc.get('type') == 'WorkItem' and (doc.get('status') or not dead)
+        for item in _items(doc, now)
+    }
     return sorted(name for name in names if name.startswith(start))
 
 
@@ -157,8 +165,15 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
     found: list[Document] = []
     now, store = client.clock.now(), Store(client)
     every = {'include_docs': True, 'reduce': False}
-    queues = [queue] if queue else [name for row in client.view(design.NAME, 'waiting', _BY_QUEUE, group_level=1)
-                                    if (name := design.queue_of(row['key'][0])) is not None]
+    queues = (
+        [queue]
+        if queue
+        else [
+            name
+            for row in client.view(design.NAME, 'waiting', _BY_QUEUE, group_level=1)
+            if (name := design.queue_of(row['key'][0])) is not None
+        ]
+    )
     if 'running' in states:
         found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST], **every)
     for name in queues:
@@ -169,7 +184,9 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
     if 'dead' in states:
         of = design.rows_of(queue) if queue else {}
         found += _rows(client, 'dead', limit=limit, **of, **every)
-    return [doc for doc in found if workitem.state(doc, now) in states and (not queue or doc.get('queue') == queue)][:limit]
+    return [doc for doc in found if workitem.state(doc, now) in states and (not queue or doc.get('queue') == queue)][
+        :limit
+    ]
 
 
 def _rows(client: Client, view: str, **where: Any) -> list[Document]:

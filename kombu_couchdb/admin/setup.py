@@ -67,8 +67,11 @@ def layouts(client: Client) -> Counter[str]:
         return Counter()  # what else is wrong with the rights, `plan` says
     now = client.clock.now()
     docs = [row['doc'] for row in rows]
-    return Counter(str(doc.get('layout', _FIRST)) for doc in docs
-                   if isinstance(doc.get('expires'), (int, float)) and doc['expires'] > now)
+    return Counter(
+        str(doc.get('layout', _FIRST))
+        for doc in docs
+        if isinstance(doc.get('expires'), (int, float)) and doc['expires'] > now
+    )
 
 
 def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
@@ -102,13 +105,19 @@ def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
 
 # -- design documents
 
+
 def _current(client: Client, documents: Sequence[Document], stored: Mapping[str, Document]) -> list[Step]:
-    return [Step(f'{doc["_id"]} is up to date', None if _same(doc, stored.get(doc['_id'])) else partial(_store, client, doc))
-            for doc in documents]
+    return [
+        Step(
+            f'{doc["_id"]} is up to date', None if _same(doc, stored.get(doc['_id'])) else partial(_store, client, doc)
+        )
+        for doc in documents
+    ]
 
 
-def _older(client: Client, documents: Sequence[Document], stored: Mapping[str, Document],
-           living: Mapping[str, int]) -> list[Step]:
+def _older(
+    client: Client, documents: Sequence[Document], stored: Mapping[str, Document], living: Mapping[str, int]
+) -> list[Step]:
     """Return the steps for design documents of older layouts, which go when no living consumer uses them any more."""
     newest = dict(_versioned(doc['_id']) for doc in documents)
     steps = []
@@ -116,13 +125,20 @@ def _older(client: Client, documents: Sequence[Document], stored: Mapping[str, D
         family, version = _versioned(doc_id)
         if version < newest.get(family, 0):
             if users := _users(doc_id.removeprefix('_design/'), living):
-                steps.append(Step(f'{doc_id}, of an older version, stays while living consumers use it ({users}); run this again '
-                                  f'when their workers are updated', notice=True))
+                steps.append(
+                    Step(
+                        f'{doc_id}, of an older version, stays while living consumers use it ({users}); run this again '
+                        f'when their workers are updated',
+                        notice=True,
+                    )
+                )
             else:
                 steps.append(Step(f'{doc_id}, of an older version, is removed', partial(_remove, client, doc_id)))
     replaced = any(doc['_id'] in stored and not _same(doc, stored[doc['_id']]) for doc in documents)
     if replaced or any(step.do for step in steps):
-        steps.append(Step('indexes without a view are removed', partial(client.request, 'POST', '/_view_cleanup', shape=DONE)))
+        steps.append(
+            Step('indexes without a view are removed', partial(client.request, 'POST', '/_view_cleanup', shape=DONE))
+        )
     return steps
 
 
@@ -160,17 +176,30 @@ def _remove(client: Client, doc_id: str) -> None:
 
 # -- rights and limits
 
+
 def _rights(wanted: Wanted, security: Document) -> list[Step]:
     client, steps = wanted.client, []
     if wanted.members or not wanted.anonymous:
         among = f', among them {", ".join(wanted.members)}' if wanted.members else ''
-        steps.append(Step(f'only administrators and members may read and write{among}',
-                          None if _secured(security, wanted.members) == security else partial(_secure, client, wanted.members)))
+        steps.append(
+            Step(
+                f'only administrators and members may read and write{among}',
+                None if _secured(security, wanted.members) == security else partial(_secure, client, wanted.members),
+            )
+        )
     if wanted.anonymous:
-        steps.append(Step('the URL of the app names no user: CouchDB will refuse its workers, unless everybody may read and '
-                          'write the database; put user:password@ before the host', notice=True))
-    return steps + [Step(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users', notice=True)
-                    for name in wanted.members if _exists(client, name) is False]
+        steps.append(
+            Step(
+                'the URL of the app names no user: CouchDB will refuse its workers, unless everybody may read and '
+                'write the database; put user:password@ before the host',
+                notice=True,
+            )
+        )
+    return steps + [
+        Step(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users', notice=True)
+        for name in wanted.members
+        if _exists(client, name) is False
+    ]
 
 
 def _secured(security: Document, members: Sequence[str]) -> Document:
@@ -181,7 +210,10 @@ def _secured(security: Document, members: Sequence[str]) -> Document:
         roles = ['_admin']
     names += [name for name in members if name not in names]
     # Equal to what was there if there is nothing to add, whether or not that has both lists.
-    return {**security, 'members': {**section, **({'names': names} if names else {}), **({'roles': roles} if roles else {})}}
+    return {
+        **security,
+        'members': {**section, **({'names': names} if names else {}), **({'roles': roles} if roles else {})},
+    }
 
 
 def _security(client: Client) -> Document:
@@ -194,19 +226,27 @@ def _secure(client: Client, members: Sequence[str]) -> None:
 
 def _revisions(client: Client, limit: int, exists: bool) -> Step:
     enough = exists and client.request('GET', '/_revs_limit', repeat=True, shape=number) <= limit
-    return Step(f'at most {limit} revisions of a document are remembered',
-                None if enough else partial(client.request, 'PUT', '/_revs_limit', body=limit, shape=DONE))
+    return Step(
+        f'at most {limit} revisions of a document are remembered',
+        None if enough else partial(client.request, 'PUT', '/_revs_limit', body=limit, shape=DONE),
+    )
 
 
 def _administers(user: Document, security: Document) -> bool:
     """Tell whether a user, as `_session` describes him, may change a database; creating it takes a server administrator."""
     admins, roles = security.get('admins') or {}, set(user.get('roles') or ())
-    return '_admin' in roles or user.get('name') in (admins.get('names') or ()) or bool(roles & set(admins.get('roles') or ()))
+    return (
+        '_admin' in roles
+        or user.get('name') in (admins.get('names') or ())
+        or bool(roles & set(admins.get('roles') or ()))
+    )
 
 
 def _denied(client: Client) -> AccessDenied:
-    return AccessDenied(f'{client.address.url}: {who(client.user)} may not set up the database; name an administrator of CouchDB '
-                        f'with --admin')
+    return AccessDenied(
+        f'{client.address.url}: {who(client.user)} may not set up the database; name an administrator of CouchDB '
+        f'with --admin'
+    )
 
 
 def _exists(client: Client, user: str) -> bool | None:

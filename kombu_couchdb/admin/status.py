@@ -27,7 +27,9 @@ _DEAD = members(key=exactly(lambda queue: True), value=number)
 _CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
 _WAITING = members(key=exactly(text, number, number))
 #: What a database says of itself.
-_INFO = members(doc_count=number, doc_del_count=maybe(number), sizes=maybe(members(file=maybe(number), active=maybe(number))))
+_INFO = members(
+    doc_count=number, doc_del_count=maybe(number), sizes=maybe(members(file=maybe(number), active=maybe(number)))
+)
 
 
 class Queue(TypedDict):
@@ -103,8 +105,9 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         hidden = {name for name, doc in declared.items() if doc.get('auto_delete') and not temporary}
         queues, spoilt = _queues(client, declared.keys() - hidden)
     except (DatabaseMissing, NotFound) as exc:
-        raise DatabaseMissing(f'{client.address.url}: the database is not set up; '
-                              f'run "celery -A your_app couchdb setup"') from exc
+        raise DatabaseMissing(
+            f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
+        ) from exc
     now = client.clock.now()
     consumers = [_consumer(doc, now) for doc in heartbeats]
     for doc, consumer in zip(heartbeats, consumers, strict=True):
@@ -112,11 +115,18 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         for name, rate in _rates(doc).items():
             if consumer['alive'] and name in queues:
                 queues[name]['rate'] = round(queues[name]['rate'] + rate, 3)
-    return {'server': _server(client, greeting), 'queues': queues, 'spoilt': spoilt, 'consumers': consumers,
-            'database': database, 'results': _results(results)}
+    return {
+        'server': _server(client, greeting),
+        'queues': queues,
+        'spoilt': spoilt,
+        'consumers': consumers,
+        'database': database,
+        'results': _results(results),
+    }
 
 
 # -- queues
+
 
 def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], int]:
     """Return the queues that have messages or are declared, by name, and how many messages have none that can be read."""
@@ -138,9 +148,18 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
     now = client.clock.now()
     scheduled = _scheduled(client, [name for name, its in places.items() if design.PLANNED in its], now)
     oldest = _oldest(client, places, now)
-    return {name: {'ready': max(0, found[name] - scheduled.get(name, 0)), 'scheduled': scheduled.get(name, 0),
-                   'held': held[name], 'running': held[name], 'dead': dead[name], 'oldest': oldest.get(name), 'rate': 0.0}
-            for name in sorted({*declared, *found, *dead, *held})}, spoilt
+    return {
+        name: {
+            'ready': max(0, found[name] - scheduled.get(name, 0)),
+            'scheduled': scheduled.get(name, 0),
+            'held': held[name],
+            'running': held[name],
+            'dead': dead[name],
+            'oldest': oldest.get(name),
+            'rate': 0.0,
+        }
+        for name in sorted({*declared, *found, *dead, *held})
+    }, spoilt
 
 
 def _scheduled(client: Client, names: list[str], now: float) -> dict[str, int]:
@@ -153,9 +172,14 @@ def _oldest(client: Client, places: dict[str, list[int]], now: float) -> dict[st
     """Return how long the oldest message of each queue has been due, of those that are; `places` says where the view has some."""
     pairs = [(name, place) for name, its in places.items() for place in its]
     # The date of a spoilt message is 0 in the view.
-    answers = waiting.query(client, [
-        {'startkey': [key, place, 1], 'endkey': [key, place, now], 'limit': 1, 'reduce': False}
-        for key, place in ((design.key_of(name), place) for name, place in pairs)], _WAITING)
+    answers = waiting.query(
+        client,
+        [
+            {'startkey': [key, place, 1], 'endkey': [key, place, now], 'limit': 1, 'reduce': False}
+            for key, place in ((design.key_of(name), place) for name, place in pairs)
+        ],
+        _WAITING,
+    )
     oldest: dict[str, float] = {}
     for (name, _), rows in zip(pairs, answers, strict=True):
         for row in rows:
@@ -165,13 +189,19 @@ def _oldest(client: Client, places: dict[str, list[int]], now: float) -> dict[st
 
 # -- consumers
 
+
 def _consumer(doc: Document, now: float) -> Consumer:
     queues, pid = doc.get('queues'), doc.get('pid')
     written = _number(doc.get('date'))
-    return {'id': doc['_id'].removeprefix(CONSUMER), 'host': str(doc.get('host')), 'pid': pid if isinstance(pid, int) else None,
-            'queues': [name for name in queues if isinstance(name, str)] if isinstance(queues, list) else [],
-            'heartbeat': None if written is None else round(max(0.0, now - written), 3),
-            'rate': round(sum(_rates(doc).values()), 3), 'alive': (_number(doc.get('expires')) or 0.0) > now}
+    return {
+        'id': doc['_id'].removeprefix(CONSUMER),
+        'host': str(doc.get('host')),
+        'pid': pid if isinstance(pid, int) else None,
+        'queues': [name for name in queues if isinstance(name, str)] if isinstance(queues, list) else [],
+        'heartbeat': None if written is None else round(max(0.0, now - written), 3),
+        'rate': round(sum(_rates(doc).values()), 3),
+        'alive': (_number(doc.get('expires')) or 0.0) > now,
+    }
 
 
 def _rates(doc: Document) -> dict[str, float]:
@@ -183,11 +213,17 @@ def _rates(doc: Document) -> dict[str, float]:
 
 # -- databases and server
 
+
 def _database(client: Client) -> Database:
     info = client.info(_INFO)
     sizes = info.get('sizes') or {}
-    return {'name': client.address.database, 'documents': info['doc_count'], 'tombstones': info.get('doc_del_count'),
-            'size': sizes.get('file'), 'active': sizes.get('active')}
+    return {
+        'name': client.address.database,
+        'documents': info['doc_count'],
+        'tombstones': info.get('doc_del_count'),
+        'size': sizes.get('file'),
+        'active': sizes.get('active'),
+    }
 
 
 def _results(client: Client | None) -> Database | None:
@@ -200,8 +236,12 @@ def _results(client: Client | None) -> Database | None:
 
 def _server(client: Client, greeting: Document) -> Server:
     embedded = 'couchdb' not in greeting
-    return {'url': client.address.server, 'version': str(greeting.get('version')),
-            'vendor': 'PouchDB' if embedded else _vendor(greeting), 'embedded': embedded}
+    return {
+        'url': client.address.server,
+        'version': str(greeting.get('version')),
+        'vendor': 'PouchDB' if embedded else _vendor(greeting),
+        'embedded': embedded,
+    }
 
 
 def _vendor(greeting: Document) -> str:

@@ -31,8 +31,11 @@ _MARKS = '_design/celery-marks'
 _PURGING = '_local/celery-vacuum'
 
 #: The ids of messages, of the broker's other documents, of parcels, and of results behind any prefix.
-_OURS = re.compile(r'(p:)?[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|parcel:|job:|broker:|'
-                   r'.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)', re.DOTALL)
+_OURS = re.compile(
+    r'(p:)?[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|parcel:|job:|broker:|'
+    r'.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)',
+    re.DOTALL,
+)
 
 #: The ids of messages alone.
 _MESSAGE = re.compile(r'[0-9a-f]{30}(-[0-9a-f]+)?\Z')
@@ -75,7 +78,7 @@ class Marks:
         now = self._client.clock.now()
         marks = [*self._points(), {'seq': seq, 'date': now}]
         usable = [mark for mark in marks if mark['date'] <= now - age]
-        self._write(_MARKS, marks=[*usable[-1:], *marks[len(usable):]])
+        self._write(_MARKS, marks=[*usable[-1:], *marks[len(usable) :]])
 
     def old(self, age: float) -> Any | None:
         """Return the latest point that is at least `age` seconds old, for `_changes`, or None."""
@@ -118,7 +121,7 @@ class Tombstones:
         self._client, self._marks = client, marks
         #: How many of ours were met that are not old yet.
         self.young = 0
-        self._news = set[str]()
+        self._notifier = set[str]()
         self._read: Any = None  # how far the news have been read
 
     def count(self) -> int:
@@ -131,9 +134,12 @@ class Tombstones:
         for rows, _ in self._pages(0):
             # Whatever happened to a document of this page before it was read is seen here.
             self._look()
-            ours = [Tombstone(row['id'], tuple(change['rev'] for change in row['changes']))
-                    for row in rows if row.get('deleted') and is_ours(row['id'])]
-            old = [tombstone for tombstone in ours if tombstone.id not in self._news]
+            ours = [
+                Tombstone(row['id'], tuple(change['rev'] for change in row['changes']))
+                for row in rows
+                if row.get('deleted') and is_ours(row['id'])
+            ]
+            old = [tombstone for tombstone in ours if tombstone.id not in self._notifier]
             self.young += len(ours) - len(old)
             yield old
 
@@ -144,7 +150,7 @@ class Tombstones:
         for batch in batches(tombstones):
             self._client.request('POST', '/_purge', body=batch, repeat=True, shape=_PURGED)
         self._look()
-        self._revive([tombstone.id for tombstone in tombstones if tombstone.id in self._news])
+        self._revive([tombstone.id for tombstone in tombstones if tombstone.id in self._notifier])
 
     def revive(self) -> None:
         """Do what a vacuum that was killed could not do any more."""
@@ -163,7 +169,7 @@ class Tombstones:
         if self._read is not None:
             for rows, last in self._pages(self._read):
                 self._read = last
-                self._news.update(row['id'] for row in rows)
+                self._notifier.update(row['id'] for row in rows)
 
     def _pages(self, since: Any) -> Iterator[tuple[list[Row], Any]]:
         """Yield what changed after `since` until now, a page at a time, each with the point at which it ends."""
@@ -181,7 +187,7 @@ def batches(tombstones: list[Tombstone]) -> Iterator[dict[str, list[str]]]:
     count = 0
     for tombstone in tombstones:
         for start in range(0, len(tombstone.revs), _REVISIONS):
-            revs = list(tombstone.revs[start:start + _REVISIONS])
+            revs = list(tombstone.revs[start : start + _REVISIONS])
             if batch and (len(batch) == _DOCUMENTS or count + len(revs) > _REVISIONS):
                 yield batch
                 batch, count = {}, 0

@@ -16,7 +16,7 @@ from ..couchdb.client import Client
 from ..couchdb.shapes import DONE, flag, members, number
 from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing
-from ..leases.janitor import Tidier
+from ..leases.janitor import Janitor
 from .cluster import Cluster
 from .indexes import Indexes
 from .tombstones import Marks, Tombstone, Tombstones
@@ -81,8 +81,11 @@ def longest_lease(client: Client) -> float:
     except DatabaseMissing:
         return 0.0
     now = client.clock.now()
-    leases = [doc['expires'] - doc['date'] for doc in docs
-              if all(isinstance(doc.get(name), (int, float)) for name in ('date', 'expires')) and doc['expires'] > now]
+    leases = [
+        doc['expires'] - doc['date']
+        for doc in docs
+        if all(isinstance(doc.get(name), (int, float)) for name in ('date', 'expires')) and doc['expires'] > now
+    ]
     return max((lease for lease in leases if lease <= _LONGEST_LEASE), default=0.0)
 
 
@@ -100,14 +103,16 @@ class _Vacuum:
     def __init__(self, client: Client, progress: Progress, age: float, wait: bool) -> None:
         self._client, self._progress, self._age, self._wait = client, progress, age, wait
         self._cluster = Cluster(client)
-        self._marks, self._tidier = Marks(client), Tidier(client)
+        self._marks, self._tidier = Marks(client), Janitor(client)
         self._tombstones = Tombstones(client, self._marks)
 
     def run(self) -> Report:
         began = time.monotonic()
         self._cluster.check()
         self._indexes = Indexes(self._cluster)
-        self._report = Report(self._client.address.database, self._tombstones.count(), self._file(), self._indexes.size())
+        self._report = Report(
+            self._client.address.database, self._tombstones.count(), self._file(), self._indexes.size()
+        )
         for step in (self._mark, self._purge, self._prove, self._compact):
             since = time.monotonic()
             step()
@@ -180,8 +185,9 @@ class _Vacuum:
 
     def _compacting(self) -> bool:
         # The first knows of some nodes only, the second not of all that belongs to a compaction.
-        return bool(self._client.info(_INFO)['compact_running']) \
-            or self._cluster.busy('database_compaction', 'view_compaction')
+        return bool(self._client.info(_INFO)['compact_running']) or self._cluster.busy(
+            'database_compaction', 'view_compaction'
+        )
 
     def _pause(self, step: str, left: Callable[[], float]) -> None:
         """Wait until no seconds are `left`."""

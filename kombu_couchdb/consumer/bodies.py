@@ -16,7 +16,7 @@ from ..couchdb.client import Client, Document, path_of
 from ..couchdb.shapes import items, members, text
 from ..documents.body import NAME, stub
 from .delivery import Delivery
-from .unacked import Holdings
+from .unacked import Unacked
 
 __all__ = ['Bodies', 'Body', 'read']
 
@@ -39,8 +39,8 @@ class Body(NamedTuple):
 class Bodies:
     """Reads the bodies of what one consumer has claimed; for the I/O thread alone."""
 
-    def __init__(self, client: Client, holdings: Holdings) -> None:
-        self._client, self._holdings = client, holdings
+    def __init__(self, client: Client, unacked: Unacked) -> None:
+        self._client, self._unacked = client, unacked
         #: How often a body could not be read, by delivery tag: it makes way for the others.
         self._failures: Counter[str] = Counter()
 
@@ -49,7 +49,7 @@ class Bodies:
 
         *Raises* `ServerUnavailable`: what was not read stays held, and is tried again.
         """
-        unread, size = self._holdings.unread(), 0
+        unread, size = self._unacked.unread(), 0
         if not unread:
             self._failures.clear()
         unread.sort(key=lambda delivery: self._failures[delivery.tag])
@@ -59,7 +59,7 @@ class Bodies:
             batch, unread = unread[:count], unread[count:]
             size += sum(_size(delivery.doc) for delivery in batch)
             for delivery, body in zip(batch, self._read(batch), strict=True):
-                self._holdings.was_read(delivery, *body)
+                self._unacked.was_read(delivery, *body)
 
     def _read(self, batch: list[Delivery]) -> list[Body]:
         try:
@@ -92,8 +92,14 @@ def _alone(client: Client, doc: Document) -> Body:
 
 def _together(client: Client, docs: Sequence[Document]) -> list[Body]:
     wanted = [{'id': doc['_id'], 'rev': doc['_rev']} for doc in docs]
-    results = client.request('POST', '/_bulk_get', {'attachments': True}, {'docs': wanted}, repeat=True,
-                             shape=members(results=items(_RESULT)))['results']
+    results = client.request(
+        'POST',
+        '/_bulk_get',
+        {'attachments': True},
+        {'docs': wanted},
+        repeat=True,
+        shape=members(results=items(_RESULT)),
+    )['results']
     found = {result['id']: result['docs'][0] for result in results if result['docs']}
     if found.keys() != {doc['_id'] for doc in docs}:
         raise errors.BrokenAnswer(f'{client.address.url}: a broken answer to POST /_bulk_get')
@@ -108,7 +114,9 @@ def _of(client: Client, doc: Document, found: Document) -> Body:
         return _MISSING
     content: Any = None
     try:
-        content = base64.b64decode(leaf['_attachments'][NAME]['data'], validate=True) if leaf['_rev'] == doc['_rev'] else None
+        content = (
+            base64.b64decode(leaf['_attachments'][NAME]['data'], validate=True) if leaf['_rev'] == doc['_rev'] else None
+        )
     except (ValueError, TypeError, LookupError):
         pass
     if content is None or len(content) != _size(doc):

@@ -18,7 +18,7 @@ from ..leases.peers import Turns
 from ..queues.waiting import HORIZON, Page, Row
 from .paging import Paging, Reading
 
-__all__ = ['Candidate', 'Window']
+__all__ = ['Candidate', 'QueueCandidates']
 
 #: How long a consumer leaves a new item to each of those that go before it, in seconds: to the first few so long, to each further
 #: one a moment, lest all the others try it at once.
@@ -63,7 +63,7 @@ class Candidate:
         self.doc, self.seen = doc, time.monotonic()
 
 
-class Window:
+class QueueCandidates:
     """The candidates of one queue, next first."""
 
     def __init__(self, clock: ServerClock, queue: str, read_ahead: int) -> None:
@@ -203,14 +203,23 @@ class Window:
     def _add_row(self, row: Row, since: float | None = None) -> None:
         self._add(row.id, row.rank, row.date, due=row.date if row.planned else None, since=since)
 
-    def _add(self, doc_id: str, rank: int, date: float, *, due: float | None, doc: Document | None = None,
-             since: float | None = None) -> None:
+    def _add(
+        self,
+        doc_id: str,
+        rank: int,
+        date: float,
+        *,
+        due: float | None,
+        doc: Document | None = None,
+        since: float | None = None,
+    ) -> None:
         now = time.monotonic()
         if since is None or due is not None:
             since = now + max(0.0, due - self._clock.now()) if due is not None else now
         wait = self._wait(doc_id)
-        self._candidates[doc_id] = Candidate(doc_id, rank, date, self._turns.idle_before(doc_id), since, since + wait, now,
-                                             None if wait else doc)
+        self._candidates[doc_id] = Candidate(
+            doc_id, rank, date, self._turns.idle_before(doc_id), since, since + wait, now, None if wait else doc
+        )
         self._sorted = None
 
     def choose(self, count: int, *, others: bool) -> list[Candidate]:
@@ -230,7 +239,7 @@ class Window:
                 self._sifting = self.dirty = True
                 self._paging.restart()
                 return []
-            chosen = eligible[:max(1, count // self._turns.idle)]
+            chosen = eligible[: max(1, count // self._turns.idle)]
         for candidate in chosen:
             self._candidates.pop(candidate.id, None)
         if chosen:
@@ -254,7 +263,7 @@ class Window:
         """Return up to `count` of those whose documents are needed next, and not known."""
         return list(itertools.islice((candidate for candidate in self._own() if candidate.doc is None), count))
 
-    def is_contested(self, candidate: Candidate) -> bool:
+    def is_conflicted(self, candidate: Candidate) -> bool:
         """Tell whether others may have claimed a candidate since its document was read: it stood here for a while."""
         return len(self._turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > _STAGGER
 
@@ -293,7 +302,14 @@ class Window:
 
     def clear(self) -> None:
         """Forget everything: it must be read anew."""
-        self._candidates, self._sorted, self.dirty, self.next_due, self._left, self._probing = {}, [], True, None, {}, {}
+        self._candidates, self._sorted, self.dirty, self.next_due, self._left, self._probing = (
+            {},
+            [],
+            True,
+            None,
+            {},
+            {},
+        )
         self._paging.forget()
 
     def wake_at(self) -> float | None:

@@ -16,12 +16,12 @@ from ..options import Options
 from ..queues.limits import Limits
 from ..queues.store import Store
 from .bodies import Body, read
-from .candidate_reader import Candidates
-from .candidates import Window
+from .candidate_reader import CandidateReader
+from .candidates import QueueCandidates
 from .delivery import Credit, Delivery, Subscription
+from .pending_writes import Change
 from .pull import Pull
-from .unacked import Holdings
-from .unwritten import Change
+from .unacked import Unacked
 
 __all__ = ['Claims']
 
@@ -37,57 +37,83 @@ _LOOKED_AT = 8
 class Claims:
     """Makes claims of candidates, as changes to be written by the I/O thread, and delivers what was won."""
 
-    def __init__(self, store: Store, options: Options, holdings: Holdings, lease: Lease,
-                 void: dict[str, tuple[str, float]], limits: Limits) -> None:
-        self._store, self._options, self._holdings, self._lease, self._void = store, options, holdings, lease, void
+    def __init__(
+        self,
+        store: Store,
+        options: Options,
+        unacked: Unacked,
+        lease: Lease,
+        void: dict[str, tuple[str, float]],
+        limits: Limits,
+    ) -> None:
+        self._store, self._options, self._unacked, self._lease, self._void = store, options, unacked, lease, void
         self._limits = limits
-        self.candidates, self._rotation = Candidates(store.client), itertools.count()
+        self.reader, self._rotation = CandidateReader(store.client), itertools.count()
         #: Those who wait for one message.
-        self.pulls = holdings.pulls
+        self.pulls = unacked.pulls
 
-    def wanted(self, credit: Mapping[str, int], windows: Mapping[str, Window], changes: list[Change]) -> None:
+    def wanted(
+        self, credit: Mapping[str, int], candidates: Mapping[str, QueueCandidates], changes: list[Change]
+    ) -> None:
         """Add to `changes` claims for as many messages as there is credit for."""
-        served = [queue for queue, free in credit.items() if free > 0 and queue in windows]
-        self.candidates.refill([windows[queue] for queue in served if windows[queue].is_short])
-        wanted = [queue for queue in served if windows[queue].has_claimable]
+        served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
+        self.reader.refill([candidates[queue] for queue in served if candidates[queue].is_short])
+        wanted = [queue for queue in served if candidates[queue].has_claimable]
         # An equal share each, and each in turn the first, so that a full queue does not starve a small one.
-        share, first = max(1, self._options.claim_batch // max(1, len(wanted))), next(self._rotation) % max(1, len(wanted))
+        share, first = (
+            max(1, self._options.claim_batch // max(1, len(wanted))),
+            next(self._rotation) % max(1, len(wanted)),
+        )
         reserved: dict[str, list[Subscription]] = {}
         for queue in wanted[first:] + wanted[:first]:
-            while len(reserved.get(queue, ())) < share and (subscription := self._holdings.reserve(queue)):
+            while len(reserved.get(queue, ())) < share and (subscription := self._unacked.reserve(queue)):
                 reserved.setdefault(queue, []).append(subscription)
         docs: dict[str, list[Document]] = {}
         try:
-            docs = self.candidates.take(windows, {queue: len(found) for queue, found in reserved.items()})
+            docs = self.reader.take(candidates, {queue: len(found) for queue, found in reserved.items()})
         finally:
             for queue, found in reserved.items():
-                for subscription in found[len(docs.get(queue, ())):]:
-                    self._holdings.unreserve(subscription)
+                for subscription in found[len(docs.get(queue, ())) :]:
+                    self._unacked.unreserve(subscription)
         for queue, found in reserved.items():
-            changes += [self._claim(doc, s.credit, s, window=windows[queue]) for doc, s in zip(docs[queue], found, strict=False)]
+            changes += [
+                self._claim(doc, s.credit, s, queue_candidates=candidates[queue])
+                for doc, s in zip(docs[queue], found, strict=False)
+            ]
 
     def _body(self, doc: Document) -> Body:
         """Read the body of what is claimed next, if it is an attachment: a deletion takes it along."""
         return _UNREAD if stub(doc) is None else read(self._store.client, [doc])[0]
 
-    def _claim(self, doc: Document, credit: Credit, subscription: Subscription | None = None, pull: Pull | None = None,
-               window: Window | None = None, body: Body = _UNREAD) -> Change:
+    def _claim(
+        self,
+        doc: Document,
+        credit: Credit,
+        subscription: Subscription | None = None,
+        pull: Pull | None = None,
+        queue_candidates: QueueCandidates | None = None,
+        body: Body = _UNREAD,
+    ) -> Change:
         """Return the claim of an item, for which credit was taken; if it is pulled without acknowledgement, its deletion."""
         final = pull is not None and pull.no_ack
 
         def failed(answer: Document) -> None:
-            self._holdings.spend(credit, -1)
-            if window is not None and answer.get('error') == 'conflict':
-                window.lost(doc['_id'])
+            self._unacked.spend(credit, -1)
+            if queue_candidates is not None and answer.get('error') == 'conflict':
+                queue_candidates.lost(doc['_id'])
             if answer.get('error') not in (None, 'conflict', 'unanswered'):
-                logger.error('message %s in queue %r cannot be taken: %s', doc['_id'], doc.get('queue'), answer.get('reason'))
+                logger.error(
+                    'message %s in queue %r cannot be taken: %s', doc['_id'], doc.get('queue'), answer.get('reason')
+                )
                 if pull is not None:
                     pull.refused.add(doc['_id'])
                 if answer['error'] in REFUSALS:
                     self._store.client.unusable.note(doc['_id'], doc['_rev'], str(answer.get('reason')))
 
         def set_aside(reason: str) -> Change:
-            logger.error('message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason)
+            logger.error(
+                'message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason
+            )
             return workitem.bury(doc, reason, now), failed
 
         now = self._store.client.clock.now()
@@ -110,17 +136,24 @@ class Claims:
                     self._void[doc['_id']] = (answer['rev'], time.monotonic())
                 failed(answer)
                 return
-            if window is not None:
-                window.won(doc['_id'])
+            if queue_candidates is not None:
+                queue_candidates.won(doc['_id'])
             kept = doc if final else {**claimed, '_rev': answer['rev']}
-            delivery = Delivery(kept, credit, subscription, final=final, body=body.content,
-                                unread=body.content is None and stub(kept) is not None)
+            delivery = Delivery(
+                kept,
+                credit,
+                subscription,
+                final=final,
+                body=body.content,
+                unread=body.content is None and stub(kept) is not None,
+            )
             if pull is None:
-                self._holdings.arrive(delivery)
+                self._unacked.arrive(delivery)
             else:
-                self._holdings.keep(delivery)
+                self._unacked.keep(delivery)
                 self.pulls.remove(pull)
                 pull.answer(delivery)
+
         return claimed, answered
 
     def pulled(self, pulls: list[Pull], changes: list[Change]) -> None:
@@ -134,8 +167,8 @@ class Claims:
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 body = self._body(doc)  # who waits for this message has to wait for its body in any case
-                self._holdings.bell.ring()  # should the claim fail, the next turn looks again
-                self._holdings.spend(pull.credit)
+                self._unacked.wakeup.set()  # should the claim fail, the next turn looks again
+                self._unacked.spend(pull.credit)
                 return [self._claim(doc, pull.credit, pull=pull, body=body)]
         self.pulls.remove(pull)
         pull.answer(None)

@@ -11,9 +11,9 @@ from ..documents import workitem
 from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..queues.store import Store
-from .unacked import Holdings
+from .pending_writes import Change
+from .unacked import Unacked
 from .uncertain import unwritten
-from .unwritten import Change
 
 __all__ = ['Commits']
 
@@ -21,8 +21,8 @@ __all__ = ['Commits']
 class Commits:
     """The writes of one consumer; for the I/O thread alone. `void` has its claims that a cluster did not prove."""
 
-    def __init__(self, store: Store, holdings: Holdings, lease: Lease, void: dict[str, tuple[str, float]]) -> None:
-        self._store, self._holdings, self._lease, self._void = store, holdings, lease, void
+    def __init__(self, store: Store, unacked: Unacked, lease: Lease, void: dict[str, tuple[str, float]]) -> None:
+        self._store, self._unacked, self._lease, self._void = store, unacked, lease, void
         #: Whether a claim may have been stored whose answer was lost, and whether so may what is in the outbox.
         self._orphans = self._unsure = False
 
@@ -68,7 +68,7 @@ class Commits:
         """Give back claims of ours that we do not know of: the answer that told of them was lost."""
         if not self._orphans:
             return
-        known = self._holdings.ids() | self._void.keys()
+        known = self._unacked.ids() | self._void.keys()
         orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
         if self._store.client.replicas > 1:  # others may have been told that they have them
             self._void.update({doc['_id']: (doc['_rev'], time.monotonic()) for doc in orphans})

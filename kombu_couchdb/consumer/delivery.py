@@ -94,8 +94,12 @@ class Delivery:
             # By the server's clock; Celery must not run it by this machine's.
             message['headers']['expires'] = datetime.fromtimestamp(0, timezone.utc).isoformat()
         attempts = self.doc.get('attempts') or 1
-        info = {**message['properties'].get('delivery_info', {}), 'redelivered': attempts > 1 or 'consumer' in self.doc,
-                'delivery_count': attempts, 'delivery': _generation(self.doc)}
+        info = {
+            **message['properties'].get('delivery_info', {}),
+            'redelivered': attempts > 1 or 'consumer' in self.doc,
+            'delivery_count': attempts,
+            'delivery': _generation(self.doc),
+        }
         if self.body is not None:
             message['body'] = self.body
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
@@ -104,8 +108,12 @@ class Delivery:
 def broadcast(message: Document, subscription: Subscription) -> Delivery:
     """Return a broadcast as a delivery, which waits to be handed over and not to be acknowledged."""
     subscription.credit.waiting += 1
-    return Delivery({'_id': BROADCAST_TAG + workitem.new_id(time.time()), 'message': message}, subscription.credit,
-                    subscription, final=True)
+    return Delivery(
+        {'_id': BROADCAST_TAG + workitem.new_id(time.time()), 'message': message},
+        subscription.credit,
+        subscription,
+        final=True,
+    )
 
 
 def _generation(doc: Document) -> int:

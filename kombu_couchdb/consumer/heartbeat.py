@@ -6,8 +6,8 @@ from ..couchdb.client import Client, Document
 from ..errors import CouchDBError, NestedTooDeeply, from_answer
 from ..leases.lease import Lease
 from ..log import get_logger
-from .unacked import Holdings
-from .unwritten import Change
+from .pending_writes import Change
+from .unacked import Unacked
 
 __all__ = ['Heartbeat']
 
@@ -17,11 +17,11 @@ logger = get_logger(__name__)
 class Heartbeat:
     """Keeps the lease of what is in `holdings`; for the I/O thread alone."""
 
-    def __init__(self, client: Client, lease: Lease, holdings: Holdings) -> None:
-        self._client, self._lease, self._holdings = client, lease, holdings
+    def __init__(self, client: Client, lease: Lease, unacked: Unacked) -> None:
+        self._client, self._lease, self._unacked = client, lease, unacked
         #: Whether the last heartbeat may have been stored, and not answered, or be gone, for the database may be another.
         self.in_doubt = False
-        self._contested = False
+        self._conflicted = False
         self._refused: CouchDBError | None = None
 
     def register(self, queues: set[str]) -> None:
@@ -35,23 +35,23 @@ class Heartbeat:
 
     def change(self, queues: set[str]) -> Change:
         """Return the next heartbeat, to be written with other changes."""
-        return self._lease.beat(self._client.clock.now(), queues, self._holdings.done), self._beaten
+        return self._lease.beat(self._client.clock.now(), queues, self._unacked.done), self._beaten
 
     def _register(self, queues: set[str]) -> None:
         in_doubt, self.in_doubt = self.in_doubt, False
         if in_doubt and self._lease.written:
             # To write it and see would do, too, but a cluster may take a minute to say that a write is in conflict.
-            self._contested |= not self._lease.catch_up(self._leaves())
-        if not self._contested and (in_doubt or not self._lease.written):
+            self._conflicted |= not self._lease.catch_up(self._leaves())
+        if not self._conflicted and (in_doubt or not self._lease.written):
             doc, react = self.change(queues)
             react(self._client.bulk([doc])[0])
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise refused
-        if self._contested:
+        if self._conflicted:
             if not self._lease.confirm(self._leaves()):
                 self._begin_anew()
-            self._contested = False
+            self._conflicted = False
 
     def _leaves(self) -> list[Document]:
         try:
@@ -63,19 +63,23 @@ class Heartbeat:
         if answer.get('ok'):
             proven = not answer.get('accepted')
             # While this node was cut off from the others, they may have swept this consumer without its knowing.
-            self._contested |= proven and not self._lease.proven and not self._lease.valid
-            self._lease.beaten(answer['rev'], proven=proven and not self._contested)
+            self._conflicted |= proven and not self._lease.proven and not self._lease.valid
+            self._lease.beaten(answer['rev'], proven=proven and not self._conflicted)
             if not proven:
                 self._client.leave_node()
         elif answer.get('error') == 'conflict':
-            self._contested = True  # others have swept it, or the answer to the last heartbeat was lost
+            self._conflicted = True  # others have swept it, or the answer to the last heartbeat was lost
         elif answer.get('error') != 'unanswered':
             self._refused = from_answer(answer, f'{self._client.address.url}: the heartbeat was not stored')
-        if self._contested or self._refused:
-            self._holdings.bell.ring()
+        if self._conflicted or self._refused:
+            self._unacked.wakeup.set()
 
     def _begin_anew(self) -> None:
         """Others found this consumer silent for too long and gave away what it held: go on without it."""
         self._lease.renew()
-        logger.warning('this consumer was silent for longer than the visibility timeout of %g s and lost its lease; '
-                       '%d messages it held are delivered again', self._lease.timeout, self._holdings.drop_all())
+        logger.warning(
+            'this consumer was silent for longer than the visibility timeout of %g s and lost its lease; '
+            '%d messages it held are delivered again',
+            self._lease.timeout,
+            self._unacked.drop_all(),
+        )

@@ -30,16 +30,16 @@ from ..queues.store import Store
 from ..queues.topology import Topology
 from .announced import Announced
 from .bodies import Bodies
-from .candidates import Window
+from .candidates import QueueCandidates
 from .claims import Claims
 from .commits import Commits
 from .delivery import Delivery
 from .heartbeat import Heartbeat
 from .mailbox import Mailbox
-from .notifier import News
+from .notifier import Notifier
+from .pending_writes import Change
 from .pull import Pull
-from .unacked import Holdings
-from .unwritten import Change
+from .unacked import Unacked
 
 __all__ = ['Consumer']
 
@@ -62,22 +62,28 @@ _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
 class Consumer:
     """Claims messages for the subscriptions in `holdings` and writes what is decided about them."""
 
-    def __init__(self, client: Client, options: Options, mailbox: Mailbox[Delivery | Exception], news: News,
-                 topology: Topology, name: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        options: Options,
+        mailbox: Mailbox[Delivery | Exception],
+        notifier: Notifier,
+        topology: Topology,
+        name: str,
+    ) -> None:
         self._client, self._options, self._mailbox = client, options, mailbox
-        self._news, self._topology, self._store = news, topology, Store(client)
+        self._notifier, self._topology, self._store = notifier, topology, Store(client)
         self._lease = Lease(options.visibility_timeout)
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
-        self.holdings = Holdings(self._lease, mailbox, client.clock, options.unlimited_prefetch)
-        self._bodies = Bodies(client, self.holdings)
-        self._commits = Commits(self._store, self.holdings, self._lease, self._sweeper.void)
-        self._heartbeat = Heartbeat(client, self._lease, self.holdings)
+        self.unacked = Unacked(self._lease, mailbox, client.clock, options.unlimited_prefetch)
+        self._bodies = Bodies(client, self.unacked)
+        self._commits = Commits(self._store, self.unacked, self._lease, self._sweeper.void)
+        self._heartbeat = Heartbeat(client, self._lease, self.unacked)
         #: The queues that others see to be used by this consumer.
         self.announced = Announced()
         self._known_as = self._lease.id  # since when what was declared here is known to be there
-        self._claims = Claims(self._store, options, self.holdings, self._lease, self._sweeper.void,
-                              topology.limits)
-        self._windows: dict[str, Window] = {}
+        self._claims = Claims(self._store, options, self.unacked, self._lease, self._sweeper.void, topology.limits)
+        self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
         self._abandoned = False
         self._idle_since: float | None = None
@@ -99,7 +105,7 @@ class Consumer:
     @property
     def ended(self) -> bool:
         """Whether the thread has given up; what made it do so was put into the mailbox."""
-        return not (self._thread.is_alive() or self.holdings.retired)
+        return not (self._thread.is_alive() or self.unacked.retired)
 
     def wait(self, pull: Pull) -> Delivery | None:
         """Return the message that was asked for, or None if there is none; *raises* `CouchDBError`."""
@@ -113,14 +119,14 @@ class Consumer:
         """Give everything back, end the lease and the thread; wait up to `timeout` seconds for that."""
         atexit.unregister(self._at_exit)
         self._closing.set()
-        self.holdings.bell.ring()
+        self.unacked.wakeup.set()
         self._thread.join(timeout)
 
     def abandon(self) -> None:
         """End as with `close`, without a wait: the connection was dropped. A finalizer calls this, so it takes no lock."""
         if self._pid == os.getpid():  # a forked child that drops its copy ends nothing of its parent's
             self._abandoned = True
-            self.holdings.bell.ring()
+            self.unacked.wakeup.set()
 
     def _at_exit(self) -> None:
         # A program that never closed its connection: what it holds need not wait for the end of the lease.
@@ -130,13 +136,13 @@ class Consumer:
     # -- the thread
 
     def _run(self) -> None:
-        self._news.start(self.holdings.bell.ring)
+        self._notifier.start(self.unacked.wakeup.set)
         try:
-            while not (self._closing.is_set() or self._abandoned or self.holdings.retired):
+            while not (self._closing.is_set() or self._abandoned or self.unacked.retired):
                 self._guard(self._cycle)
             self._guard(self._finish)
         finally:
-            self._news.close()
+            self._notifier.close()
             self.announced.close()
             for pull in self._claims.pulls:
                 pull.answer(CouchDBError('the connection was closed'))
@@ -146,7 +152,7 @@ class Consumer:
                 self._client.close()
 
     def _cycle(self) -> None:
-        self.holdings.bell.wait(self._sleep())
+        self.unacked.wakeup.wait(self._sleep())
         self._began = time.monotonic()
         if self._busy:
             self._idle_since = None
@@ -154,12 +160,12 @@ class Consumer:
         if not self._busy:
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() >= self._idle_since + _IDLE_SECONDS:
-                self.holdings.retire()
+                self.unacked.retire()
 
     @property
     def _busy(self) -> bool:
         # A bound queue that nobody consumes just now keeps its broadcasts, and what this consumer alone knows of is done by it.
-        return bool(self.holdings.busy or self._news.listener.binds or self._sweeper.unused or self._sweeper.void)
+        return bool(self.unacked.busy or self._notifier.listener.binds or self._sweeper.unused or self._sweeper.void)
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
@@ -190,9 +196,9 @@ class Consumer:
         self._away_since = self._began if self._away_since is None else self._away_since
         self._commits.was_cut()
         self._heartbeat.in_doubt = True  # the database may be another
-        self._news.lost()
-        for window in self._windows.values():
-            window.clear()
+        self._notifier.lost()
+        for queue_candidates in self._candidates.values():
+            queue_candidates.clear()
         self._closing.wait(min(_FIRST_RETRY * 2 ** min(self._failures - 1, 8), _LAST_RETRY))
         try:
             # The database may have been deleted: make it again, with all that this connection had declared in it.
@@ -200,7 +206,7 @@ class Consumer:
             self._topology.redeclare()
         except CouchDBError as again:
             logger.debug('still away: %s', again)
-        self.holdings.bell.ring()
+        self.unacked.wakeup.set()
 
     @property
     def _poll_at(self) -> float:
@@ -209,19 +215,19 @@ class Consumer:
 
     def _sleep(self) -> float:
         """Return how long nothing will be to do, in seconds."""
-        if self.holdings.unread():
+        if self.unacked.unread():
             return 0.0
         times = [self._poll_at]
         if self._lease.written:
             times += [self._lease.next_beat, self._sweeper.due]
         if self._idle_since is not None:
             times.append(self._idle_since + _IDLE_SECONDS)
-        times += [at for at in (self._news.due_at(),) if at is not None]
-        credit = self.holdings.credit()
-        for queue, window in self._windows.items():
+        times += [at for at in (self._notifier.due_at(),) if at is not None]
+        credit = self.unacked.credit()
+        for queue, queue_candidates in self._candidates.items():
             if credit.get(queue, 0) > 0:
-                at = window.wake_at()
-                if window.dirty and at is None:
+                at = queue_candidates.wake_at()
+                if queue_candidates.dirty and at is None:
                     return 0.0
                 times += [] if at is None else [at]
         return max(0.0, min(times) - time.monotonic())
@@ -230,13 +236,20 @@ class Consumer:
 
     def _turn(self) -> None:
         set_aside(self._client)
-        self.holdings.resettle(self._client.fetch)
-        outbox, pulls, queues, credit = (self.holdings.take_outbox(), list(self._claims.pulls),
-                                         self.holdings.queues, self.holdings.credit())
+        self.unacked.resettle(self._client.fetch)
+        outbox, pulls, queues, credit = (
+            self.unacked.take_writes(),
+            list(self._claims.pulls),
+            self.unacked.queues,
+            self.unacked.credit(),
+        )
         changes: list[Change] = []
-        self._windows = {queue: self._windows[queue] if queue in self._windows
-                         else Window(self._client.clock, queue, self._options.read_ahead)
-                         for queue in sorted(queues)}
+        self._candidates = {
+            queue: self._candidates[queue]
+            if queue in self._candidates
+            else QueueCandidates(self._client.clock, queue, self._options.read_ahead)
+            for queue in sorted(queues)
+        }
         try:
             if queues or pulls or self._lease.written:
                 self._heartbeat.register(queues)
@@ -251,26 +264,30 @@ class Consumer:
                 # What is given back keeps its place: it goes before anything that is claimed with the credit it freed.
                 # A unique job that is done may be there again, to be claimed anew: one request cannot do both.
                 self._commits.write(outbox)
-                self._offer(self.holdings.take_returned())
+                self._offer(self.unacked.take_returned())
             self._claims.pulled(pulls, changes)
-            self._claims.wanted(credit, self._windows, changes)
+            self._claims.wanted(credit, self._candidates, changes)
             if self._lease.written and self._lease.needs_beat(queues):
-                changes.insert(0, self._heartbeat.change(queues))  # before the claims: those may be more than one request
-            self.holdings.hungry = any(window.dirty or len(window) for window in self._windows.values())
+                changes.insert(
+                    0, self._heartbeat.change(queues)
+                )  # before the claims: those may be more than one request
+            self.unacked.hungry = any(
+                queue_candidates.dirty or len(queue_candidates) for queue_candidates in self._candidates.values()
+            )
             self._commits.write(outbox, changes)
             self.announced.are(self._lease.announced)
         except CouchDBError:
             # Whether any of what is left was stored is unknown.
             for _, react in changes:
                 react({'error': 'unanswered'})
-            self.holdings.return_outbox(outbox)
+            self.unacked.return_writes(outbox)
             raise
         if self._away_since is not None:
             self._sweeper.interrupted(time.monotonic() - self._away_since)
             self._away_since = None
         self._bodies.deliver_some()
         if self._lease.written and time.monotonic() >= self._sweeper.due:
-            self._news.members.keep(self._sweeper.sweep(self._lease.id, self.holdings.ids(), self._commits.on_orphans))
+            self._notifier.peers.keep(self._sweeper.sweep(self._lease.id, self.unacked.ids(), self._commits.on_orphans))
 
     def _listen(self, credit: dict[str, int]) -> None:
         """Take in what the feed told, and see to it that it listens for what is of interest now."""
@@ -278,36 +295,43 @@ class Consumer:
         if poll:
             self._polled = time.monotonic()
         # The feed goes on: it has told all but what became due.
-        self._claims.candidates.refill([window for queue, window in self._windows.items() if credit.get(queue, 0) > 0
-                                        and not window.dirty and (poll or window.is_due)])
-        eager = {queue for queue in self._windows if credit.get(queue, 0) > 0}
-        items, broadcasts = self._news.take(self._windows, eager)
-        for queue, window in self._windows.items():
-            window.settle(self._lease.id, self._news.members.of(queue, self._lease.id))
+        self._claims.reader.refill(
+            [
+                queue_candidates
+                for queue, queue_candidates in self._candidates.items()
+                if credit.get(queue, 0) > 0 and not queue_candidates.dirty and (poll or queue_candidates.is_due)
+            ]
+        )
+        eager = {queue for queue in self._candidates if credit.get(queue, 0) > 0}
+        items, broadcasts = self._notifier.take(self._candidates, eager)
+        for queue, queue_candidates in self._candidates.items():
+            queue_candidates.settle(self._lease.id, self._notifier.peers.of(queue, self._lease.id))
         self._offer(items)
         for queue, message in broadcasts:
-            self.holdings.broadcast(queue, message)
+            self.unacked.broadcast(queue, message)
 
     def _offer(self, items: list[Document]) -> None:
         for doc in items:
-            if doc['queue'] in self._windows:
-                self._windows[doc['queue']].offer(doc)
+            if doc['queue'] in self._candidates:
+                self._candidates[doc['queue']].offer(doc)
 
     def _finish(self) -> None:
         """Give back all that is held, at once, and end the lease."""
-        self.holdings.give_back_all()
+        self.unacked.give_back_all()
         changes: list[Change] = []
         try:
             # Unique jobs may be changed by publishers at this very moment. As long as the lease stands nobody else decides.
             for _ in range(_LAST_TRIES):
-                self.holdings.resettle(self._client.fetch)
-                changes = self.holdings.take_outbox()
+                self.unacked.resettle(self._client.fetch)
+                changes = self.unacked.take_writes()
                 if not any(workitem.is_unique(doc) for doc, _ in changes):
                     break
                 self._commits.write(changes)
                 changes = []
             if self._lease.rev:
-                changes.append(({'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}, lambda answer: None))
+                changes.append(
+                    ({'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}, lambda answer: None)
+                )
             self._commits.write(changes)
         except CouchDBError as exc:
             logger.warning('%s; what this consumer held comes back when its lease ends', exc)

@@ -82,7 +82,9 @@ class Paging:
         self._looked = time.monotonic()
         # The index is brought up to date by one consumer a second: it costs as much as the claims if each does so.
         count = min(len(turns), _REFRESHING)
-        refresh = (int(self._clock.now()) % count == turns.position % count or self._looked - self._refreshed > _OLD * count)
+        refresh = (
+            int(self._clock.now()) % count == turns.position % count or self._looked - self._refreshed > _OLD * count
+        )
         if refresh:
             self._refreshed = self._looked
         return Reading(Ask(self._queue, _HEAD), 'lazy' if refresh else 'false', is_look=True)
@@ -106,4 +108,6 @@ class Paging:
     def _remember(self, ids: Iterable[str]) -> None:
         """Note that these were read just now, and forget what is no news no more."""
         now = time.monotonic()
-        self._known = {doc_id: since for doc_id, since in self._known.items() if now - since <= _STALE} | dict.fromkeys(ids, now)
+        self._known = {doc_id: since for doc_id, since in self._known.items() if now - since <= _STALE} | dict.fromkeys(
+            ids, now
+        )

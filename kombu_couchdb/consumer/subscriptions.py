@@ -53,7 +53,9 @@ class Subscriptions:
     def next(self, queue: str) -> Subscription | None:
         """Return the subscription of a queue with the most credit; of several with as much, the one that was given the least."""
         fit = [subscription for subscription in self._subscriptions if subscription.queue == queue]
-        return max(fit, key=lambda subscription: (subscription.credit.free, -self._subscriptions[subscription]), default=None)
+        return max(
+            fit, key=lambda subscription: (subscription.credit.free, -self._subscriptions[subscription]), default=None
+        )
 
     def gave(self, subscription: Subscription, amount: int = 1) -> None:
         """Note that a subscription is given a message, or, with `amount` -1, that there was none for it."""

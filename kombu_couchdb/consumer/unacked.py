@@ -18,11 +18,11 @@ from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
 from .mailbox import Mailbox
+from .pending_writes import PendingWrites
 from .pull import Pull
 from .subscriptions import Subscriptions
-from .unwritten import Outbox
 
-__all__ = ['Holdings']
+__all__ = ['Unacked']
 
 logger = get_logger(__name__)
 
@@ -30,10 +30,12 @@ logger = get_logger(__name__)
 _PARKED = 10_000
 
 
-class Holdings(Outbox):
+class Unacked(PendingWrites):
     """Subscriptions, the messages held for them, and the changes to be written. Every method may be called in any thread."""
 
-    def __init__(self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int) -> None:
+    def __init__(
+        self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int
+    ) -> None:
         super().__init__()
         self._lease, self._mailbox, self._clock = lease, mailbox, clock
         #: Whether more could be claimed if there were credit.
@@ -56,8 +58,10 @@ class Holdings(Outbox):
             if self.retired:
                 return False
             self._subscriptions.add(subscription)
-            self._mailbox.put([broadcast(message, subscription) for message in self._parked.pop(subscription.queue, ())])
-            self.bell.ring()
+            self._mailbox.put(
+                [broadcast(message, subscription) for message in self._parked.pop(subscription.queue, ())]
+            )
+            self.wakeup.set()
             return True
 
     def pull(self, pull: Pull) -> bool:
@@ -65,7 +69,7 @@ class Holdings(Outbox):
         with self._lock:
             if not self.retired:
                 self.pulls.append(pull)
-                self.bell.ring()
+                self.wakeup.set()
             return not self.retired
 
     def cancel(self, subscription: Subscription) -> None:
@@ -75,13 +79,13 @@ class Holdings(Outbox):
             if subscription.queue not in self.queues:
                 self.done.pop(subscription.queue, None)
             self._return_all(lambda delivery: delivery.subscription is subscription)
-            self.bell.ring()
+            self.wakeup.set()
 
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Change how many messages a channel may hold."""
         with self._lock:
             credit.limit = limit
-            self.bell.ring()
+            self.wakeup.set()
 
     def hand_over(self, delivery: Delivery) -> bool:
         """Note that kombu takes a delivery from the mailbox; False if it must not, for it may be somebody else's now."""
@@ -89,7 +93,7 @@ class Holdings(Outbox):
             if not delivery.final and (delivery.tag not in self._held or not self._lease.valid):
                 # This process was stopped, or cut off, for so long that the message may have been given to others.
                 self._return_unseen(delivery)
-                self.bell.ring()
+                self.wakeup.set()
                 return False
             delivery.credit.waiting -= 1
             delivery.expired = workitem.has_expired(delivery.doc, self._clock.now())
@@ -97,7 +101,7 @@ class Holdings(Outbox):
                 # It lay in the mailbox for too long: it is not delivered late, and is done with.
                 if delivery.tag in self._held:
                     self._settle(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()))
-                self.bell.ring()
+                self.wakeup.set()
                 return False
             self._subscriptions.took(delivery.credit)
             return True
@@ -106,7 +110,7 @@ class Holdings(Outbox):
         """Note that kombu's thread comes for more: for who has no prefetch limit more is claimed then."""
         with self._lock:
             if self._subscriptions.ask(found_nothing=not len(self._mailbox)):
-                self.bell.ring()
+                self.wakeup.set()
 
     def ack(self, tag: str) -> None:
         """The message is done: delete it, if it is still ours."""
@@ -135,14 +139,16 @@ class Holdings(Outbox):
             if tag.startswith(BROADCAST_TAG):
                 return  # nobody waits for that
             if tag not in self._held:
-                logger.warning('message %s is not held any more: its lease was lost, so it may run once more elsewhere',
-                               tag.rpartition(':')[0])
+                logger.warning(
+                    'message %s is not held any more: its lease was lost, so it may run once more elsewhere',
+                    tag.rpartition(':')[0],
+                )
                 return
             delivery = self._held[tag]
             self._settle(tag, change)
             # What runs after a unique job waits for its ack.
             patiently = patiently and not workitem.is_unique(delivery.doc)
-            self.bell.ring(delivery.credit.patience(hungry=self.hungry) if patiently else 0.0)
+            self.wakeup.set(delivery.credit.patience(hungry=self.hungry) if patiently else 0.0)
 
     # -- for the I/O thread
 
@@ -204,7 +210,7 @@ class Holdings(Outbox):
                 self._mailbox.put([] if delivery.unread else [delivery])
             else:
                 self._return_unseen(delivery)
-                self.bell.ring()
+                self.wakeup.set()
 
     def unread(self) -> list[Delivery]:
         """Return the deliveries whose bodies are yet to be read, in the order of their claims."""
@@ -248,7 +254,7 @@ class Holdings(Outbox):
             for delivery in lost:
                 delivery.credit.held -= 1
                 delivery.credit.waiting -= delivery.unread
-            self.bell.ring()
+            self.wakeup.set()
             return len(lost)
 
     def give_back_all(self) -> None:
@@ -260,7 +266,10 @@ class Holdings(Outbox):
 
     def _return_all(self, which: Callable[[Delivery], bool]) -> None:
         """Give back those messages that kombu has not seen."""
-        for item in [*self._mailbox.discard(lambda d: isinstance(d, Delivery) and which(d)), *filter(which, self.unread())]:
+        for item in [
+            *self._mailbox.discard(lambda d: isinstance(d, Delivery) and which(d)),
+            *filter(which, self.unread()),
+        ]:
             assert isinstance(item, Delivery)
             self._return_unseen(item)
 

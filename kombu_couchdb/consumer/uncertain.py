@@ -7,7 +7,7 @@ known to be down: while one is silent that takes a minute (measured with CouchDB
 from __future__ import annotations
 
 from ..couchdb.client import Client, Document
-from .unwritten import Change
+from .pending_writes import Change
 
 __all__ = ['unwritten']
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from queue import Empty, SimpleQueue
 
-__all__ = ['Bell']
+__all__ = ['Wakeup']
 
 
-class Bell:
+class Wakeup:
     """Rung by any thread, heard by one.
 
     `ring` takes no lock that the same thread may hold: a finalizer may ring in the midst of anything, also of `wait`.
@@ -17,7 +17,7 @@ class Bell:
     def __init__(self) -> None:
         self._rings: SimpleQueue[float] = SimpleQueue()  # monotonic times by which the thread should wake
 
-    def ring(self, within: float = 0.0) -> None:
+    def set(self, within: float = 0.0) -> None:
         """Wake who waits, `within` seconds at the latest; an earlier time that was named before stays."""
         self._rings.put(time.monotonic() + within)
 

@@ -42,18 +42,25 @@ class Address:
         try:
             ':'.join(map(str, (self.host, self.user, self.password))).encode('utf-8')
         except UnicodeEncodeError:
-            raise ConfigurationError('host, user or password has half of a surrogate pair in it, which is no text') from None
+            raise ConfigurationError(
+                'host, user or password has half of a surrogate pair in it, which is no text'
+            ) from None
         if '@' in self.database:
             # Part of a password would stand here: it is not quoted.
-            raise ConfigurationError('the name of the database has an @ in it, as if the URL had a / # or ? in its password: '
-                                     'percent-encode user and password')
+            raise ConfigurationError(
+                'the name of the database has an @ in it, as if the URL had a / # or ? in its password: '
+                'percent-encode user and password'
+            )
         if not _DATABASE.match(self.database):
             raise ConfigurationError(
                 f'{self.database!r:.80} is not a CouchDB database name: lower-case letters, digits and _$()+-/ only, '
-                f'starting with a letter')
+                f'starting with a letter'
+            )
         if self.credentials and (self.user or self.password):
-            raise ConfigurationError('user and password are given twice, in the URL or the settings and by the option '
-                                     'credentials: leave one of the two out')
+            raise ConfigurationError(
+                'user and password are given twice, in the URL or the settings and by the option '
+                'credentials: leave one of the two out'
+            )
 
     @property
     def server(self) -> str:
@@ -73,9 +80,20 @@ class Address:
         return _Root(**{**given, 'others': tuple(other.root for other in self.others)})
 
     @classmethod
-    def of(cls, *, scheme: str, host: str | None, port: int | None, database: str | None, default_database: str,
-           user: str | None, password: Any, tls: Any = None, credentials: str | None = None,
-           auth: str | None = None) -> Address:
+    def of(
+        cls,
+        *,
+        scheme: str,
+        host: str | None,
+        port: int | None,
+        database: str | None,
+        default_database: str,
+        user: str | None,
+        password: Any,
+        tls: Any = None,
+        credentials: str | None = None,
+        auth: str | None = None,
+    ) -> Address:
         """Return the address for the parts that kombu's URL parser gives.
 
         `tls` is `broker_use_ssl` or what `ssl_*` in the URL's query gave: True, or a mapping with `ca_certs`,
@@ -86,7 +104,9 @@ class Address:
         given = {str(k).removeprefix('ssl_'): v for k, v in tls.items()} if isinstance(tls, Mapping) else {}
         unknown = sorted(set(given) - {'ca_certs', 'certfile', 'keyfile', 'cert_reqs'})
         if unknown:
-            raise ConfigurationError(f'unknown TLS option {unknown[0]!r}; known are ca_certs, certfile, keyfile, cert_reqs')
+            raise ConfigurationError(
+                f'unknown TLS option {unknown[0]!r}; known are ca_certs, certfile, keyfile, cert_reqs'
+            )
         verify = given.get('ca_certs') or given.get('cert_reqs', ssl.CERT_REQUIRED) != ssl.CERT_NONE
         certfile, keyfile = given.get('certfile'), given.get('keyfile')
         if keyfile and not certfile:

@@ -29,7 +29,7 @@ from .. import errors
 from .address import Address
 from .fork_safety import Shared, reset_in_child
 
-__all__ = ['Headers', 'Login', 'environment']
+__all__ = ['Headers', 'Auth', 'environment']
 
 #: How long a password that was refused is not sent again, in seconds: two processes may do so and not lock their user.
 _REST = 120.0
@@ -96,7 +96,7 @@ class _Pair:
         return json.dumps({'name': self.user, 'password': self.password}).encode()
 
 
-class Login:
+class Auth:
     """One user of one server, for all threads of a process."""
 
     def __init__(self, address: Address) -> None:
@@ -113,9 +113,17 @@ class Login:
         reset_in_child(self)
 
     @classmethod
-    def of(cls, address: Address) -> Login:
+    def of(cls, address: Address) -> Auth:
         """Return the one of this process: all clients of a server share a session, and what is known of a wrong password."""
-        key = (address.server, address.user, address.password, address.credentials, address.auth, address.verify, address.cert)
+        key = (
+            address.server,
+            address.user,
+            address.password,
+            address.credentials,
+            address.auth,
+            address.verify,
+            address.cert,
+        )
         return _shared.of(key, lambda: cls(address))
 
     def reset(self) -> None:
@@ -223,7 +231,8 @@ class Login:
             raise
         except Exception as exc:
             raise errors.ServerUnavailable(
-                f'{address.server}: the source of user and password failed: {type(exc).__name__}: {exc}') from exc
+                f'{address.server}: the source of user and password failed: {type(exc).__name__}: {exc}'
+            ) from exc
         if not pair.is_text:
             raise errors.ConfigurationError('user or password has bytes in it that are no UTF-8')
         if pair == self._refused and time.monotonic() < self._rests_until:
@@ -244,7 +253,7 @@ class Login:
         return errors.AccessDenied(f'{text}check the user, password and rights; {rest}, lest CouchDB lock the user')
 
 
-_shared: Shared[object, Login] = Shared({})
+_shared: Shared[object, Auth] = Shared({})
 
 
 def environment() -> tuple[str, str]:
@@ -254,8 +263,10 @@ def environment() -> tuple[str, str]:
     """
     user, file = os.environ.get('COUCHDB_USER'), os.environ.get('COUCHDB_PASSWORD_FILE')
     if not user or not (file or 'COUCHDB_PASSWORD' in os.environ):
-        raise errors.ConfigurationError('credentials="environment" needs COUCHDB_USER, and COUCHDB_PASSWORD or '
-                                        'COUCHDB_PASSWORD_FILE, in the environment')
+        raise errors.ConfigurationError(
+            'credentials="environment" needs COUCHDB_USER, and COUCHDB_PASSWORD or '
+            'COUCHDB_PASSWORD_FILE, in the environment'
+        )
     return user, Path(file).read_text('utf-8').rstrip('\r\n') if file else os.environ['COUCHDB_PASSWORD']
 
 
@@ -263,10 +274,14 @@ def _pair(source: str) -> tuple[str, str]:
     try:
         found = environment if source == 'environment' else symbol_by_name(source)
     except (ImportError, AttributeError, ValueError) as exc:
-        raise errors.ConfigurationError(f'credentials={source!r} names no function that can be imported: {exc}') from exc
+        raise errors.ConfigurationError(
+            f'credentials={source!r} names no function that can be imported: {exc}'
+        ) from exc
     if callable(found):
         pair = found()
         if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
             return pair[0], pair[1]
         del pair  # whoever records the variables of a traceback shall not see it
-    raise errors.ConfigurationError(f'credentials={source!r} must name a function that returns two texts, user and password')
+    raise errors.ConfigurationError(
+        f'credentials={source!r} must name a function that returns two texts, user and password'
+    )

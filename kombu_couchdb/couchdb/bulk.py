@@ -30,7 +30,10 @@ _DECIDED = frozenset({'conflict', 'forbidden', 'unauthorized', 'document_too_lar
 
 #: What the server refuses in one document it refuses for all in the request; and as what a document alone is answered then.
 _REFUSALS: dict[type[errors.CouchDBError], str] = {
-    errors.DocumentTooLarge: 'document_too_large', errors.RequestRefused: 'refused', errors.Conflict: 'missing_stub'}
+    errors.DocumentTooLarge: 'document_too_large',
+    errors.RequestRefused: 'refused',
+    errors.Conflict: 'missing_stub',
+}
 
 
 #: The answers for a document that the server would refuse however often it were sent.
@@ -48,8 +51,13 @@ class Bulk(Http):
     def leaves(self, doc_id: str, **params: Any) -> list[Document]:
         """Return all leaves of a document, deleted ones too; none if there never was one."""
         try:
-            found = self.request('GET', path_of(doc_id), {'open_revs': 'all', **params}, repeat=True,
-                                 shape=items(members(ok=maybe(document(doc_id)))))
+            found = self.request(
+                'GET',
+                path_of(doc_id),
+                {'open_revs': 'all', **params},
+                repeat=True,
+                shape=items(members(ok=maybe(document(doc_id)))),
+            )
         except errors.NotFound:
             return []
         return [answer['ok'] for answer in found if answer.get('ok')]
@@ -130,17 +138,27 @@ class Bulk(Http):
         return answers
 
     def _write(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[Document]:
-        return cast('list[Document]', self.request('POST', '/_bulk_docs', body=b'{"docs":[' + b','.join(texts) + b']}',
-                                                   shape=exactly(*(_decided(doc['_id']) for doc in docs))))
+        return cast(
+            'list[Document]',
+            self.request(
+                'POST',
+                '/_bulk_docs',
+                body=b'{"docs":[' + b','.join(texts) + b']}',
+                shape=exactly(*(_decided(doc['_id']) for doc in docs)),
+            ),
+        )
 
     def _create(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[Document]:
         body = b'{"new_edits":false,"docs":[' + b','.join(texts) + b']}'
-        refused = {answer['id']: answer for answer in self.request(
-            'POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))}
+        refused = {
+            answer['id']: answer
+            for answer in self.request('POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))
+        }
         return [refused.get(doc['_id'], {'ok': True, 'id': doc['_id'], 'rev': doc['_rev']}) for doc in docs]
 
-    def _separate(self, docs: Sequence[Document], texts: Sequence[bytes], exc: errors.CouchDBError,
-                  write: Write) -> list[Document]:
+    def _separate(
+        self, docs: Sequence[Document], texts: Sequence[bytes], exc: errors.CouchDBError, write: Write
+    ) -> list[Document]:
         """Write documents of which the server refused one, and all in its request for it: that one is found by halving."""
         if len(docs) == 1:
             error = next(name for kind, name in _REFUSALS.items() if isinstance(exc, kind))
@@ -150,8 +168,10 @@ class Bulk(Http):
         if not isinstance(exc, errors.Conflict):
             return answers
         # A stub is missed by a shard, or by the node of a cluster that has not caught up yet; others have stored their part.
-        return [self._own(doc, answer) if answer.get('error') == 'conflict' else answer
-                for doc, answer in zip(docs, answers, strict=True)]
+        return [
+            self._own(doc, answer) if answer.get('error') == 'conflict' else answer
+            for doc, answer in zip(docs, answers, strict=True)
+        ]
 
     def _own(self, doc: Document, answer: Document) -> Document:
         """Return the answer for a document in conflict, which may be with itself."""

@@ -17,7 +17,7 @@ from ..errors import BrokenAnswer, CouchDBError, NestedTooDeeply, ServerUnavaila
 from ..log import get_logger
 from .client import CHANGES, Client, Document, Row
 
-__all__ = ['LIMIT', 'Feed', 'Longpoll']
+__all__ = ['LIMIT', 'ContinuousFeed', 'Longpoll']
 
 logger = get_logger(__name__)
 
@@ -95,15 +95,22 @@ class Longpoll:
         return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
 
 
-class Feed:
+class ContinuousFeed:
     """A thread that waits for the changes that a selector admits.
 
     `on_rows(rows, last_seq)` is called in the feed's thread, with the documents in the rows if `docs` says so. `on_error(exc)` is
     called when the wait broke off. After either the feed rests until `watch` is called again.
     """
 
-    def __init__(self, client: Client, on_rows: Callable[[list[Row], Any], None],
-                 on_error: Callable[[CouchDBError], None], name: str, *, docs: bool = True) -> None:
+    def __init__(
+        self,
+        client: Client,
+        on_rows: Callable[[list[Row], Any], None],
+        on_error: Callable[[CouchDBError], None],
+        name: str,
+        *,
+        docs: bool = True,
+    ) -> None:
         self._client, self._docs = client, docs
         self._on_rows, self._on_error = on_rows, on_error
         self._longpoll = Longpoll(client)
@@ -150,7 +157,9 @@ class Feed:
                 pause = self._began + _APART - time.monotonic()
             try:
                 if pause > 0:
-                    time.sleep(pause)  # not for an event: what comes in quick succession shares one answer, and one claim
+                    time.sleep(
+                        pause
+                    )  # not for an event: what comes in quick succession shares one answer, and one claim
                 self._began = time.monotonic()
                 try:
                     answer = self._longpoll.wait(turn, since, body, docs=self._docs)

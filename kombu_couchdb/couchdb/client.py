@@ -14,7 +14,21 @@ from .address import Address
 from .bounds import Bounds
 from .bulk import Bulk, Document, path_of
 from .http import encoded
-from .shapes import DOCUMENT, Shape, both, document, equal, exactly, items, maybe, members, revision, rows, sequence, text
+from .shapes import (
+    DOCUMENT,
+    Shape,
+    both,
+    document,
+    equal,
+    exactly,
+    items,
+    maybe,
+    members,
+    revision,
+    rows,
+    sequence,
+    text,
+)
 from .unusable import Unusable
 
 __all__ = ['CHANGES', 'LAST', 'Client', 'Document', 'Row', 'chunks', 'path_of']
@@ -26,8 +40,9 @@ Row = dict[str, Any]
 LAST: dict[str, Any] = {}
 
 #: The answer to `_changes`.
-CHANGES = members(results=items(members(id=text, changes=exactly(members(rev=revision)), doc=maybe(DOCUMENT))),
-                  last_seq=sequence)
+CHANGES = members(
+    results=items(members(id=text, changes=exactly(members(rev=revision)), doc=maybe(DOCUMENT))), last_seq=sequence
+)
 
 _result = members(id=text, docs=items(members()))
 
@@ -69,7 +84,9 @@ class Client(Bulk):
 
     def rev(self, doc_id: str) -> str | None:
         """Return the revision of a document, None if there is none, though the document cannot be read."""
-        found = self.request('POST', '/_all_docs', body={'keys': [doc_id]}, repeat=True, shape=_REVS)['rows'][0].get('value')
+        found = self.request('POST', '/_all_docs', body={'keys': [doc_id]}, repeat=True, shape=_REVS)['rows'][0].get(
+            'value'
+        )
         return found['rev'] if found and not found.get('deleted') else None
 
     def get(self, doc_id: str, **params: Any) -> Document:
@@ -89,10 +106,12 @@ class Client(Bulk):
             leaves = self.fetch_leaves(ids, **params)
         except _APART_IF as exc:
             return self._apart(lambda part: self.fetch(part, **params), ids, exc)
-        found = {doc_id: found[0] if found and not found[0].get('_deleted') else None
-                 for doc_id, found in zip(ids, leaves, strict=True)}
-        contested = list(dict.fromkeys(doc_id for doc_id, found in zip(ids, leaves, strict=True) if len(found) > 1))
-        found.update(zip(contested, self._winners(contested), strict=True))
+        found = {
+            doc_id: found[0] if found and not found[0].get('_deleted') else None
+            for doc_id, found in zip(ids, leaves, strict=True)
+        }
+        conflicted = list(dict.fromkeys(doc_id for doc_id, found in zip(ids, leaves, strict=True) if len(found) > 1))
+        found.update(zip(conflicted, self._winners(conflicted), strict=True))
         return [found[doc_id] for doc_id in ids]
 
     def find(self, ids: Sequence[str]) -> list[Document | None]:
@@ -114,15 +133,22 @@ class Client(Bulk):
             return []
         # Less than half as dear as _all_docs (0.13 and 0.3 ms a document, measured on CouchDB 3.5).
         wanted = list(dict.fromkeys(ids))
-        results = self.request('POST', '/_bulk_get', params, {'docs': [{'id': doc_id} for doc_id in wanted]}, repeat=True,
-                               shape=members(results=items(_found)))['results']
+        results = self.request(
+            'POST',
+            '/_bulk_get',
+            params,
+            {'docs': [{'id': doc_id} for doc_id in wanted]},
+            repeat=True,
+            shape=members(results=items(_found)),
+        )['results']
         leaves = {result['id']: [leaf for found in result['docs'] if (leaf := self._leaf(found))] for result in results}
         if leaves.keys() != set(ids):
             raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to POST /_bulk_get')
         return [leaves[doc_id] for doc_id in ids]
 
-    def _apart(self, read: Callable[[Sequence[str]], list[Document | None]], ids: Sequence[str],
-               exc: errors.CouchDBError) -> list[Document | None]:
+    def _apart(
+        self, read: Callable[[Sequence[str]], list[Document | None]], ids: Sequence[str], exc: errors.CouchDBError
+    ) -> list[Document | None]:
         """Read documents in parts that are too large together, or of which one cannot be read.
 
         That one is left alone, as if it were not there, and stops no other.
@@ -136,7 +162,7 @@ class Client(Bulk):
         if len(others) < len(ids):
             found = dict(zip(others, read(others), strict=True))
             return [found.get(doc_id) for doc_id in ids]
-        return [*read(ids[:len(ids) // 2]), *read(ids[len(ids) // 2:])]
+        return [*read(ids[: len(ids) // 2]), *read(ids[len(ids) // 2 :])]
 
     def _leaf(self, found: Document) -> Document | None:
         if 'ok' in found:
@@ -150,7 +176,9 @@ class Client(Bulk):
         if not ids:
             return []
         shape = members(rows=exactly(*(members(key=equal(doc_id), doc=maybe(document(doc_id))) for doc_id in ids)))
-        found = self.request('POST', '/_all_docs', {'include_docs': True}, {'keys': list(ids)}, repeat=True, shape=shape)
+        found = self.request(
+            'POST', '/_all_docs', {'include_docs': True}, {'keys': list(ids)}, repeat=True, shape=shape
+        )
         return [row.get('doc') for row in found['rows']]
 
     def known(self, ids: Sequence[str]) -> set[str]:
@@ -160,15 +188,27 @@ class Client(Bulk):
         found = self.request('POST', '/_all_docs', body={'keys': list(ids)}, repeat=True, shape=rows(id=maybe(text)))
         return {row['id'] for row in found['rows'] if row.get('id')}
 
-    def id_range(self, prefix: str, *, to: str | None = None, docs: bool = False, limit: int | None = None,
-                 after: str | None = None) -> list[Row]:
+    def id_range(
+        self,
+        prefix: str,
+        *,
+        to: str | None = None,
+        docs: bool = False,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[Row]:
         """Return the rows of all documents whose id starts with `prefix`, read from the primary index.
 
         With `to`, another prefix, all from the first to the second. With `docs` each row has its `doc`; one whose document is
         gone by now is left out. With `limit` and `after`, the last id of an earlier read, it is a page of them.
         """
-        params: dict[str, Any] = {'startkey': json.dumps(after or prefix), 'endkey': json.dumps((to or prefix) + '\uffff'),
-                                  'include_docs': docs, **({'limit': limit} if limit else {}), **({'skip': 1} if after else {})}
+        params: dict[str, Any] = {
+            'startkey': json.dumps(after or prefix),
+            'endkey': json.dumps((to or prefix) + '\uffff'),
+            'include_docs': docs,
+            **({'limit': limit} if limit else {}),
+            **({'skip': 1} if after else {}),
+        }
         shape = members(rows=items(_ranged))
         try:
             found = cast('list[Row]', self.request('GET', '/_all_docs', params, repeat=True, shape=shape)['rows'])
@@ -216,7 +256,12 @@ class Client(Bulk):
 
     def changes(self, since: Any, body: Document, limit: int, *, docs: bool = True) -> Document:
         """Return `{'results', 'last_seq'}` of the changes after `since`, without waiting; see `open_changes`."""
-        params = {'since': since, 'include_docs': docs, 'limit': limit, **({'filter': f'_{next(iter(body))}'} if body else {})}
+        params = {
+            'since': since,
+            'include_docs': docs,
+            'limit': limit,
+            **({'filter': f'_{next(iter(body))}'} if body else {}),
+        }
         try:
             return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=CHANGES))
         except errors.NestedTooDeeply:
@@ -228,14 +273,21 @@ class Client(Bulk):
                     row['doc'] = {'_id': row['id'], '_rev': row['changes'][0]['rev'], '_deleted': True}
             return found
 
-    def open_changes(self, since: Any, body: Document, limit: int, beat: float, *, docs: bool = True) -> requests.Response:
+    def open_changes(
+        self, since: Any, body: Document, limit: int, beat: float, *, docs: bool = True
+    ) -> requests.Response:
         """Open a longpoll on `_changes` that sends an empty line every `beat` seconds, and return it unread.
 
         The answer ends with the first change that the filter in `body` admits: `{'selector': …}` or `{'doc_ids': […]}`, both
         native in the server and cheap; any change, if it is empty. Its documents are included if `docs` is true.
         """
-        params: dict[str, Any] = {'feed': 'longpoll', 'since': since, 'include_docs': docs, 'limit': limit,
-                                  'heartbeat': int(beat * 1000)}
+        params: dict[str, Any] = {
+            'feed': 'longpoll',
+            'since': since,
+            'include_docs': docs,
+            'limit': limit,
+            'heartbeat': int(beat * 1000),
+        }
         if body:
             params['filter'] = f'_{next(iter(body))}'
         return self._send('POST', '/_changes', params, body, beat * 2 + 2, bounds=Bounds(longpoll=True))
@@ -289,6 +341,7 @@ def _ranged(row: Any) -> bool:
 
 def _found(result: Any) -> bool:
     """The answer for one document of `_bulk_get`: all its leaves, or an error; from the embedded server also neither."""
+
     def leaf(found: Any) -> bool:
         return is_its(found) if isinstance(found, dict) and 'ok' in found else is_none(found)
 
@@ -300,4 +353,4 @@ def _found(result: Any) -> bool:
 
 def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
     """Yield `items` in slices of at most `size`."""
-    return (items[i:i + size] for i in range(0, len(items), size))
+    return (items[i : i + size] for i in range(0, len(items), size))

@@ -60,7 +60,7 @@ class ServerClock:
         before, offset = self._offset, 0.0 if earliest - _SLACK <= 0.0 <= latest + _SLACK else (earliest + latest) / 2
         self._offset = offset
         if offset and abs(offset - before) > _LAG:
-            logger.warning('the local clock differs from the CouchDB server\'s by %.0f s; the server\'s is used', offset)
+            logger.warning("the local clock differs from the CouchDB server's by %.0f s; the server's is used", offset)
 
 
 _shared: Shared[frozenset[str], ServerClock] = Shared({})

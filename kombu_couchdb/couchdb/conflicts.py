@@ -15,14 +15,14 @@ from ..errors import RETRIED, AccessDenied, Conflict, NotFound
 from ..log import get_logger
 from .client import Client, Document
 
-__all__ = ['SYNC', 'Healer', 'Rule', 'write_each']
+__all__ = ['SYNC', 'ConflictResolver', 'Rule', 'write_each']
 
 logger = get_logger(__name__)
 
 #: How long the nodes of a cluster may take to tell each other of a write, in seconds (mem3's sync_delay is 5).
 SYNC = 10.0
 
-#: How often contested documents are looked for, in seconds: in a cluster, and where only replication could leave them.
+#: How often conflicted documents are looked for, in seconds: in a cluster, and where only replication could leave them.
 _CLUSTER, _SINGLE = 60.0, 3600.0
 
 #: How many are healed in one go.
@@ -33,11 +33,11 @@ _AT_ONCE = 200
 Rule = Callable[[list[Document], Collection[str]], 'list[Document] | None']
 
 
-class Healer:
+class ConflictResolver:
     """Heals the documents of one database, of those types that have a rule."""
 
     def __init__(self, client: Client, view: Document, rules: Mapping[str, Rule]) -> None:
-        """Use the design document `view`, whose view `contested` lists such documents; it is stored where it is missing."""
+        """Use the design document `view`, whose view `conflicted` lists such documents; it is stored where it is missing."""
         self._client, self._view, self._rules = client, view, rules
         self._name = str(view['_id']).partition('/')[2]
         #: Revisions and the monotonic time of the first look, by id; of what is settled the time is infinite.
@@ -53,12 +53,12 @@ class Healer:
             return self._looked + SYNC
         return self._looked + self._every * (_SINGLE if self._client.replicas == 1 else _CLUSTER)
 
-    def contested(self, update: str = 'true') -> dict[str, frozenset[str]]:
-        """Return the revisions of all leaves of each contested document, by id; one request. `update` is CouchDB's."""
+    def conflicted(self, update: str = 'true') -> dict[str, frozenset[str]]:
+        """Return the revisions of all leaves of each conflicted document, by id; one request. `update` is CouchDB's."""
         if self._refused:
             return {}
         try:
-            rows = self._client.view(self._name, 'contested', keys=sorted(self._rules), update=update)
+            rows = self._client.view(self._name, 'conflicted', keys=sorted(self._rules), update=update)
         except NotFound:
             self._set_up()
             return {}
@@ -71,12 +71,12 @@ class Healer:
             self.heal(())
 
     def heal(self, living: Collection[str]) -> int:
-        """Heal what has been contested for long enough; return how many documents that were."""
+        """Heal what has been conflicted for long enough; return how many documents that were."""
         now = self._looked = time.monotonic()
         seen, self._seen = self._seen, {}
         healed = 0
         # Nobody waits for an index that is to be made of a long queue first: the next look finds what this one did not.
-        for doc_id, revs in self.contested('lazy').items():
+        for doc_id, revs in self.conflicted('lazy').items():
             before, since = seen.get(doc_id, (revs, now))
             since = since if before == revs else now
             if since <= now - SYNC and healed < _AT_ONCE and self._is_settled(doc_id, living):
@@ -112,8 +112,12 @@ class Healer:
             pass  # another process was first, with the same
         except AccessDenied:
             self._refused = True
-            logger.warning('%s lacks the design document %s, and what a cluster leaves contested is not healed; let an '
-                           'administrator run "celery -A your_app couchdb setup"', self._client.address.url, self._name)
+            logger.warning(
+                '%s lacks the design document %s, and what a cluster leaves conflicted is not healed; let an '
+                'administrator run "celery -A your_app couchdb setup"',
+                self._client.address.url,
+                self._name,
+            )
 
 
 def write_each(client: Client, docs: Collection[Document]) -> bool:

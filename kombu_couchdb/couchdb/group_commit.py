@@ -55,7 +55,9 @@ class GroupCommit:
     @classmethod
     def of(cls, client: Client) -> GroupCommit:
         """Return the one of this process for a database and its timeouts: every thread may have a connection of its own."""
-        return _shared.of((client.address, client.timeouts), lambda: cls(Client(client.address, *reversed(client.timeouts))))
+        return _shared.of(
+            (client.address, client.timeouts), lambda: cls(Client(client.address, *reversed(client.timeouts)))
+        )
 
     def reset(self) -> None:
         """Start over, after a fork: whoever waited or wrote is the parent's."""
@@ -126,7 +128,7 @@ class GroupCommit:
         texts = [text for entry in batch for text in entry.texts]
         answers = [self._put(docs[0], texts[0])] if len(docs) == 1 else self._client.bulk(docs, texts=texts)
         for entry in batch:
-            entry.answers, answers = answers[:len(entry.docs)], answers[len(entry.docs):]
+            entry.answers, answers = answers[: len(entry.docs)], answers[len(entry.docs) :]
 
     def _put(self, doc: Document, text: bytes) -> Document:
         try:

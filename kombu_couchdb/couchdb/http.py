@@ -61,8 +61,16 @@ class Http:
         """Close the idle connections; it can still be used."""
         self._nodes.close()
 
-    def request(self, method: str, path: str | None, params: Mapping[str, Any] | None = None, body: Any = None,
-                *, repeat: bool = False, shape: Shape = anything) -> Any:
+    def request(
+        self,
+        method: str,
+        path: str | None,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        *,
+        repeat: bool = False,
+        shape: Shape = anything,
+    ) -> Any:
         """Send one request below the database (or, with path None, to the server's root) and return its JSON.
 
         *Raises* `BrokenAnswer` if that has another `shape`.
@@ -80,8 +88,16 @@ class Http:
             raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to GET {path:.100}')
         return text
 
-    def _exchange(self, method: str, path: str | None, params: Mapping[str, Any] | None = None, body: Any = None,
-                  *, repeat: bool = False, bounds: Bounds = ORDINARY) -> tuple[bytes, int]:
+    def _exchange(
+        self,
+        method: str,
+        path: str | None,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        *,
+        repeat: bool = False,
+        bounds: Bounds = ORDINARY,
+    ) -> tuple[bytes, int]:
         """Send one request, as `request` does, and return its answer and status."""
         left = max(2, len(self._nodes)) if repeat else 1
         while True:
@@ -103,13 +119,22 @@ class Http:
             if text.lstrip()[:1] in (b'{', b'['):
                 raise errors.BrokenAnswer(f'{self.address.url}: the answer was cut off') from exc
             raise errors.NotCouchDB(
-                f'{self.address.server} answers {status} without JSON: not a CouchDB server; check host and port') from exc
+                f'{self.address.server} answers {status} without JSON: not a CouchDB server; check host and port'
+            ) from exc
         if not shape(answer):
             raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to {request:.100}')
         return answer
 
-    def _send(self, method: str, path: str | None, params: Mapping[str, Any] | None, body: Any,
-              read_timeout: float | None = None, *, bounds: Bounds = ORDINARY) -> requests.Response:
+    def _send(
+        self,
+        method: str,
+        path: str | None,
+        params: Mapping[str, Any] | None,
+        body: Any,
+        read_timeout: float | None = None,
+        *,
+        bounds: Bounds = ORDINARY,
+    ) -> requests.Response:
         node = self._nodes.current
         data = body if body is None or isinstance(body, bytes) else encoded(body)
         try:
@@ -128,7 +153,9 @@ def _query(params: Mapping[str, Any] | None) -> str:
 def encoded(body: Any) -> bytes:
     """Return a body as JSON; *raises* `Unstorable` if it cannot be written so."""
     try:
-        return json.dumps(body, separators=(',', ':'), cls=JSONEncoder, ensure_ascii=False, allow_nan=False).encode('utf-8')
+        return json.dumps(body, separators=(',', ':'), cls=JSONEncoder, ensure_ascii=False, allow_nan=False).encode(
+            'utf-8'
+        )
     except UnicodeEncodeError as exc:
         raise errors.Unstorable('what is to be stored has text in it that is none: half of a surrogate pair') from exc
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:

@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 from .. import errors
 from ..log import get_logger
 from .address import Address
-from .auth import Headers, Login
+from .auth import Auth, Headers
 from .bounds import ORDINARY, SLOWEST, BoundedAdapter, Bounds, Upload, answers_within
 from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
@@ -45,7 +45,7 @@ class Node:
     """
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
-        self.address, self.timeouts, self.login = address, timeouts, Login.of(address)
+        self.address, self.timeouts, self.login = address, timeouts, Auth.of(address)
         self._clock, self._answered = clock, False
         self.reset()
         reset_in_child(self)
@@ -56,8 +56,16 @@ class Node:
         self._pid = 0
         self._not_before = float('-inf')
 
-    def send(self, method: str, path: str | None, query: str, data: bytes | None, read_timeout: float | None = None,
-             *, bounds: Bounds = ORDINARY) -> requests.Response:
+    def send(
+        self,
+        method: str,
+        path: str | None,
+        query: str,
+        data: bytes | None,
+        read_timeout: float | None = None,
+        *,
+        bounds: Bounds = ORDINARY,
+    ) -> requests.Response:
         """Send one request below the database (or, with path None, to the server's root) and return the answer.
 
         That of a longpoll (see `bounds`) is not read. *Raises* the errors of `kombu_couchdb.errors`, none of which has anything
@@ -97,8 +105,15 @@ class Node:
     def _post_session(self, data: bytes) -> requests.Response | errors.CouchDBError:
         return self._exchange('POST', f'{self.address.server}/_session', Headers(), data)
 
-    def _exchange(self, method: str, url: str, who: Headers, data: bytes | None, read_timeout: float | None = None,
-                  bounds: Bounds = ORDINARY) -> requests.Response | errors.CouchDBError:
+    def _exchange(
+        self,
+        method: str,
+        url: str,
+        who: Headers,
+        data: bytes | None,
+        read_timeout: float | None = None,
+        bounds: Bounds = ORDINARY,
+    ) -> requests.Response | errors.CouchDBError:
         """Send one request and return its answer, whatever its status, or the error, for whoever has nothing to hide to raise."""
         adapter, settings = self._connected()
         if (patience := self._not_before - time.monotonic()) > 0:
@@ -116,15 +131,22 @@ class Node:
         sent = time.time()
         try:
             with answers_within(bounds):
-                response = adapter.send(prepared, stream=bounds.longpoll, timeout=(self.timeouts[0], seconds), **settings)
+                response = adapter.send(
+                    prepared, stream=bounds.longpoll, timeout=(self.timeouts[0], seconds), **settings
+                )
             if (coding := response.headers.get('Content-Encoding', 'identity')).lower() != 'identity':
                 # Nobody asked for it, and some hundred kB of it may be a GB.
                 response.close()
-                return errors.BrokenAnswer(f'{self.address.url}: the answer is compressed ({coding!a:.40}); configure the proxy '
-                                           f'before CouchDB to honour Accept-Encoding')
+                return errors.BrokenAnswer(
+                    f'{self.address.url}: the answer is compressed ({coding!a:.40}); configure the proxy '
+                    f'before CouchDB to honour Accept-Encoding'
+                )
             if not bounds.longpoll or response.status_code >= 400:
                 response.content  # noqa: B018 - read the body, so that the connection returns to the pool
-        except (OSError, ValueError) as exc:  # requests' errors are OSErrors; urllib3 has a ValueError for impossible hosts
+        except (
+            OSError,
+            ValueError,
+        ) as exc:  # requests' errors are OSErrors; urllib3 has a ValueError for impossible hosts
             return errors.from_transport(exc, self.address.url, known=self._answered)
         self._answered = True
         response.request = None  # type: ignore[assignment]  # it has the headers
@@ -143,7 +165,8 @@ class Node:
                     # Session.send() would read the environment and the cookies for every request: once is enough.
                     session = requests.Session()
                     found = session.merge_environment_settings(
-                        self.address.url, {}, False, self.address.verify, self.address.cert)
+                        self.address.url, {}, False, self.address.verify, self.address.cert
+                    )
                     self._settings = {name: found[name] for name in ('verify', 'cert', 'proxies')}
                     self._adapter = BoundedAdapter(pool_connections=2, pool_maxsize=_POOL)
                     self._pid = os.getpid()
@@ -180,7 +203,9 @@ class Nodes:
         """Ask the next node from now on, unless another thread has left this one already."""
         if len(self._nodes) > 1 and self.current is node:
             self._choice.place = (self._nodes.index(node) + 1) % len(self._nodes)
-            logger.info('%s does not answer as it should; asking %s from now on', node.address.url, self.current.address.url)
+            logger.info(
+                '%s does not answer as it should; asking %s from now on', node.address.url, self.current.address.url
+            )
 
     def close(self) -> None:
         """Close the idle connections to all nodes."""

@@ -11,8 +11,10 @@ MASK = '**'
 
 #: Scheme, user and colon, and what follows up to the last `@` before the next URL of a list: an unquoted password may have any
 #: other character in it.
-_PASSWORD = re.compile(r'(\b[a-z][a-z0-9+.-]*://(?:(?!;[a-z][a-z0-9+.-]*://)[^:@])*:)(?:(?!;[a-z][a-z0-9+.-]*://).)*@',
-                       re.IGNORECASE | re.DOTALL)
+_PASSWORD = re.compile(
+    r'(\b[a-z][a-z0-9+.-]*://(?:(?!;[a-z][a-z0-9+.-]*://)[^:@])*:)(?:(?!;[a-z][a-z0-9+.-]*://).)*@',
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def redacted(text: str, mask: str = MASK) -> str:

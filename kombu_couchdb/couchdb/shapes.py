@@ -12,8 +12,23 @@ from collections.abc import Callable
 from typing import Any
 
 __all__ = [
-    'DOCUMENT', 'DONE', 'Shape', 'anything', 'both', 'document', 'equal', 'exactly', 'flag', 'items', 'maybe', 'members',
-    'number', 'revision', 'rows', 'sequence', 'text',
+    'DOCUMENT',
+    'DONE',
+    'Shape',
+    'anything',
+    'both',
+    'document',
+    'equal',
+    'exactly',
+    'flag',
+    'items',
+    'maybe',
+    'members',
+    'number',
+    'revision',
+    'rows',
+    'sequence',
+    'text',
 ]
 
 Shape = Callable[[Any], bool]
@@ -75,6 +90,7 @@ def members(**shapes: Shape) -> Shape:
             if not shape(value.get(name)):
                 return False
         return True
+
     return check
 
 
@@ -85,6 +101,7 @@ def items(shape: Shape) -> Shape:
 
 def exactly(*shapes: Shape) -> Shape:
     """A list of just these, in this order."""
+
     def check(value: Any) -> bool:
         if not isinstance(value, list) or len(value) != len(shapes):
             return False
@@ -92,6 +109,7 @@ def exactly(*shapes: Shape) -> Shape:
             if not shape(one):
                 return False
         return True
+
     return check
 
 

@@ -2,7 +2,7 @@
 
 The name of a design document carries the version of its views. A change to a view makes a new name, and so workers of both
 versions run side by side, each with its own index. Workers read the views of `NAME`. Those of `JOBS` are for people and
-for who asks for a job by its task, and `CONTESTED` is for who heals what a cluster left behind: their indexes are brought up
+for who asks for a job by its task, and `CONFLICTED` is for who heals what a cluster left behind: their indexes are brought up
 to date when they are read, and cost who does not ask nothing.
 """
 
@@ -14,11 +14,21 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 __all__ = [
-    'CONTESTED', 'JOBS', 'NAME', 'PARCELS', 'PLANNED', 'contested', 'documents', 'key_of', 'load', 'parcels', 'queue_of',
+    'CONFLICTED',
+    'JOBS',
+    'NAME',
+    'PARCELS',
+    'PLANNED',
+    'conflicted',
+    'documents',
+    'key_of',
+    'load',
+    'parcels',
+    'queue_of',
     'rows_of',
 ]
 
-NAME, JOBS, CONTESTED = 'celery-v4', 'celery-jobs-v1', 'celery-contested-v1'
+NAME, JOBS, CONFLICTED = 'celery-v4', 'celery-jobs-v1', 'celery-conflicted-v1'
 
 #: That of a database of parcels: by it a publisher tells that it is one. Its name sorts behind `NAME`, see `queues.database`.
 PARCELS = 'parcels-v1'
@@ -32,12 +42,12 @@ _REDUCE = {'waiting': '_count', 'leases': '_stats', 'dead': '_count', 'expiring'
 def documents() -> list[dict[str, Any]]:
     """Return the design documents, without revisions; that of `NAME` is the last, so that where it is, all are."""
     jobs = {**load(__name__, JOBS, {'by_task': ''}), 'autoupdate': False}
-    return [jobs, contested(), load(__name__, NAME, _REDUCE)]
+    return [jobs, conflicted(), load(__name__, NAME, _REDUCE)]
 
 
-def contested() -> dict[str, Any]:
-    """Return the design document `CONTESTED`, which databases of results have, too."""
-    return {**load(__name__, CONTESTED, {'contested': ''}), 'autoupdate': False}
+def conflicted() -> dict[str, Any]:
+    """Return the design document `CONFLICTED`, which databases of results have, too."""
+    return {**load(__name__, CONFLICTED, {'conflicted': ''}), 'autoupdate': False}
 
 
 def parcels() -> dict[str, Any]:
@@ -67,6 +77,7 @@ def rows_of(queue: str, *after: float) -> dict[str, Any]:
 
 def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:
     """Return the design document `name`, made of a package's `.js` files; `views` names them and their reductions, if any."""
+
     def source(view: str) -> str:
         lines = files(package).joinpath(f'{view}.js').read_text('utf-8').splitlines()
         # CouchDB takes one function expression: no comment may stand before it.
@@ -75,5 +86,7 @@ def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:
     return {
         '_id': f'_design/{name}',
         'language': 'javascript',
-        'views': {view: {'map': source(view), **({'reduce': reduce} if reduce else {})} for view, reduce in views.items()},
+        'views': {
+            view: {'map': source(view), **({'reduce': reduce} if reduce else {})} for view, reduce in views.items()
+        },
     }

@@ -64,7 +64,12 @@ def attached(message: Mapping[str, Any]) -> Document:
 def stub(doc: Mapping[str, Any]) -> Document | None:
     """Return the stub of the attachment that is the body of a document's message, or None if it is in the document."""
     message, attachments = doc.get('message'), doc.get('_attachments')
-    if 'key' in doc or not isinstance(message, dict) or message.get('body') is not None or not isinstance(attachments, dict):
+    if (
+        'key' in doc
+        or not isinstance(message, dict)
+        or message.get('body') is not None
+        or not isinstance(attachments, dict)
+    ):
         return None
     found = attachments.get(NAME)
     return found if isinstance(found, dict) and isinstance(found.get('length'), int) else None

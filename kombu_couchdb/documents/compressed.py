@@ -61,7 +61,9 @@ def check_unpacked(body: Any, compression: Any) -> None:
         try:
             unpacked(body, compression)
         except TooLarge as exc:
-            raise Unstorable(f'the message is compressed too well: {exc}; send it without compression, or in parts') from exc
+            raise Unstorable(
+                f'the message is compressed too well: {exc}; send it without compression, or in parts'
+            ) from exc
         except ValueError:
             pass  # it is said to be compressed, and a consumer may know how
 
@@ -107,7 +109,7 @@ def _streams(new: Callable[[], Any], body: bytes, most: int) -> bytes:
 def _brotli(stream: Any, body: bytes, most: int) -> bytes:
     found, step = bytearray(), 64
     for start in range(0, len(body), step):  # a little at a time: old versions take no bound
-        found += stream.process(body[start:start + step])
+        found += stream.process(body[start : start + step])
         if len(found) >= most:
             return bytes(found[:most])
     if not stream.is_finished():

@@ -35,8 +35,9 @@ __all__ = ['decide', 'heal', 'keep_seen']
 Document = dict[str, Any]
 
 
-def decide(leaves: Iterable[Document], seen: str | None, void: str, living: Collection[str],
-           now: float) -> list[Document] | None:
+def decide(
+    leaves: Iterable[Document], seen: str | None, void: str, living: Collection[str], now: float
+) -> list[Document] | None:
     """Return what is to be written about a void claim, in this order, or None to wait.
 
     `leaves` are all leaves of the document, deleted ones too; `seen` is the revision that readers see, `void` that of the
@@ -51,7 +52,7 @@ def decide(leaves: Iterable[Document], seen: str | None, void: str, living: Coll
         return [_done(ours, others, now)]
     rivals = [leaf for leaf in others if not leaf.get('_deleted')]
     if seen != void or any(_order(leaf) > _order(ours) for leaf in rivals):
-        return [_voided(ours)]
+        return [_withdrawn(ours)]
     if any(workitem.claimant(leaf) in living for leaf in rivals):
         return None
     return _only(ours, rivals, leaves, delivered=False)
@@ -74,7 +75,7 @@ def heal(leaves: list[Document], living: Collection[str], now: float) -> list[Do
 def keep_seen(leaves: list[Document]) -> list[Document]:
     """Return what leaves of a document only the one that readers see: where all say the same, or the last is as good as any."""
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
-    return [_voided(leaf) for leaf in sorted(live, key=_order)[:-1]]
+    return [_withdrawn(leaf) for leaf in sorted(live, key=_order)[:-1]]
 
 
 def _only(kept: Document, others: list[Document], leaves: list[Document], *, delivered: bool) -> list[Document]:
@@ -82,7 +83,7 @@ def _only(kept: Document, others: list[Document], leaves: list[Document], *, del
     merged = gather(kept, others, _tags_done(leaves)) if 'key' in kept else kept
     if workitem.claimant(kept):
         merged = workitem.release(merged, delivered=delivered)
-    return [*([merged] if merged is not kept else []), *(_voided(leaf) for leaf in others)]
+    return [*([merged] if merged is not kept else []), *(_withdrawn(leaf) for leaf in others)]
 
 
 def _tags_done(leaves: list[Document]) -> set[str]:
@@ -94,7 +95,7 @@ def _done(leaf: Document, others: list[Document], now: float) -> Document:
     return workitem.acked(apart_from(leaf, others) if 'key' in leaf else leaf, now)
 
 
-def _voided(leaf: Document) -> Document:
+def _withdrawn(leaf: Document) -> Document:
     return {**workitem.deleted(leaf), 'void': True}
 
 

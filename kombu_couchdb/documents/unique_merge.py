@@ -87,16 +87,26 @@ def _behind(found: Document, doc: Document) -> tuple[list[Document], Outcome]:
 def _entries(doc: Document) -> list[Document]:
     """Return what waits behind a job, without what is spoilt."""
     waiting = doc.get('next')
-    return [one for one in waiting if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})] \
-        if isinstance(waiting, list) else []
+    return (
+        [one for one in waiting if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})]
+        if isinstance(waiting, list)
+        else []
+    )
 
 
 def _moved(found: Document, doc: Document) -> Document:
     """Return an item with the due date and expiry of another, in its message's headers, too: Celery reads them there."""
     moved = {name: value for name, value in found.items() if name != 'expires'}
-    headers = {**found['message']['headers'], **{name: doc['message']['headers'].get(name) for name in ('eta', 'expires')}}
-    return {**moved, 'date': doc['date'], 'message': {**found['message'], 'headers': headers},
-            **({'expires': doc['expires']} if 'expires' in doc else {})}
+    headers = {
+        **found['message']['headers'],
+        **{name: doc['message']['headers'].get(name) for name in ('eta', 'expires')},
+    }
+    return {
+        **moved,
+        'date': doc['date'],
+        'message': {**found['message'], 'headers': headers},
+        **({'expires': doc['expires']} if 'expires' in doc else {}),
+    }
 
 
 def _message_of(doc: Document, found: Document) -> Document:
@@ -115,8 +125,12 @@ def gather(kept: Document, others: list[Document], done: Collection[Any]) -> Doc
     `done` has the tags of messages that are done.
     """
     known = {*done, *_tags(kept)}
-    missing = {workitem.tag(entry): entry for leaf in others for entry in (_message(leaf), *_entries(leaf))
-               if not workitem.flaw({**entry, 'attempts': 0}) and workitem.tag(entry) not in known}
+    missing = {
+        workitem.tag(entry): entry
+        for leaf in others
+        for entry in (_message(leaf), *_entries(leaf))
+        if not workitem.flaw({**entry, 'attempts': 0}) and workitem.tag(entry) not in known
+    }
     if not missing:
         return kept
     return {**kept, 'next': [*_entries(kept), *sorted(missing.values(), key=workitem.ready_since)]}

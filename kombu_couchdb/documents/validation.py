@@ -27,7 +27,8 @@ def check_names(**names: Any) -> None:
             fit = False  # half of a surrogate pair
         if not fit:
             raise ConfigurationError(
-                f'{what.replace("_", " ")} must be text of at most {_LONGEST} bytes in UTF-8, not {name!a:.80}')
+                f'{what.replace("_", " ")} must be text of at most {_LONGEST} bytes in UTF-8, not {name!a:.80}'
+            )
 
 
 def is_deeper(value: Any, levels: int = _DEEPEST) -> bool:
@@ -36,8 +37,12 @@ def is_deeper(value: Any, levels: int = _DEEPEST) -> bool:
     for _ in range(levels):
         if not layer:
             return False
-        layer = [member for outer in layer for member in (outer.values() if isinstance(outer, dict) else outer)
-                 if isinstance(member, (dict, list))]
+        layer = [
+            member
+            for outer in layer
+            for member in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(member, (dict, list))
+        ]
     return bool(layer)
 
 

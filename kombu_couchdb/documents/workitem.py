@@ -36,9 +36,34 @@ from .properties import HIGHEST, due_date, lifetime, priority
 from .validation import is_deeper
 
 __all__ = [
-    'HIGHEST', 'JOB_KEY', 'acked', 'apart', 'buried', 'bury', 'claim', 'claimant', 'dead_copy', 'deleted', 'flaw',
-    'has_expired', 'is_announced', 'is_due', 'is_unique', 'is_waiting', 'job_id', 'new', 'new_id', 'rank', 'ready_since',
-    'release', 'replay', 'size', 'state', 'tag', 'task_id', 'task_name',
+    'HIGHEST',
+    'JOB_KEY',
+    'acked',
+    'apart',
+    'buried',
+    'bury',
+    'claim',
+    'claimant',
+    'dead_copy',
+    'deleted',
+    'flaw',
+    'has_expired',
+    'is_announced',
+    'is_due',
+    'is_unique',
+    'is_waiting',
+    'job_id',
+    'new',
+    'new_id',
+    'rank',
+    'ready_since',
+    'release',
+    'replay',
+    'size',
+    'state',
+    'tag',
+    'task_id',
+    'task_name',
 ]
 
 Document = dict[str, Any]
@@ -62,7 +87,7 @@ _serial = itertools.count()
 
 def new_id(now: float) -> str:
     """Return an id that sorts by time, so that CouchDB's B-trees append instead of scattering."""
-    return f'{int(now * 1e6):014x}{next(_serial) & 0xffff:04x}{os.urandom(6).hex()}'
+    return f'{int(now * 1e6):014x}{next(_serial) & 0xFFFF:04x}{os.urandom(6).hex()}'
 
 
 def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Document:
@@ -96,8 +121,14 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Docu
 
 def job_id(queue: str, task: Any, key: Any) -> str:
     """Return the id of a unique job; *raises* `ConfigurationError` if `key` is not text of a fit length."""
-    if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY or any('\ud800' <= char <= '\udfff' for char in key):
-        raise ConfigurationError(f'the header {JOB_KEY} must be text of 1 to {_LONGEST_KEY} characters, not {key!r:.80}')
+    if (
+        not isinstance(key, str)
+        or not 0 < len(key) <= _LONGEST_KEY
+        or any('\ud800' <= char <= '\udfff' for char in key)
+    ):
+        raise ConfigurationError(
+            f'the header {JOB_KEY} must be text of 1 to {_LONGEST_KEY} characters, not {key!r:.80}'
+        )
     # JSON keeps the three apart, whatever characters they have.
     return JOB + json.dumps([queue, task, key], ensure_ascii=False, separators=(',', ':'))
 
@@ -200,12 +231,17 @@ def dead_copy(doc: Document) -> Document:
         known = f'{doc["_id"]}\0{doc["_rev"]}'
     made = int(max(0, min(_DATES, date)) * 1e6) if isinstance(date, (int, float)) else 0
     copy_id = f'{made:014x}{sha256(known.encode()).hexdigest()[:16]}'
-    return {**{name: value for name, value in doc.items() if name not in ('_rev', '_attachments', 'next')}, '_id': copy_id}
+    return {
+        **{name: value for name, value in doc.items() if name not in ('_rev', '_attachments', 'next')},
+        '_id': copy_id,
+    }
 
 
 def replay(doc: Document, now: float) -> Document:
     """Return a dead item as waiting at the end of its queue, as if it had never been delivered; it does not expire any more."""
-    kept = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'expires', 'consumer')}
+    kept = {
+        name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'expires', 'consumer')
+    }
     headers = {name: None if name == 'expires' else value for name, value in doc['message']['headers'].items()}
     return {**kept, 'date': None, 'published': now, 'attempts': 0, 'message': {**doc['message'], 'headers': headers}}
 

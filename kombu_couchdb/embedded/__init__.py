@@ -72,8 +72,13 @@ class EmbeddedServer:
             raise EmbeddedServerError('The embedded server was already started.')
         folder, (node, _) = install(), _find_node()
         self.process = process = subprocess.Popen(
-            [node, 'server.js'], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            start_new_session=True)  # Ctrl-C in a terminal reaches the starter only, which then stops it
+            [node, 'server.js'],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )  # Ctrl-C in a terminal reaches the starter only, which then stops it
         assert process.stdin is not None
         assert process.stdout is not None
         watchdog = threading.Timer(_START_TIMEOUT, process.kill)
@@ -143,8 +148,13 @@ def install() -> Path:
         for file in files:
             shutil.copy(file, new)
         run = subprocess.run(
-            [*npm, 'ci', '--ignore-scripts', '--prefer-offline', '--no-audit', '--fetch-retries=1'], cwd=new,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            [*npm, 'ci', '--ignore-scripts', '--prefer-offline', '--no-audit', '--fetch-retries=1'],
+            cwd=new,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if run.returncode:
             reason = ' '.join(re.findall(r'npm (?:error|ERR!) (\S.*)', run.stderr) or run.stderr.split())
             raise EmbeddedServerError(f'npm cannot install the embedded server: {reason[:300]}')
@@ -163,7 +173,8 @@ def _check_owner(folder: Path) -> Path:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
             raise EmbeddedServerError(
                 f'Others may have changed the programs in {folder}: let CELERY_COUCHDB_CACHE name a folder that is yours, and '
-                f'that neither its group nor others can write to.')
+                f'that neither its group nor others can write to.'
+            )
     return folder
 
 
@@ -190,4 +201,5 @@ def _find_node() -> tuple[str, list[str]]:
         return node, [node, str(root / 'lib' / 'node_modules' / 'npm' / 'bin' / 'npm-cli.js')]
     raise EmbeddedServerError(
         'The embedded server needs Node.js 18 or later with npm: install it, or run '
-        '`pip install celery-couchdb[embedded]`, or set COUCHDB_URL to an Apache CouchDB.')
+        '`pip install celery-couchdb[embedded]`, or set COUCHDB_URL to an Apache CouchDB.'
+    )

@@ -15,7 +15,8 @@ def main(arguments: Sequence[str] | None = None) -> int | str:
     """Run until Ctrl-C or SIGTERM; return the exit status, or what went wrong."""
     parser = argparse.ArgumentParser(
         prog='python -m kombu_couchdb.embedded',
-        description='Run an in-memory CouchDB look-alike on 127.0.0.1, for development only.')
+        description='Run an in-memory CouchDB look-alike on 127.0.0.1, for development only.',
+    )
     parser.add_argument('--port', type=int, default=5984, help='0 for any free port (default: %(default)s)')
     parser.add_argument('--user', default='admin', help='(default: %(default)s)')
     parser.add_argument('--password', help='(default: a random one)')
@@ -24,8 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int | str:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with EmbeddedServer(options.port, options.user, options.password) as server:
-            print(f'{server.url} (in memory, for development only; Ctrl-C ends it)\n'
-                  f'{server.couchdb_url} (for broker_url and result_backend)', flush=True)
+            print(
+                f'{server.url} (in memory, for development only; Ctrl-C ends it)\n'
+                f'{server.couchdb_url} (for broker_url and result_backend)',
+                flush=True,
+            )
             assert server.process is not None
             return f'The embedded server ended by itself, with status {server.process.wait()}.'
     except KeyboardInterrupt:

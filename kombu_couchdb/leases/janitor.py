@@ -16,7 +16,7 @@ from ..errors import NotFound
 from ..queues.store import Store
 from .watch import Watch, mark_of
 
-__all__ = ['Tidier']
+__all__ = ['Janitor']
 
 #: How long broadcasts and heartbeats are left alone after they expired, in seconds: listeners may be behind, clocks differ.
 _KEPT = 3600.0
@@ -31,7 +31,7 @@ _LEASE = 60.0
 _PAGE = 250
 
 
-class Tidier:
+class Janitor:
     """Tidies one database. It remembers which bindings it found without a queue, and which consumers overdue.
 
     Only a second look proves anything: another process may be about to declare the queue, and a clock may have jumped.
@@ -50,7 +50,11 @@ class Tidier:
 
     def tidy(self, limit: int) -> dict[str, int]:
         """Delete up to `limit` documents of each kind; return how many, as `bindings`, `broadcasts` and `consumers`."""
-        return {'bindings': self._bindings(limit), 'broadcasts': self._broadcasts(limit), 'consumers': self._consumers(limit)}
+        return {
+            'bindings': self._bindings(limit),
+            'broadcasts': self._broadcasts(limit),
+            'consumers': self._consumers(limit),
+        }
 
     def _bindings(self, limit: int) -> int:
         found = {doc['_id']: doc for doc in self._without_queue(list(_documents(self._client, BINDING)))}
@@ -63,7 +67,11 @@ class Tidier:
         count = self._delete(proven)
         # Who declared the queue at this very moment was told that its binding was there: it shall be.
         orphans = {doc['_id'] for doc in self._without_queue(proven)}
-        wanted = [{name: value for name, value in doc.items() if name != '_rev'} for doc in proven if doc['_id'] not in orphans]
+        wanted = [
+            {name: value for name, value in doc.items() if name != '_rev'}
+            for doc in proven
+            if doc['_id'] not in orphans
+        ]
         if wanted:
             self._client.bulk(wanted)
         for doc in proven:
@@ -78,7 +86,9 @@ class Tidier:
 
     def _broadcasts(self, limit: int) -> int:
         now = self._client.clock.now()
-        return self._delete(list(islice((doc for doc in _documents(self._client, BROADCAST) if _is_over(doc, now)), limit)))
+        return self._delete(
+            list(islice((doc for doc in _documents(self._client, BROADCAST) if _is_over(doc, now)), limit))
+        )
 
     def _consumers(self, limit: int) -> int:
         asked = time.monotonic()
@@ -87,8 +97,11 @@ class Tidier:
         except NotFound:
             return 0  # a database of results has none
         now = self._client.clock.now()
-        over = {name: float(stats['max']) for name, stats in leases['consumer'].items()
-                if float(stats['max']) + _KEPT < now and name not in leases['claim']}
+        over = {
+            name: float(stats['max'])
+            for name, stats in leases['consumer'].items()
+            if float(stats['max']) + _KEPT < now and name not in leases['claim']
+        }
         self._watch.look(over, asked, self._client.fetch)
         docs = [doc for part in chunks(self._watch.silent()[:limit], _PAGE) for doc in self._client.fetch(part)]
         return self._delete([doc for doc in docs if doc and mark_of(doc) == self._watch.mark(doc['_id'])])

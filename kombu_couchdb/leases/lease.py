@@ -69,11 +69,21 @@ class Lease:
             self._queues, self._beats = sorted(queues), 0
         self._tried, self._doing = time.monotonic(), dict(done)
         elapsed = self._tried - self._sent  # infinite for the first
-        doc: Document = {'_id': self.id, 'type': 'Consumer', 'layout': design.NAME, 'host': socket.gethostname(),
-                         'pid': os.getpid(), 'queues': self._queues, 'beats': self._beats, 'date': now,
-                         'expires': now + self.timeout,
-                         'rates': {queue: round(max(0, count - self._done.get(queue, 0)) / max(elapsed, 0.001), 3)
-                                   for queue, count in self._doing.items()}}
+        doc: Document = {
+            '_id': self.id,
+            'type': 'Consumer',
+            'layout': design.NAME,
+            'host': socket.gethostname(),
+            'pid': os.getpid(),
+            'queues': self._queues,
+            'beats': self._beats,
+            'date': now,
+            'expires': now + self.timeout,
+            'rates': {
+                queue: round(max(0, count - self._done.get(queue, 0)) / max(elapsed, 0.001), 3)
+                for queue, count in self._doing.items()
+            },
+        }
         if self.rev:
             doc['_rev'] = self.rev
         return doc

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 from zlib import crc32
 
-__all__ = ['Members', 'Turns', 'queues_of']
+__all__ = ['Peers', 'Turns', 'queues_of']
 
 Document = dict[str, Any]
 
@@ -23,7 +23,7 @@ def queues_of(doc: Document) -> frozenset[str]:
     return frozenset(name for name in queues if isinstance(name, str)) if isinstance(queues, list) else frozenset()
 
 
-class Members:
+class Peers:
     """The living consumers of a database, as far as is known."""
 
     def __init__(self) -> None:

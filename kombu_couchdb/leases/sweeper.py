@@ -13,14 +13,14 @@ from math import inf
 
 from .. import design
 from ..couchdb.client import Document
-from ..couchdb.conflicts import SYNC, Healer
-from ..documents import conflict_rules as void
+from ..couchdb.conflicts import SYNC, ConflictResolver
+from ..documents import conflict_rules
 from ..errors import NestedTooDeeply
 from ..log import get_logger
 from ..queues.limits import limit_in
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .janitor import Tidier
+from .janitor import Janitor
 from .peers import queues_of
 from .temporary import UnusedQueues
 from .watch import GRACE, Overdue, Watch, mark_of
@@ -48,11 +48,18 @@ class Sweeper:
         self.unused = UnusedQueues(store, topology)
         #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
         self.void: dict[str, tuple[str, float]] = {}
-        self._healer = Healer(store.client, design.contested(), {
-            'WorkItem': store.heal,
-            **dict.fromkeys(('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader'),
-                            lambda leaves, living: void.keep_seen(leaves))})
-        self._tidier = Tidier(store.client)
+        self._resolver = ConflictResolver(
+            store.client,
+            design.conflicted(),
+            {
+                'WorkItem': store.heal,
+                **dict.fromkeys(
+                    ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader'),
+                    lambda leaves, living: conflict_rules.keep_seen(leaves),
+                ),
+            },
+        )
+        self._janitor = Janitor(store.client)
         self._tidy_at = time.monotonic() + random.uniform(0.2, 1.0) * _TIDY
         # The first sweep is soon: a worker that is started again should find what it left behind.
         self._next = time.monotonic() + random.uniform(0.2, 1.0)
@@ -62,7 +69,7 @@ class Sweeper:
     @property
     def due(self) -> float:
         """The monotonic time of the next sweep."""
-        return min([self._next, self._healer.due, *(since + SYNC for _, since in self.void.values())])
+        return min([self._next, self._resolver.due, *(since + SYNC for _, since in self.void.values())])
 
     def interrupted(self, seconds: float) -> None:
         """Note that the server did not answer for so many seconds up to now: others may have been cut off as well."""
@@ -81,19 +88,23 @@ class Sweeper:
         leases = self._store.leases()
         now = self._store.client.clock.now()
         consumers = {name: float(stats['max']) for name, stats in leases['consumer'].items()}
-        self._watch.look({name: mark for name, mark in consumers.items() if name != own}, asked, self._store.client.fetch)
+        self._watch.look(
+            {name: mark for name, mark in consumers.items() if name != own}, asked, self._store.client.fetch
+        )
         dead = self._fence(self._watch.silent())
         # The view may be older than the claims that name a consumer: only the primary index can say that it is gone.
         unknown = [name for name in leases['claim'] if name not in consumers and name != own]
         alive = self._store.alive(unknown)
         missing = [name for name in unknown if name not in alive]
         gone = [doc['_id'] for doc in dead] + missing
-        contested = self._healer.contested() if gone and self._store.client.replicas > 1 else {}
+        conflicted = self._resolver.conflicted() if gone and self._store.client.replicas > 1 else {}
         for name in gone:
-            # Of a contested one the claim that is seen may be void, and another one be held.
-            count = self._store.release(doc for doc in self._store.claims(name) if doc['_id'] not in contested)
+            # Of a conflicted one the claim that is seen may be unproven, and another one be held.
+            count = self._store.release(doc for doc in self._store.claims(name) if doc['_id'] not in conflicted)
             if count:
-                logger.warning('%d messages of a consumer that is gone (%s) were given back to their queues', count, name)
+                logger.warning(
+                    '%d messages of a consumer that is gone (%s) were given back to their queues', count, name
+                )
         living = set(consumers) - {doc['_id'] for doc in dead}
         ends = {name: float(stats['max']) for name, stats in leases['queue'].items()}
         overdue = self._overdue.proven({name: end for name, end in ends.items() if end + GRACE < now}, asked)
@@ -109,19 +120,21 @@ class Sweeper:
             if time.monotonic() - since > SYNC:
                 self.void[doc_id] = (rev, time.monotonic())
                 try:
-                    settled = self._store.settle_void(doc_id, rev, living)
+                    settled = self._store.settle_unproven(doc_id, rev, living)
                 except NestedTooDeeply as exc:
                     settled = True
                     logger.error('the leaves of %s are left alone: %s', doc_id, exc)
                 if settled:
                     del self.void[doc_id]
-        if time.monotonic() >= self._healer.due:
-            self._healer.heal(living)
+        if time.monotonic() >= self._resolver.due:
+            self._resolver.heal(living)
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
-            self._tidier.tidy(_TIDIED)
+            self._janitor.tidy(_TIDIED)
         wait = min(self._watch.next_in(), self._overdue.next_in(), self._timeout)
-        self._next = time.monotonic() + (pause if unfinished else max(wait, self._timeout / 10) + random.uniform(0.1, 1.0))
+        self._next = time.monotonic() + (
+            pause if unfinished else max(wait, self._timeout / 10) + random.uniform(0.1, 1.0)
+        )
         # Whoever is stalled for less is far from being silent for its whole lease, even just before its heartbeat.
         self._expected = self._next + max(self._timeout / 3, GRACE)
         return living
@@ -138,10 +151,16 @@ class Sweeper:
         if not docs:
             return []
         answers = self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])
-        gone = [doc for doc, answer in zip(docs, answers, strict=True) if answer.get('ok') and not answer.get('accepted')]
+        gone = [
+            doc for doc, answer in zip(docs, answers, strict=True) if answer.get('ok') and not answer.get('accepted')
+        ]
         for doc in gone:
-            logger.warning('consumer %s on %s (pid %s) has not been heard of since its lease ended',
-                           doc['_id'], doc.get('host'), doc.get('pid'))
+            logger.warning(
+                'consumer %s on %s (pid %s) has not been heard of since its lease ended',
+                doc['_id'],
+                doc.get('host'),
+                doc.get('pid'),
+            )
         return gone
 
     def _keep_limits(self, leases: Mapping[str, Mapping[str, Document]], now: float, until: float) -> int:

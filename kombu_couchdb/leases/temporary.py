@@ -39,7 +39,9 @@ class Gets:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._next: dict[tuple[str, float | None], float] = {}  # by name and lifetime as declared here: a monotonic time
+        self._next: dict[
+            tuple[str, float | None], float
+        ] = {}  # by name and lifetime as declared here: a monotonic time
 
     def used(self, name: str) -> None:
         """Prolong a queue with a lifetime, from which a message is asked for.

@@ -49,7 +49,9 @@ class Watch:
         self._looked = -inf
         self._ahead: float | None = None
 
-    def look(self, marks: Mapping[str, float], asked: float, fetch: Callable[[list[str]], list[Document | None]]) -> None:
+    def look(
+        self, marks: Mapping[str, float], asked: float, fetch: Callable[[list[str]], list[Document | None]]
+    ) -> None:
         """Take in the `expires` of all consumers, by id, as read from the monotonic time `asked` on.
 
         `fetch` returns the documents of consumers that are new: what they say of their leases.
@@ -87,7 +89,10 @@ class Watch:
     def proven_in(self, longest: float) -> float:
         """Return in how many seconds all that have leases of up to `longest` seconds can be proven to be silent."""
         now = time.monotonic()
-        return max((seen.since + seen.lease + GRACE - now for seen in self._seen.values() if seen.lease <= longest), default=0.0)
+        return max(
+            (seen.since + seen.lease + GRACE - now for seen in self._seen.values() if seen.lease <= longest),
+            default=0.0,
+        )
 
     def next_in(self) -> float:
         """Return in how many seconds to look again, `inf` if there is nobody to look at.
@@ -96,7 +101,10 @@ class Watch:
         prove.
         """
         now = time.monotonic()
-        return min((min(seen.since + seen.lease + GRACE - now, CREDIT * seen.lease) for seen in self._seen.values()), default=inf)
+        return min(
+            (min(seen.since + seen.lease + GRACE - now, CREDIT * seen.lease) for seen in self._seen.values()),
+            default=inf,
+        )
 
 
 class Overdue:

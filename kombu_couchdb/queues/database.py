@@ -49,8 +49,9 @@ def ensure(client: Client, create: bool) -> Found:
         missing = exc
     client.welcome()
     if not create:
-        raise DatabaseMissing(f'{client.address.url}: the database is not set up, and the transport '
-                              f'option create_database is off') from missing
+        raise DatabaseMissing(
+            f'{client.address.url}: the database is not set up, and the transport option create_database is off'
+        ) from missing
     try:
         client.create()
     except AccessDenied as exc:
@@ -64,8 +65,12 @@ def ensure(client: Client, create: bool) -> Found:
             except Conflict:
                 pass  # another process was first, with the same
     except (AccessDenied, DatabaseMissing) as exc:
-        raise may_not(client.address.url, client.user, 'set up the database',
-                      'let an administrator run "celery -A your_app couchdb setup" once') from exc
+        raise may_not(
+            client.address.url,
+            client.user,
+            'set up the database',
+            'let an administrator run "celery -A your_app couchdb setup" once',
+        ) from exc
     try:
         client.request('PUT', '/_revs_limit', body=REVISIONS)
     except CouchDBError as exc:

@@ -58,8 +58,19 @@ class Broadcaster:
             self._publisher, self._number = uuid.uuid4().hex, 0
         # Whatever becomes of it: one that gets no answer may have been stored, and its number is no other's any more.
         self._number, self._sent = self._number + 1, now
-        self._store({'type': 'Broadcast', 'exchange': exchange, 'routing_key': routing_key, 'publisher': self._publisher,
-                     'number': self._number, 'date': now, 'expires': now + self._retention, 'message': message}, now)
+        self._store(
+            {
+                'type': 'Broadcast',
+                'exchange': exchange,
+                'routing_key': routing_key,
+                'publisher': self._publisher,
+                'number': self._number,
+                'date': now,
+                'expires': now + self._retention,
+                'message': message,
+            },
+            now,
+        )
 
     def _store(self, doc: Document, now: float) -> None:
         assert self._own is not None
@@ -180,12 +191,19 @@ class Listener:
     def _give_up(self) -> None:
         """Wait no longer for what was passed over long ago, or too much of it."""
         before = time.monotonic() - _LATE
-        lost = [key for place, (key, since) in enumerate(reversed(self._passed.items())) if since < before or place >= _PASSED]
+        lost = [
+            key
+            for place, (key, since) in enumerate(reversed(self._passed.items()))
+            if since < before or place >= _PASSED
+        ]
         for key in lost:
             del self._passed[key]
         if lost:
-            logger.warning('this listener fell behind: %d broadcasts were gone before it could read them '
-                           '(see the transport option fanout_retention)', len(lost))
+            logger.warning(
+                'this listener fell behind: %d broadcasts were gone before it could read them '
+                '(see the transport option fanout_retention)',
+                len(lost),
+            )
 
 
 def _date(doc: Document) -> float:

@@ -65,15 +65,22 @@ def check_limits(queue: str, arguments: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` if an argument of a queue that limits it is no number from 0 on."""
     for name in LIMITS[:3]:
         if arguments.get(name) is not None and _number(arguments[name]) is None:
-            raise ConfigurationError(f'queue {queue!r}: the argument {name} must be a number from 0 on, not {arguments[name]!r}')
+            raise ConfigurationError(
+                f'queue {queue!r}: the argument {name} must be a number from 0 on, not {arguments[name]!r}'
+            )
 
 
 def limit_in(doc: Mapping[str, Any]) -> Limit:
     """Return the limits that a Queue document has; what is no number from 0 on is none."""
     arguments = doc.get('arguments')
-    ttl, length, deliveries = (_number(arguments.get(name)) if isinstance(arguments, dict) else None for name in LIMITS[:3])
-    return Limit(None if ttl is None else ttl / 1000, None if length is None else int(length),
-                 None if deliveries is None else int(deliveries))
+    ttl, length, deliveries = (
+        _number(arguments.get(name)) if isinstance(arguments, dict) else None for name in LIMITS[:3]
+    )
+    return Limit(
+        None if ttl is None else ttl / 1000,
+        None if length is None else int(length),
+        None if deliveries is None else int(deliveries),
+    )
 
 
 def _number(value: Any) -> float | None:

@@ -21,8 +21,16 @@ from ..couchdb.shapes import equal, maybe, members, text
 from ..documents.ids import BINDING
 
 __all__ = [
-    'Routes', 'binding_id', 'exchange_id', 'exchange_in', 'exchange_prefix', 'fanout', 'is_binding',
-    'routes_of', 'topic_matches', 'topic_pattern',
+    'Routes',
+    'binding_id',
+    'exchange_id',
+    'exchange_in',
+    'exchange_prefix',
+    'fanout',
+    'is_binding',
+    'routes_of',
+    'topic_matches',
+    'topic_pattern',
 ]
 
 #: How long a table of routes that no feed keeps up to date is trusted, in seconds.
@@ -110,8 +118,12 @@ class Routes:
         """Return the queues that a message goes to."""
         with self._lock:
             table = [b for b in self._bindings.values() if b.get('exchange') == exchange]
-        return {b['queue'] for b in table if is_binding(b) and (
-            topic_matches(b['routing_key'], routing_key) if b.get('pattern') else b['routing_key'] == routing_key)}
+        return {
+            b['queue']
+            for b in table
+            if is_binding(b)
+            and (topic_matches(b['routing_key'], routing_key) if b.get('pattern') else b['routing_key'] == routing_key)
+        }
 
 
 _tables: Shared[tuple[int, str], Routes] = Shared({})

@@ -28,7 +28,9 @@ def set_aside(client: Client) -> None:
         try:
             text = client.raw(doc_id)
             if _ITEM in text:
-                client.extend(doc_id, text, {'claimed': None, **workitem.buried(f'spoilt: {reason}', client.clock.now())})
+                client.extend(
+                    doc_id, text, {'claimed': None, **workitem.buried(f'spoilt: {reason}', client.clock.now())}
+                )
                 logger.error('message %s was set aside as a dead letter: %s', doc_id, reason)
         except (Conflict, NotFound):
             pass  # somebody else was faster

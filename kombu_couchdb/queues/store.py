@@ -13,13 +13,9 @@ from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
-from ..documents import conflict_rules as void
-from ..documents import workitem
+from ..documents import conflict_rules, workitem
 from ..documents.ids import CONSUMER, JOB
-from ..errors import (
-    ServerUnavailable,
-    from_answer,
-)
+from ..errors import ServerUnavailable, from_answer
 from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue
@@ -29,7 +25,9 @@ __all__ = ['Store']
 logger = get_logger(__name__)
 
 #: The rows of the views, and of their reductions by queue or kind.
-_REVS = members(id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value))
+_REVS = members(
+    id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
+)
 _RANK = members(key=exactly(text, number))
 _LEASES = members(key=exactly(text, maybe(text)), value=members(count=number, min=number, max=number))
 _IDS = members(id=text)
@@ -94,7 +92,11 @@ class Store:
         for doc in docs:
             if 'key' in doc:
                 enqueue(self.client, doc)
-        return [answer for answer in self.client.create_once([doc for doc in docs if 'key' not in doc]) if answer.get('error')]
+        return [
+            answer
+            for answer in self.client.create_once([doc for doc in docs if 'key' not in doc])
+            if answer.get('error')
+        ]
 
     def unpublished(self, docs: Sequence[Document]) -> list[Document]:
         """Return those of new items under whose ids there never was one, and the unique jobs, which look for themselves."""
@@ -110,11 +112,15 @@ class Store:
         """
         [page] = waiting.read(self.client, [waiting.Ask(queue, limit)], self.client.clock.now())
         rows = page.rows[:limit]
-        return [row._replace(doc=doc) for row, doc in zip(rows, self.client.fetch([row.id for row in rows]), strict=True)]
+        return [
+            row._replace(doc=doc) for row, doc in zip(rows, self.client.fetch([row.id for row in rows]), strict=True)
+        ]
 
     def planned(self, queues: Sequence[str], limit: int) -> list[Document]:
         """Return up to `limit` items of these queues that are planned for later, the soonest first. Two requests."""
-        docs = self.client.fetch([row.id for row in waiting.planned(self.client, queues, self.client.clock.now(), limit)])
+        docs = self.client.fetch(
+            [row.id for row in waiting.planned(self.client, queues, self.client.clock.now(), limit)]
+        )
         return [doc for doc in docs if doc]
 
     # -- leases
@@ -128,20 +134,26 @@ class Store:
         leases: dict[str, dict[str, Document]] = {'consumer': {}, 'claim': {}, 'queue': {}, 'limit': {}, 'expiry': {}}
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
             kind, name = row['key']
-            leases.setdefault(kind, {})[str(design.queue_of(name)) if kind in ('queue', 'limit') else name] = row['value']
+            leases.setdefault(kind, {})[str(design.queue_of(name)) if kind in ('queue', 'limit') else name] = row[
+                'value'
+            ]
         return leases
 
     def claims(self, consumer: str) -> Iterator[Document]:
         """Yield the items that a consumer has claimed; they are read some at a time, as they are asked for."""
-        rows = self.client.view(design.NAME, 'leases', _IDS, startkey=['claim', consumer], endkey=['claim', consumer, LAST],
-                                reduce=False)
+        rows = self.client.view(
+            design.NAME, 'leases', _IDS, startkey=['claim', consumer], endkey=['claim', consumer, LAST], reduce=False
+        )
         ids, count = [row['id'] for row in rows], _FIRST
         while ids:
             docs = [doc for doc in self.client.fetch(ids[:count]) if doc]
             ids, largest = ids[count:], max(map(workitem.size, docs), default=0)
             count = max(1, min(2 * count, _BATCH, self.client.request_bytes // max(1, largest)))
-            yield from (doc for doc in docs if workitem.claimant(doc) == consumer
-                        and not self.client.unusable.has(doc['_id'], doc['_rev']))
+            yield from (
+                doc
+                for doc in docs
+                if workitem.claimant(doc) == consumer and not self.client.unusable.has(doc['_id'], doc['_rev'])
+            )
 
     def release(self, docs: Iterable[Document]) -> int:
         """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
@@ -160,17 +172,18 @@ class Store:
                 self.client.unusable.note(doc['_id'], doc.get('_rev'), str(answer.get('reason')))
         return sum(1 for answer in answers if answer.get('ok'))
 
-    def settle_void(self, doc_id: str, rev: str, living: set[str]) -> bool:
+    def settle_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
         """Do what is to be done about a claim that a cluster did not prove; tell whether that was all."""
         leaves = self.client.leaves(doc_id)
         seen = self.client.fetch([doc_id])[0]
-        changes = void.decide(leaves, str(seen['_rev']) if seen else None, rev, self._claimants(leaves, living),
-                              self.client.clock.now())
+        changes = conflict_rules.decide(
+            leaves, str(seen['_rev']) if seen else None, rev, self._claimants(leaves, living), self.client.clock.now()
+        )
         return changes is not None and write_each(self.client, changes)
 
     def heal(self, leaves: list[Document], living: Collection[str]) -> list[Document] | None:
         """Return what is to be written about an item with these leaves; see `conflict_rules.heal`."""
-        return void.heal(leaves, self._claimants(leaves, living), self.client.clock.now())
+        return conflict_rules.heal(leaves, self._claimants(leaves, living), self.client.clock.now())
 
     def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
         """Return those of the claimants that live: the view which said so may have lagged behind."""
@@ -187,15 +200,21 @@ class Store:
     def size(self, queue: str) -> int:
         """Return how many items of a queue are ready: neither claimed nor planned for later."""
         name = design.key_of(queue)
-        return waiting.count(self.client, [
-            {'startkey': [name], 'endkey': [name, workitem.HIGHEST, {}]},
-            {'startkey': [name, design.PLANNED], 'endkey': [name, design.PLANNED, self.client.clock.now()]}])
+        return waiting.count(
+            self.client,
+            [
+                {'startkey': [name], 'endkey': [name, workitem.HIGHEST, {}]},
+                {'startkey': [name, design.PLANNED], 'endkey': [name, design.PLANNED, self.client.clock.now()]},
+            ],
+        )
 
     def is_empty(self, queue: str) -> bool:
         """Tell whether a queue has no item that is ready, planned for later, or claimed. Dead letters are in no queue."""
         if self.exceeds(queue, 0):
             return False
-        rows = self.client.view(design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3)
+        rows = self.client.view(
+            design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3
+        )
         return design.key_of(queue) not in {row['key'][2] for row in rows}
 
     def purge(self, queue: str, until: float = inf) -> int:
@@ -216,9 +235,16 @@ class Store:
         """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""
         name, last = design.key_of(queue), self.client.clock.now() - ttl
         rows = self.client.view(design.NAME, 'waiting', _RANK, **design.rows_of(queue), group_level=2)
-        return sum(self._drop('waiting', lambda doc: workitem.ready_since(doc) <= last, until,
-                              startkey=[name, row['key'][1], waiting.SPOILT + 1], endkey=[name, row['key'][1], last])
-                   for row in rows)
+        return sum(
+            self._drop(
+                'waiting',
+                lambda doc: workitem.ready_since(doc) <= last,
+                until,
+                startkey=[name, row['key'][1], waiting.SPOILT + 1],
+                endkey=[name, row['key'][1], last],
+            )
+            for row in rows
+        )
 
     def exceeds(self, queue: str, length: int) -> bool:
         """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
@@ -232,8 +258,8 @@ class Store:
             [page] = waiting.read(self.client, [ask], self.client.clock.now())
             # Counted again after they were read: others may have dropped some of them meanwhile, and none too many shall go.
             excess = self.size(queue) - length
-            rows = [(row.id, row.rev) for row in page.rows if not row.is_spoilt]
-            deleted = self._delete(rows[:max(0, min(excess, _BATCH))], lambda doc: True)
+            rows = [(row.id, row.rev) for row in page.rows if not row.is_malformed]
+            deleted = self._delete(rows[: max(0, min(excess, _BATCH))], lambda doc: True)
             count += deleted
             if not deleted or time.monotonic() >= until:
                 break
@@ -257,8 +283,11 @@ class Store:
         """
         gone = [{'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(JOB)]
         jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(JOB)])
-        gone += [workitem.acked(doc, self.client.clock.now()) for doc in jobs
-                 if doc and workitem.is_waiting(doc) and unwanted(doc)]
+        gone += [
+            workitem.acked(doc, self.client.clock.now())
+            for doc in jobs
+            if doc and workitem.is_waiting(doc) and unwanted(doc)
+        ]
         return self._written(gone)
 
 

@@ -78,8 +78,11 @@ class Topology:
     def _store_missing(self, docs: list[Document]) -> None:
         found = self.client.find([doc['_id'] for doc in docs])
         now = self.client.clock.now()
-        missing = [{**doc, 'expires': now + doc['lifetime']} if doc.get('lifetime') else doc
-                   for doc, there in zip(docs, found, strict=True) if there is None]
+        missing = [
+            {**doc, 'expires': now + doc['lifetime']} if doc.get('lifetime') else doc
+            for doc, there in zip(docs, found, strict=True)
+            if there is None
+        ]
         if missing:
             self.client.bulk(missing)
         for doc in missing:
@@ -130,8 +133,15 @@ class Topology:
 
     def _queue(self, name: str, arguments: Document, auto_delete: bool) -> Document:
         lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY if auto_delete else None)
-        return {'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': arguments, 'auto_delete': auto_delete,
-                'lifetime': lifetime, 'expires': self.client.clock.now() + lifetime if lifetime else None}
+        return {
+            '_id': QUEUE + name,
+            'type': 'Queue',
+            'name': name,
+            'arguments': arguments,
+            'auto_delete': auto_delete,
+            'lifetime': lifetime,
+            'expires': self.client.clock.now() + lifetime if lifetime else None,
+        }
 
     def limit(self, name: str) -> Limit:
         """Return the limits of a queue as they are declared now; one request."""
@@ -207,8 +217,14 @@ class Topology:
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         """Store a binding; with a `pattern` (see `topic_pattern`) the exchange is a topic exchange."""
-        doc: Document = {'_id': binding_id(exchange, routing_key, queue), 'type': 'Binding', 'exchange': exchange,
-               'routing_key': routing_key, 'pattern': pattern, 'queue': queue}
+        doc: Document = {
+            '_id': binding_id(exchange, routing_key, queue),
+            'type': 'Binding',
+            'exchange': exchange,
+            'routing_key': routing_key,
+            'pattern': pattern,
+            'queue': queue,
+        }
         self._declared[doc['_id']] = doc
         self._store_once(doc, is_new=bool(self._declared.get(QUEUE + queue, {}).get('lifetime')))
         if exchange == queue == routing_key:  # see `is_broadcast`

@@ -41,7 +41,7 @@ class Row(NamedTuple):
     doc: Document | None = None
 
     @property
-    def is_spoilt(self) -> bool:
+    def is_malformed(self) -> bool:
         """Whether the item has no date that could be read: the consumer that meets it sets it aside."""
         return not self.planned and self.date == SPOILT
 
@@ -98,26 +98,41 @@ def count(client: Client, ranges: Sequence[Mapping[str, Any]]) -> int:
     return sum(int(row['value']) for rows in query(client, [dict(where) for where in ranges], _COUNT) for row in rows)
 
 
-def query(client: Client, queries: Sequence[Document], row: Shape,
-          params: Mapping[str, Any] | None = None) -> list[list[Document]]:
+def query(
+    client: Client, queries: Sequence[Document], row: Shape, params: Mapping[str, Any] | None = None
+) -> list[list[Document]]:
     """Return the rows, each of the shape `row`, of several reads of the view, in one request."""
     if not queries:
         return []
-    answer = client.request('POST', f'/_design/{design.NAME}/_view/waiting/queries', params, {'queries': queries}, repeat=True,
-                            shape=members(results=exactly(*[members(rows=items(row))] * len(queries))))
+    answer = client.request(
+        'POST',
+        f'/_design/{design.NAME}/_view/waiting/queries',
+        params,
+        {'queries': queries},
+        repeat=True,
+        shape=members(results=exactly(*[members(rows=items(row))] * len(queries))),
+    )
     return [result['rows'] for result in answer['results']]
 
 
 def _queries(ask: Ask, until: float) -> list[Document]:
     name, queries = design.key_of(ask.queue), list[Document]()
-    for after, start, end in ((ask.after.at_once, [name], [name, HIGHEST, {}]),
-                              (ask.after.planned, [name, design.PLANNED], [name, design.PLANNED, until])):
+    for after, start, end in (
+        (ask.after.at_once, [name], [name, HIGHEST, {}]),
+        (ask.after.planned, [name, design.PLANNED], [name, design.PLANNED, until]),
+    ):
         if after != _END:
             behind = {'startkey': after['key'], 'startkey_docid': after['id']} if after else {'startkey': start}
             queries.append({**behind, 'endkey': end, 'limit': ask.limit, 'reduce': False})
     if ask.after == BEGIN:
-        queries.append({'startkey': [name, design.PLANNED, until], 'endkey': [name, design.PLANNED, {}], 'limit': 1,
-                        'reduce': False})
+        queries.append(
+            {
+                'startkey': [name, design.PLANNED, until],
+                'endkey': [name, design.PLANNED, {}],
+                'limit': 1,
+                'reduce': False,
+            }
+        )
     return queries
 
 
@@ -126,7 +141,9 @@ def _page(ask: Ask, answers: Any) -> Page:
     later = next(answers) if ask.after == BEGIN else []
     # The row to read on from may be there once more, or have been claimed.
     seen = {after['id'] for after in ask.after if isinstance(after, dict)}
-    rows = sorted((_row(row) for row in at_once + planned if row['id'] not in seen), key=lambda row: (row.rank, row.date, row.id))
+    rows = sorted(
+        (_row(row) for row in at_once + planned if row['id'] not in seen), key=lambda row: (row.rank, row.date, row.id)
+    )
     ends = [found[-1] if len(found) >= ask.limit else _END for found in (at_once, planned)]
     return Page(rows, None if ends == [_END, _END] else Cursor(*ends), later[0]['key'][2] if later else None)
 

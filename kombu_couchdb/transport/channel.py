@@ -12,7 +12,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from ..consumer.delivery import Credit, Delivery, Subscription
-from ..consumer.unacked import Holdings
+from ..consumer.unacked import Unacked
 from ..documents.validation import check_names, check_value
 from ..log import get_logger
 from ..queues.routing import topic_pattern
@@ -42,15 +42,16 @@ class Channel(Publisher):
     # -- consume
 
     @property
-    def holdings(self) -> Holdings:
+    def unacked(self) -> Unacked:
         """What the connection holds; *raises* `ServerUnavailable` if it was closed: nothing is held any more."""
         if self.connection is None:
             raise closed()
-        found: Holdings = self.connection.holdings
+        found: Unacked = self.connection.unacked
         return found
 
-    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = '',
-                      **kwargs: Any) -> str:
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = '', **kwargs: Any
+    ) -> str:
         """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events.
 
         Return the consumer tag, a new one without `consumer_tag`. With `no_ack` a message is acknowledged when it is handed
@@ -61,7 +62,9 @@ class Channel(Publisher):
             raise closed()
         consumer_tag = consumer_tag or f'amq.ctag-{uuid()}'
         if consumer_tag in self._subscriptions:
-            raise amqp.NotAllowed(f'the channel has a consumer {consumer_tag!r:.80} already', (60, 20), 'Channel.basic_consume')
+            raise amqp.NotAllowed(
+                f'the channel has a consumer {consumer_tag!r:.80} already', (60, 20), 'Channel.basic_consume'
+            )
 
         def receive(delivery: Delivery) -> None:
             message = self._message(delivery, no_ack)
@@ -90,7 +93,7 @@ class Channel(Publisher):
         check_names(queue=queue)
         self.connection.gets.used(queue)
         delivery = self.connection.pull(queue, no_ack)
-        if delivery is None or not self.holdings.hand_over(delivery):
+        if delivery is None or not self.unacked.hand_over(delivery):
             return None
         return self._message(delivery, no_ack)
 
@@ -110,21 +113,30 @@ class Channel(Publisher):
         try:
             message = self.Message(delivery.payload(), channel=self)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-            logger.error('message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
+            logger.error(
+                'message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc
+            )
             if not delivery.final:
-                self.holdings.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
+                self.unacked.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
             return None
         if no_ack and not delivery.final:
-            self.holdings.ack(delivery.tag)
+            self.unacked.ack(delivery.tag)
         elif not delivery.final:
             self.qos.append(message, delivery.tag)
         return message
 
     # -- exchanges and queues
 
-    def exchange_declare(self, exchange: str | None = None, type: str = 'direct', durable: bool = False,
-                         auto_delete: bool = False, arguments: Any = None, nowait: bool = False,
-                         passive: bool = False) -> None:
+    def exchange_declare(
+        self,
+        exchange: str | None = None,
+        type: str = 'direct',
+        durable: bool = False,
+        auto_delete: bool = False,
+        arguments: Any = None,
+        nowait: bool = False,
+        passive: bool = False,
+    ) -> None:
         """Declare an exchange; a passive declaration fails with 404 for one that nobody declared as fanout or bound a queue to.
 
         That an exchange is a fanout exchange all processes know: it stays one, even where it is declared as another one.
@@ -143,8 +155,15 @@ class Channel(Publisher):
         self.connection.listener.forget(exchange)
         self.state.exchanges.pop(exchange, None)
 
-    def queue_declare(self, queue: str | None = None, passive: bool = False, auto_delete: bool = False,
-                      exclusive: bool = False, arguments: Any = None, **kwargs: Any) -> queue_declare_ok_t:
+    def queue_declare(
+        self,
+        queue: str | None = None,
+        passive: bool = False,
+        auto_delete: bool = False,
+        exclusive: bool = False,
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> queue_declare_ok_t:
         """Declare a queue and return `(name, messages ready, 0)`; a passive declaration fails with 404 if it is not there.
 
         The messages are counted when that number is looked at. Where the queue is there already, `auto_delete` is as it was
@@ -155,8 +174,11 @@ class Channel(Publisher):
         check_value(f'an argument of queue {queue!r:.80}', arguments or {})
         if passive:
             if not self._has_queue(queue):
-                raise amqp.NotFound(f'no queue {queue!r} in database {self.connection.couchdb.address.database!r}',
-                                    (50, 10), 'Channel.queue_declare')
+                raise amqp.NotFound(
+                    f'no queue {queue!r} in database {self.connection.couchdb.address.database!r}',
+                    (50, 10),
+                    'Channel.queue_declare',
+                )
         else:
             temporary = self.connection.topology.declare_queue(queue, arguments or {}, auto_delete or exclusive)
             (self.connection.temporary.add if temporary else self.connection.temporary.discard)(queue)
@@ -166,8 +188,9 @@ class Channel(Publisher):
         """Return kombu's queue options as AMQP's arguments, in milliseconds where RabbitMQ has them so."""
         return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
-    def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None,
-                   **kwargs: Any) -> None:
+    def queue_bind(
+        self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None, **kwargs: Any
+    ) -> None:
         """Bind a queue to an exchange, for all processes at once."""
         exchange = exchange or 'amq.direct'
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
@@ -177,8 +200,9 @@ class Channel(Publisher):
         pattern = topic_pattern(routing_key or '') if self._type(exchange) == 'topic' else None
         self.connection.topology.bind(exchange, routing_key or '', pattern, queue)
 
-    def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None,
-                     **kwargs: Any) -> None:
+    def queue_unbind(
+        self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None, **kwargs: Any
+    ) -> None:
         """Remove a binding."""
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
         if exchange and self._type(exchange) == 'fanout':

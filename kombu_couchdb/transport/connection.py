@@ -23,9 +23,9 @@ from .. import errors
 from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.io_thread import Consumer
 from ..consumer.mailbox import Mailbox
-from ..consumer.notifier import News
+from ..consumer.notifier import Notifier
 from ..consumer.pull import Pull
-from ..consumer.unacked import Holdings
+from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
 from ..couchdb.client import Client, Document
 from ..couchdb.urls import joined
@@ -77,9 +77,17 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self.polling_interval = None  # the virtual transport would sleep for it between polls
         self.address = Address.of(
-            scheme=str(client.transport_cls), host=client.hostname, port=client.port, database=client.virtual_host,
-            default_database='celery', user=client.userid, password=client.password, tls=client.ssl,
-            credentials=self.options.credentials, auth=self.options.auth)
+            scheme=str(client.transport_cls),
+            host=client.hostname,
+            port=client.port,
+            database=client.virtual_host,
+            default_database='celery',
+            user=client.userid,
+            password=client.password,
+            tls=client.ssl,
+            credentials=self.options.credentials,
+            auth=self.options.auth,
+        )
         self.address = joined(self.address, others(self.address, client), 'broker_url')
         hide_alternates(client)
         self._named = self.address
@@ -144,25 +152,25 @@ class Transport(virtual.Transport):
     @property
     def consumer(self) -> Consumer:
         """The I/O thread, started with the first use, and again after it has retired."""
-        if self._consumer is None or self._consumer.holdings.retired:
+        if self._consumer is None or self._consumer.unacked.retired:
             if self._consumer is not None:
                 self._abandon.detach()
             name = f'couchdb-{self.address.database}'
-            news = News(self.couchdb, self.topology, self.listener, name)
-            self._consumer = Consumer(self.couchdb, self.options, self._mailbox, news, self.topology, name)
+            notifier = Notifier(self.couchdb, self.topology, self.listener, name)
+            self._consumer = Consumer(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)
             # A connection that is dropped without close(): the thread refers to nothing that would keep it.
             self._abandon = weakref.finalize(self, self._consumer.abandon)
             self._abandon.atexit = False
         return self._consumer
 
     @property
-    def holdings(self) -> Holdings:
+    def unacked(self) -> Unacked:
         """What this connection holds."""
-        return (self._consumer or self.consumer).holdings
+        return (self._consumer or self.consumer).unacked
 
-    def _engage(self, take: Callable[[Holdings], bool]) -> Consumer:
+    def _engage(self, take: Callable[[Unacked], bool]) -> Consumer:
         """Return the consumer whose holdings `take` something in: those of one that has retired do not."""
-        while not take((consumer := self.consumer).holdings):
+        while not take((consumer := self.consumer).unacked):
             pass
         return consumer
 
@@ -198,7 +206,7 @@ class Transport(virtual.Transport):
     def _ask(self) -> None:
         self._name_node()
         if self._consumer is not None:
-            self._consumer.holdings.ask()
+            self._consumer.unacked.ask()
 
     def _hand_over(self, limit: int) -> int:
         """Deliver up to `limit` messages that are in the mailbox, and return how many there were."""
@@ -207,7 +215,7 @@ class Transport(virtual.Transport):
             if isinstance(item, Exception):
                 raise item
             receive = self._receivers.get(item.subscription)
-            if receive is not None and self.holdings.hand_over(item):
+            if receive is not None and self.unacked.hand_over(item):
                 delivered += 1
                 receive(item)
                 item.accepted = True  # what ends its consumer here still counts as an attempt
@@ -247,24 +255,24 @@ class Transport(virtual.Transport):
     def subscribe(self, subscription: Subscription, receive: Callable[[Delivery], None]) -> None:
         """Begin to deliver the messages of a queue to `receive(delivery)`, in the thread that drains events."""
         self._receivers[subscription] = receive
-        self._engage(lambda holdings: holdings.subscribe(subscription))
+        self._engage(lambda unacked: unacked.subscribe(subscription))
 
     def cancel(self, subscription: Subscription) -> None:
         """Deliver nothing more; what was not handed over goes back to its queue at once."""
-        self.holdings.cancel(subscription)
+        self.unacked.cancel(subscription)
         self._receivers.pop(subscription, None)
 
     def pull(self, queue: str, no_ack: bool) -> Delivery | None:
         """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
         pull = Pull(queue, no_ack)
-        return self._engage(lambda holdings: holdings.pull(pull)).wait(pull)
+        return self._engage(lambda unacked: unacked.pull(pull)).wait(pull)
 
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Change how many messages a channel may hold."""
         if self._consumer is None:
             credit.limit = limit
         else:
-            self._consumer.holdings.set_credit(credit, limit)
+            self._consumer.unacked.set_credit(credit, limit)
 
     def listen(self, exchange: str, queue: str) -> None:
         """Let a queue have what is broadcast to `exchange` from now on."""
@@ -280,7 +288,9 @@ class Transport(virtual.Transport):
         if any(queue in channel._active_queues for channel in self.channels):
             return True
         own = self._consumer and self._consumer.id
-        return any(queue in queues_of(row['doc']) for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own)
+        return any(
+            queue in queues_of(row['doc']) for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own
+        )
 
     def joined(self, queue: str) -> None:
         """A consumer of the queue was added: if the queue is temporary, wait until others can see that it is used.

@@ -13,11 +13,13 @@ __all__ = ['hide_alternates', 'others']
 
 def others(address: Address, client: Any) -> tuple[Address, ...]:
     """Return the other addresses in kombu's failover list, those first that come after this one."""
-    given = [parse(url, 'broker_url', 'celery', tls=client.ssl, credentials=address.credentials, auth=address.auth)
-             for url in client.alt]
+    given = [
+        parse(url, 'broker_url', 'celery', tls=client.ssl, credentials=address.credentials, auth=address.auth)
+        for url in client.alt
+    ]
     given = [other for other in given if other.password != MASK]  # of a connection that was pickled
     at = given.index(address) if address in given else -1
-    return tuple(dict.fromkeys(other for other in given[at + 1:] + given[:at + 1] if other != address))
+    return tuple(dict.fromkeys(other for other in given[at + 1 :] + given[: at + 1] if other != address))
 
 
 def hide_alternates(client: Any) -> None:

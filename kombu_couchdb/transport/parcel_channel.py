@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..couchdb.client import Document
-from ..documents import parcel as parcels
+from ..documents import parcel
 from ..errors import ConfigurationError
 from .channel import Channel
 from .declared import Declared
@@ -21,11 +21,12 @@ __all__ = ['ParcelChannel']
 class ParcelChannel(Channel):
     """Publishes parcels. Everything else needs the broker's database, and *raises* `ConfigurationError`."""
 
-    def _publish(self, message: Document, exchange: str, routing_key: str, _publish_batch: PublishBatch | None,
-                 again: bool) -> None:
+    def _publish(
+        self, message: Document, exchange: str, routing_key: str, _publish_batch: PublishBatch | None, again: bool
+    ) -> None:
         if not isinstance(message['headers'].get('task'), str) or self._type(exchange) == 'fanout':
             self._refuse('it takes tasks, and neither events nor remote control')
-        docs = [parcels.new(message, exchange, routing_key, self.connection.couchdb.clock.now())]
+        docs = [parcel.new(message, exchange, routing_key, self.connection.couchdb.clock.now())]
         if again:
             docs = self.connection.store.unpublished(docs)
         if _publish_batch is not None:
@@ -39,9 +40,16 @@ class ParcelChannel(Channel):
 
     # -- who publishes declares queues first: they are in the broker's database, and are declared there when the parcel is moved
 
-    def exchange_declare(self, exchange: str | None = None, type: str = 'direct', durable: bool = False,
-                         auto_delete: bool = False, arguments: Any = None, nowait: bool = False,
-                         passive: bool = False) -> None:
+    def exchange_declare(
+        self,
+        exchange: str | None = None,
+        type: str = 'direct',
+        durable: bool = False,
+        auto_delete: bool = False,
+        arguments: Any = None,
+        nowait: bool = False,
+        passive: bool = False,
+    ) -> None:
         """Remember the exchange's type in this process."""
         super(Channel, self).exchange_declare(exchange, type, durable, auto_delete, arguments, nowait)
 
@@ -49,8 +57,9 @@ class ParcelChannel(Channel):
         """Return as if the queue were there."""
         return Declared(str(queue), partial(self._size, str(queue)))
 
-    def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None,
-                   **kwargs: Any) -> None:
+    def queue_bind(
+        self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None, **kwargs: Any
+    ) -> None:
         """Do nothing."""
 
     # -- what needs the broker's database

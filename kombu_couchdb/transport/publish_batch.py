@@ -20,7 +20,9 @@ BatchPublishError: type[Exception] = getattr(exceptions, 'BatchPublishError', ex
 class PublishBatch:
     """Gathers documents until `max_size`, or until it is flushed. A batch that failed is of no more use."""
 
-    def __init__(self, channel: Any, publish: Callable[[list[Document]], None], broadcaster: Broadcaster, max_size: int) -> None:
+    def __init__(
+        self, channel: Any, publish: Callable[[list[Document]], None], broadcaster: Broadcaster, max_size: int
+    ) -> None:
         self.channel, self._publish, self._broadcaster, self._max_size = channel, publish, broadcaster, max_size
         self._docs: list[Document] = []
         self._broadcasts: list[tuple[str, str, Document]] = []
@@ -54,8 +56,10 @@ class PublishBatch:
                 self._broadcaster.send(*broadcast)
         except CouchDBError as exc:
             self._failure = exc
-            raise BatchPublishError(f'a batch of {len(docs) + len(broadcasts)} messages failed; which of them were stored '
-                                    f'is uncertain: {exc}') from exc
+            raise BatchPublishError(
+                f'a batch of {len(docs) + len(broadcasts)} messages failed; which of them were stored '
+                f'is uncertain: {exc}'
+            ) from exc
         except BaseException as exc:
             self._failure = exc
             raise

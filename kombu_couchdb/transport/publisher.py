@@ -33,8 +33,15 @@ class _PublishTag(str):
 class Publisher(virtual.Channel):
     """What a channel publishes with."""
 
-    def basic_publish(self, message: Document, exchange: str, routing_key: str, *,
-                      _publish_batch: PublishBatch | None = None, **kwargs: Any) -> None:
+    def basic_publish(
+        self,
+        message: Document,
+        exchange: str,
+        routing_key: str,
+        *,
+        _publish_batch: PublishBatch | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Store a message: one document for each queue it goes to, all in one request; *raises* what `validation` does."""
         check_names(exchange=exchange, routing_key=routing_key)
         if self.connection is None:
@@ -50,8 +57,9 @@ class Publisher(virtual.Channel):
         self._publish(message, exchange, routing_key, _publish_batch, again)
         given['delivery_tag'] = str(given['delivery_tag'])
 
-    def _publish(self, message: Document, exchange: str, routing_key: str, _publish_batch: PublishBatch | None,
-                 again: bool) -> None:
+    def _publish(
+        self, message: Document, exchange: str, routing_key: str, _publish_batch: PublishBatch | None, again: bool
+    ) -> None:
         found = self._lookup(exchange, routing_key)
         if found is None:
             if _publish_batch is not None:
@@ -75,7 +83,11 @@ class Publisher(virtual.Channel):
     def _items(self, message: Document, exchange: str, queues: Collection[str]) -> list[Document]:
         """Return the WorkItems of a message, one for each of its queues."""
         now, tag = self.connection.couchdb.clock.now(), message['properties']['delivery_tag']
-        return [workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now) for queue in sorted(queues) if queue]
+        return [
+            workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now)
+            for queue in sorted(queues)
+            if queue
+        ]
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return what gathers messages for `Producer.batch()` (kombu 5.7)."""
@@ -107,7 +119,9 @@ class Publisher(virtual.Channel):
             return [routing_key or default or self.deadletter_queue]
         kind = self._type(exchange)
         # Where another process has declared the exchange as fanout, that counts, however it was declared here.
-        queues = self.connection.topology.lookup(exchange, routing_key, topic=kind == 'topic') if kind != 'fanout' else None
+        queues = (
+            self.connection.topology.lookup(exchange, routing_key, topic=kind == 'topic') if kind != 'fanout' else None
+        )
         if queues is None:
             return None
         fallback = default or self.deadletter_queue

@@ -39,17 +39,17 @@ class QoS:
         """Acknowledge a message, or with `multiple` all that were delivered up to it."""
         for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
             if flaw := self._tags.pop(tag, None):
-                self.channel.holdings.bury(tag, flaw)
+                self.channel.unacked.bury(tag, flaw)
             else:
-                self.channel.holdings.ack(tag)
+                self.channel.unacked.ack(tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Refuse a message: with `requeue` it is delivered again, else kept as a dead letter."""
         flaw = self._tags.pop(delivery_tag, None)
         if requeue:
-            self.channel.holdings.release(delivery_tag)
+            self.channel.unacked.release(delivery_tag)
         else:
-            self.channel.holdings.bury(delivery_tag, flaw or 'rejected')
+            self.channel.unacked.bury(delivery_tag, flaw or 'rejected')
 
     def spoilt(self, delivery_tag: str, flaw: str) -> None:
         """Note why a message cannot be used: it becomes a dead letter also if it is acknowledged, as Celery does then."""
@@ -64,12 +64,12 @@ class QoS:
     def restore_unacked(self) -> None:
         """Let everything unacknowledged be delivered again."""
         for tag in self._all():
-            self.channel.holdings.release(tag)
+            self.channel.unacked.release(tag)
 
     def restore_unacked_once(self) -> None:
         """The channel is closed: give everything back."""
         for tag in self._all():
-            self.channel.holdings.give_back(tag)
+            self.channel.unacked.give_back(tag)
 
     def _all(self) -> list[str]:
         tags, self._tags = list(self._tags), {}
@@ -77,7 +77,7 @@ class QoS:
 
     def _up_to(self, delivery_tag: str) -> list[str]:
         tags = list(self._tags)
-        return tags[:tags.index(delivery_tag) + 1] if delivery_tag in self._tags else []
+        return tags[: tags.index(delivery_tag) + 1] if delivery_tag in self._tags else []
 
 
 class Message(virtual.Message):

@@ -37,7 +37,10 @@ class Site:
 
     def set_up(self, *members: str) -> None:
         """Make the databases ready, as an administrator, for these members."""
-        for name, documents in ((self.database, design.documents()), (self.results, [celery_couchdb.design.document()])):
+        for name, documents in (
+            (self.database, design.documents()),
+            (self.results, [celery_couchdb.design.document()]),
+        ):
             for step in plan(Wanted(self.server.client(name), documents, members), {}):
                 if step.do:
                     step.do()
@@ -49,8 +52,12 @@ class Site:
         self.app = self._app()
 
     def _app(self) -> Celery:
-        app = Celery('acceptance', set_as_current=False, broker=self.environment['BROKER_URL'],
-                     backend=self.environment['RESULT_URL'])
+        app = Celery(
+            'acceptance',
+            set_as_current=False,
+            broker=self.environment['BROKER_URL'],
+            backend=self.environment['RESULT_URL'],
+        )
         app.conf.update(broker_transport_options=PATIENT_BROKER, result_backend_transport_options=PATIENT)
         return app
 
@@ -67,7 +74,9 @@ class Site:
     def run(self, command: list[str], environment: dict[str, str], content: dict[str, bytes]) -> CeleryTestWorker:
         """Start a worker of any app, in a folder with `content`, and return before it is ready."""
         folder = self.folder / f'worker{len(self.workers) + 1}'
-        self.workers.append(CeleryTestWorker(LocalWorkerContainer.start(command, environment, content, folder), self.app))
+        self.workers.append(
+            CeleryTestWorker(LocalWorkerContainer.start(command, environment, content, folder), self.app)
+        )
         return self.workers[-1]
 
     def worker(self, *arguments: str, **settings: Any) -> CeleryTestWorker:
@@ -104,8 +113,9 @@ def database(celery_local_couchdb_broker: CouchDBTestBroker) -> str:
 
 
 @pytest.fixture
-def site(celery_local_couchdb_broker: CouchDBTestBroker, celery_local_couchdb_backend: CouchDBTestBackend,
-         tmp_path: Path) -> Iterator[Site]:
+def site(
+    celery_local_couchdb_broker: CouchDBTestBroker, celery_local_couchdb_backend: CouchDBTestBackend, tmp_path: Path
+) -> Iterator[Site]:
     """A site without workers."""
     site = Site(celery_local_couchdb_broker, celery_local_couchdb_backend, tmp_path)
     yield site

@@ -22,8 +22,9 @@ SAFE = {'task_acks_late': True, 'task_reject_on_worker_lost': True}
 
 
 def start(site: Site, settings: dict[str, Any]) -> Any:
-    return site.worker(pool='prefork', concurrency=1, worker_prefetch_multiplier=1, broker_transport_options=SHORT_LEASE,
-                       **settings)
+    return site.worker(
+        pool='prefork', concurrency=1, worker_prefetch_multiplier=1, broker_transport_options=SHORT_LEASE, **settings
+    )
 
 
 def begin(site: Site, settings: dict[str, Any]) -> tuple[Any, Any, int, int]:
@@ -37,7 +38,9 @@ def begin(site: Site, settings: dict[str, Any]) -> tuple[Any, Any, int, int]:
     return worker, result, process, parent
 
 
-@pytest.mark.parametrize(('settings', 'again'), [(EARLY, False), (LATE, True), (SAFE, True)], ids=['early', 'late', 'safe'])
+@pytest.mark.parametrize(
+    ('settings', 'again'), [(EARLY, False), (LATE, True), (SAFE, True)], ids=['early', 'late', 'safe']
+)
 def test_the_whole_worker_is_killed(site: Site, settings: dict[str, Any], again: bool) -> None:
     worker, result, *_ = begin(site, settings)
     waiting = site.send('add', 1, 2)
@@ -66,7 +69,9 @@ def test_the_main_process_alone_is_killed(site: Site) -> None:
     assert site.journalled()[2:] == ['end']
 
 
-@pytest.mark.parametrize(('settings', 'again'), [(EARLY, False), (LATE, False), (SAFE, True)], ids=['early', 'late', 'safe'])
+@pytest.mark.parametrize(
+    ('settings', 'again'), [(EARLY, False), (LATE, False), (SAFE, True)], ids=['early', 'late', 'safe']
+)
 def test_a_process_of_the_pool_is_killed(site: Site, settings: dict[str, Any], again: bool) -> None:
     _, result, process, _ = begin(site, settings)
     os.kill(process, signal.SIGKILL)

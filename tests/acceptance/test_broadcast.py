@@ -9,7 +9,7 @@ from tests.conftest import PATIENT_BROKER, wait_for
 from .conftest import Site
 
 #: A worker with a queue of its own for what is broadcast to the exchange `everybody`.
-APP = b'''
+APP = b"""
 import json, os
 from pathlib import Path
 from celery import Celery
@@ -23,12 +23,25 @@ app.conf.task_queues = (Broadcast('everybody'),)
 def reload(self, journal, name):
     with open(journal, 'a') as file:
         file.write(f'{self.request.hostname} {name}\\n')
-'''
+"""
 
 
 def test_publisher_that_knows_only_the_route(site: Site) -> None:
     """Celery takes the exchange for a direct one there, and leaves it out."""
-    command = ['celery', '-A', 'app', 'worker', '-l', 'info', '-P', 'threads', '-c', '1', '--without-gossip', '--without-mingle']
+    command = [
+        'celery',
+        '-A',
+        'app',
+        'worker',
+        '-l',
+        'info',
+        '-P',
+        'threads',
+        '-c',
+        '1',
+        '--without-gossip',
+        '--without-mingle',
+    ]
     for name in ('one', 'two'):
         site.run([*command, '-n', f'{name}@host'], site.environment, {'app.py': APP})
     for worker in site.workers:

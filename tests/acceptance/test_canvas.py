@@ -39,19 +39,25 @@ def test_group_after_a_task_that_fails(site: Site, method: str) -> None:
     result = chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]), app=site.app).delay()
     with pytest.raises(ValueError, match='2'):
         getattr(result, method)(timeout=PATIENCE)
-    within = group([task('add', 1, 1), chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]))],
-                   app=site.app).delay()
+    within = group(
+        [task('add', 1, 1), chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]))],
+        app=site.app,
+    ).delay()
     with pytest.raises(ValueError, match='2'):
         getattr(within, method)(timeout=PATIENCE)
 
 
 def test_chord_with_a_part_that_expired(site: Site) -> None:
     """No worker was there in time."""
+
     def task(name: str, *args: Any, **options: Any) -> Any:
         return site.app.signature(name, args, **options)
 
     result = chord([task('add', 1, 1), task('add', 2, 2, expires=1)], app=site.app)(task('total'))
-    wait_for(lambda: any(workitem.has_expired(doc, site.client.clock.now()) for doc in items(site.client)), 'the part to expire')
+    wait_for(
+        lambda: any(workitem.has_expired(doc, site.client.clock.now()) for doc in items(site.client)),
+        'the part to expire',
+    )
     site.worker()
     with pytest.raises(ChordError, match='TaskRevokedError'):
         site.app.AsyncResult(result.id).get(timeout=PATIENCE)

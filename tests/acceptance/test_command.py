@@ -36,8 +36,15 @@ def environment(site: Site, **more: str) -> dict[str, str]:
 
 def couchdb(site: Site, *given: str, **more: str) -> Run:
     """Run a command of `celery couchdb` to its end. No command ever shows a password."""
-    done = subprocess.run(arguments(*given), cwd=ROOT, env=environment(site, **more), capture_output=True, text=True,
-                          timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        arguments(*given),
+        cwd=ROOT,
+        env=environment(site, **more),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert f'{site.server.user}:{site.server.password}' not in done.stdout + done.stderr
     return done
 
@@ -58,6 +65,7 @@ def sentence(done: Run) -> str:
 
 
 # -- setup
+
 
 def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str]) -> None:
     site.use_as(**member)
@@ -125,14 +133,20 @@ def test_results_alone(site: Site) -> None:
     assert 'the broker of this app is memory, not CouchDB' in sentence(couchdb(site, 'status'))
 
 
-@pytest.mark.parametrize(('setting', 'said'), [
-    ('BROKER_URL', 'broker_url: write couchdb:// instead of http://'), ('RESULT_URL', 'result_backend: write couchdb:// ')])
+@pytest.mark.parametrize(
+    ('setting', 'said'),
+    [
+        ('BROKER_URL', 'broker_url: write couchdb:// instead of http://'),
+        ('RESULT_URL', 'result_backend: write couchdb:// '),
+    ],
+)
 def test_url_of_couchdb_as_a_browser_has_it_is_one_sentence(site: Site, setting: str, said: str) -> None:
     site.environment[setting] = site.environment[setting].replace('couchdb', 'http')
     assert said in sentence(couchdb(site, 'status'))
 
 
 # -- status
+
 
 def test_status_of_a_site_at_work(site: Site) -> None:
     site.worker('-Q', 'celery,mail')
@@ -172,6 +186,7 @@ def test_held_is_what_is_not_acknowledged_begun_or_not(site: Site, task: str, to
         queue = json.loads(succeeded(couchdb(site, 'status', '--json')))['queues']['celery']
         assert queue['running'] == queue['held']
         return queue['ready'], queue['held']
+
     wait_for(lambda: found() == (total - 3, 3), 'the prefetched')
     active = site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).active()
     assert [len(tasks) for tasks in active.values()] == [1]
@@ -184,8 +199,14 @@ def test_held_is_what_is_not_acknowledged_begun_or_not(site: Site, task: str, to
 @pytest.mark.parametrize(('given', 'begin'), [(['--json'], '{"server"'), ([], 'CouchDB')])
 def test_watching_ends_with_ctrl_c(site: Site, given: list[str], begin: str, apache_couchdb: bool) -> None:
     succeeded(couchdb(site, 'setup'))
-    with subprocess.Popen(arguments('status', '--watch', '0.2', *given), cwd=ROOT, env=environment(site), text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        arguments('status', '--watch', '0.2', *given),
+        cwd=ROOT,
+        env=environment(site),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         shown = 0
         for line in process.stdout:
@@ -222,7 +243,9 @@ def test_long_names_fit_into_the_terminal_and_are_whole_in_a_pipe(site: Site) ->
 
 
 @pytest.mark.parametrize(('more', 'coloured'), [({}, True), ({'NO_COLOR': '1'}, False)])
-def test_colours_are_for_terminals_and_for_those_who_like_them(site: Site, more: dict[str, str], coloured: bool) -> None:
+def test_colours_are_for_terminals_and_for_those_who_like_them(
+    site: Site, more: dict[str, str], coloured: bool
+) -> None:
     succeeded(couchdb(site, 'setup'))
     for command in ('status', 'setup'):
         assert ('\x1b[' in on_a_terminal(site, command, **more)) is coloured
@@ -232,11 +255,30 @@ def test_what_needs_a_look_is_coloured(site: Site) -> None:
     succeeded(couchdb(site, 'setup'))
     long_ago = datetime.fromtimestamp(time.time() - 7505, timezone.utc)
     site.send('add', 1, 2, eta=long_ago, queue='late')
-    site.client.put({'_id': 'broker:consumer:here:5:1', 'type': 'Consumer', 'layout': design.NAME, 'host': 'here', 'pid': 5,
-                     'queues': ['late'], 'beats': 1, 'date': time.time() - 185, 'expires': time.time() - 140, 'rates': {}})
+    site.client.put(
+        {
+            '_id': 'broker:consumer:here:5:1',
+            'type': 'Consumer',
+            'layout': design.NAME,
+            'host': 'here',
+            'pid': 5,
+            'queues': ['late'],
+            'beats': 1,
+            'date': time.time() - 185,
+            'expires': time.time() - 140,
+            'rates': {},
+        }
+    )
     [item] = items(site.client)
-    site.client.put({**{k: v for k, v in item.items() if k != '_rev'}, '_id': 'dead', 'status': 'fail', 'reason': 'test',
-                     'failed': time.time()})
+    site.client.put(
+        {
+            **{k: v for k, v in item.items() if k != '_rev'},
+            '_id': 'dead',
+            'status': 'fail',
+            'reason': 'test',
+            'failed': time.time(),
+        }
+    )
     shown = on_a_terminal(site, 'status')
     for text in ('\x1b[33m2 h 5 m', '\x1b[31moverdue: 3 m ', '\x1b[31m1\x1b', '\x1b[2m0\x1b'):
         assert text in shown
@@ -244,9 +286,17 @@ def test_what_needs_a_look_is_coloured(site: Site) -> None:
 
 # -- asked wrongly
 
-@pytest.mark.parametrize('given', [
-    ['status', '--watch', 'often'], ['status', '--watch', '0'], ['status', 'now'], ['setup', '--bogus'], ['setup', '--member'],
-])
+
+@pytest.mark.parametrize(
+    'given',
+    [
+        ['status', '--watch', 'often'],
+        ['status', '--watch', '0'],
+        ['status', 'now'],
+        ['setup', '--bogus'],
+        ['setup', '--member'],
+    ],
+)
 def test_what_is_asked_wrongly_is_answered_with_status_2(site: Site, given: list[str]) -> None:
     done = couchdb(site, *given)
     assert done.returncode == 2

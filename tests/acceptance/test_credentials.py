@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from kombu_couchdb.couchdb import auth as login
+from kombu_couchdb.couchdb import auth
 from tests.conftest import PATIENCE, Users, wait_for
 
 from .conftest import Site
@@ -76,8 +76,15 @@ def options(site: Site, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
 @pytest.mark.parametrize('first', ['source', 'server'])
-def test_a_new_password_is_taken_over_without_a_restart(site: Site, member: dict[str, str], users: Users, secret: Path,
-                                                        monkeypatch: pytest.MonkeyPatch, auth: str, first: str) -> None:
+def test_a_new_password_is_taken_over_without_a_restart(
+    site: Site,
+    member: dict[str, str],
+    users: Users,
+    secret: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    auth: str,
+    first: str,
+) -> None:
     changed = f'changed-{uuid.uuid4().hex}'
     monkeypatch.setenv('COUCHDB_USER', member['user'])
     secret.write_text(member['password'])
@@ -98,8 +105,7 @@ def test_a_new_password_is_taken_over_without_a_restart(site: Site, member: dict
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_a_worker_with_a_wrong_password_asks_once_and_ends(
-        site: Site, refusing: Refusing, auth: str) -> None:
+def test_a_worker_with_a_wrong_password_asks_once_and_ends(site: Site, refusing: Refusing, auth: str) -> None:
     url = f'couchdb://joe:wrong-word@127.0.0.1:{refusing.server_port}/db'
     site.use(url, url)
     worker = site.start(broker_transport_options={'auth': auth}, result_backend_transport_options={'auth': auth})
@@ -110,7 +116,8 @@ def test_a_worker_with_a_wrong_password_asks_once_and_ends(
 
 
 def test_a_worker_whose_source_is_wrong_waits_and_does_not_ask_again(
-        site: Site, refusing: Refusing, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site: Site, refusing: Refusing, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv('COUCHDB_USER', 'joe')
     secret.write_text('wrong-word')
     url = f'couchdb://127.0.0.1:{refusing.server_port}/db'
@@ -126,16 +133,19 @@ def test_a_worker_whose_source_is_wrong_waits_and_does_not_ask_again(
 def lock(site: Site, member: dict[str, str]) -> None:
     """Send wrong passwords for the user, as somebody else behind the same address would, until CouchDB locks it."""
     url = site.server.couchdb_url(site.database, user='').replace('couchdb://', 'http://')
-    wait_for(lambda: 'temporarily locked' in requests.get(url, auth=(member['user'], 'mistyped'), timeout=PATIENCE).text,
-             'the user to be locked')
+    wait_for(
+        lambda: 'temporarily locked' in requests.get(url, auth=(member['user'], 'mistyped'), timeout=PATIENCE).text,
+        'the user to be locked',
+    )
     assert requests.get(url, auth=(member['user'], member['password']), timeout=PATIENCE).status_code == 403
 
 
 @pytest.fixture(params=['url', 'source'])
-def settings(request: pytest.FixtureRequest, site: Site, member: dict[str, str], secret: Path,
-             monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+def settings(
+    request: pytest.FixtureRequest, site: Site, member: dict[str, str], secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], dict[str, Any]]:
     """Returns the settings, for a way to send it, of a worker that has the member's password from its URL or from a source."""
-    monkeypatch.setattr(login, '_LOCK_REST', 0.0)  # this process sends tasks at once when it is over
+    monkeypatch.setattr(auth, '_LOCK_REST', 0.0)  # this process sends tasks at once when it is over
     site.set_up(member['user'])
     if request.param == 'url':
         site.use_as(member['user'], member['password'])
@@ -147,17 +157,23 @@ def settings(request: pytest.FixtureRequest, site: Site, member: dict[str, str],
 
 
 def test_a_worker_goes_on_when_its_user_is_no_longer_locked(
-        site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users) -> None:
+    site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users
+) -> None:
     worker = site.worker(pool='prefork', result_backend_always_retry=True, **settings('basic'))
     running = site.send('nap', str(site.journal), 'a', None)
     wait_for(lambda: site.journalled() == ['start a'], 'the task to begin')
     lock(site, member)
-    wait_for(lambda: f'has locked user {member["user"]!r} for up to five minutes' in worker.logs(), 'the worker to be refused')
+    wait_for(
+        lambda: f'has locked user {member["user"]!r} for up to five minutes' in worker.logs(),
+        'the worker to be refused',
+    )
     site.go_on()
     wait_for(lambda: 'results are not stored' in worker.logs(), 'the end of the task')
     users(member['user'], member['password'])  # CouchDB locks a user as it was written last
     results = site.server.client(site.results)
-    wait_for(lambda: (results.get_or_none(f'celery-task-meta-{running.id}') or {}).get('status') == 'SUCCESS', 'the result')
+    wait_for(
+        lambda: (results.get_or_none(f'celery-task-meta-{running.id}') or {}).get('status') == 'SUCCESS', 'the result'
+    )
     assert running.get(timeout=PATIENCE) == 'a'
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     assert worker.logs().count('; trying again until it answers') == 1
@@ -166,7 +182,8 @@ def test_a_worker_goes_on_when_its_user_is_no_longer_locked(
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
 def test_a_worker_whose_user_is_locked_waits_before_it_begins(
-        site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users, auth: str) -> None:
+    site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users, auth: str
+) -> None:
     given = settings(auth)
     lock(site, member)
     worker = site.start(**given)

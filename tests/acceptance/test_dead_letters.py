@@ -19,7 +19,12 @@ def letters(site: Site, *arguments: str) -> list[dict[str, object]]:
 
 
 def test_task_that_kills_its_process_stops_doing_so(site: Site) -> None:
-    site.worker(pool='prefork', concurrency=1, broker_transport_options={'delivery_limit': 3}, worker_enable_remote_control=False)
+    site.worker(
+        pool='prefork',
+        concurrency=1,
+        broker_transport_options={'delivery_limit': 3},
+        worker_enable_remote_control=False,
+    )
     task_id = site.send('deadly', str(site.journal)).id
     [letter] = wait_for(lambda: letters(site), 'a dead letter')
     assert letter['id'] == task_id
@@ -70,7 +75,11 @@ def test_task_that_no_worker_knows(site: Site) -> None:
     task_id = site.send('unknown.task', 1).id
     [letter] = wait_for(lambda: letters(site), 'a dead letter')
     assert (letter['id'], letter['task'], letter['reason'], letter['args']) == (
-        task_id, 'unknown.task', 'rejected: the worker that took it does not know the task unknown.task', [1])
+        task_id,
+        'unknown.task',
+        'rejected: the worker that took it does not know the task unknown.task',
+        [1],
+    )
 
 
 def test_message_that_is_no_task(site: Site) -> None:
@@ -88,7 +97,9 @@ def test_pickle_is_not_loaded_unless_a_worker_accepts_it(site: Site) -> None:
     assert 'Refusing to deserialize untrusted content of type pickle' in doc['reason']
 
 
-@pytest.mark.parametrize('arguments', [('replay',), ('drop',), ('drop', '--all', '--queue', 'q'), ('replay', 'id', '--all')])
+@pytest.mark.parametrize(
+    'arguments', [('replay',), ('drop',), ('drop', '--all', '--queue', 'q'), ('replay', 'id', '--all')]
+)
 def test_which_ones_must_be_said(site: Site, arguments: tuple[str, ...]) -> None:
     done = couchdb(site, 'dead', *arguments)
     assert done.returncode == 2

@@ -22,8 +22,14 @@ ROOT = Path(__file__).parents[2]
 WHOLE = 600.0
 
 WORK = (
-    '300 tasks in a group', 'a task that fails twice', 'a chain of 3 tasks', 'a chord of 10 tasks',
-    'a task, process killed', 'a task, worker killed', '10 tasks due in 4 s', '10 tasks due in 8 s',
+    '300 tasks in a group',
+    'a task that fails twice',
+    'a chain of 3 tasks',
+    'a chord of 10 tasks',
+    'a task, process killed',
+    'a task, worker killed',
+    '10 tasks due in 4 s',
+    '10 tasks due in 8 s',
 )
 
 
@@ -37,8 +43,13 @@ class Demo:
         environment = {**os.environ, 'COUCHDB_URL': url, 'TMPDIR': str(self.temporary), 'PYTHONUNBUFFERED': '1'}
         with self._output.open('wb') as output:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'examples.demo', '--patient'], cwd=ROOT, env=environment,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+                [sys.executable, '-m', 'examples.demo', '--patient'],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
 
     @property
     def output(self) -> str:
@@ -77,6 +88,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Demo]]:
     def start(url: str) -> Demo:
         demos.append(Demo(tmp_path, url))
         return demos[-1]
+
     yield start
     for demo in demos:
         demo.process.terminate()

@@ -32,8 +32,15 @@ def add(x, y):
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Run a command, and return its output; fail the test with it if the command fails."""
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -82,7 +89,9 @@ def test_the_sdist_has_all_of_the_project(dist: Path, tracked: set[str]) -> None
     assert tracked <= found
 
 
-def test_installed_in_an_empty_environment_it_runs_tasks(wheel: Path, tmp_path: Path, server: Server, database: str) -> None:
+def test_installed_in_an_empty_environment_it_runs_tasks(
+    wheel: Path, tmp_path: Path, server: Server, database: str
+) -> None:
     venv.create(tmp_path / 'venv', with_pip=True)
     python = tmp_path / 'venv' / ('Scripts' if os.name == 'nt' else 'bin') / 'python'
     run(python, '-m', 'pip', 'install', '--quiet', wheel, cwd=tmp_path, PYTHONPATH='')
@@ -90,10 +99,17 @@ def test_installed_in_an_empty_environment_it_runs_tasks(wheel: Path, tmp_path: 
     (tmp_path / 'app.py').write_text(APP)
     environment = {'PYTHONPATH': '', 'URL': server.couchdb_url(database)}
     with (tmp_path / 'log').open('w') as log:
-        worker = subprocess.Popen([python, '-m', 'celery', '-A', 'app', 'worker', '-P', 'solo'], cwd=tmp_path,
-                                  env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT)
+        worker = subprocess.Popen(
+            [python, '-m', 'celery', '-A', 'app', 'worker', '-P', 'solo'],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     try:
-        printed = run(python, '-c', 'from app import add; print(add.delay(2, 3).get(timeout=180))', cwd=tmp_path, **environment)
+        printed = run(
+            python, '-c', 'from app import add; print(add.delay(2, 3).get(timeout=180))', cwd=tmp_path, **environment
+        )
     finally:
         worker.terminate()
         worker.wait()

@@ -58,9 +58,13 @@ def monitor(site: Site, log: Path, **options: Any) -> Iterator[subprocess.Popen[
     """Run `celery events`, which writes what it hears to `log`."""
     settings = json.dumps({'broker_transport_options': options})
     with log.open('wb') as file:
-        process = subprocess.Popen([sys.executable, '-u', '-m', 'celery', '-A', 'tests.acceptance.app', 'events', '--dump'],
-                                   cwd=ROOT, env={**os.environ, **site.environment, 'SETTINGS': settings}, stdout=file,
-                                   stderr=file)
+        process = subprocess.Popen(
+            [sys.executable, '-u', '-m', 'celery', '-A', 'tests.acceptance.app', 'events', '--dump'],
+            cwd=ROOT,
+            env={**os.environ, **site.environment, 'SETTINGS': settings},
+            stdout=file,
+            stderr=file,
+        )
     try:
         yield process
     finally:
@@ -71,6 +75,7 @@ def monitor(site: Site, log: Path, **options: Any) -> Iterator[subprocess.Popen[
 
 def test_monitor_that_was_paused_for_longer_than_its_lease(site: Site, tmp_path: Path) -> None:
     """Others remove its queue meanwhile; it declares it again, and goes on."""
+
     def queues() -> list[str]:
         return [row['id'] for row in site.client.id_range('broker:queue:celeryev.')]
 

@@ -23,21 +23,44 @@ class Example:
 
     def __init__(self, site: Site, name: str) -> None:
         self.site, self.folder = site, EXAMPLES / name
-        self.environment = {'CELERY_BROKER_URL': site.environment['BROKER_URL'],
-                            'CELERY_RESULT_BACKEND': site.environment['RESULT_URL'],
-                            'DATABASE': str(site.folder / 'test.sqlite3'), 'TEST_DATABASE': str(site.folder / 'test.sqlite3')}
+        self.environment = {
+            'CELERY_BROKER_URL': site.environment['BROKER_URL'],
+            'CELERY_RESULT_BACKEND': site.environment['RESULT_URL'],
+            'DATABASE': str(site.folder / 'test.sqlite3'),
+            'TEST_DATABASE': str(site.folder / 'test.sqlite3'),
+        }
 
     def worker(self) -> CeleryTestWorker:
         """Start the example's worker and wait until it is ready."""
-        command = ['celery', '-A', 'shop', 'worker', '-l', 'INFO', '--pool', 'threads', '--concurrency', '2', '-n', 'worker@%h']
+        command = [
+            'celery',
+            '-A',
+            'shop',
+            'worker',
+            '-l',
+            'INFO',
+            '--pool',
+            'threads',
+            '--concurrency',
+            '2',
+            '-n',
+            'worker@%h',
+        ]
         worker = self.site.run(command, {**self.environment, 'PYTHONPATH': str(self.folder)}, {})
         worker.ready()
         return worker
 
     def run(self, *arguments: str) -> str:
         """Run Python in the example's folder and return what it printed; fail the test if it fails."""
-        done = subprocess.run([sys.executable, *arguments], cwd=self.folder, env={**os.environ, **self.environment},
-                              capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -46,8 +69,14 @@ def test_guide(site: Site) -> None:
     example = Example(site, 'guide')
     example.worker()
     assert example.run('send.py').splitlines() == [
-        '2 + 3 = 5', 'order 7 is paid, at try 3', 'the reminder is scheduled', 'the reminder is gone', 'all cost 550',
-        '1 + 2 + 3 = 6', 'the first was enqueued, the second moved']
+        '2 + 3 = 5',
+        'order 7 is paid, at try 3',
+        'the reminder is scheduled',
+        'the reminder is gone',
+        'all cost 550',
+        '1 + 2 + 3 = 6',
+        'the first was enqueued, the second moved',
+    ]
     wait_for(lambda: not items(site.client), 'the queue to be empty')
 
 
@@ -70,10 +99,18 @@ def test_django(site: Site) -> None:
 def test_periodic(site: Site) -> None:
     example = Example(site, 'periodic')
     log = site.folder / 'beat.log'
-    with log.open('w') as file, subprocess.Popen(
+    with (
+        log.open('w') as file,
+        subprocess.Popen(
             [sys.executable, '-m', 'celery', '-A', 'shop', 'beat', '-l', 'INFO', '-s', str(site.folder / 'schedule')],
-            cwd=example.folder, env={**os.environ, **example.environment}, stdout=file, stderr=subprocess.STDOUT) as beat:
+            cwd=example.folder,
+            env={**os.environ, **example.environment},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        ) as beat,
+    ):
         try:
+
             def sent() -> int:
                 assert beat.poll() is None, log.read_text()
                 return log.read_text().count('Sending due task look for orders')

@@ -28,7 +28,9 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
     listed = succeeded(couchdb(site, 'jobs', 'list', COLUMNS='100')).splitlines()
     assert [line.split()[0] for line in listed] == ['ID', running.id, waiting.id, later.id]
     assert [line.split()[3] for line in listed] == ['STATE', 'running', 'pending', 'scheduled']
-    [line] = succeeded(couchdb(site, 'jobs', 'list', '--json', '--state', 'scheduled', '--queue', 'celery')).splitlines()
+    [line] = succeeded(
+        couchdb(site, 'jobs', 'list', '--json', '--state', 'scheduled', '--queue', 'celery')
+    ).splitlines()
     job = json.loads(line)
     assert (job['id'], job['task'], job['args'], job['kwargs'], job['queue']) == (later.id, 'add', [3, 4], {}, 'celery')
     shown = succeeded(couchdb(site, 'jobs', 'show', running.id))

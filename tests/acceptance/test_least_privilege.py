@@ -16,16 +16,29 @@ from .test_dead_letters import (
     test_task_that_kills_its_worker_stops_doing_so,
 )
 from .test_events import test_events
-from .test_jobs import test_jobs_are_listed_and_shown, test_running_job_is_halted_if_that_is_asked_for, test_state_is_awaited
+from .test_jobs import (
+    test_jobs_are_listed_and_shown,
+    test_running_job_is_halted_if_that_is_asked_for,
+    test_state_is_awaited,
+)
 from .test_remote_control import test_control, test_inspect, test_revoke
 from .test_tasks import test_tasks
 from .test_unique import test_many_publishers_and_workers, test_sent_while_it_runs
 
 __all__ = [
-    'test_canvas', 'test_control', 'test_events', 'test_inspect', 'test_jobs_are_listed_and_shown',
-    'test_many_publishers_and_workers', 'test_refused_tasks_are_listed_shown_replayed_and_dropped', 'test_revoke',
-    'test_running_job_is_halted_if_that_is_asked_for', 'test_sent_while_it_runs', 'test_state_is_awaited',
-    'test_task_that_kills_its_worker_stops_doing_so', 'test_tasks',
+    'test_canvas',
+    'test_control',
+    'test_events',
+    'test_inspect',
+    'test_jobs_are_listed_and_shown',
+    'test_many_publishers_and_workers',
+    'test_refused_tasks_are_listed_shown_replayed_and_dropped',
+    'test_revoke',
+    'test_running_job_is_halted_if_that_is_asked_for',
+    'test_sent_while_it_runs',
+    'test_state_is_awaited',
+    'test_task_that_kills_its_worker_stops_doing_so',
+    'test_tasks',
 ]
 
 

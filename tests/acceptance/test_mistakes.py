@@ -19,9 +19,12 @@ from .conftest import Site
 SECRET = 'tell-nobody'
 
 #: CouchDB asks this function for each write; only an administrator's is stored.
-READ_ONLY = {'_id': '_design/read-only', 'validate_doc_update': '''function (newDoc, oldDoc, userCtx) {
+READ_ONLY = {
+    '_id': '_design/read-only',
+    'validate_doc_update': """function (newDoc, oldDoc, userCtx) {
     if (userCtx.roles.indexOf('_admin') < 0) { throw({forbidden: 'these results are read-only'}); }
-}'''}
+}""",
+}
 
 
 def ends(site: Site, sentence: str, **how: Any) -> list[str]:
@@ -35,12 +38,15 @@ def ends(site: Site, sentence: str, **how: Any) -> list[str]:
 
 
 @pytest.mark.parametrize('variable', ['BROKER_URL', 'RESULT_URL'])
-@pytest.mark.parametrize(('url', 'sentence'), [
-    (f'couchdb://me:{SECRET}/x@localhost/db', 'the URL cannot be read; write couchdb://user:password@host:port/db'),
-    (f'couchdb://me:{SECRET}@localhost/db?timeout=3', "unknown parameter 'timeout' in the URL"),
-    (f'http://me:{SECRET}@localhost/db', 'write couchdb:// instead of http://'),
-    (f'couchdbs://me:{SECRET}@a/db;couchdb://me:{SECRET}@b/db', 'some of the URLs ask for TLS and some do not'),
-])
+@pytest.mark.parametrize(
+    ('url', 'sentence'),
+    [
+        (f'couchdb://me:{SECRET}/x@localhost/db', 'the URL cannot be read; write couchdb://user:password@host:port/db'),
+        (f'couchdb://me:{SECRET}@localhost/db?timeout=3', "unknown parameter 'timeout' in the URL"),
+        (f'http://me:{SECRET}@localhost/db', 'write couchdb:// instead of http://'),
+        (f'couchdbs://me:{SECRET}@a/db;couchdb://me:{SECRET}@b/db', 'some of the URLs ask for TLS and some do not'),
+    ],
+)
 def test_a_wrong_url_ends_a_worker_with_one_sentence(site: Site, variable: str, url: str, sentence: str) -> None:
     site.environment[variable] = url
     setting = {'BROKER_URL': 'broker_url', 'RESULT_URL': 'result_backend'}[variable]
@@ -53,10 +59,22 @@ def test_a_wrong_option_ends_a_worker_with_one_sentence(site: Site, setting: str
 
 
 def test_other_programs_of_celery_say_it_in_one_sentence_too(site: Site) -> None:
-    environment = {**os.environ, **site.environment, 'SETTINGS': '{}', 'BROKER_URL': f'couchdb://me:{SECRET}/x@localhost/db'}
+    environment = {
+        **os.environ,
+        **site.environment,
+        'SETTINGS': '{}',
+        'BROKER_URL': f'couchdb://me:{SECRET}/x@localhost/db',
+    }
     for command in ('beat', 'call add'):
-        done = subprocess.run([sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', *command.split()], cwd=ROOT,
-                              text=True, env=environment, capture_output=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            [sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', *command.split()],
+            cwd=ROOT,
+            text=True,
+            env=environment,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith('Error: broker_url: the URL cannot be read; ')
         assert 'Traceback' not in done.stderr
@@ -76,8 +94,12 @@ def test_a_worker_whose_results_are_refused_does_not_start(site: Site, member: d
     site.set_up(member['user'])
     site.server.client(site.results).put(READ_ONLY)
     site.use_as(**member)
-    ends(site, f"results cannot be stored: {site.server.client(site.results).address.url} refused user '{member['user']}': "
-               f'these results are read-only; check the user, password and rights', pool=pool)
+    ends(
+        site,
+        f"results cannot be stored: {site.server.client(site.results).address.url} refused user '{member['user']}': "
+        f'these results are read-only; check the user, password and rights',
+        pool=pool,
+    )
     worker = site.worker(pool=pool, task_ignore_result=True)
     assert 'read-only' not in worker.logs()
 
@@ -86,8 +108,11 @@ def test_a_worker_that_is_no_member_of_the_results_does_not_start(site: Site, me
     site.set_up()
     broker = site.server.couchdb_url(site.database)
     site.use(broker, site.server.couchdb_url(site.results, member['user'], member['password']))
-    ends(site, f"refused user '{member['user']}': You are not allowed to access this db; let an administrator run "
-               f'"celery -A your_app couchdb setup"')
+    ends(
+        site,
+        f"refused user '{member['user']}': You are not allowed to access this db; let an administrator run "
+        f'"celery -A your_app couchdb setup"',
+    )
 
 
 def test_a_worker_whose_results_are_away_starts_and_waits(site: Site) -> None:

@@ -27,8 +27,9 @@ def redis(tmp_path: Path) -> Iterator[str]:
     if program is None or importlib.util.find_spec('redis') is None:
         pytest.skip('redis-server or redis-py is not installed')
     socket = tmp_path / 'redis'
-    with subprocess.Popen([program, '--port', '0', '--unixsocket', str(socket), '--save', ''], cwd=tmp_path,
-                          stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [program, '--port', '0', '--unixsocket', str(socket), '--save', ''], cwd=tmp_path, stdout=subprocess.DEVNULL
+    ) as process:
         wait_for(socket.exists, 'Redis to listen')
         yield f'redis+socket://{socket}'
         process.terminate()
@@ -37,8 +38,26 @@ def redis(tmp_path: Path) -> Iterator[str]:
 def migrate(source: str, destination: str) -> None:
     """Move what waits in two queues."""
     done = subprocess.run(
-        [sys.executable, '-m', 'celery', 'migrate', '--ack-messages', '--timeout', '10', '--queues', 'celery,mails',
-         source, destination], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=PATIENCE, check=False)
+        [
+            sys.executable,
+            '-m',
+            'celery',
+            'migrate',
+            '--ack-messages',
+            '--timeout',
+            '10',
+            '--queues',
+            'celery,mails',
+            source,
+            destination,
+        ],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -46,7 +65,10 @@ def send(url: str) -> list[str]:
     """Send four tasks, one of them for later, and return their ids; they have the names of tasks that a worker knows."""
     app = Celery('old', set_as_current=False, broker=url)
     options = [{}, {'queue': 'mails'}, {'priority': 3}, {'countdown': 3600}]
-    ids = [app.send_task('add', (number, 1), task_id=str(uuid.uuid4()), **option).id for number, option in enumerate(options)]
+    ids = [
+        app.send_task('add', (number, 1), task_id=str(uuid.uuid4()), **option).id
+        for number, option in enumerate(options)
+    ]
     app.close()
     return ids
 

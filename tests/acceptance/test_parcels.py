@@ -41,17 +41,23 @@ def parcels(site: Site, stack: ExitStack) -> Client:
 @pytest.fixture
 def start(site: Site, parcels: Client) -> Callable[..., Any]:
     """Starts a worker that moves parcels of `add` and `total`."""
+
     def start(*arguments: str, accept: tuple[str, ...] = ('add', 'tot*'), **settings: Any) -> Any:
         options = {**PATIENT_BROKER, 'parcels': parcels.address.database, 'parcels_accept': accept}
         return site.worker(*arguments, broker_transport_options=options, **settings)
+
     return start
 
 
 @pytest.fixture
 def publisher(site: Site, parcels: Client, stack: ExitStack) -> Celery:
     """An app that knows the database of parcels, and that of the results."""
-    app = Celery('publisher', set_as_current=False, broker=site.server.couchdb_url(parcels.address.database),
-                 backend=site.environment['RESULT_URL'])
+    app = Celery(
+        'publisher',
+        set_as_current=False,
+        broker=site.server.couchdb_url(parcels.address.database),
+        backend=site.environment['RESULT_URL'],
+    )
     app.conf.update(result_backend_transport_options=PATIENT)
     stack.callback(end, app)
     return app
@@ -73,39 +79,51 @@ def test_publisher_uses_celery_as_ever(start: Callable[..., Any], publisher: Cel
     add = publisher.signature('add')
     assert early.get(timeout=PATIENCE) == 3
     assert publisher.send_task('add', ('x' * 40_000, 'y')).get(timeout=PATIENCE) == 'x' * 40_000 + 'y'
-    assert publisher.send_task('add', ('x' * 40_000, 'y'), compression='gzip').get(timeout=PATIENCE) == 'x' * 40_000 + 'y'
+    assert (
+        publisher.send_task('add', ('x' * 40_000, 'y'), compression='gzip').get(timeout=PATIENCE) == 'x' * 40_000 + 'y'
+    )
     assert publisher.send_task('add', (2, 2), countdown=1.0).get(timeout=PATIENCE) == 4
     assert chain(add.clone((1, 1)), add.clone((3,))).apply_async().get(timeout=PATIENCE) == 5
     assert group(add.clone((n, n)) for n in range(10)).apply_async().get(timeout=PATIENCE) == [2 * n for n in range(10)]
-    assert (group(add.clone((n, n)) for n in range(3)) | publisher.signature('total')).apply_async().get(timeout=PATIENCE) == 6
+    assert (group(add.clone((n, n)) for n in range(3)) | publisher.signature('total')).apply_async().get(
+        timeout=PATIENCE
+    ) == 6
     wait_for(lambda: is_empty(parcels), 'the deletion of all parcels')
 
 
 def test_anyone_with_http(start: Callable[..., Any], site: Site, parcels: Client) -> None:
     start()
-    answer = requests.post(parcels.address.url, json={'task': 'add', 'args': [2], 'kwargs': {'y': 3}, 'id': 'by hand'},
-                           timeout=PATIENCE, auth=(str(parcels.address.user), str(parcels.address.password)))
+    answer = requests.post(
+        parcels.address.url,
+        json={'task': 'add', 'args': [2], 'kwargs': {'y': 3}, 'id': 'by hand'},
+        timeout=PATIENCE,
+        auth=(str(parcels.address.user), str(parcels.address.password)),
+    )
     assert answer.status_code == 201, answer.text
     assert site.app.AsyncResult('by hand').get(timeout=PATIENCE) == 5
     wait_for(lambda: is_empty(parcels), 'the deletion of the parcel')
 
 
-@pytest.mark.parametrize(('document', 'reason'), [
-    ({'task': 'fail', 'args': ['a']}, "task 'fail' is not in parcels_accept"),
-    ({'task': 'add', 'args': 5}, 'args must be a list and kwargs an object'),
-    ({'task': 'add', 'date': 'tomorrow'}, 'date must be a number of seconds since 1970'),
-    ({'task': 'add', 'published': 1.7e308, 'args': 5}, 'args must be a list and kwargs an object'),
-    ({'task': 'add', 'date': 1e305}, 'date must be a number of seconds since 1970'),
-    ({'task': 'add', 'queue': 'elsewhere'}, "queue 'elsewhere' is not in task_queues"),
-    ({'task': 'add', 'priority': 11}, 'priority must be a whole number from 0 to 9'),
-    ({'task': 'celery.map', 'args': ['fail', ['a']]}, "task 'celery.map' is not in parcels_accept"),
-    ({'task': 'add', 'id': 'a\n[forged]'}, 'id must be printable text of at most 255 characters'),
-    ({'tusk': 'add'}, 'it has neither a message nor the name of a task'),
-    ({'task': 'add', 'message': {'body': 5}}, 'spoilt: message.properties is missing'),
-    ({'task': 'add', 'id': 7}, 'id must be printable text of at most 255 characters'),
-])
-def test_refused_parcel_says_why_and_stops_no_other(start: Callable[..., Any], site: Site, parcels: Client,
-                                                    document: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize(
+    ('document', 'reason'),
+    [
+        ({'task': 'fail', 'args': ['a']}, "task 'fail' is not in parcels_accept"),
+        ({'task': 'add', 'args': 5}, 'args must be a list and kwargs an object'),
+        ({'task': 'add', 'date': 'tomorrow'}, 'date must be a number of seconds since 1970'),
+        ({'task': 'add', 'published': 1.7e308, 'args': 5}, 'args must be a list and kwargs an object'),
+        ({'task': 'add', 'date': 1e305}, 'date must be a number of seconds since 1970'),
+        ({'task': 'add', 'queue': 'elsewhere'}, "queue 'elsewhere' is not in task_queues"),
+        ({'task': 'add', 'priority': 11}, 'priority must be a whole number from 0 to 9'),
+        ({'task': 'celery.map', 'args': ['fail', ['a']]}, "task 'celery.map' is not in parcels_accept"),
+        ({'task': 'add', 'id': 'a\n[forged]'}, 'id must be printable text of at most 255 characters'),
+        ({'tusk': 'add'}, 'it has neither a message nor the name of a task'),
+        ({'task': 'add', 'message': {'body': 5}}, 'spoilt: message.properties is missing'),
+        ({'task': 'add', 'id': 7}, 'id must be printable text of at most 255 characters'),
+    ],
+)
+def test_refused_parcel_says_why_and_stops_no_other(
+    start: Callable[..., Any], site: Site, parcels: Client, document: dict[str, Any], reason: str
+) -> None:
     parcels.bulk([{'_id': 'bad', **document}])
     parcels.bulk([{'_id': 'good', 'task': 'add', 'args': [1, 2], 'id': 'good'}])
     worker = start()
@@ -132,7 +150,8 @@ def test_what_follows_a_task_is_looked_at_too(start: Callable[..., Any], publish
 
 
 def test_one_of_several_workers_moves_them_and_another_goes_on_when_it_is_killed(
-        start: Callable[..., Any], site: Site, publisher: Celery, parcels: Client) -> None:
+    start: Callable[..., Any], site: Site, publisher: Celery, parcels: Client
+) -> None:
     leader_id = f'broker:leader:parcels:{parcels.address.database}'
     workers = {str(worker.container.pid): worker for worker in (start(), start())}
     leader = wait_for(lambda: site.client.get_or_none(leader_id), 'the leader')
@@ -144,10 +163,13 @@ def test_one_of_several_workers_moves_them_and_another_goes_on_when_it_is_killed
     assert site.client.get(leader_id)['holder'].split(':')[1] != pid
 
 
-def test_publisher_without_rights_on_the_broker(site: Site, start: Callable[..., Any], parcels: Client,
-                                                member: dict[str, str], stack: ExitStack) -> None:
-    for client, documents, members in ((parcels, [design.parcels()], [member['user']]),
-                                       (site.client, design.documents(), [])):
+def test_publisher_without_rights_on_the_broker(
+    site: Site, start: Callable[..., Any], parcels: Client, member: dict[str, str], stack: ExitStack
+) -> None:
+    for client, documents, members in (
+        (parcels, [design.parcels()], [member['user']]),
+        (site.client, design.documents(), []),
+    ):
         for step in plan(Wanted(client, documents, members), {}):
             if step.do:
                 step.do()
@@ -160,8 +182,17 @@ def test_publisher_without_rights_on_the_broker(site: Site, start: Callable[...,
     with pytest.raises(AccessDenied):
         own.id_range('')
     # What a member of the broker's database could do by a document, a member of this one cannot.
-    forged = {'_id': 'forged', 'type': 'WorkItem', 'queue': 'celery', 'priority': 0, 'date': None, 'published': 1.0,
-              'attempts': 0, 'claimed': None, 'message': {}}
+    forged = {
+        '_id': 'forged',
+        'type': 'WorkItem',
+        'queue': 'celery',
+        'priority': 0,
+        'date': None,
+        'published': 1.0,
+        'attempts': 0,
+        'claimed': None,
+        'message': {},
+    }
     site.server.client(parcels.address.database, **member).bulk([forged])
     assert site.app.AsyncResult(app.send_task('add', (3, 4)).id).get(timeout=PATIENCE) == 7
     wait_for(lambda: not items(site.client), 'the acknowledgements')
@@ -169,11 +200,15 @@ def test_publisher_without_rights_on_the_broker(site: Site, start: Callable[...,
 
 def test_other_uses_of_a_database_of_parcels_are_refused_in_one_sentence(publisher: Celery, parcels: Client) -> None:
     with publisher.connection_for_read() as connection:
-        for use in (lambda: connection.SimpleQueue('celery').get(block=False),
-                    lambda: connection.default_channel.queue_delete('celery'),
-                    lambda: connection.default_channel.queue_purge('celery')):
+        for use in (
+            lambda: connection.SimpleQueue('celery').get(block=False),
+            lambda: connection.default_channel.queue_delete('celery'),
+            lambda: connection.default_channel.queue_purge('celery'),
+        ):
             with pytest.raises(ConfigurationError, match='is a database of parcels: '):
                 use()
-    with pytest.raises((ConfigurationError, OperationalError), match='it takes tasks, and neither events nor remote control'):
+    with pytest.raises(
+        (ConfigurationError, OperationalError), match='it takes tasks, and neither events nor remote control'
+    ):
         publisher.control.shutdown()
     assert is_empty(parcels)

@@ -22,7 +22,9 @@ def test_pool(site: Site, pool: str) -> None:
     results = [site.send('add', number, 1) for number in range(30)]
     assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 31))
     assert site.send('add', 20, 22, countdown=1).get(timeout=PATIENCE) == 42
-    assert site.app.control.ping([worker.hostname()], timeout=PATIENCE, limit=1) == [{worker.hostname(): {'ok': 'pong'}}]
+    assert site.app.control.ping([worker.hostname()], timeout=PATIENCE, limit=1) == [
+        {worker.hostname(): {'ok': 'pong'}}
+    ]
     assert worker.container.terminate() == 0
     assert 'Traceback' not in worker.logs()
     consumers = [row['doc']['pid'] for row in site.client.id_range('broker:consumer:', docs=True)]
@@ -59,8 +61,11 @@ def test_killed_worker_with_many_children_leaves_no_files(site: Site, tmp_path: 
     """They store their results through their parent."""
     folder = tmp_path / 'temporary'
     folder.mkdir()
-    worker = site.run(LocalWorkerContainer.command('--pool', 'prefork', '--concurrency', '6'),
-                      {**site.environment, 'SETTINGS': '{}', 'TMPDIR': str(folder)}, {'app.py': APP})
+    worker = site.run(
+        LocalWorkerContainer.command('--pool', 'prefork', '--concurrency', '6'),
+        {**site.environment, 'SETTINGS': '{}', 'TMPDIR': str(folder)},
+        {'app.py': APP},
+    )
     worker.ready()
     results = [site.send('add', number, 1) for number in range(20)]
     assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 21))

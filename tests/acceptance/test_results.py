@@ -27,13 +27,16 @@ def test_task_waits_for_another(site: Site, pool: str) -> None:
     assert [result.get(timeout=PATIENCE) for result in results] == [1, 2, 3]
 
 
-CLIENT = '''
+CLIENT = (
+    """
 import {library}.monkey
 {library}.monkey.patch_all()
-''', '''
+""",
+    """
 import eventlet
 eventlet.monkey_patch()
-''', '''
+""",
+    """
 import os, threading
 from celery import Celery, group
 app = Celery(broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
@@ -49,7 +52,8 @@ app.send_task('add', (1, 1)).then(lambda result: done.set())
 assert done.wait(180)
 assert group([app.signature('add', (number, 0)) for number in range(150)], app=app)().get(timeout=180) == list(range(150))
 print('fine')
-'''
+""",
+)
 
 
 @pytest.mark.parametrize('library', ['threads', 'gevent', 'eventlet'])
@@ -58,8 +62,15 @@ def test_program_that_waits_in_many_threads(site: Site, library: str) -> None:
         pytest.skip(f'{library} is not installed')
     patch = {'threads': '', 'gevent': CLIENT[0].format(library='gevent'), 'eventlet': CLIENT[1]}[library]
     site.worker()
-    done = subprocess.run([sys.executable, '-c', patch + CLIENT[2]], env={**os.environ, **site.environment}, cwd=ROOT,
-                          capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, '-c', patch + CLIENT[2]],
+        env={**os.environ, **site.environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE,
+        check=False,
+    )
     assert done.stdout.strip() == 'fine', done.stderr
 
 
@@ -70,8 +81,10 @@ def test_group_and_chord_of_prefork_workers(site: Site) -> None:
     assert sum(group(parts, app=site.app)().get(timeout=PATIENCE)) == 7140
     assert chord(parts, app=site.app)(site.app.signature('total')).get(timeout=PATIENCE) == 7140
     client = site.server.client(site.results)
-    wait_for(lambda: {row['doc'].get('type') for row in client.id_range('', docs=True)} <= {'Result', None},
-             'nothing to be left of the chord')
+    wait_for(
+        lambda: {row['doc'].get('type') for row in client.id_range('', docs=True)} <= {'Result', None},
+        'nothing to be left of the chord',
+    )
 
 
 def test_task_that_succeeds_after_its_time_limit_has_killed_it(site: Site) -> None:
@@ -83,6 +96,7 @@ def test_task_that_succeeds_after_its_time_limit_has_killed_it(site: Site) -> No
 
     def states() -> list[str]:
         return [site.app.AsyncResult(task_id).state for task_id in (result.parent.id, result.id)]
+
     wait_for(lambda: states() == ['FAILURE', 'FAILURE'], 'the time limit')
     site.go_on()
     worker.kill()  # newer Celerys give the message back themselves, older ones keep it for as long as they live
@@ -93,21 +107,33 @@ def test_task_that_succeeds_after_its_time_limit_has_killed_it(site: Site) -> No
 
 def test_chords_whose_workers_are_killed(site: Site) -> None:
     """Workers are killed while chords end, again and again; each body runs once, and none is forgotten."""
-    settings: dict[str, Any] = {'broker_transport_options': SHORT_LEASE,
-                                'result_backend_transport_options': {'sweep_interval': 2.0}}
-    site.worker('-Q', 'bodies', result_backend_transport_options={'sweep_interval': 2.0})  # a body is not acknowledged late
+    settings: dict[str, Any] = {
+        'broker_transport_options': SHORT_LEASE,
+        'result_backend_transport_options': {'sweep_interval': 2.0},
+    }
+    site.worker(
+        '-Q', 'bodies', result_backend_transport_options={'sweep_interval': 2.0}
+    )  # a body is not acknowledged late
     options = {'queue': 'bodies'}
     names = [f'chord{number}' for number in range(8)]
-    results = [chord([site.app.signature('late_part', (number,)) for number in range(5)], app=site.app)(
-        site.app.signature('collect', kwargs={'journal': str(site.journal), 'name': name}, options=options)) for name in names]
+    results = [
+        chord([site.app.signature('late_part', (number,)) for number in range(5)], app=site.app)(
+            site.app.signature('collect', kwargs={'journal': str(site.journal), 'name': name}, options=options)
+        )
+        for name in names
+    ]
     for _ in range(4):
         worker = site.worker(pool='prefork', **settings)
         before = len(site.journalled())
-        wait_for(lambda before=before: len(site.journalled()) > before or len(set(site.journalled())) == len(names),
-                 'the next chord')
+        wait_for(
+            lambda before=before: len(site.journalled()) > before or len(set(site.journalled())) == len(names),
+            'the next chord',
+        )
         worker.kill()
     site.worker(**settings)
-    assert [result.get(timeout=3 * PATIENCE, propagate=True, disable_sync_subtasks=False) for result in results] == [10] * 8
+    assert [result.get(timeout=3 * PATIENCE, propagate=True, disable_sync_subtasks=False) for result in results] == [
+        10
+    ] * 8
     client = site.server.client(site.results)
     wait_for(lambda: not client.id_range('chord-unlock-'), 'nothing to be left of the chords', timeout=2 * PATIENCE)
     assert sorted(site.journalled()) == names

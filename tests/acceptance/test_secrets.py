@@ -26,8 +26,15 @@ from .conftest import Site
 
 def said(*arguments: str, **environment: str) -> str:
     """Return what a command of `celery` prints."""
-    done = subprocess.run([sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', *arguments], cwd=ROOT, text=True,
-                          env={**os.environ, **environment}, capture_output=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', *arguments],
+        cwd=ROOT,
+        text=True,
+        env={**os.environ, **environment},
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     return done.stdout + done.stderr
 
 
@@ -55,7 +62,9 @@ def unique() -> Iterator[EmbeddedServer]:
         yield server
 
 
-@pytest.mark.parametrize(('auth', 'pool', 'nodes'), [('basic', 'threads', 1), ('cookie', 'prefork', 1), ('basic', 'threads', 2)])
+@pytest.mark.parametrize(
+    ('auth', 'pool', 'nodes'), [('basic', 'threads', 1), ('cookie', 'prefork', 1), ('basic', 'threads', 2)]
+)
 def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str, nodes: int) -> None:
     server, options, other = Server(unique.url), {'auth': auth}, f'other-{uuid.uuid4().hex}'
 
@@ -66,8 +75,12 @@ def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str, 
 
     site.use(urls(site.database), urls(site.results))
     assert (other in site.environment['BROKER_URL']) == (nodes > 1)
-    settings = {'broker_transport_options': options, 'result_backend_transport_options': options,
-                'broker_read_url': urls(site.database), 'broker_write_url': urls(site.database)}
+    settings = {
+        'broker_transport_options': options,
+        'result_backend_transport_options': options,
+        'broker_read_url': urls(site.database),
+        'broker_write_url': urls(site.database),
+    }
     site.app.conf.update(settings)
     try:
         worker = site.worker('-l', 'DEBUG', '-E', pool=pool, **settings)
@@ -79,9 +92,19 @@ def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str, 
         assert 'couchdb' in told[0]
         assert all('broker_read_url' in answer and site.results in answer for answer in told[1:])
         wait_for(lambda: dead.count(server.client(site.database)) == 2, 'the dead letters')
-        told += [said(*words.split(), **site.environment, SETTINGS=json.dumps(settings)) for words in (
-            'report', 'inspect stats', 'inspect conf', 'status', 'couchdb status --json', 'couchdb vacuum --yes',
-            f'couchdb dead show {refused.id} {unknown.id} --json', 'couchdb dead replay --all --yes')]
+        told += [
+            said(*words.split(), **site.environment, SETTINGS=json.dumps(settings))
+            for words in (
+                'report',
+                'inspect stats',
+                'inspect conf',
+                'status',
+                'couchdb status --json',
+                'couchdb vacuum --yes',
+                f'couchdb dead show {refused.id} {unknown.id} --json',
+                'couchdb dead replay --all --yes',
+            )
+        ]
         told += processes('cmdline').values()
         unique.stop(kill=True)  # what a worker says of a server that is gone
         wait_for(lambda: 'trying again until it answers' in worker.logs(), 'the worker to miss its server')

@@ -36,7 +36,9 @@ def test_warm_shutdown_gives_back_what_was_not_begun(site: Site, pool: str) -> N
 @pytest.mark.parametrize('pool', ['prefork', 'threads'])
 def test_killed_worker_loses_no_task_that_is_acknowledged_late(site: Site, pool: str) -> None:
     first = site.worker(pool=pool, **LEASE)
-    long = [site.send('late_nap', str(site.journal), f'long {number}', None if number < 2 else 0) for number in range(4)]
+    long = [
+        site.send('late_nap', str(site.journal), f'long {number}', None if number < 2 else 0) for number in range(4)
+    ]
     wait_for(lambda: len(site.journalled()) == 2, 'two tasks to start')
     first.kill()
     second = site.worker(pool=pool, concurrency=4, **LEASE)

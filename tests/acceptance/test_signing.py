@@ -29,11 +29,13 @@ def certificate(folder: Path, name: str) -> None:
 
     key, now = rsa.generate_private_key(65537, 2048), datetime.now(timezone.utc)
     who = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name)])
-    signed = x509.CertificateBuilder(who, who, key.public_key(), x509.random_serial_number(), now - timedelta(days=1),
-                                     now + timedelta(days=1)).sign(key, hashes.SHA256())
+    signed = x509.CertificateBuilder(
+        who, who, key.public_key(), x509.random_serial_number(), now - timedelta(days=1), now + timedelta(days=1)
+    ).sign(key, hashes.SHA256())
     (folder / f'{name}.pem').write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    (folder / f'{name}.key').write_bytes(key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    (folder / f'{name}.key').write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
 
 
 @pytest.fixture
@@ -42,22 +44,34 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     trusted = tmp_path / 'trusted'
     trusted.mkdir()
     certificate(trusted, 'shop')
-    return {'security_key': str(trusted / 'shop.key'), 'security_certificate': str(trusted / 'shop.pem'),
-            'security_cert_store': str(trusted / '*.pem'), 'security_digest': 'sha256', 'task_serializer': 'auth',
-            'event_serializer': 'auth', 'accept_content': ['auth'],
-            'result_serializer': 'json', 'result_accept_content': ['json']}
+    return {
+        'security_key': str(trusted / 'shop.key'),
+        'security_certificate': str(trusted / 'shop.pem'),
+        'security_cert_store': str(trusted / '*.pem'),
+        'security_digest': 'sha256',
+        'task_serializer': 'auth',
+        'event_serializer': 'auth',
+        'accept_content': ['auth'],
+        'result_serializer': 'json',
+        'result_accept_content': ['json'],
+    }
 
 
 @pytest.fixture
 def sign(site: Site, settings: dict[str, Any]) -> Callable[..., str]:
     """Returns a function that sends `add(x, 1)` signed, from another process, and returns the id of the task."""
+
     def sign(x: int, *, wait: bool = False, **other: str) -> str:
-        done = run_python(f'''
+        done = run_python(
+            f"""
 from tests.acceptance.app import add
 result = add.delay({x}, 1)
 print(result.id, result.get(timeout={PATIENCE}) if {wait} else None)
-''', SETTINGS=json.dumps({**settings, **other}), PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
-                          **site.environment)
+""",
+            SETTINGS=json.dumps({**settings, **other}),
+            PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
+            **site.environment,
+        )
         task_id, result = done.stdout.split()
         assert result == (str(x + 1) if wait else 'None')
         return task_id
@@ -80,8 +94,9 @@ def change_body(client: Client, change: Callable[[bytes], bytes]) -> None:
     client.put(item)
 
 
-def test_what_is_forged_is_refused_and_kept(site: Site, settings: dict[str, Any], sign: Callable[..., str], client: Client,
-                                            tmp_path: Path) -> None:
+def test_what_is_forged_is_refused_and_kept(
+    site: Site, settings: dict[str, Any], sign: Callable[..., str], client: Client, tmp_path: Path
+) -> None:
     changed = sign(1)
     change_body(client, lambda body: body.replace(b'[[1, 1]', b'[[9, 9]'))
     certificate(tmp_path, 'stranger')
@@ -90,7 +105,9 @@ def test_what_is_forged_is_refused_and_kept(site: Site, settings: dict[str, Any]
     good = sign(4)
     site.worker('--concurrency', '1', **settings)
     assert site.app.AsyncResult(good).get(timeout=PATIENCE) == 5
-    wait_for(lambda: [item.get('status') for item in items(client)] == ['fail'] * 3, 'three dead letters, and nothing else')
+    wait_for(
+        lambda: [item.get('status') for item in items(client)] == ['fail'] * 3, 'three dead letters, and nothing else'
+    )
     reasons = {doc['message']['headers']['id']: doc['reason'] for doc in items(client)}
     assert 'cannot be decoded' in reasons[changed]
     assert 'cannot be decoded' in reasons[stranger]
@@ -111,7 +128,12 @@ def test_headers_are_not_signed(site: Site, settings: dict[str, Any], sign: Call
     sign(1)
     [item] = items(client)
     message = item['message']
-    client.put({**{name: item[name] for name in item if name != '_rev'}, '_id': 'copy',
-                'message': {**message, 'headers': {**message['headers'], 'id': 'copied'}}})
+    client.put(
+        {
+            **{name: item[name] for name in item if name != '_rev'},
+            '_id': 'copy',
+            'message': {**message, 'headers': {**message['headers'], 'id': 'copied'}},
+        }
+    )
     site.worker(**settings)
     assert site.app.AsyncResult('copied').get(timeout=PATIENCE) == 2

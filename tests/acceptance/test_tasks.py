@@ -58,7 +58,9 @@ def test_scheduled_tasks_stay_in_the_database_and_not_in_a_worker(site: Site) ->
     worker = site.worker()
     site.send('now', countdown=3600)
     site.send('add', 1, 1).get(timeout=PATIENCE)
-    assert site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).reserved() == {worker.hostname(): []}
+    assert site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).reserved() == {
+        worker.hostname(): []
+    }
     [item] = items(site.client)
     assert item['claimed'] is None
 

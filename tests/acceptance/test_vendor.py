@@ -31,8 +31,14 @@ def projects(page: str) -> dict[str, dict[str, str]]:
 
 PROJECTS = {title: files for page in ('docs/testing.rst',) for title, files in projects(page).items()}
 #: They run on any server, and without Docker.
-EXAMPLES = ['A first test', 'Without Docker', 'Your own app', 'Several workers', 'Beside other brokers',
-            'With celery.contrib.pytest']
+EXAMPLES = [
+    'A first test',
+    'Without Docker',
+    'Your own app',
+    'Several workers',
+    'Beside other brokers',
+    'With celery.contrib.pytest',
+]
 
 
 class Project:
@@ -42,7 +48,12 @@ class Project:
         self.server, self.folder = server, folder / 'project'
         self.folder.mkdir()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(('PYTEST_', 'COUCHDB_'))}
-        self.environment = {**inherited, 'PYTHONPATH': str(ROOT), 'COUCHDB_URL': server.url, 'DOCKER_HOST': 'tcp://127.0.0.1:1'}
+        self.environment = {
+            **inherited,
+            'PYTHONPATH': str(ROOT),
+            'COUCHDB_URL': server.url,
+            'DOCKER_HOST': 'tcp://127.0.0.1:1',
+        }
 
     def write(self, files: dict[str, str]) -> None:
         """Write its files."""
@@ -53,7 +64,13 @@ class Project:
         """Run pytest to its end. It never shows the server's password."""
         done = subprocess.run(
             [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', '-W', 'error::pytest.PytestWarning', *arguments],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=5 * PATIENCE, check=False)
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=5 * PATIENCE,
+            check=False,
+        )
         assert f'{self.server.user}:{self.server.password}' not in done.stdout + done.stderr
         return done
 
@@ -101,15 +118,23 @@ def test_example_of_a_server_that_fails(project: Project) -> None:
 def test_example_with_docker_as_far_as_it_goes_without(project: Project) -> None:
     project.write(PROJECTS['With Docker'])
     plan = project.pytest('--setup-plan')
-    for fixture, used in (('celery_broker', 'celery_couchdb_broker'), ('celery_couchdb_broker', 'default_couchdb_broker'),
-                          ('celery_backend', 'celery_couchdb_backend'), ('celery_couchdb_backend', 'default_couchdb_backend')):
+    for fixture, used in (
+        ('celery_broker', 'celery_couchdb_broker'),
+        ('celery_couchdb_broker', 'default_couchdb_broker'),
+        ('celery_backend', 'celery_couchdb_backend'),
+        ('celery_couchdb_backend', 'default_couchdb_backend'),
+    ):
         assert f'SETUP    F {fixture} (fixtures used: {used})' in plan
-    project.write({'test_ping.py': """
+    project.write(
+        {
+            'test_ping.py': """
         def test_image(default_couchdb_broker_image, default_worker_pytest_celery_pkg, default_worker_container_cls):
             assert default_couchdb_broker_image == 'couchdb:3.4'
             assert default_worker_pytest_celery_pkg == 'celery-couchdb[testing]'
             assert default_worker_container_cls.pytest_celery_pkg() == default_worker_pytest_celery_pkg
-    """})
+    """
+        }
+    )
     assert passed(project.pytest()) == 1
 
 
@@ -138,23 +163,33 @@ INCLUDES = """
 
 
 @pytest.mark.parametrize('plugins', ['', "pytest_plugins = ['celery_couchdb.testing']"], ids=['without', 'with'])
-@pytest.mark.parametrize(('test', 'arguments'), [
-    (THREAD, ['-p', 'no:celery', '-p', 'celery.contrib.pytest']),
-    (SESSION, []),
-], ids=['alone', 'beside pytest-celery'])
-def test_celery_s_own_fixtures_stay_as_they_are(project: Project, plugins: str, test: str, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ('test', 'arguments'),
+    [
+        (THREAD, ['-p', 'no:celery', '-p', 'celery.contrib.pytest']),
+        (SESSION, []),
+    ],
+    ids=['alone', 'beside pytest-celery'],
+)
+def test_celery_s_own_fixtures_stay_as_they_are(
+    project: Project, plugins: str, test: str, arguments: list[str]
+) -> None:
     project.write({'conftest.py': textwrap.dedent(INCLUDES) + plugins, 'test_thread.py': test})
     assert passed(project.pytest(*arguments)) == 1
 
 
 def test_nothing_is_loaded_that_was_not_asked_for(project: Project) -> None:
-    project.write({'test_plain.py': """
+    project.write(
+        {
+            'test_plain.py': """
         import sys
 
         def test_plain():
             import celery_couchdb.backend, celery_couchdb.cli, kombu_couchdb.transport
             assert not [name for name in sys.modules if name.startswith('celery_couchdb.testing')]
-    """})
+    """
+        }
+    )
     assert passed(project.pytest()) == 1
 
 
@@ -198,5 +233,7 @@ def test_a_failed_test_shows_the_worker_s_log(project: Project) -> None:
 
 def test_without_pytest_celery_one_sentence_names_what_is_missing() -> None:
     done = run_python('import sys; sys.modules["pytest_celery"] = None\nimport celery_couchdb.testing', check=False)
-    assert done.stderr.splitlines()[-1] == \
-        'ImportError: celery_couchdb.testing needs pytest-celery: pip install "celery-couchdb[testing]"'
+    assert (
+        done.stderr.splitlines()[-1]
+        == 'ImportError: celery_couchdb.testing needs pytest-celery: pip install "celery-couchdb[testing]"'
+    )

@@ -31,12 +31,15 @@ def returns(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def told_in_turn(caplog: pytest.LogCaptureFixture) -> bool:
     """Tell whether each trouble, and the end of each, was told of once, however many a busy machine made of it."""
-    said = [words for record in caplog.records for words in ('trying again', 'answers again') if words in record.message]
+    said = [
+        words for record in caplog.records for words in ('trying again', 'answers again') if words in record.message
+    ]
     return all(one != other for one, other in pairwise(said))
 
 
-def test_server_that_refuses_connections(connect: Callable[..., Connection], proxy: Proxy,
-                                         caplog: pytest.LogCaptureFixture) -> None:
+def test_server_that_refuses_connections(
+    connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     inbox = Inbox(connect(through_proxy=True))
     publish(connect(), 'before')
     inbox.wait(1)
@@ -49,13 +52,20 @@ def test_server_that_refuses_connections(connect: Callable[..., Connection], pro
     wait_for(lambda: returns(caplog), 'the log to tell of the return')
     assert len(complaints(caplog)) == 1
     assert len(returns(caplog)) == 1
-    assert all(record.levelno <= logging.WARNING for record in caplog.records if record.name.startswith('kombu_couchdb'))
+    assert all(
+        record.levelno <= logging.WARNING for record in caplog.records if record.name.startswith('kombu_couchdb')
+    )
     publish(connect(), 'after')
     inbox.wait(3)
 
 
-def test_retries_neither_hammer_nor_sleep(connect: Callable[..., Connection], proxy: Proxy, database: str,
-                                          caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_neither_hammer_nor_sleep(
+    connect: Callable[..., Connection],
+    proxy: Proxy,
+    database: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     inbox = Inbox(connect(through_proxy=True))
     publish(connect(), 'before')
     inbox.wait(1)
@@ -79,8 +89,9 @@ def test_cut_connections_are_hardly_noticed(connect: Callable[..., Connection], 
     wait_for(lambda: not items(client), 'all to be acknowledged')
 
 
-def test_network_that_swallows_everything(connect: Callable[..., Connection], proxy: Proxy,
-                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_network_that_swallows_everything(
+    connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     inbox = Inbox(connect(through_proxy=True, **QUICK))
     publish(connect(), 'before')
     inbox.wait(1)
@@ -94,8 +105,9 @@ def test_network_that_swallows_everything(connect: Callable[..., Connection], pr
     assert sorted(inbox.bodies) == ['after', 'before', 'meanwhile']
 
 
-def test_acks_outlive_the_connection(connect: Callable[..., Connection], proxy: Proxy, client: Client,
-                                     caplog: pytest.LogCaptureFixture) -> None:
+def test_acks_outlive_the_connection(
+    connect: Callable[..., Connection], proxy: Proxy, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     inbox = Inbox(connect(through_proxy=True), ack=False)
     for number in range(3):
         publish(connect(), number)
@@ -110,8 +122,9 @@ def test_acks_outlive_the_connection(connect: Callable[..., Connection], proxy: 
     inbox.stays(3, 1)
 
 
-def test_cut_off_for_longer_than_the_lease(connect: Callable[..., Connection], proxy: Proxy, client: Client,
-                                           caplog: pytest.LogCaptureFixture) -> None:
+def test_cut_off_for_longer_than_the_lease(
+    connect: Callable[..., Connection], proxy: Proxy, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     inbox = Inbox(connect(through_proxy=True, visibility_timeout=2.0), ack=False)
     publish(connect(), 'hello')
     inbox.wait(1)
@@ -127,8 +140,9 @@ def test_cut_off_for_longer_than_the_lease(connect: Callable[..., Connection], p
     wait_for(lambda: not items(client), 'the ack of the new holder')
 
 
-def test_broadcasts_of_the_time_between(connect: Callable[..., Connection], proxy: Proxy,
-                                        caplog: pytest.LogCaptureFixture) -> None:
+def test_broadcasts_of_the_time_between(
+    connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     news = Exchange('news', type='fanout')
     inbox = Inbox(connect(through_proxy=True), Queue('listener', news))
     producer = connect().Producer(exchange=news)
@@ -143,8 +157,9 @@ def test_broadcasts_of_the_time_between(connect: Callable[..., Connection], prox
     assert inbox.bodies == ['before', 0, 1, 2]
 
 
-def test_scheduled_message_that_became_due_meanwhile(connect: Callable[..., Connection], proxy: Proxy,
-                                                     caplog: pytest.LogCaptureFixture) -> None:
+def test_scheduled_message_that_became_due_meanwhile(
+    connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     inbox = Inbox(connect(through_proxy=True))
     due = time.time() + 10
     publish(connect(), 'later', headers=eta(10))
@@ -156,8 +171,9 @@ def test_scheduled_message_that_became_due_meanwhile(connect: Callable[..., Conn
     inbox.wait(1)
 
 
-def test_publisher_retries_until_the_server_is_back(connect: Callable[..., Connection], proxy: Proxy,
-                                                    client: Client) -> None:
+def test_publisher_retries_until_the_server_is_back(
+    connect: Callable[..., Connection], proxy: Proxy, client: Client
+) -> None:
     connection = connect(through_proxy=True)
     publish(connection, 'before')
     proxy.refuse()
@@ -166,8 +182,9 @@ def test_publisher_retries_until_the_server_is_back(connect: Callable[..., Conne
     assert sorted(item['message']['body'] for item in items(client)) == ['"before"', '"retried"']
 
 
-def test_first_publishing_tries_as_long_as_connecting_may_take(connect: Callable[..., Connection], proxy: Proxy,
-                                                                client: Client) -> None:
+def test_first_publishing_tries_as_long_as_connecting_may_take(
+    connect: Callable[..., Connection], proxy: Proxy, client: Client
+) -> None:
     impatient, patient = connect(through_proxy=True), connect(through_proxy=True, connect_retries_timeout=PATIENCE)
     policy = {'max_retries': None, 'interval_start': 0.2}
     proxy.refuse()
@@ -180,20 +197,28 @@ def test_first_publishing_tries_as_long_as_connecting_may_take(connect: Callable
     assert [item['message']['body'] for item in items(client)] == ['"stored"']
 
 
-def test_publisher_whose_connection_is_lost_while_it_declares(connect: Callable[..., Connection], proxy: Proxy,
-                                                               client: Client) -> None:
+def test_publisher_whose_connection_is_lost_while_it_declares(
+    connect: Callable[..., Connection], proxy: Proxy, client: Client
+) -> None:
     connection = connect(through_proxy=True)
     producer = connection.Producer()
     producer.channel  # noqa: B018 - opens it, while all is well
     proxy.refuse()
     threading.Timer(2, proxy.restore).start()
-    producer.publish('retried', routing_key='q', serializer='json', declare=[Queue('q')], retry=True,
-                     retry_policy={'max_retries': None, 'interval_start': 0.2})
+    producer.publish(
+        'retried',
+        routing_key='q',
+        serializer='json',
+        declare=[Queue('q')],
+        retry=True,
+        retry_policy={'max_retries': None, 'interval_start': 0.2},
+    )
     assert [item['message']['body'] for item in items(client)] == ['"retried"']
 
 
-def test_database_that_was_deleted(connect: Callable[..., Connection], client: Client,
-                                   caplog: pytest.LogCaptureFixture) -> None:
+def test_database_that_was_deleted(
+    connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     exchange = Exchange('direct')
     inbox = Inbox(connect(), Queue('q', exchange, routing_key='key'))
     publish(connect(), 'before')
@@ -214,14 +239,20 @@ def test_database_that_was_deleted_under_a_publisher(connect: Callable[..., Conn
     assert [item['message']['body'] for item in items(client)] == ['"after"']
 
 
-def test_all_consumers_work_again_after_a_silence_longer_than_their_leases(connect: Callable[..., Connection], proxy: Proxy,
-                                                                            caplog: pytest.LogCaptureFixture) -> None:
+def test_all_consumers_work_again_after_a_silence_longer_than_their_leases(
+    connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level('WARNING')
     inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=2.5, **QUICK), prefetch=1) for _ in range(2)]
     publisher = connect()
     publish_many(publisher, range(10))
-    wait_for(lambda: [inbox.drain(0.05) for inbox in inboxes]
-             and {body for inbox in inboxes for body in inbox.bodies} == set(range(10)), 'the first ten')
+    wait_for(
+        lambda: (
+            [inbox.drain(0.05) for inbox in inboxes]
+            and {body for inbox in inboxes for body in inbox.bodies} == set(range(10))
+        ),
+        'the first ten',
+    )
     proxy.hang()
     silent = time.monotonic() + 5.0  # longer than the leases, with the grace that is given to clocks
     wait_for(lambda: [inbox.drain(0.1) for inbox in inboxes] and time.monotonic() > silent, 'the silence to last')
@@ -229,8 +260,13 @@ def test_all_consumers_work_again_after_a_silence_longer_than_their_leases(conne
     proxy.go_on()
     for number in range(10, 40):
         publish(publisher, number)
-    wait_for(lambda: [inbox.drain(0.05) for inbox in inboxes]
-             and {body for inbox in inboxes for body in inbox.bodies} == set(range(40)), 'all others')
+    wait_for(
+        lambda: (
+            [inbox.drain(0.05) for inbox in inboxes]
+            and {body for inbox in inboxes for body in inbox.bodies} == set(range(40))
+        ),
+        'all others',
+    )
     for number in range(40, 400):
         if all(len(inbox.messages) > count for inbox, count in zip(inboxes, before, strict=True)):
             break

@@ -33,9 +33,11 @@ def nodes(server: Server) -> Iterator[list[Proxy]]:
 @pytest.fixture
 def list_of(server: Server, nodes: list[Proxy]) -> Callable[[str], str]:
     """Returns a function that gives the list of URLs of a database, one for each node."""
+
     def list_of(database: str) -> str:
         url = server.couchdb_url(database)
         return ';'.join(url.replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{node.port}/') for node in nodes)
+
     return list_of
 
 
@@ -52,7 +54,8 @@ def connect_to_all(list_of: Callable[[str], str], database: str, client: Client)
 
 
 def test_consumer_keeps_what_it_holds_when_its_node_dies(
-        connect_to_all: Callable[[], Connection], nodes: list[Proxy], client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    connect_to_all: Callable[[], Connection], nodes: list[Proxy], client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     publish_many(connect_to_all(), range(20))
     inbox = Inbox(connect_to_all(), ack=False, prefetch=10)
     inbox.wait(10)
@@ -79,7 +82,8 @@ def test_node_that_is_silent_is_left(connect_to_all: Callable[..., Connection], 
 
 @pytest.mark.parametrize('trouble', ['silent', 'stored', 'refuses'])
 def test_what_one_node_does_not_confirm_is_published_once(
-        connect_to_all: Callable[..., Connection], nodes: list[Proxy], client: Client, trouble: str) -> None:
+    connect_to_all: Callable[..., Connection], nodes: list[Proxy], client: Client, trouble: str
+) -> None:
     """The publisher is told of nothing, and so nobody sends it again."""
     publisher = connect_to_all(**QUICK)
     publish(publisher, 'before')
@@ -119,8 +123,9 @@ def test_first_node_is_down_from_the_start(connect_to_all: Callable[[], Connecti
     assert inbox.wait(1) == ['hello']
 
 
-def test_one_node_without_others_is_tried_again(connect_to_all: Callable[[], Connection], nodes: list[Proxy],
-                                                caplog: pytest.LogCaptureFixture) -> None:
+def test_one_node_without_others_is_tried_again(
+    connect_to_all: Callable[[], Connection], nodes: list[Proxy], caplog: pytest.LogCaptureFixture
+) -> None:
     inbox = Inbox(connect_to_all())
     for node in nodes:
         node.refuse()
@@ -128,11 +133,14 @@ def test_one_node_without_others_is_tried_again(connect_to_all: Callable[[], Con
     nodes[1].restore()
     publish(connect_to_all(), 'hello')
     assert inbox.wait(1) == ['hello']
-    assert all(record.levelno <= logging.WARNING for record in caplog.records if record.name.startswith('kombu_couchdb'))
+    assert all(
+        record.levelno <= logging.WARNING for record in caplog.records if record.name.startswith('kombu_couchdb')
+    )
 
 
-def test_results_are_stored_and_awaited_on_another_node(list_of: Callable[[str], str], nodes: list[Proxy], database: str,
-                                                        client: Client) -> None:
+def test_results_are_stored_and_awaited_on_another_node(
+    list_of: Callable[[str], str], nodes: list[Proxy], database: str, client: Client
+) -> None:
     app = Celery(set_as_current=False, broker='memory://', backend=list_of(database))
     app.conf.result_backend_transport_options = PATIENT
     app.backend.mark_as_done('a', 1)
@@ -148,8 +156,11 @@ def test_results_are_stored_and_awaited_on_another_node(list_of: Callable[[str],
 
 
 def test_passwords_of_a_list_are_not_shown() -> None:
-    app = Celery(set_as_current=False, broker='memory://',
-                 backend='couchdb://me:tell-nobody@a:1/results;couchdb://me:tell-nobody@b:2/results')
+    app = Celery(
+        set_as_current=False,
+        broker='memory://',
+        backend='couchdb://me:tell-nobody@a:1/results;couchdb://me:tell-nobody@b:2/results',
+    )
     assert app.backend.as_uri() == 'couchdb://me:**@a:1/results;couchdb://me:**@b:2/results'
     assert 'tell-nobody' not in repr(app.backend.client.address)
     app.close()

@@ -19,7 +19,9 @@ QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
 
 def test_running_messages_stay_where_they_are(connect: Callable[..., Connection], proxy: Proxy, client: Client) -> None:
     publish_many(connect(), range(5))
-    inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=LEASE, **QUICK), ack=False, prefetch=1) for _ in range(5)]
+    inboxes = [
+        Inbox(connect(through_proxy=True, visibility_timeout=LEASE, **QUICK), ack=False, prefetch=1) for _ in range(5)
+    ]
     for inbox in inboxes:
         inbox.wait(1)
 
@@ -33,7 +35,10 @@ def test_running_messages_stay_where_they_are(connect: Callable[..., Connection]
     proxy.go_on()
     # Whoever is back first sweeps the others; what it takes from them is claimed anew.
     back = time.time()
-    wait_for(lambda: len(beats()) == 5 and min(beats().values()) > back + LEASE, 'heartbeats of all for the length of a lease')
+    wait_for(
+        lambda: len(beats()) == 5 and min(beats().values()) > back + LEASE,
+        'heartbeats of all for the length of a lease',
+    )
     assert {item['_id']: item['claimed'] for item in items(client)} == held
     assert beats().keys() == before.keys()
     for inbox in inboxes:

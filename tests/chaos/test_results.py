@@ -55,7 +55,9 @@ class Waiting(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.values = {name: meta['result'] for name, meta in self.app.backend.get_many(self.names, timeout=2 * PATIENCE)}
+        self.values = {
+            name: meta['result'] for name, meta in self.app.backend.get_many(self.names, timeout=2 * PATIENCE)
+        }
 
     def waits(self) -> bool:
         """Whether its longpoll is open."""
@@ -64,8 +66,9 @@ class Waiting(threading.Thread):
 
 @pytest.mark.parametrize('count', [3, 120], ids=['few', 'many'])
 @pytest.mark.parametrize('trouble', ['cut', 'refuse'])
-def test_results_stored_while_the_connection_is_down(away: Celery, worker: Any, proxy: Proxy, count: int, trouble: str,
-                                                     caplog: pytest.LogCaptureFixture) -> None:
+def test_results_stored_while_the_connection_is_down(
+    away: Celery, worker: Any, proxy: Proxy, count: int, trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
     names = [str(uuid.uuid4()) for _ in range(count)]
     waiting = Waiting(away, names)
     wait_for(waiting.waits, 'the wait')
@@ -80,8 +83,9 @@ def test_results_stored_while_the_connection_is_down(away: Celery, worker: Any, 
     assert waiting.values == {name: name for name in names}
 
 
-def test_results_stored_while_the_server_is_silent(away: Celery, worker: Any, proxy: Proxy,
-                                                   caplog: pytest.LogCaptureFixture) -> None:
+def test_results_stored_while_the_server_is_silent(
+    away: Celery, worker: Any, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     names = [str(uuid.uuid4()) for _ in range(3)]
     waiting = Waiting(away, names)
     wait_for(waiting.waits, 'the wait')
@@ -116,8 +120,9 @@ def test_timeout_holds_while_the_server_is_away(away: Celery, proxy: Proxy) -> N
         away.AsyncResult(str(uuid.uuid4())).get(timeout=1.0)
 
 
-def test_results_are_stored_when_the_server_is_back(away: Celery, client: Client, proxy: Proxy,
-                                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_results_are_stored_when_the_server_is_back(
+    away: Celery, client: Client, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     name = str(uuid.uuid4())
     proxy.refuse()
     storing = threading.Thread(target=away.backend.mark_as_done, args=(name, 'kept'), daemon=True)
@@ -128,7 +133,9 @@ def test_results_are_stored_when_the_server_is_back(away: Celery, client: Client
     assert client.get(f'celery-task-meta-{name}')['value']['result'] == 'kept'
 
 
-def test_result_is_given_up_when_the_policy_says_so(server: Server, client: Client, database: str, proxy: Proxy) -> None:
+def test_result_is_given_up_when_the_policy_says_so(
+    server: Server, client: Client, database: str, proxy: Proxy
+) -> None:
     url = server.couchdb_url(database).replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{proxy.port}/')
     app = backend_app(url, retry_policy={'max_retries': 1})
     proxy.refuse()
@@ -136,8 +143,9 @@ def test_result_is_given_up_when_the_policy_says_so(server: Server, client: Clie
         app.backend.mark_as_done(str(uuid.uuid4()), 1)
 
 
-def test_database_deleted_while_somebody_waits(worker: Any, client: Client, url: str,
-                                               caplog: pytest.LogCaptureFixture) -> None:
+def test_database_deleted_while_somebody_waits(
+    worker: Any, client: Client, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     names = [str(uuid.uuid4()) for _ in range(2)]
     waiting = Waiting(backend_app(url, sweep_interval=1.0), names)
     wait_for(waiting.waits, 'the wait')

@@ -30,8 +30,9 @@ def reach(own_server: EmbeddedServer) -> Iterator[Callable[..., Connection]]:
 
 
 @pytest.mark.parametrize('kill', [False, True], ids=['stopped', 'killed'])
-def test_restart(own_server: EmbeddedServer, reach: Callable[..., Connection], caplog: pytest.LogCaptureFixture,
-                 kill: bool) -> None:
+def test_restart(
+    own_server: EmbeddedServer, reach: Callable[..., Connection], caplog: pytest.LogCaptureFixture, kill: bool
+) -> None:
     inbox = Inbox(reach())
     publish(reach(), 'before')
     inbox.wait(1)
@@ -43,8 +44,9 @@ def test_restart(own_server: EmbeddedServer, reach: Callable[..., Connection], c
     assert len(complaints(caplog)) == 1
 
 
-def test_hanging_server(own_server: EmbeddedServer, reach: Callable[..., Connection],
-                        caplog: pytest.LogCaptureFixture) -> None:
+def test_hanging_server(
+    own_server: EmbeddedServer, reach: Callable[..., Connection], caplog: pytest.LogCaptureFixture
+) -> None:
     inbox, publisher = Inbox(reach(**QUICK)), reach()
     publish(publisher, 'before')
     inbox.wait(1)

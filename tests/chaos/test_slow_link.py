@@ -48,7 +48,9 @@ def text(number: int) -> str:
     return f'{number:05d}' * (SIZE // 5)
 
 
-def test_publish_takes_as_long_as_its_size_asks_for(connect: Callable[..., Connection], slow: Callable[..., Connection]) -> None:
+def test_publish_takes_as_long_as_its_size_asks_for(
+    connect: Callable[..., Connection], slow: Callable[..., Connection]
+) -> None:
     connection, body = slow(), 'x' * 3_000_000
 
     def published() -> bool:
@@ -62,8 +64,9 @@ def test_publish_takes_as_long_as_its_size_asks_for(connect: Callable[..., Conne
     assert Inbox(connect()).wait(1)[0] == body
 
 
-def test_large_messages_are_delivered_and_read_once(connect: Callable[..., Connection], slow: Callable[..., Connection],
-                                                    link: Link, client: Client) -> None:
+def test_large_messages_are_delivered_and_read_once(
+    connect: Callable[..., Connection], slow: Callable[..., Connection], link: Link, client: Client
+) -> None:
     publish_many(connect(), [text(number) for number in range(COUNT)])
     inbox = Inbox(slow())
     assert sorted(inbox.wait(COUNT)) == [text(number) for number in range(COUNT)]
@@ -73,15 +76,18 @@ def test_large_messages_are_delivered_and_read_once(connect: Callable[..., Conne
 
 
 @pytest.mark.parametrize('attached', [True, False], ids=['attached', 'inline'])
-def test_what_a_dead_consumer_held_of_them_comes_back(connect: Callable[..., Connection], slow: Callable[..., Connection],
-                                                      client: Client, attached: bool) -> None:
+def test_what_a_dead_consumer_held_of_them_comes_back(
+    connect: Callable[..., Connection], slow: Callable[..., Connection], client: Client, attached: bool
+) -> None:
     """Those of earlier versions, and unique jobs, have their bodies in their documents."""
     publish_many(connect(), [text(number) for number in range(COUNT)])
     for doc in items(client):
         if not attached:
             body = client.content(f'/{doc["_id"]}/body', {'rev': doc['_rev']}, SIZE + 2).decode()
-            doc = {**{name: value for name, value in doc.items() if name != '_attachments'},
-                   'message': {**doc['message'], 'body': body}}
+            doc = {
+                **{name: value for name, value in doc.items() if name != '_attachments'},
+                'message': {**doc['message'], 'body': body},
+            }
         client.put(workitem.claim(doc, 'broker:consumer:gone', 0.0))
     inbox = Inbox(slow())
     assert sorted(inbox.wait(COUNT)) == [text(number) for number in range(COUNT)]
@@ -89,8 +95,9 @@ def test_what_a_dead_consumer_held_of_them_comes_back(connect: Callable[..., Con
     wait_for(lambda: not items(client), 'all to be acknowledged')
 
 
-def test_stopped_consumer_gives_back_what_it_has_not_read(connect: Callable[..., Connection], slow: Callable[..., Connection],
-                                                          client: Client) -> None:
+def test_stopped_consumer_gives_back_what_it_has_not_read(
+    connect: Callable[..., Connection], slow: Callable[..., Connection], client: Client
+) -> None:
     publish_many(connect(), [text(number) for number in range(COUNT)])
     connection = slow()
     inbox = Inbox(connection, ack=False)

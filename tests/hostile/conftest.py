@@ -12,7 +12,13 @@ __all__ = ['app', 'connect', 'connection', 'sent']
 
 _MANY = os.environ.get('HOSTILE_EXAMPLES')
 
-settings.register_profile('hostile', derandomize=not _MANY, max_examples=int(_MANY or 25), database=None, deadline=None,
-                          phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if _MANY else [])],
-                          suppress_health_check=list(HealthCheck))
+settings.register_profile(
+    'hostile',
+    derandomize=not _MANY,
+    max_examples=int(_MANY or 25),
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if _MANY else [])],
+    suppress_health_check=list(HealthCheck),
+)
 settings.load_profile('hostile')

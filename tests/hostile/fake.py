@@ -21,18 +21,26 @@ DOCS = {doc['_id']: {**doc, '_rev': '1-a'} for doc in [*BROKER.values(), *RESULT
 
 #: What the views have, and what their reductions are.
 VIEWS: dict[str, tuple[Any, Any]] = {
-    'waiting': (['q', 9, NOW], 1), 'dead': (['q', NOW], 1), 'expiring': (NOW, 1),
+    'waiting': (['q', 9, NOW], 1),
+    'dead': (['q', NOW], 1),
+    'expiring': (NOW, 1),
     'leases': (['claim', 'broker:consumer:gone', 'q'], {'sum': 1, 'count': 1, 'min': 1, 'max': 1, 'sumsqr': 1}),
-    'by_task': ('task-1', 1), 'due': (NOW, 1)}
+    'by_task': ('task-1', 1),
+    'due': (NOW, 1),
+}
 
 
 #: What administrators read.
 SERVER: dict[str, Any] = {
     '_membership': {'cluster_nodes': ['a', 'b'], 'all_nodes': ['a', 'b']},
-    '_node/a/_system': {'uptime': 500, 'internal_replication_jobs': 0}, '_node/b/_system': {'uptime': 500},
+    '_node/a/_system': {'uptime': 500, 'internal_replication_jobs': 0},
+    '_node/b/_system': {'uptime': 500},
     '_active_tasks': [{'type': 'indexer', 'database': 'shards/0-f/other.1'}],
-    '_session': {'userCtx': {'name': 'me', 'roles': ['_admin']}}, '_security': {'members': {'names': ['me']}},
-    '_revs_limit': 1000, '_node/_local/_config/admins': {'me': 'hash'}}
+    '_session': {'userCtx': {'name': 'me', 'roles': ['_admin']}},
+    '_security': {'members': {'names': ['me']}},
+    '_revs_limit': 1000,
+    '_node/_local/_config/admins': {'me': 'hash'},
+}
 
 
 #: After so many requests the views are empty, and so are ranges of documents: who deletes until nothing is left comes to an end.
@@ -45,7 +53,14 @@ def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
     if name in SERVER and method == 'GET':
         return SERVER[name]
     if name.endswith('/_info'):
-        return {'view_index': {'update_seq': 7, 'updater_running': False, 'sizes': {'file': 5}, 'updates_pending': {'total': 0}}}
+        return {
+            'view_index': {
+                'update_seq': 7,
+                'updater_running': False,
+                'sizes': {'file': 5},
+                'updates_pending': {'total': 0},
+            }
+        }
     if name == '_purge':
         return {'purge_seq': None, 'purged': {doc_id: [] for doc_id in body}}
     if name == '_bulk_docs':
@@ -53,15 +68,28 @@ def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
     if name == '_bulk_get':
         return {'results': [{'id': wanted['id'], 'docs': [_leaf(wanted['id'])]} for wanted in body['docs']]}
     if name == '_changes':
-        changes = [{'seq': '7-x', 'id': doc_id, 'changes': [{'rev': '1-a'}], 'doc': doc} for doc_id, doc in DOCS.items()]
+        changes = [
+            {'seq': '7-x', 'id': doc_id, 'changes': [{'rev': '1-a'}], 'doc': doc} for doc_id, doc in DOCS.items()
+        ]
         return {'results': changes, 'last_seq': '7-x', 'pending': 0}
     if name == '_all_docs':
         keys = body['keys'] if body else [key for key in sorted(DOCS) if key.startswith(json.loads(query['startkey']))]
-        return {'total_rows': 5, 'offset': 0, 'rows': [
-            {'id': key, 'key': key, 'value': {'rev': '1-a'}, 'doc': _stored(key)} for key in keys if 'skip' not in query]}
+        return {
+            'total_rows': 5,
+            'offset': 0,
+            'rows': [
+                {'id': key, 'key': key, 'value': {'rev': '1-a'}, 'doc': _stored(key)}
+                for key in keys
+                if 'skip' not in query
+            ],
+        }
     if name.endswith('/queries'):
-        return {'results': [{'rows': _rows(name.split('/')[-2], {name: json.dumps(value) for name, value in query.items()})}
-                            for query in body['queries']]}
+        return {
+            'results': [
+                {'rows': _rows(name.split('/')[-2], {name: json.dumps(value) for name, value in query.items()})}
+                for query in body['queries']
+            ]
+        }
     if '/_view/' in name:
         return {'rows': _rows(name.rpartition('/')[2], query)}
     if method == 'GET' and query.get('open_revs'):
@@ -69,8 +97,14 @@ def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
     if method == 'GET' and name:
         return _stored(name.removeprefix('_users/'))
     if method == 'GET':
-        return {'update_seq': '7-x', 'doc_count': 5, 'doc_del_count': 5, 'sizes': {'file': 5, 'active': 5}, 'cluster': {'n': 1},
-                'compact_running': False}
+        return {
+            'update_seq': '7-x',
+            'doc_count': 5,
+            'doc_del_count': 5,
+            'sizes': {'file': 5, 'active': 5},
+            'cluster': {'n': 1},
+            'compact_running': False,
+        }
     return {'ok': True, 'id': name, 'rev': '2-b'}
 
 
@@ -79,7 +113,9 @@ def _stored(doc_id: str) -> dict[str, Any]:
 
 
 def _leaf(doc_id: str) -> dict[str, Any]:
-    return {'ok': DOCS[doc_id]} if doc_id in DOCS else {'error': {'id': doc_id, 'error': 'not_found', 'reason': 'missing'}}
+    return (
+        {'ok': DOCS[doc_id]} if doc_id in DOCS else {'error': {'id': doc_id, 'error': 'not_found', 'reason': 'missing'}}
+    )
 
 
 def _rows(view: str, query: dict[str, str]) -> list[dict[str, Any]]:
@@ -123,11 +159,13 @@ class Fake:
 
     def connected_to(self) -> Callable[[Node], tuple[Any, dict[str, Any]]]:
         """Return what takes the place of `Node._connected`, for those who ask this host: others may be at work, too."""
+
         def connected(node: Node) -> tuple[Any, dict[str, Any]]:
             if node.address.host != HOST:
                 return _connected(node)
             self.node = node
             return self, {}
+
         return connected
 
     def close(self) -> None:

@@ -14,11 +14,66 @@ __all__ = ['ODD', 'any_text', 'json_values', 'retyped', 'spoilt']
 
 #: Text that something may take for more than text; the first ones cannot be stored.
 ODD = [
-    '\ud800', 'half \udfff of it', '', '\0', 'a\0b', '\u2028', '\ufeff', '\uffff', '\ufffe', '😀', '\U0010ffff', 'e\u0301', 'é',
-    'a\u200bb', '_design/x', '_all_docs', '_local/x', '../..', 'a/b', 'a:b', '%', '%2F', '%00', '+', ' ', 'a b', '"', '\\',
-    '\\u0000', "'", '#', '?', '&', '=', '[]', '{}', 'null', 'NaN', '0', '-1', '*', '.', '.*', '(', '\n', '\r\n', '\x7f',
-    '\x85', '__proto__',
-    'constructor', '_id', '_rev', '_deleted', 'broker:', 'job:', 'x' * 500, 'x' * 501, 'ß' * 251, '\u212a', '١',
+    '\ud800',
+    'half \udfff of it',
+    '',
+    '\0',
+    'a\0b',
+    '\u2028',
+    '\ufeff',
+    '\uffff',
+    '\ufffe',
+    '😀',
+    '\U0010ffff',
+    'e\u0301',
+    'é',
+    'a\u200bb',
+    '_design/x',
+    '_all_docs',
+    '_local/x',
+    '../..',
+    'a/b',
+    'a:b',
+    '%',
+    '%2F',
+    '%00',
+    '+',
+    ' ',
+    'a b',
+    '"',
+    '\\',
+    '\\u0000',
+    "'",
+    '#',
+    '?',
+    '&',
+    '=',
+    '[]',
+    '{}',
+    'null',
+    'NaN',
+    '0',
+    '-1',
+    '*',
+    '.',
+    '.*',
+    '(',
+    '\n',
+    '\r\n',
+    '\x7f',
+    '\x85',
+    '__proto__',
+    'constructor',
+    '_id',
+    '_rev',
+    '_deleted',
+    'broker:',
+    'job:',
+    'x' * 500,
+    'x' * 501,
+    'ß' * 251,
+    '\u212a',
+    '١',
 ]
 
 
@@ -29,7 +84,20 @@ def any_text(max_size: int = 20) -> st.SearchStrategy[str]:
 
 def _numbers(exact: bool) -> st.SearchStrategy[Any]:
     """Numbers; without `exact` none that JavaScript would round."""
-    odd = [0, -0.0, 1.0, 1e308, 5e-324, 2.2250738585072014e-308, math.nan, math.inf, -math.inf, 10**308, 10**309, -(10**400)]
+    odd = [
+        0,
+        -0.0,
+        1.0,
+        1e308,
+        5e-324,
+        2.2250738585072014e-308,
+        math.nan,
+        math.inf,
+        -math.inf,
+        10**308,
+        10**309,
+        -(10**400),
+    ]
     ints = st.integers() if exact else st.integers(-(2**53), 2**53)
     return ints | st.floats() | st.sampled_from(odd if exact else [n for n in odd if n != 10**308])
 
@@ -39,8 +107,12 @@ def json_values(names: st.SearchStrategy[str] | None = None, *, exact: bool = Tr
     names = any_text() if names is None else names
     plain = st.none() | st.booleans() | _numbers(exact) | any_text()
     deep = st.integers(50, 900).map(_nested)
-    return st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
-                        max_leaves=8) | deep
+    return (
+        st.recursive(
+            plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=8
+        )
+        | deep
+    )
 
 
 def _nested(levels: int) -> Any:
@@ -52,10 +124,43 @@ def _nested(levels: int) -> Any:
 
 #: What a member of a document may be changed to: each type of JSON, and values that look right.
 _OTHER: list[Any] = [
-    None, True, False, 0, -1, 5, 2**53, 1e300, -1e300, *LARGEST, 0.5, '',
-    _nested(150), _nested(600), [HARD_TO_STORE], HARD_TO_STORE, 'x', 'q', '5', 'null', [], [[]], ['q'], [None], [5], {},
-    {'by': 5}, {'by': 'x'},    {'q': 5}, {'_deleted': True}, [{}], [{'message': 5}], 'broker:consumer:x', '2026-11-21',
-    '\0', '(', '*',
+    None,
+    True,
+    False,
+    0,
+    -1,
+    5,
+    2**53,
+    1e300,
+    -1e300,
+    *LARGEST,
+    0.5,
+    '',
+    _nested(150),
+    _nested(600),
+    [HARD_TO_STORE],
+    HARD_TO_STORE,
+    'x',
+    'q',
+    '5',
+    'null',
+    [],
+    [[]],
+    ['q'],
+    [None],
+    [5],
+    {},
+    {'by': 5},
+    {'by': 'x'},
+    {'q': 5},
+    {'_deleted': True},
+    [{}],
+    [{'message': 5}],
+    'broker:consumer:x',
+    '2026-11-21',
+    '\0',
+    '(',
+    '*',
 ]
 
 
@@ -75,7 +180,9 @@ _MISSING = object()
 
 
 def _paths(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    members: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    members: Iterable[Any] = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
     return [path for name, member in members for path in [(*before, name), *_paths(member, (*before, name))]]
 
 
@@ -92,5 +199,3 @@ def _changed(value: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> Any:
     if isinstance(value, list):
         return [new for place, old in enumerate(value) if (new := member(place, old)) is not _MISSING]
     return value
-
-

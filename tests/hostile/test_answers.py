@@ -18,15 +18,15 @@ from kombu_couchdb import design
 from kombu_couchdb.admin import cluster, dead, indexes, jobs, vacuum
 from kombu_couchdb.admin.setup import Wanted, layouts, plan
 from kombu_couchdb.admin.status import status
-from kombu_couchdb.consumer.candidate_reader import Candidates
-from kombu_couchdb.consumer.candidates import Window
+from kombu_couchdb.consumer.candidate_reader import CandidateReader
+from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.nodes import Node
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
-from kombu_couchdb.leases.janitor import Tidier
+from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.database import ensure
 from kombu_couchdb.queues.fanout import Broadcaster, Listener
@@ -51,18 +51,32 @@ CLIENT: dict[str, tuple[Callable[[Client], Any], Callable[[Any], bool]]] = {
     'get': (lambda c: c.get('x'), lambda doc: doc['_id'] == 'x' and kinds(doc['_rev'], str)),
     'leaves': (lambda c: c.leaves('x'), lambda docs: all(doc['_id'] == 'x' and doc['_rev'] for doc in docs)),
     'put': (lambda c: c.put({'_id': 'x'}), lambda rev: kinds(rev, str) and '-' in rev),
-    'bulk': (lambda c: c.bulk([{'_id': 'x'}, {'_id': 'y'}]),
-             lambda answers: [a['id'] for a in answers] == ['x', 'y'] and all('rev' in a or 'error' in a for a in answers)),
-    'fetch': (lambda c: c.fetch(['dead', 'x', 'dead']), lambda docs: len(docs) == 3 and all(
-        doc is None or doc['_id'] == wanted for doc, wanted in zip(docs, ['dead', 'x', 'dead'], strict=True))),
+    'bulk': (
+        lambda c: c.bulk([{'_id': 'x'}, {'_id': 'y'}]),
+        lambda answers: [a['id'] for a in answers] == ['x', 'y'] and all('rev' in a or 'error' in a for a in answers),
+    ),
+    'fetch': (
+        lambda c: c.fetch(['dead', 'x', 'dead']),
+        lambda docs: (
+            len(docs) == 3
+            and all(
+                doc is None or doc['_id'] == wanted for doc, wanted in zip(docs, ['dead', 'x', 'dead'], strict=True)
+            )
+        ),
+    ),
     'known': (lambda c: c.known(['x', 'y']), lambda ids: kinds(ids, set) and all(kinds(one, str) for one in ids)),
     'id_range': (lambda c: c.id_range('broker:'), lambda rows: all(row['id'] and row['value']['rev'] for row in rows)),
     'id_range, docs': (lambda c: c.id_range('broker:', docs=True), lambda rows: all(row['doc']['_id'] for row in rows)),
     'view': (lambda c: c.view('d', 'waiting', startkey=['q'], reduce=False), lambda rows: listing(rows, dict)),
-    'view, docs': (lambda c: c.view('d', 'waiting', include_docs=True, limit=50, reduce=False), lambda rows: listing(rows, dict)),
+    'view, docs': (
+        lambda c: c.view('d', 'waiting', include_docs=True, limit=50, reduce=False),
+        lambda rows: listing(rows, dict),
+    ),
     'sequence': (lambda c: c.sequence(), lambda seq: kinds(seq, str, int)),
-    'changes': (lambda c: c.changes(0, {}, 10), lambda answer: listing(answer['results'],
-    dict) and answer['last_seq'] is not None),
+    'changes': (
+        lambda c: c.changes(0, {}, 10),
+        lambda answer: listing(answer['results'], dict) and answer['last_seq'] is not None,
+    ),
     'longpoll': (lambda c: Longpoll(c).wait(0, 0, {}), lambda answer: listing(answer['results'], dict)),
     'welcome': (lambda c: c.welcome(), lambda greeting: kinds(greeting, dict)),
     'create': (lambda c: c.create(), lambda nothing: nothing is None),
@@ -89,8 +103,8 @@ def heard(client: Client) -> Any:
 
 
 def taken(client: Client) -> Any:
-    window = Window(client.clock, 'q', 100)
-    candidates = Candidates(client)
+    window = QueueCandidates(client.clock, 'q', 100)
+    candidates = CandidateReader(client)
     candidates.refill([window])
     return candidates.take({'q': window}, {'q': 5})
 
@@ -116,14 +130,14 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'candidates': taken,
     'leases': lambda c: Store(c).leases(),
     'claims': lambda c: Store(c).release(Store(c).claims('broker:consumer:gone')),
-    'settle a void claim': lambda c: Store(c).settle_void('claimed', '1-a', set()),
+    'settle a void claim': lambda c: Store(c).settle_unproven('claimed', '1-a', set()),
     'size': lambda c: Store(c).size('q'),
     'purge': lambda c: Store(c).purge('q'),
     'drop expired': lambda c: Store(c).drop_expired(),
     'drop older': lambda c: Store(c).drop_older('q', 5.0),
     'trim': lambda c: Store(c).trim('q', 0),
     'sweep': lambda c: Sweeper(Store(c), Topology(c), 60.0).sweep('broker:consumer:own', set(), lambda: None),
-    'tidy': lambda c: Tidier(c).tidy(10),
+    'tidy': lambda c: Janitor(c).tidy(10),
     'declare': declared,
     'redeclare': lambda c: declared(c).redeclare(),
     'limit': lambda c: Topology(c).limit('limited'),
@@ -137,7 +151,9 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'vacuum': lambda c: vacuum.vacuum(c, lambda step, done, total: None, age=0.0, wait=False),
     'jobs': lambda c: [jobs.find(c, 'task-1'), jobs.listing(c, jobs.STATES, None, 5), jobs.state(c, 'task-1')],
     'read a result': lambda c: chords(c)[0].read_many(['celery-task-meta-t', 'x']),
-    'write a result': lambda c: chords(c)[0].write({'_id': 'celery-task-meta-t', 'status': 'SUCCESS'}, final_stays=True),
+    'write a result': lambda c: chords(c)[0].write(
+        {'_id': 'celery-task-meta-t', 'status': 'SUCCESS'}, final_stays=True
+    ),
     'delete a result': lambda c: chords(c)[0].delete('celery-task-meta-t'),
     'sweep results': lambda c: sweep(*chords(c), lambda: False),
     'claim a chord': lambda c: chords(c)[1].claim('g', 'chord-unlock-g:part:00000000:t'),
@@ -153,7 +169,9 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
     for module, limit in ((cluster, '_SYNC'), (indexes, '_STUCK'), (indexes, '_PAUSE'), (vacuum, '_SETTLED')):
         monkeypatch.setattr(module, limit, 0.0)  # a server that says that it is busy is so for ever
 
-    def run(call: Callable[[Client], Any], right: Callable[[Any], bool], spoil: Callable[[Any, Any], Any]) -> tuple[int, int]:
+    def run(
+        call: Callable[[Client], Any], right: Callable[[Any], bool], spoil: Callable[[Any, Any], Any]
+    ) -> tuple[int, int]:
         ends, numbers = {True: 0, False: 0}, itertools.count()
 
         def once(told: Callable[[Any], Any]) -> None:
@@ -192,8 +210,9 @@ def reshaped(data: Any, answer: Any) -> Any:
     return data.draw(retyped({'answer': answer})).get('answer') if how == 'spoilt' and answer else answer
 
 
-_OTHERS = json_values() | st.sampled_from([[], {}, None, True, 0, '', {'rows': []}, {'rows': [{}]}, {'ok': True},
-    b'[' * 5000, b'{'])
+_OTHERS = json_values() | st.sampled_from(
+    [[], {}, None, True, 0, '', {'rows': []}, {'rows': [{}]}, {'ok': True}, b'[' * 5000, b'{']
+)
 
 
 @pytest.mark.parametrize('name', CLIENT)
@@ -213,10 +232,17 @@ def test_whatever_is_made_of_answers_raises_nothing_else(fuzz: Callable[..., tup
 @pytest.mark.parametrize('name', [name for name in BROKER if 'type' in BROKER[name]])
 def test_a_spoilt_item_can_be_judged(name: str) -> None:
     """Every state that a spoilt item may come to can be told, and it can be buried."""
+
     @given(retyped(BROKER[name]))
     def judge(doc: dict[str, Any]) -> None:
         doc = {**doc, '_rev': '1-a'}
-        workitem.state(doc, 5.0), workitem.task_id(doc), workitem.task_name(doc), workitem.size(doc), workitem.ready_since(doc)
+        (
+            workitem.state(doc, 5.0),
+            workitem.task_id(doc),
+            workitem.task_name(doc),
+            workitem.size(doc),
+            workitem.ready_since(doc),
+        )
         workitem.is_waiting(doc), workitem.is_due(doc, 5.0), workitem.has_expired(doc, 5.0), workitem.acked(doc, 5.0)
         assert workitem.bury(doc, 'reason', 5.0)['status'] == 'fail'
         workitem.apart(workitem.bury(doc, 'reason', 5.0), 5.0)

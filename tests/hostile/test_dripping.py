@@ -62,7 +62,8 @@ def dripping(server: Server) -> Iterator[Dripping]:
 
 
 def test_consumer_is_held_for_as_long_as_a_request_may_take(
-        server: Server, database: str, client: Client, dripping: Dripping, caplog: pytest.LogCaptureFixture) -> None:
+    server: Server, database: str, client: Client, dripping: Dripping, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each byte had a time limit of its own, and the thread that sends the heartbeats read on."""
     url = server.couchdb_url(database).replace(f':{server.port}/', f':{dripping.server_address[1]}/')
     with Connection(url, transport_options={'request_timeout': 1.0}) as connection:

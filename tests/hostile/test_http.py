@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from kombu import Connection
 from urllib3 import HTTPResponse
 
-from kombu_couchdb.consumer import io_thread as consumer
-from kombu_couchdb.couchdb import auth as login
-from kombu_couchdb.couchdb import bounds
+from kombu_couchdb.consumer import io_thread
+from kombu_couchdb.couchdb import auth, bounds
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
@@ -107,29 +106,65 @@ def test_every_status(wires: Callable[[], Wire], body: bytes) -> None:
 
 
 HEADERS = [
-    'Content-Length: 5', 'Content-Length: 500', 'Content-Length: -1', 'Content-Length: x', 'Content-Length: 1, 2',
+    'Content-Length: 5',
+    'Content-Length: 500',
+    'Content-Length: -1',
+    'Content-Length: x',
+    'Content-Length: 1, 2',
     'Content-Length: ' + '9' * 30,
-    'Transfer-Encoding: chunked', 'Transfer-Encoding: nonsense', 'Content-Encoding: gzip', 'Content-Encoding: deflate',
-    'Content-Encoding: br, gzip', 'Content-Type: text/html', 'Content-Type: application/json; charset=utf-16', 'Date: yesterday',
-    'Date: Mon, 99 Foo 99999 99:99:99 GMT', 'Date: Thu, 01 Jan 0001 00:00:00 GMT', 'Set-Cookie: \xff=; Expires=never; =;;',
+    'Transfer-Encoding: chunked',
+    'Transfer-Encoding: nonsense',
+    'Content-Encoding: gzip',
+    'Content-Encoding: deflate',
+    'Content-Encoding: br, gzip',
+    'Content-Type: text/html',
+    'Content-Type: application/json; charset=utf-16',
+    'Date: yesterday',
+    'Date: Mon, 99 Foo 99999 99:99:99 GMT',
+    'Date: Thu, 01 Jan 0001 00:00:00 GMT',
+    'Set-Cookie: \xff=; Expires=never; =;;',
     'Set-Cookie: a=b',
-    'Location: http://127.0.0.1:1/', 'Connection: close', 'Connection: \x00', 'X' * 70_000 + ': x', 'no colon', ': no name',
+    'Location: http://127.0.0.1:1/',
+    'Connection: close',
+    'Connection: \x00',
+    'X' * 70_000 + ': x',
+    'no colon',
+    ': no name',
     ' folded',
     *['X-Many: x'] * 2,
 ]
-BODIES = [DOC, b'', b'{', DOC[:-3], DOC * 2, gzip.compress(DOC), gzip.compress(DOC)[:-9],
-    b'18\r\n' + DOC + b'\r\n0\r\n\r\n', b'18\r\n' + DOC,
-          b'ffffffffffff\r\n' + DOC, b'-5\r\n' + DOC, b'zz\r\n' + DOC + b'\r\n', b'\xff\xfe' + DOC, DOC.decode().encode('utf-16'),
-          b'\xef\xbb\xbf' + DOC, b'[' * 100_000, b'{"_id":"x","_rev":"1-a","n":' + b'9' * 5000 + b'}', b'NaN',
-          b'{"_id":"x","_rev":"1-a","n":1e999}']
+BODIES = [
+    DOC,
+    b'',
+    b'{',
+    DOC[:-3],
+    DOC * 2,
+    gzip.compress(DOC),
+    gzip.compress(DOC)[:-9],
+    b'18\r\n' + DOC + b'\r\n0\r\n\r\n',
+    b'18\r\n' + DOC,
+    b'ffffffffffff\r\n' + DOC,
+    b'-5\r\n' + DOC,
+    b'zz\r\n' + DOC + b'\r\n',
+    b'\xff\xfe' + DOC,
+    DOC.decode().encode('utf-16'),
+    b'\xef\xbb\xbf' + DOC,
+    b'[' * 100_000,
+    b'{"_id":"x","_rev":"1-a","n":' + b'9' * 5000 + b'}',
+    b'NaN',
+    b'{"_id":"x","_rev":"1-a","n":1e999}',
+]
 
 
 def test_headers_and_bodies_that_do_not_fit(wires: Callable[[], Wire]) -> None:
     wire = wires()
     answers = []
 
-    @given(st.sampled_from([200, 200, 200, 404, 500, 302, 100, 204]), st.lists(st.sampled_from(HEADERS), max_size=3),
-        st.sampled_from(BODIES))
+    @given(
+        st.sampled_from([200, 200, 200, 404, 500, 302, 100, 204]),
+        st.lists(st.sampled_from(HEADERS), max_size=3),
+        st.sampled_from(BODIES),
+    )
     @example(200, [], DOC)  # one that fits, whatever the others are
     def each(status: int, headers: list[str], body: bytes) -> None:
         wire.answer = head(status, *headers) + body
@@ -138,8 +173,6 @@ def test_headers_and_bodies_that_do_not_fit(wires: Callable[[], Wire]) -> None:
     each()
     assert all(isinstance(found, CouchDBError) or (found['_id'], found['_rev']) == ('x', '1-a') for found in answers)
     assert any(isinstance(found, dict) for found in answers)
-
-
 
 
 def test_bytes_that_are_no_http(wires: Callable[[], Wire]) -> None:
@@ -151,6 +184,7 @@ def _no_answer(wire: Wire) -> Callable[[bytes], None]:
     def each(sent: bytes) -> None:
         wire.answer = sent
         assert isinstance(ask(wire), CouchDBError)
+
     return each
 
 
@@ -160,16 +194,24 @@ def test_more_headers_than_anybody_needs(wires: Callable[[], Wire]) -> None:
     assert isinstance(ask(wire), RETRIED)
 
 
-@pytest.mark.parametrize('answer', [
-    b'\x15\x03\x01\x00\x02\x02F', b'\x15\x03\x03\x00\x02\x02\n',
-    head(400) + b'Client sent an HTTP request to an HTTPS server.\n',
-    head(400) + b'<html><title>400 The plain HTTP request was sent to HTTPS port</title>',
-    head(400) + b"Reason: You're speaking plain HTTP to an SSL-enabled server port.", b''],
-    ids=['alert', 'Erlang', 'Go', 'nginx', 'Apache', 'hangs up'])
+@pytest.mark.parametrize(
+    'answer',
+    [
+        b'\x15\x03\x01\x00\x02\x02F',
+        b'\x15\x03\x03\x00\x02\x02\n',
+        head(400) + b'Client sent an HTTP request to an HTTPS server.\n',
+        head(400) + b'<html><title>400 The plain HTTP request was sent to HTTPS port</title>',
+        head(400) + b"Reason: You're speaking plain HTTP to an SSL-enabled server port.",
+        b'',
+    ],
+    ids=['alert', 'Erlang', 'Go', 'nginx', 'Apache', 'hangs up'],
+)
 def test_a_server_that_speaks_tls_is_told_from_others(wires: Callable[[], Wire], answer: bytes) -> None:
     wire = wires()
     wire.answer = answer
-    assert re.search('the server speaks TLS at this port[;,] write couchdbs:// for couchdb:// in the URL', str(ask(wire)))
+    assert re.search(
+        'the server speaks TLS at this port[;,] write couchdbs:// for couchdb:// in the URL', str(ask(wire))
+    )
 
 
 class Plain(socketserver.StreamRequestHandler):
@@ -184,7 +226,9 @@ def test_a_server_that_speaks_no_tls_is_told_from_others() -> None:
     with socketserver.ThreadingTCPServer(('127.0.0.1', 0), Plain) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         client = Client(Address(host='127.0.0.1', port=server.server_address[1], tls=True), **PATIENT)
-        with pytest.raises(ServerUnavailable, match='does the server speak TLS at this port\\? couchdb:// is plain HTTP'):
+        with pytest.raises(
+            ServerUnavailable, match='does the server speak TLS at this port\\? couchdb:// is plain HTTP'
+        ):
             client.get('x')
         server.shutdown()
 
@@ -195,6 +239,7 @@ PAUSE, LONG = 0.05, 10.0
 
 def dripped(*parts: bytes | int) -> Callable[[], Iterator[bytes]]:
     """Return the parts of an answer: bytes at once, and as many spaces as a number says one by one."""
+
     def pieces() -> Iterator[bytes]:
         for part in parts:
             if isinstance(part, bytes):
@@ -203,6 +248,7 @@ def dripped(*parts: bytes | int) -> Callable[[], Iterator[bytes]]:
             for _ in range(part):
                 time.sleep(PAUSE)
                 yield b' '
+
     return pieces
 
 
@@ -222,10 +268,15 @@ DRIPS: dict[str, Callable[[], Iterator[bytes]]] = {
     'continue': continued,
     'body': dripped(head(200, f'Content-Length: {len(DOC) + MANY}') + DOC, MANY),
     'body to the end': dripped(head(200) + DOC, MANY),
-    'chunk': dripped(head(200, 'Transfer-Encoding: chunked') + f'{len(DOC) + MANY:x}\r\n'.encode() + DOC, MANY, b'\r\n0\r\n\r\n'),
-    'line of a chunk': dripped(head(200, 'Transfer-Encoding: chunked') + b'18;', MANY, b'\r\n' + DOC + b'\r\n0\r\n\r\n'),
+    'chunk': dripped(
+        head(200, 'Transfer-Encoding: chunked') + f'{len(DOC) + MANY:x}\r\n'.encode() + DOC, MANY, b'\r\n0\r\n\r\n'
+    ),
+    'line of a chunk': dripped(
+        head(200, 'Transfer-Encoding: chunked') + b'18;', MANY, b'\r\n' + DOC + b'\r\n0\r\n\r\n'
+    ),
     'error': dripped(head(404, f'Content-Length: {len(DOC) + MANY}') + DOC, MANY),
 }
+
 
 @pytest.mark.parametrize('what', DRIPS)
 def test_an_answer_that_drips_is_given_up(wires: Callable[[], Wire], what: str) -> None:
@@ -271,16 +322,21 @@ def endless(first: bytes, piece: bytes) -> Callable[[], Iterator[bytes]]:
 
 CHUNKED = head(200, 'Transfer-Encoding: chunked')
 FLOODS = {
-    'body': endless(head(200), b' ' * 1000), 'chunks': endless(CHUNKED, b'3e8\r\n' + b' ' * 1000 + b'\r\n'),
-    'line of a chunk': endless(CHUNKED, b'0' * 1000), 'continue': endless(b'', CONTINUE),
-    'error': endless(head(503), b' ' * 1000)}
+    'body': endless(head(200), b' ' * 1000),
+    'chunks': endless(CHUNKED, b'3e8\r\n' + b' ' * 1000 + b'\r\n'),
+    'line of a chunk': endless(CHUNKED, b'0' * 1000),
+    'continue': endless(b'', CONTINUE),
+    'error': endless(head(503), b' ' * 1000),
+}
 
 
 @pytest.mark.parametrize('what', FLOODS)
-@pytest.mark.parametrize('call', [lambda client: client.get('x'), lambda client: Longpoll(client).wait(0, 0, {})],
-                         ids=['get', 'longpoll'])
-def test_an_answer_without_an_end_is_not_kept(wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch, what: str,
-                                              call: Callable[[Client], Any]) -> None:
+@pytest.mark.parametrize(
+    'call', [lambda client: client.get('x'), lambda client: Longpoll(client).wait(0, 0, {})], ids=['get', 'longpoll']
+)
+def test_an_answer_without_an_end_is_not_kept(
+    wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch, what: str, call: Callable[[Client], Any]
+) -> None:
     monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
     wire = wires()
     wire.answer = FLOODS[what]
@@ -292,11 +348,13 @@ def test_an_answer_without_an_end_is_not_kept(wires: Callable[[], Wire], monkeyp
 
 
 @pytest.mark.parametrize('coding', ['gzip', 'GZIP', 'deflate', 'br', 'zstd', 'x, gzip'])
-@pytest.mark.parametrize('call', [lambda client: client.get('x'), lambda client: Longpoll(client).wait(0, 0, {})],
-                         ids=['get', 'longpoll'])
+@pytest.mark.parametrize(
+    'call', [lambda client: client.get('x'), lambda client: Longpoll(client).wait(0, 0, {})], ids=['get', 'longpoll']
+)
 @pytest.mark.parametrize('status', [200, 500])
-def test_a_compressed_answer_is_not_unpacked(wires: Callable[[], Wire], coding: str, call: Callable[[Client], Any],
-                                             status: int) -> None:
+def test_a_compressed_answer_is_not_unpacked(
+    wires: Callable[[], Wire], coding: str, call: Callable[[Client], Any], status: int
+) -> None:
     """389 kB of it became a GB."""
     wire = wires()
     text = gzip.compress(DOC)
@@ -324,7 +382,9 @@ def test_a_user_that_one_node_has_locked_asks_the_next(wires: Callable[[], Wire]
     one, other = wires(), wires()
     one.answer = head(403, f'Content-Length: {len(LOCKED)}') + LOCKED
     other.answer = head(200, f'Content-Length: {len(DOC)}') + DOC
-    first, second = (Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET) for wire in (one, other))
+    first, second = (
+        Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET) for wire in (one, other)
+    )
     client = Client(replace(first, others=(second,)), **PATIENT)
     with pytest.raises(ServerUnavailable, match="has locked user 'me'"):
         client.get('x')
@@ -334,14 +394,27 @@ def test_a_user_that_one_node_has_locked_asks_the_next(wires: Callable[[], Wire]
 
 #: What a server, or a proxy before it, may answer for a while: status and body.
 TROUBLE = [
-    (500, b'{"error":"unknown_error","reason":"function_clause"}'), (502, b'<html>Bad Gateway</html>'), (503, b''), (429,
-    b'slow down'),
-    (200, b'<html>We are down for maintenance</html>'), (200, b''), (200, b'{}'), (200, b'[]'), (200, b'null'), (200,
-    b'{"rows":[{}]}'),
-    (200, b'{"results":[{"id":5}],"last_seq":1}'), (200, b'{"rows": [{"id"'), (302, b''), (404, b'{"error":"not_found"}'),
+    (500, b'{"error":"unknown_error","reason":"function_clause"}'),
+    (502, b'<html>Bad Gateway</html>'),
+    (503, b''),
+    (429, b'slow down'),
+    (200, b'<html>We are down for maintenance</html>'),
+    (200, b''),
+    (200, b'{}'),
+    (200, b'[]'),
+    (200, b'null'),
+    (200, b'{"rows":[{}]}'),
+    (200, b'{"results":[{"id":5}],"last_seq":1}'),
+    (200, b'{"rows": [{"id"'),
+    (302, b''),
+    (404, b'{"error":"not_found"}'),
     (400, b''),
     (403, LOCKED),
-    (409, b'{"error":"conflict"}'), (413, b''), (201, b'[{"ok":true,"id":"another","rev":"1-a"}]'), (200, b'"text"'), (101, b''),
+    (409, b'{"error":"conflict"}'),
+    (413, b''),
+    (201, b'[{"ok":true,"id":"another","rev":"1-a"}]'),
+    (200, b'"text"'),
+    (101, b''),
 ]
 
 
@@ -375,10 +448,11 @@ class _Adapter:
         return response
 
 
-def test_a_consumer_outlives_it_and_delivers(connect: Callable[..., Connection], client: Client,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, '_LAST_RETRY', 0.05)
-    monkeypatch.setattr(login, '_LOCK_REST', 0.05)
+def test_a_consumer_outlives_it_and_delivers(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io_thread, '_LAST_RETRY', 0.05)
+    monkeypatch.setattr(auth, '_LOCK_REST', 0.05)
     publisher = connect()
     publisher.connect()
     inbox = Inbox(connect(visibility_timeout=3.0))

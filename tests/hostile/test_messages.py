@@ -42,8 +42,14 @@ def same(left: Any, right: Any) -> bool:
 def send(connection: Connection, body: Any, to: str = 'q', **more: Any) -> None:
     """Publish below kombu's producer, which makes the types of some properties right."""
     channel = connection.default_channel
-    message = channel.prepare_message(body, more.pop('priority', None), more.pop('content_type', None),
-                                      more.pop('content_encoding', None), more.pop('headers', None), more)
+    message = channel.prepare_message(
+        body,
+        more.pop('priority', None),
+        more.pop('content_type', None),
+        more.pop('content_encoding', None),
+        more.pop('headers', None),
+        more,
+    )
     channel.basic_publish(message, '', to)
 
 
@@ -51,7 +57,9 @@ def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client:
     # The embedded server is written in JavaScript: it drops members of this name.
     names = any_text() if apache_couchdb else any_text().filter(lambda name: name != '__proto__')
     bodies = st.binary() | any_text().map(lambda text: text.encode('utf-8', 'surrogatepass'))
-    encodings = st.sampled_from(['utf-8', 'UTF8', 'us-ascii', 'binary', 'latin-1', 'utf-16', 'nonsense', '']) | any_text()
+    encodings = (
+        st.sampled_from(['utf-8', 'UTF8', 'us-ascii', 'binary', 'latin-1', 'utf-16', 'nonsense', '']) | any_text()
+    )
     sent: dict[int, tuple[bytes, Any, Any, Any]] = {}
     refused = 0
 
@@ -63,7 +71,13 @@ def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client:
         number = len(sent)
         headers = {name: value for name, value in headers.items() if name not in ('job_key', 'eta')}
         try:
-            send(connection, body, headers={**headers, 'number': number}, content_type=content_type, content_encoding=encoding)
+            send(
+                connection,
+                body,
+                headers={**headers, 'number': number},
+                content_type=content_type,
+                content_encoding=encoding,
+            )
         except CouchDBError as exc:
             clear(exc)
             refused += 1
@@ -83,11 +97,14 @@ def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client:
     wait_for(lambda: not items(client), 'all to be acknowledged')
 
 
-@pytest.mark.parametrize('header', [
-    math.nan, math.inf, 10**309, 5e-324, '\ud800', {1: 'x'}, {'a': {None: 1}}, {'x': object()}, {'x'}, 'deep'],
-    ids=lambda header: str(type(header)) if isinstance(header, dict) else repr(header))
-def test_what_cannot_be_stored_is_refused_and_costs_nobody_else_anything(connection: Connection, client: Client,
-    header: Any) -> None:
+@pytest.mark.parametrize(
+    'header',
+    [math.nan, math.inf, 10**309, 5e-324, '\ud800', {1: 'x'}, {'a': {None: 1}}, {'x': object()}, {'x'}, 'deep'],
+    ids=lambda header: str(type(header)) if isinstance(header, dict) else repr(header),
+)
+def test_what_cannot_be_stored_is_refused_and_costs_nobody_else_anything(
+    connection: Connection, client: Client, header: Any
+) -> None:
     value: Any = header
     for _ in range(101 if header == 'deep' else 0):
         value = [value]
@@ -101,7 +118,9 @@ def test_what_cannot_be_stored_is_refused_and_costs_nobody_else_anything(connect
 
 def test_odd_dates_priorities_and_lifetimes_stop_no_queue(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
-    values = json_values() | st.sampled_from([LONG_AGO, FAR, '5', '-5', '0', '1e9', 'NaN', str(10**400), '9' * 30, 10**400, b'5'])
+    values = json_values() | st.sampled_from(
+        [LONG_AGO, FAR, '5', '-5', '0', '1e9', 'NaN', str(10**400), '9' * 30, 10**400, b'5']
+    )
     count = 0
 
     @given(values, values, values)
@@ -121,10 +140,14 @@ def test_odd_dates_priorities_and_lifetimes_stop_no_queue(connect: Callable[...,
     assert not [reason for item in stored if (reason := workitem.flaw(item))]
     publish(connection, 'last')
     inbox = Inbox(connect(), prefetch=3)
-    wait_for(lambda: inbox.drain(0.5) or any(message.body == b'"last"' for message in inbox.messages), 'the last message')
+    wait_for(
+        lambda: inbox.drain(0.5) or any(message.body == b'"last"' for message in inbox.messages), 'the last message'
+    )
     now = client.clock.now()
-    wait_for(lambda: all(item['date'] and item['date'] > now for item in items(client)),
-        'all that is due to be delivered or to go')
+    wait_for(
+        lambda: all(item['date'] and item['date'] > now for item in items(client)),
+        'all that is due to be delivered or to go',
+    )
 
 
 @pytest.mark.parametrize('size', [0, 1, 10_000, 1_000_000, 7_000_000])

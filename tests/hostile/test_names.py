@@ -71,17 +71,25 @@ def test_any_binding_leads_where_it_says(connect: Callable[..., Connection], cli
     for name in names:
         producer.publish(name, exchange=exchange, routing_key=name, serializer='json')
     assert sorted((item['queue'], item['message']['body']) for item in items(client)) == sorted(
-        ('to ' + name[:490], connection.Producer()._prepare(name, 'json')[0]) for name in names)
+        ('to ' + name[:490], connection.Producer()._prepare(name, 'json')[0]) for name in names
+    )
 
 
 @pytest.mark.parametrize('name', ['\ud800', 'x' * 501, 'ß' * 251, 5, b'q'], ids=repr)
-@pytest.mark.parametrize('use', [
-    lambda channel, name: channel.queue_declare(name), lambda channel, name: channel.basic_consume(name, True, print, 'tag'),
-    lambda channel, name: channel.basic_get(name), lambda channel, name: channel.queue_delete(name),
-    lambda channel, name: channel.queue_purge(name), lambda channel, name: channel.queue_bind('q', 'exchange', name),
-    lambda channel, name: channel.exchange_delete(name),
-    lambda channel, name: channel.basic_publish(channel.prepare_message('x'), '', name)],
-    ids=['declare', 'consume', 'get', 'delete', 'purge', 'bind', 'exchange', 'publish'])
+@pytest.mark.parametrize(
+    'use',
+    [
+        lambda channel, name: channel.queue_declare(name),
+        lambda channel, name: channel.basic_consume(name, True, print, 'tag'),
+        lambda channel, name: channel.basic_get(name),
+        lambda channel, name: channel.queue_delete(name),
+        lambda channel, name: channel.queue_purge(name),
+        lambda channel, name: channel.queue_bind('q', 'exchange', name),
+        lambda channel, name: channel.exchange_delete(name),
+        lambda channel, name: channel.basic_publish(channel.prepare_message('x'), '', name),
+    ],
+    ids=['declare', 'consume', 'get', 'delete', 'purge', 'bind', 'exchange', 'publish'],
+)
 def test_what_can_be_no_name_is_refused_at_once(connection: Connection, client: Client, use: Any, name: Any) -> None:
     with pytest.raises(ConfigurationError, match='must be text of at most 500 bytes') as caught:
         use(connection.default_channel, name)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.couchdb import auth as login
-from kombu_couchdb.couchdb import bounds
+from kombu_couchdb.couchdb import auth, bounds
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
@@ -71,7 +70,9 @@ def texts(value: Any, depth: int = 8) -> Iterator[str]:
 
 def revealing(exc: BaseException) -> list[tuple[str, str]]:
     """Return where a secret is to be seen."""
-    return [(where, text) for where, value in recorded(exc) for text in texts(value) if any(one in text for one in SECRETS)]
+    return [
+        (where, text) for where, value in recorded(exc) for text in texts(value) if any(one in text for one in SECRETS)
+    ]
 
 
 BEGUN = head(200, f'Set-Cookie: AuthSession={SESSION}; Max-Age=600', 'Content-Length: 2') + b'{}'
@@ -83,14 +84,22 @@ def told(status: int, reason: str = 'x', *lines: str) -> bytes:
     return head(status, f'Content-Length: {len(text)}', *lines) + text
 
 
-WRONG, LOCKED = 'Name or password is incorrect.', 'Account is temporarily locked due to multiple authentication failures'
+WRONG, LOCKED = (
+    'Name or password is incorrect.',
+    'Account is temporarily locked due to multiple authentication failures',
+)
 
 #: What a server answers, and to what kind of request.
 ANSWERS: dict[str, Any] = {
     **{str(status): told(status, 'x', PROLONGED) for status in (302, 400, 404, 409, 412, 413, 429, 500, 503)},
-    '401': told(401), '403': told(403), 'wrong': told(401, WRONG), 'locked': told(403, LOCKED),
+    '401': told(401),
+    '403': told(403),
+    'wrong': told(401, WRONG),
+    'locked': told(403, LOCKED),
     'no database': told(404, 'no_db_file', PROLONGED),
-    'cut': b'', 'no HTTP': b'\x15\x03\x01\x00\x02\x02F', 'cut head': b'HTTP/1.1 200 OK\r\nA: b',
+    'cut': b'',
+    'no HTTP': b'\x15\x03\x01\x00\x02\x02F',
+    'cut head': b'HTTP/1.1 200 OK\r\nA: b',
     'cut body': head(200, 'Content-Length: 500', PROLONGED) + DOC[:-3],
     'no JSON': head(200, 'Content-Length: 1', PROLONGED) + b'<',
     'other JSON': head(200, 'Content-Length: 2', PROLONGED) + b'{}',
@@ -99,11 +108,15 @@ ANSWERS: dict[str, Any] = {
     'compressed': head(200, 'Content-Length: 1', PROLONGED, 'Content-Encoding: gzip') + b'x',
     'slow head': dripped(b'HTTP/1.1 200 OK\r\nA: ', 1000),
     'slow body': dripped(head(200, 'Content-Length: 1000', PROLONGED), 1000),
-    'too large': endless(head(200, PROLONGED), b' ' * 1000)}
+    'too large': endless(head(200, PROLONGED), b' ' * 1000),
+}
 
 CALLS: dict[str, Callable[[Client], Any]] = {
-    'get': lambda client: client.get('x'), 'bulk': lambda client: client.bulk([{'_id': 'x', 'text': 'y' * 100_000}]),
-    'fetch': lambda client: client.fetch(['x', 'y']), 'longpoll': lambda client: Longpoll(client).wait(0, 0, {})}
+    'get': lambda client: client.get('x'),
+    'bulk': lambda client: client.bulk([{'_id': 'x', 'text': 'y' * 100_000}]),
+    'fetch': lambda client: client.fetch(['x', 'y']),
+    'longpoll': lambda client: Longpoll(client).wait(0, 0, {}),
+}
 
 
 def failure(call: Callable[[], Any]) -> CouchDBError:
@@ -119,7 +132,7 @@ def check(exc: CouchDBError) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, '_shared', Shared({}))
+    monkeypatch.setattr(auth, '_shared', Shared({}))
     monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
 
 
@@ -187,7 +200,9 @@ def source() -> Any:
     return given[0]
 
 
-@pytest.mark.parametrize('pair', [('me', PASSWORD, 1), ('me', PASSWORD + '\udcfc'), [PASSWORD], {'me': PASSWORD}, PASSWORD])
+@pytest.mark.parametrize(
+    'pair', [('me', PASSWORD, 1), ('me', PASSWORD + '\udcfc'), [PASSWORD], {'me': PASSWORD}, PASSWORD]
+)
 def test_a_source_that_returns_something_else(pair: Any) -> None:
     given[:] = [pair]
     check(failure(lambda: Client(Address(port=1, credentials=f'{__name__}:source')).get('x')))
@@ -196,4 +211,4 @@ def test_a_source_that_returns_something_else(pair: Any) -> None:
 def test_an_environment_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('COUCHDB_USER', raising=False)
     monkeypatch.setenv('COUCHDB_PASSWORD', PASSWORD)
-    check(failure(login.environment))
+    check(failure(auth.environment))

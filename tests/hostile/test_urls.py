@@ -23,16 +23,26 @@ from .strategies import any_text, json_values
 
 SECRET = 'tell-nobody-77'
 
-hosts = st.sampled_from(['localhost', '127.0.0.1', '[::1]', '[::1', '::1', '', 'a..b', '-', 'h' * 300, 'ü.example', 'a b',
-    '%zz']) | any_text()
-ports = st.sampled_from(['', ':', ':0', ':5984', ':65535', ':65536', ':-1', ':99999999', ':x', ':5984x',
-    ':٥']) | any_text().map(':'.__add__)
-databases = st.sampled_from(['', '/', '/db', '/a/b', '/Upper', '/_users', '/%2F', '/a%zz', '//']) | any_text().map('/'.__add__)
-queries = st.sampled_from(['', '?', '?x=1', '?ssl_ca_certs=/x', '?ssl=true', '?ssl_cert_reqs=none', '?ssl_keyfile=k',
-    '?a=&b', '?=']) \
-    | any_text().map('?'.__add__)
+hosts = (
+    st.sampled_from(
+        ['localhost', '127.0.0.1', '[::1]', '[::1', '::1', '', 'a..b', '-', 'h' * 300, 'ü.example', 'a b', '%zz']
+    )
+    | any_text()
+)
+ports = st.sampled_from(
+    ['', ':', ':0', ':5984', ':65535', ':65536', ':-1', ':99999999', ':x', ':5984x', ':٥']
+) | any_text().map(':'.__add__)
+databases = st.sampled_from(['', '/', '/db', '/a/b', '/Upper', '/_users', '/%2F', '/a%zz', '//']) | any_text().map(
+    '/'.__add__
+)
+queries = st.sampled_from(
+    ['', '?', '?x=1', '?ssl_ca_certs=/x', '?ssl=true', '?ssl_cert_reqs=none', '?ssl_keyfile=k', '?a=&b', '?=']
+) | any_text().map('?'.__add__)
 schemes = st.sampled_from(['couchdb://', 'couchdbs://', 'couchdb:', 'couchdb:/', 'COUCHDB://', 'http://'])
-secrets = st.sampled_from(['', '/', '#', '?', '@', ':', '%', '%zz', ' ', '\n', 'ü', '[', ']', ';', '\ud800', '\0']) | any_text()
+secrets = (
+    st.sampled_from(['', '/', '#', '?', '@', ':', '%', '%zz', ' ', '\n', 'ü', '[', ']', ';', '\ud800', '\0'])
+    | any_text()
+)
 
 
 def told(exc: BaseException) -> str:
@@ -63,8 +73,9 @@ def test_user_and_password_of_any_characters_come_through(user: str, more: str, 
 
 
 @given(schemes, secrets, hosts, ports, databases, queries)
-def test_a_url_of_results_is_understood_or_refused(scheme: str, more: str, host: str, port: str, database: str,
-    query: str) -> None:
+def test_a_url_of_results_is_understood_or_refused(
+    scheme: str, more: str, host: str, port: str, database: str, query: str
+) -> None:
     try:
         address = address_of(f'{scheme}me:{SECRET}{more}@{host}{port}{database}{query}')
     except CouchDBError as exc:
@@ -74,7 +85,9 @@ def test_a_url_of_results_is_understood_or_refused(scheme: str, more: str, host:
 
 
 @given(secrets, hosts, ports, databases, queries)
-def test_a_url_of_the_broker_is_understood_or_refused(more: str, host: str, port: str, database: str, query: str) -> None:
+def test_a_url_of_the_broker_is_understood_or_refused(
+    more: str, host: str, port: str, database: str, query: str
+) -> None:
     url = f'couchdb://me:{SECRET}{more}@{host}{port}{database}{query}'
     try:
         with Connection(url) as connection:
@@ -94,7 +107,9 @@ WAYS = [('broker_url', lambda url: Connection(url).transport.address), ('result_
 @pytest.mark.parametrize('char', ['/', '#', '?', '[', ']', '\uff0f', '[x]', '12/', '12?', '12#'])
 def test_a_password_that_is_not_quoted_is_told_in_one_sentence(char: str, place: str, setting: str, read: Any) -> None:
     for password in (f'{SECRET}{char}', f'{char}{SECRET}', f'{SECRET}{char}{SECRET}'):
-        with pytest.raises(ConfigurationError, match=r'the URL cannot be read; write .* and password percent-encoded') as caught:
+        with pytest.raises(
+            ConfigurationError, match=r'the URL cannot be read; write .* and password percent-encoded'
+        ) as caught:
             read(f'{place}couchdb://me:{password}@host/db')
         is_clear(caught.value)
         assert caught.value.__context__ is None
@@ -117,18 +132,26 @@ def test_what_needs_no_quoting_comes_through(char: str, setting: str, read: Any)
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
 @pytest.mark.parametrize('name', ['timeout', 'connect_timeout', 'heartbeat', 'password', 'ssl_version', 'x' * 500])
 def test_a_parameter_that_is_not_known_is_named(name: str, setting: str, read: Any) -> None:
-    with pytest.raises(ConfigurationError, match=(
+    with pytest.raises(
+        ConfigurationError,
+        match=(
             f"unknown parameter '{name:.70}.* in the URL; known are ssl, .*ssl_cert_reqs; options belong in "
-            f'broker_transport_options or result_backend_transport_options$')) as caught:
+            f'broker_transport_options or result_backend_transport_options$'
+        ),
+    ) as caught:
         read(f'couchdb://me:{SECRET}@host/db?{name}=3')
     is_clear(caught.value)
 
 
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
-@pytest.mark.parametrize(('query', 'text'), [
-    ('ssl=yes', 'the parameter ssl in the URL must be one of true, false'),
-    ('ssl_cert_reqs=maybe', 'the parameter ssl_cert_reqs in the URL must be one of required, '),
-    ('ssl=true&ssl_ca_certs=x', 'leave ssl out')])
+@pytest.mark.parametrize(
+    ('query', 'text'),
+    [
+        ('ssl=yes', 'the parameter ssl in the URL must be one of true, false'),
+        ('ssl_cert_reqs=maybe', 'the parameter ssl_cert_reqs in the URL must be one of required, '),
+        ('ssl=true&ssl_ca_certs=x', 'leave ssl out'),
+    ],
+)
 def test_a_wrong_value_is_told(query: str, text: str, setting: str, read: Any) -> None:
     with pytest.raises(ConfigurationError, match=text):
         read(f'couchdb://host/db?{query}')
@@ -150,11 +173,19 @@ def test_a_result_backend_by_a_browser_s_url(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
-@pytest.mark.parametrize('urls', [
-    'couchdbs://a;couchdb://b', 'couchdb://a;couchdbs://b', 'couchdbs://a;couchdbs://b;couchdb://c',
-    'couchdbs://a?ssl=false;couchdb://b?ssl=false'])
+@pytest.mark.parametrize(
+    'urls',
+    [
+        'couchdbs://a;couchdb://b',
+        'couchdb://a;couchdbs://b',
+        'couchdbs://a;couchdbs://b;couchdb://c',
+        'couchdbs://a?ssl=false;couchdb://b?ssl=false',
+    ],
+)
 def test_nodes_of_which_only_some_have_tls_are_refused(urls: str, setting: str, read: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f'^{setting}: some of the URLs ask for TLS and some do not; write couchdbs://'):
+    with pytest.raises(
+        ConfigurationError, match=f'^{setting}: some of the URLs ask for TLS and some do not; write couchdbs://'
+    ):
         read(urls)
 
 
@@ -173,7 +204,9 @@ def test_couchdbs_is_tls_whatever_follows(query: str, setting: str, read: Any) -
 @pytest.mark.parametrize('urls', ['couchdb://a;redis://b', 'couchdb://a;b'])
 def test_a_list_is_of_nodes_of_one_cluster(urls: str) -> None:
     for setting, read in WAYS:
-        with pytest.raises(ConfigurationError, match=f'^{setting}: unknown scheme; write couchdb://, or couchdbs:// for TLS'):
+        with pytest.raises(
+            ConfigurationError, match=f'^{setting}: unknown scheme; write couchdb://, or couchdbs:// for TLS'
+        ):
             read(urls)
 
 
@@ -186,14 +219,25 @@ def test_a_connection_that_moves_to_another_node_stays_tls(query: str, port: int
             assert clone.transport.address.server == f'https://b:{port}'
 
 
-@given(st.fixed_dictionaries({}, optional={
-    'host': any_text() | st.none(), 'port': st.integers() | st.none(), 'database': any_text() | st.none(),
-    'user': any_text() | st.none(),
-    'tls': json_values(exact=False)}))
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            'host': any_text() | st.none(),
+            'port': st.integers() | st.none(),
+            'database': any_text() | st.none(),
+            'user': any_text() | st.none(),
+            'tls': json_values(exact=False),
+        },
+    )
+)
 def test_any_parts_make_an_address_or_an_error(parts: dict[str, Any]) -> None:
     try:
-        address = Address.of(**{'scheme': 'couchdb', 'host': None, 'port': None, 'database': None, 'user': None, **parts},
-                             password=SECRET, default_database='celery')
+        address = Address.of(
+            **{'scheme': 'couchdb', 'host': None, 'port': None, 'database': None, 'user': None, **parts},
+            password=SECRET,
+            default_database='celery',
+        )
     except CouchDBError as exc:
         is_clear(exc)
     else:
@@ -201,7 +245,9 @@ def test_any_parts_make_an_address_or_an_error(parts: dict[str, Any]) -> None:
         assert SECRET not in repr(address) + address.url
 
 
-@pytest.mark.parametrize('url', ['couchdb://a..b', 'couchdb://' + 'h' * 300, 'couchdb://-:1', 'couchdb://a b', 'couchdb://%zz'])
+@pytest.mark.parametrize(
+    'url', ['couchdb://a..b', 'couchdb://' + 'h' * 300, 'couchdb://-:1', 'couchdb://a b', 'couchdb://%zz']
+)
 def test_a_host_that_cannot_be_is_one_error_of_ours(url: str) -> None:
     with pytest.raises(CouchDBError) as caught, Connection(url.replace('://', f'://me:{SECRET}@')) as connection:
         connection.connect()
@@ -214,8 +260,10 @@ _OTHER_TYPES = {'credentials': (str,), 'auth': (str,), 'global_keyprefix': (str,
 
 @pytest.mark.parametrize('options', [Options, ResultOptions])
 def test_options_of_any_value_are_taken_or_refused(options: Any) -> None:
-    names = st.sampled_from([*Options.__dataclass_fields__, *ResultOptions.__dataclass_fields__, 'global_keyprefix',
-        'x']) | any_text()
+    names = (
+        st.sampled_from([*Options.__dataclass_fields__, *ResultOptions.__dataclass_fields__, 'global_keyprefix', 'x'])
+        | any_text()
+    )
 
     @given(st.dictionaries(names, json_values(), max_size=3))
     def each(given_: dict[str, Any]) -> None:
@@ -230,8 +278,11 @@ def test_options_of_any_value_are_taken_or_refused(options: Any) -> None:
     each()
 
 
-@given(st.dictionaries(st.sampled_from(['max_retries', 'interval_start', 'interval_step', 'interval_max']), json_values(),
-    min_size=1))
+@given(
+    st.dictionaries(
+        st.sampled_from(['max_retries', 'interval_start', 'interval_step', 'interval_max']), json_values(), min_size=1
+    )
+)
 def test_a_retry_policy_is_of_numbers(policy: dict[str, Any]) -> None:
     try:
         found = ResultOptions.of({'retry_policy': policy}).retry_policy

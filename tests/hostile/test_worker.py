@@ -27,28 +27,46 @@ def test_a_worker_beside_the_worst_documents(site: Site, apache_couchdb: bool) -
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     assert site.app.control.ping(timeout=PATIENCE, limit=1)
     # The same to a worker that has nothing to do, and is told of them: messages, broadcasts and heartbeats.
-    store(site.client, [text.replace('broker:broadcast:1', 'broker:broadcast:2').replace('"fanout"', '"celery.pidbox"')
-                        .replace('broker:consumer:gone ', 'broker:consumer:new ').replace(WORKITEM['_id'], WORKITEM['_id'] + '2')
-                        for text in texts if '"broker:broadcast' in text or '"broker:consumer:gone ' in text
-                        or (WORKITEM['_id'] in text and ' large"' not in text)])
+    store(
+        site.client,
+        [
+            text.replace('broker:broadcast:1', 'broker:broadcast:2')
+            .replace('"fanout"', '"celery.pidbox"')
+            .replace('broker:consumer:gone ', 'broker:consumer:new ')
+            .replace(WORKITEM['_id'], WORKITEM['_id'] + '2')
+            for text in texts
+            if '"broker:broadcast' in text
+            or '"broker:consumer:gone ' in text
+            or (WORKITEM['_id'] in text and ' large"' not in text)
+        ],
+    )
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     assert site.app.control.ping(timeout=PATIENCE, limit=1)
     assert worker.container.terminate(PATIENCE) == 0
     log = worker.logs()
     assert 'set aside as a dead letter' in log
     # Nothing failed as a whole, and nothing was tried again.
-    assert not [line for line in log.splitlines() if re.search('Unrecoverable|thread failed|trying again|RecursionError', line)]
+    assert not [
+        line for line in log.splitlines() if re.search('Unrecoverable|thread failed|trying again|RecursionError', line)
+    ]
 
 
-@pytest.mark.parametrize('spoilt', ['too late', 'too deep', 'with an attachment', 'with odd names behind it', 'many attempts'])
+@pytest.mark.parametrize(
+    'spoilt', ['too late', 'too deep', 'with an attachment', 'with odd names behind it', 'many attempts']
+)
 def test_who_sends_a_unique_job_over_a_spoilt_one(site: Site, spoilt: str) -> None:
     report = task_of(site)
     site.set_up()
     job = {**BROKER['unique'], '_id': 'job:["celery","report","k"]', 'queue': 'celery', 'status': 'fail', 'next': []}
-    text = json.dumps({'too late': {**job, 'published': 1e305}, 'too deep': {**job, 'x': 'here'},
-                       'with an attachment': {**job, '_attachments': {'body': {'data': 'aGVsbG8='}}},
-                       'with odd names behind it': {**job, 'next': [HARD_TO_STORE]},
-                       'many attempts': {**job, 'attempts': int(LARGEST[0])}}[spoilt])
+    text = json.dumps(
+        {
+            'too late': {**job, 'published': 1e305},
+            'too deep': {**job, 'x': 'here'},
+            'with an attachment': {**job, '_attachments': {'body': {'data': 'aGVsbG8='}}},
+            'with odd names behind it': {**job, 'next': [HARD_TO_STORE]},
+            'many attempts': {**job, 'attempts': int(LARGEST[0])},
+        }[spoilt]
+    )
     store(site.client, [text.replace('"here"', deep(1400))])
     assert report.apply_async((str(site.journal), 'mine'), job_key='k').outcome == 'enqueued'
     worker = site.worker()

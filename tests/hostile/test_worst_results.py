@@ -17,8 +17,10 @@ from .worst import deep, store
 
 
 def forged(levels: int) -> str:
-    return ('{"_id": "celery-task-meta-t", "type": "Result", "status": "SUCCESS", "value": {"task_id": "t", "status": "SUCCESS", '
-            f'"result": {deep(levels)}, "traceback": null, "children": []}}}}')
+    return (
+        '{"_id": "celery-task-meta-t", "type": "Result", "status": "SUCCESS", "value": {"task_id": "t", "status": "SUCCESS", '
+        f'"result": {deep(levels)}, "traceback": null, "children": []}}}}'
+    )
 
 
 @pytest.mark.parametrize('levels', [1000, 1400])
@@ -55,14 +57,30 @@ def test_what_a_task_returns_may_be_deep(app: Celery) -> None:
     assert isinstance(app.backend.client.get('celery-task-meta-t')['value'], str)
 
 
-ENDS = [('builtins', 'SystemExit', [1]), ('builtins', 'KeyboardInterrupt', []), ('builtins', 'GeneratorExit', []),
-        ('celery.exceptions', 'WorkerShutdown', [0]), ('builtins', 'BaseException', ['x'])]
+ENDS = [
+    ('builtins', 'SystemExit', [1]),
+    ('builtins', 'KeyboardInterrupt', []),
+    ('builtins', 'GeneratorExit', []),
+    ('celery.exceptions', 'WorkerShutdown', [0]),
+    ('builtins', 'BaseException', ['x']),
+]
 
 
 def failed(app: Celery, task_id: str, module: str, name: str, args: list[Any]) -> None:
-    app.backend.client.put({'_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'FAILURE', 'value': {
-        'task_id': task_id, 'status': 'FAILURE', 'traceback': None, 'children': [],
-        'result': {'exc_type': name, 'exc_module': module, 'exc_message': args}}})
+    app.backend.client.put(
+        {
+            '_id': f'celery-task-meta-{task_id}',
+            'type': 'Result',
+            'status': 'FAILURE',
+            'value': {
+                'task_id': task_id,
+                'status': 'FAILURE',
+                'traceback': None,
+                'children': [],
+                'result': {'exc_type': name, 'exc_module': module, 'exc_message': args},
+            },
+        }
+    )
 
 
 @pytest.mark.parametrize(('module', 'name', 'args'), ENDS)

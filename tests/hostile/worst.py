@@ -12,7 +12,12 @@ from .documents import BROKER, RESULTS
 __all__ = ['HARD_TO_STORE', 'LARGEST', 'broker_texts', 'deep', 'result_texts', 'store']
 
 #: The largest numbers that CouchDB stores: one more makes it refuse the request.
-LARGEST: list[Any] = [1.7976931348623157e308, -1.7976931348623157e308, int(1.7976931348623157e308), -int(1.7976931348623157e308)]
+LARGEST: list[Any] = [
+    1.7976931348623157e308,
+    -1.7976931348623157e308,
+    int(1.7976931348623157e308),
+    -int(1.7976931348623157e308),
+]
 
 #: More levels than are ever needed, than a function that calls itself twice for each can descend, about as many as Python can
 #: read, and more. CouchDB 3.5 cannot index a document of some 10,000.
@@ -23,7 +28,14 @@ _EDGE = range(900, 1000, 8)
 _HERE = '@here@'
 
 #: What CouchDB refuses in a member of a document; nested it takes it.
-HARD_TO_STORE: dict[str, Any] = {'_foo': 1, '_deleted': True, '_attachments': 5, '_conflicts': ['x'], '_id': 5, '_rev': 'x'}
+HARD_TO_STORE: dict[str, Any] = {
+    '_foo': 1,
+    '_deleted': True,
+    '_attachments': 5,
+    '_conflicts': ['x'],
+    '_id': 5,
+    '_rev': 'x',
+}
 
 
 def deep(levels: int, kind: str = 'list') -> str:
@@ -31,8 +43,9 @@ def deep(levels: int, kind: str = 'list') -> str:
     return '[' * levels + ']' * levels if kind == 'list' else '{"a":' * levels + '{}' + '}' * levels
 
 
-def _texts(name: str, kinds: dict[str, dict[str, Any]], places: dict[str, tuple[str, ...]],
-           levels: Iterable[int]) -> list[str]:
+def _texts(
+    name: str, kinds: dict[str, dict[str, Any]], places: dict[str, tuple[str, ...]], levels: Iterable[int]
+) -> list[str]:
     """Return a document with something deep in each of these places."""
     found = []
     for kind, path in places.items():
@@ -49,12 +62,18 @@ def _texts(name: str, kinds: dict[str, dict[str, Any]], places: dict[str, tuple[
 
 def broker_texts(queue: str, most: int) -> list[str]:
     """Return the documents for a broker's database that has this queue, of no more than `most` levels."""
-    anywhere = {'headers': ('message', 'headers', 'x'), 'properties': ('message', 'properties', 'x'), 'top': ('x',),
-                'message': ('message', 'x')}
+    anywhere = {
+        'headers': ('message', 'headers', 'x'),
+        'properties': ('message', 'properties', 'x'),
+        'top': ('x',),
+        'message': ('message', 'x'),
+    }
     texts, levels = [], [depth for depth in _LEVELS if depth <= most]
     for name in ('waiting', 'scheduled', 'claimed', 'expired', 'unique', 'unique, claimed', 'dead'):
         texts += _texts(name, BROKER, anywhere, levels)
-    texts += _texts('unique', BROKER, {'next': ('next', '0', 'message', 'headers', 'x'), 'nexttop': ('next', '0', 'x')}, levels)
+    texts += _texts(
+        'unique', BROKER, {'next': ('next', '0', 'message', 'headers', 'x'), 'nexttop': ('next', '0', 'x')}, levels
+    )
     texts += _texts('unique, claimed', BROKER, {'next': ('next', '0', 'message', 'headers', 'x')}, levels)
     texts += _texts('broadcast', BROKER, {**anywhere, 'to': ('exchange',)}, levels)
     texts += _texts('consumer', BROKER, {'top': ('x',), 'queues': ('queues',), 'rates': ('rates',)}, levels)
@@ -66,20 +85,40 @@ def broker_texts(queue: str, most: int) -> list[str]:
     for number, value in enumerate(LARGEST):
         for name in ('waiting', 'scheduled', 'claimed', 'unique', 'unique, claimed', 'consumer', 'queue', 'broadcast'):
             kind = BROKER[name]
-            docs += [{**kind, '_id': f'{kind["_id"]} {member} {number}', member: value}
-                     for member, old in kind.items() if isinstance(old, (int, float)) or old is None]
+            docs += [
+                {**kind, '_id': f'{kind["_id"]} {member} {number}', member: value}
+                for member, old in kind.items()
+                if isinstance(old, (int, float)) or old is None
+            ]
     for name in ('waiting', 'unique', 'unique, claimed'):
         kind = BROKER[name]
-        docs += [{**kind, '_id': kind['_id'] + ' next', 'key': 'k', 'next': [HARD_TO_STORE]},
-                 {**kind, '_id': kind['_id'] + ' nextmessage', 'key': 'k', 'next': [{**kind['next'][0], **HARD_TO_STORE}]
-                  if 'next' in kind else [HARD_TO_STORE]},
-                 {**kind, '_id': kind['_id'] + ' attached', '_attachments': {
-                     'body': {'content_type': 'text/plain', 'data': 'aGVsbG8='}, 'other': {'data': 'aGVsbG8='}}}]
+        docs += [
+            {**kind, '_id': kind['_id'] + ' next', 'key': 'k', 'next': [HARD_TO_STORE]},
+            {
+                **kind,
+                '_id': kind['_id'] + ' nextmessage',
+                'key': 'k',
+                'next': [{**kind['next'][0], **HARD_TO_STORE}] if 'next' in kind else [HARD_TO_STORE],
+            },
+            {
+                **kind,
+                '_id': kind['_id'] + ' attached',
+                '_attachments': {
+                    'body': {'content_type': 'text/plain', 'data': 'aGVsbG8='},
+                    'other': {'data': 'aGVsbG8='},
+                },
+            },
+        ]
     # So large that nothing more fits in.
-    docs += [{**BROKER[name], '_id': f'{BROKER[name]["_id"]} large', 'x': 'x' * 7_998_400} for name in ('waiting', 'claimed')]
+    docs += [
+        {**BROKER[name], '_id': f'{BROKER[name]["_id"]} large', 'x': 'x' * 7_998_400} for name in ('waiting', 'claimed')
+    ]
     texts += list(map(json.dumps, docs))
     name = json.dumps(queue)
-    return [text.replace('"queue": "q"', f'"queue": {name}').replace('"queues": ["q"]', f'"queues": [{name}]') for text in texts]
+    return [
+        text.replace('"queue": "q"', f'"queue": {name}').replace('"queues": ["q"]', f'"queues": [{name}]')
+        for text in texts
+    ]
 
 
 def result_texts(most: int) -> list[str]:
@@ -89,9 +128,13 @@ def result_texts(most: int) -> list[str]:
         value = 'value' if 'value' in RESULTS[name] else 'body'
         texts += _texts(name, RESULTS, {'top': ('x',), 'value': (value, 'x')}, levels)
     texts += _texts('result', RESULTS, {'result': ('value', 'result')}, levels)
-    docs = [{**RESULTS[name], '_id': f'{RESULTS[name]["_id"]} {member} {number}', member: value}
-            for number, value in enumerate(LARGEST) for name in RESULTS for member, old in RESULTS[name].items()
-            if isinstance(old, (int, float))]
+    docs = [
+        {**RESULTS[name], '_id': f'{RESULTS[name]["_id"]} {member} {number}', member: value}
+        for number, value in enumerate(LARGEST)
+        for name in RESULTS
+        for member, old in RESULTS[name].items()
+        if isinstance(old, (int, float))
+    ]
     return texts + list(map(json.dumps, docs))
 
 
@@ -105,4 +148,3 @@ def store(client: Any, texts: list[str]) -> None:
             part.append(texts.pop(0))
         answers = client.request('POST', '/_bulk_docs', body=('{"docs":[' + ','.join(part) + ']}').encode())
         assert not [answer for answer in answers if answer.get('error')]
-

@@ -110,8 +110,10 @@ def claimed_ahead(inbox: Inbox, client: Client, count: int) -> None:
     with inbox.connection.clone() as publisher:
         for number in range(count):
             publish(publisher, ['ahead', number])
-    wait_for(lambda: sum(bool(item['claimed']) for item in items(client)) >= count + len(inbox.messages),
-             'all to be claimed ahead')
+    wait_for(
+        lambda: sum(bool(item['claimed']) for item in items(client)) >= count + len(inbox.messages),
+        'all to be claimed ahead',
+    )
 
 
 def test_closing_gives_back_unacknowledged_and_undelivered(connect: Callable[..., Connection], client: Client) -> None:
@@ -126,12 +128,19 @@ def test_closing_gives_back_unacknowledged_and_undelivered(connect: Callable[...
     assert [message.delivery_info['redelivered'] for message in second.messages] == [True] * 4 + [False] * 6
 
 
-@pytest.mark.parametrize('settle', [lambda message: message.ack(), lambda message: message.reject(),
-                                    lambda message: message.requeue()], ids=['ack', 'reject', 'requeue'])
-@pytest.mark.parametrize('end', [lambda inbox: inbox.channel.close(), lambda inbox: inbox.connection.collect()],
-                         ids=['channel', 'connection'])
-def test_what_is_settled_too_late_is_told_so(connect: Callable[..., Connection], client: Client, end: Callable[[Inbox], None],
-                                             settle: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize(
+    'settle',
+    [lambda message: message.ack(), lambda message: message.reject(), lambda message: message.requeue()],
+    ids=['ack', 'reject', 'requeue'],
+)
+@pytest.mark.parametrize(
+    'end',
+    [lambda inbox: inbox.channel.close(), lambda inbox: inbox.connection.collect()],
+    ids=['channel', 'connection'],
+)
+def test_what_is_settled_too_late_is_told_so(
+    connect: Callable[..., Connection], client: Client, end: Callable[[Inbox], None], settle: Callable[[Any], None]
+) -> None:
     """Celery acknowledges what began before its connection was lost, and knows what to do with such an error."""
     fill(connect(), 1)
     inbox = Inbox(connect(), ack=False)

@@ -87,9 +87,17 @@ def test_success_as_a_person_reads_it(backend: CouchDBBackend, client: Client, t
     assert doc.pop('expires') - doc['date'] == 24 * 3600
     assert abs(time.time() - doc.pop('date')) < 3600
     assert doc == {
-        '_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'SUCCESS', 'task': None,
-        'value': {'status': 'SUCCESS', 'result': {'sum': 3, '_id': 'x'}, 'traceback': None, 'children': None,
-                  'task_id': task_id},
+        '_id': f'celery-task-meta-{task_id}',
+        'type': 'Result',
+        'status': 'SUCCESS',
+        'task': None,
+        'value': {
+            'status': 'SUCCESS',
+            'result': {'sum': 3, '_id': 'x'},
+            'traceback': None,
+            'children': None,
+            'task_id': task_id,
+        },
     }
 
 
@@ -163,8 +171,19 @@ def test_ignored_result_is_not_stored(backend: CouchDBBackend, client: Client, t
 
 def test_extended_result(url: str, client: Client, task_id: str) -> None:
     backend = app_of(url, result_extended=True).backend
-    request = Context({'id': task_id, 'task': 'proj.add', 'args': [1, 2], 'kwargs': {'_x': None}, 'hostname': 'w@h',
-                       'retries': 2, 'delivery_info': {'routing_key': 'fast'}, 'group': 'g', 'parent_id': 'p'})
+    request = Context(
+        {
+            'id': task_id,
+            'task': 'proj.add',
+            'args': [1, 2],
+            'kwargs': {'_x': None},
+            'hostname': 'w@h',
+            'retries': 2,
+            'delivery_info': {'routing_key': 'fast'},
+            'group': 'g',
+            'parent_id': 'p',
+        }
+    )
     request.children.append(backend.app.AsyncResult('child'))
     backend.mark_as_done(task_id, 3, request=request)
     value = client.get(f'celery-task-meta-{task_id}')['value']
@@ -199,11 +218,30 @@ def test_global_keyprefix(url: str, client: Client, task_id: str) -> None:
 
 
 @pytest.mark.parametrize('serializer', ['json', 'pickle', 'yaml', 'msgpack'])
-@pytest.mark.parametrize('value', [
-    None, 0, 2**53 - 1, -(2**53), 10**40, 0.1, 2.0, 1e300, 1.5e-310, math.inf, '', 'ü😀\x00', [[[]]],
-    {'': 2, '_attachments': {'a': 1}, '_id': 1, '_rev': '1-x'}, {'__proto__': {'a': 1}}, {'a': 2.0},
-    {'constructor': {'toString': 1}}, '__type__', {'__type__': 'x'},
-])
+@pytest.mark.parametrize(
+    'value',
+    [
+        None,
+        0,
+        2**53 - 1,
+        -(2**53),
+        10**40,
+        0.1,
+        2.0,
+        1e300,
+        1.5e-310,
+        math.inf,
+        '',
+        'ü😀\x00',
+        [[[]]],
+        {'': 2, '_attachments': {'a': 1}, '_id': 1, '_rev': '1-x'},
+        {'__proto__': {'a': 1}},
+        {'a': 2.0},
+        {'constructor': {'toString': 1}},
+        '__type__',
+        {'__type__': 'x'},
+    ],
+)
 def test_round_trip(url: str, client: Client, task_id: str, serializer: str, value: Any) -> None:
     if serializer == 'msgpack':
         pytest.importorskip('msgpack')
@@ -219,9 +257,16 @@ def test_round_trip(url: str, client: Client, task_id: str, serializer: str, val
         assert repr(back) == repr(value)
 
 
-@pytest.mark.parametrize('value', [
-    math.nan, '\ud800', datetime(2026, 1, 2, tzinfo=timezone.utc), Decimal('1.10'), b'\xff',
-])
+@pytest.mark.parametrize(
+    'value',
+    [
+        math.nan,
+        '\ud800',
+        datetime(2026, 1, 2, tzinfo=timezone.utc),
+        Decimal('1.10'),
+        b'\xff',
+    ],
+)
 def test_round_trip_of_what_json_has_not(backend: CouchDBBackend, client: Client, task_id: str, value: Any) -> None:
     backend.mark_as_done(task_id, [value])
     assert repr(backend.get_result(task_id)) == repr([value])
@@ -312,13 +357,18 @@ def test_group_result(backend: CouchDBBackend, client: Client, url: str) -> None
 # -- writers that meet
 
 
-@pytest.mark.parametrize('end', [
-    lambda backend, task_id: backend.mark_as_done(task_id, 'first'),
-    lambda backend, task_id: backend.mark_as_failure(task_id, ValueError('first')),
-    lambda backend, task_id: backend.mark_as_revoked(task_id, 'first'),
-], ids=['success', 'failure', 'revoked'])
-def test_final_state_stays(backend: CouchDBBackend, client: Client, url: str, task_id: str,
-                           end: Callable[[CouchDBBackend, str], Any]) -> None:
+@pytest.mark.parametrize(
+    'end',
+    [
+        lambda backend, task_id: backend.mark_as_done(task_id, 'first'),
+        lambda backend, task_id: backend.mark_as_failure(task_id, ValueError('first')),
+        lambda backend, task_id: backend.mark_as_revoked(task_id, 'first'),
+    ],
+    ids=['success', 'failure', 'revoked'],
+)
+def test_final_state_stays(
+    backend: CouchDBBackend, client: Client, url: str, task_id: str, end: Callable[[CouchDBBackend, str], Any]
+) -> None:
     late = elsewhere(url)
     end(backend, task_id)
     first = client.get(f'celery-task-meta-{task_id}')
@@ -335,12 +385,19 @@ def run(task_id: str, delivery: int | None, *, retries: int = 0, redelivered: bo
     return Context(id=task_id, retries=retries, properties={'delivery_info': {'redelivered': redelivered, **number}})
 
 
-@pytest.mark.parametrize(('first', 'second'), [
-    ({'delivery': 2}, {'delivery': 4}), ({'delivery': 9}, {'delivery': 10}), ({'delivery': 8}, {'delivery': 2, 'retries': 1}),
-    ({'delivery': None}, {'delivery': None, 'redelivered': True})],
-    ids=['delivered again', 'as numbers', 'retried', 'another broker'])
+@pytest.mark.parametrize(
+    ('first', 'second'),
+    [
+        ({'delivery': 2}, {'delivery': 4}),
+        ({'delivery': 9}, {'delivery': 10}),
+        ({'delivery': 8}, {'delivery': 2, 'retries': 1}),
+        ({'delivery': None}, {'delivery': None, 'redelivered': True}),
+    ],
+    ids=['delivered again', 'as numbers', 'retried', 'another broker'],
+)
 def test_newer_delivery_wins_over_the_failure_of_an_older_one(
-        backend: CouchDBBackend, url: str, task_id: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+    backend: CouchDBBackend, url: str, task_id: str, first: dict[str, Any], second: dict[str, Any]
+) -> None:
     older, newer = run(task_id, **first), run(task_id, **second)
     late = elsewhere(url)
     backend.mark_as_failure(task_id, ValueError('first'), request=older)
@@ -354,8 +411,9 @@ def test_newer_delivery_wins_over_the_failure_of_an_older_one(
     assert (backend.get_state(task_id), backend.get_result(task_id)) == (states.SUCCESS, 'second')
 
 
-def test_failure_stays_for_the_same_delivery_and_for_older_ones(backend: CouchDBBackend, client: Client, url: str,
-                                                                task_id: str) -> None:
+def test_failure_stays_for_the_same_delivery_and_for_older_ones(
+    backend: CouchDBBackend, client: Client, url: str, task_id: str
+) -> None:
     late = elsewhere(url)
     backend.mark_as_failure(task_id, ValueError('first'), request=run(task_id, 4))
     first = client.get(f'celery-task-meta-{task_id}')
@@ -366,15 +424,18 @@ def test_failure_stays_for_the_same_delivery_and_for_older_ones(backend: CouchDB
     assert client.get(f'celery-task-meta-{task_id}') == first
 
 
-def test_task_that_was_failed_for_an_earlier_one_and_runs_after_all(backend: CouchDBBackend, url: str, task_id: str) -> None:
+def test_task_that_was_failed_for_an_earlier_one_and_runs_after_all(
+    backend: CouchDBBackend, url: str, task_id: str
+) -> None:
     """The steps of a chain fail with the one before them, which succeeds when it is delivered again."""
     backend.mark_as_failure(task_id, ValueError('of the step before'), request=Context(id=task_id))
     elsewhere(url).mark_as_done(task_id, 'done', request=run(task_id, 2))
     assert backend.get_state(task_id) == states.SUCCESS
 
 
-def test_success_between_reading_and_writing(backend: CouchDBBackend, url: str, task_id: str,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_success_between_reading_and_writing(
+    backend: CouchDBBackend, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = elsewhere(url)
     elsewhere(url).mark_as_started(task_id)
     get = backend.client.get
@@ -390,8 +451,9 @@ def test_success_between_reading_and_writing(backend: CouchDBBackend, url: str, 
     assert (backend.get_state(task_id), backend.get_result(task_id)) == (states.SUCCESS, 'won')
 
 
-def test_forgotten_between_reading_and_writing(backend: CouchDBBackend, url: str, task_id: str,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_between_reading_and_writing(
+    backend: CouchDBBackend, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = elsewhere(url)
     elsewhere(url).mark_as_started(task_id)
     get = backend.client.get
@@ -407,8 +469,9 @@ def test_forgotten_between_reading_and_writing(backend: CouchDBBackend, url: str
     assert backend.get_result(task_id) == 'stored'
 
 
-def test_changed_between_reading_and_deleting(backend: CouchDBBackend, client: Client, url: str, task_id: str,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_between_reading_and_deleting(
+    backend: CouchDBBackend, client: Client, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = elsewhere(url)
     elsewhere(url).mark_as_started(task_id)
     get = backend.client.get
@@ -486,7 +549,10 @@ def test_requests(backend: CouchDBBackend, url: str, task_id: str, requests_of: 
     elsewhere(url).mark_as_started(late)
     assert requests_of(backend.mark_as_done, late, 1) == ['PUT', 'GET', 'PUT']
     assert requests_of(backend.get_task_meta, task_id) == ['GET']
-    assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == ['GET', 'POST']  # is it a cluster?
+    assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == [
+        'GET',
+        'POST',
+    ]  # is it a cluster?
     assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == ['POST']
     assert requests_of(backend.forget, task_id) == ['GET', 'PUT']
     assert requests_of(backend.forget, task_id) == ['GET']
@@ -495,8 +561,9 @@ def test_requests(backend: CouchDBBackend, url: str, task_id: str, requests_of: 
 # -- the database
 
 
-def test_database_is_created_when_it_is_first_needed(url: str, database: str, server: Any, task_id: str,
-                                                     requests_of: Callable[..., list[str]]) -> None:
+def test_database_is_created_when_it_is_first_needed(
+    url: str, database: str, server: Any, task_id: str, requests_of: Callable[..., list[str]]
+) -> None:
     backend = app_of(url).backend
     with pytest.raises(DatabaseMissing):
         server.client(database).sequence()
@@ -505,15 +572,19 @@ def test_database_is_created_when_it_is_first_needed(url: str, database: str, se
     assert requests_of(backend.mark_as_done, str(uuid.uuid4()), 1) == ['PUT']
 
 
-@pytest.mark.parametrize('use', [
-    lambda app, task_id: app.backend.get_state(task_id),
-    lambda app, task_id: app.backend.mget([f'celery-task-meta-{task_id}']),
-    lambda app, task_id: app.backend.forget(task_id),
-    lambda app, task_id: app.GroupResult.restore(task_id),
-    lambda app, task_id: app.GroupResult(task_id, [app.AsyncResult('a')]).save(),
-])
-def test_any_use_creates_the_database(url: str, database: str, server: Any, task_id: str,
-                                      use: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    'use',
+    [
+        lambda app, task_id: app.backend.get_state(task_id),
+        lambda app, task_id: app.backend.mget([f'celery-task-meta-{task_id}']),
+        lambda app, task_id: app.backend.forget(task_id),
+        lambda app, task_id: app.GroupResult.restore(task_id),
+        lambda app, task_id: app.GroupResult(task_id, [app.AsyncResult('a')]).save(),
+    ],
+)
+def test_any_use_creates_the_database(
+    url: str, database: str, server: Any, task_id: str, use: Callable[..., Any]
+) -> None:
     use(app_of(url), task_id)
     assert server.client(database).sequence() is not None
 
@@ -572,8 +643,12 @@ def test_member_may_not_create_the_database(server: Any, database: str, member: 
 def working(server: Any) -> Iterator[Celery]:
     """An app whose tasks a worker in this process runs: one for all tests, since stopping it takes seconds."""
     database = f'test-{uuid.uuid4().hex[:12]}'
-    app = app_of(server.couchdb_url(database), task_track_started=True, result_extended=True,
-                 broker_transport_options={'polling_interval': 0.02})
+    app = app_of(
+        server.couchdb_url(database),
+        task_track_started=True,
+        result_extended=True,
+        broker_transport_options={'polling_interval': 0.02},
+    )
 
     @app.task(name='add', shared=False)
     def add(x: int, y: int) -> int:
@@ -634,5 +709,7 @@ def test_worker_runs_a_chord(working: Celery) -> None:
 def test_result_that_is_too_large_is_a_failure(working: Celery, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has no limit')
-    with pytest.raises(ResultTooLarge, match=r'too_large .* 9,\d+,\d+ bytes are more than .* max_document_size .*8,000,000'):
+    with pytest.raises(
+        ResultTooLarge, match=r'too_large .* 9,\d+,\d+ bytes are more than .* max_document_size .*8,000,000'
+    ):
         working.tasks['too_large'].delay().get(timeout=PATIENCE, interval=0.05)

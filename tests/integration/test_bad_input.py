@@ -29,7 +29,10 @@ PASSWORD = 'unguessable-77'
 
 def failure(url: str, expected: type[CouchDBError], **options: object) -> str:
     """Connect, expect an error and return its text, of which every test asks the same."""
-    with pytest.raises(expected) as caught, Connection(url, transport_options={'interval_start': 0, **options}) as connection:
+    with (
+        pytest.raises(expected) as caught,
+        Connection(url, transport_options={'interval_start': 0, **options}) as connection,
+    ):
         connection.connect()
     text = str(caught.value)
     assert '\n' not in text
@@ -66,8 +69,9 @@ def test_no_password(server: Server, client: Client, database: str) -> None:
     assert 'no user' in failure(f'couchdb://{server.host}:{server.port}/{database}', AccessDenied)
 
 
-def test_no_right_to_create_the_database(server: Server, users: Callable[..., None], database: str,
-                                         apache_couchdb: bool) -> None:
+def test_no_right_to_create_the_database(
+    server: Server, users: Callable[..., None], database: str, apache_couchdb: bool
+) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has one user only')
     name = f'joe-{uuid.uuid4().hex[:8]}'
@@ -77,8 +81,9 @@ def test_no_right_to_create_the_database(server: Server, users: Callable[..., No
     assert database in text
 
 
-def test_member_of_a_database_that_is_set_up(server: Server, client: Client, users: Callable[..., None], database: str,
-                                             url: str, apache_couchdb: bool) -> None:
+def test_member_of_a_database_that_is_set_up(
+    server: Server, client: Client, users: Callable[..., None], database: str, url: str, apache_couchdb: bool
+) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has one user only')
     name = f'joe-{uuid.uuid4().hex[:8]}'
@@ -133,7 +138,9 @@ def answering() -> Iterator[Callable[[str, int], str]]:
 
 
 @pytest.mark.parametrize('status', [200, 404])
-@pytest.mark.parametrize('text', ['<html><body>It works!</body></html>', '', '{"message": "hello"}', '[]', 'null', '"x"'])
+@pytest.mark.parametrize(
+    'text', ['<html><body>It works!</body></html>', '', '{"message": "hello"}', '[]', 'null', '"x"']
+)
 def test_server_that_is_no_couchdb(answering: Callable[..., str], text: str, status: int) -> None:
     assert 'not a CouchDB server' in failure(answering(text, status), NotCouchDB)
 
@@ -152,18 +159,21 @@ def test_proxy_page_of_a_server_that_is_down(answering: Callable[..., str]) -> N
     assert '502' in failure(answering('<html>Bad Gateway</html>', 502), ServerUnavailable)
 
 
-@pytest.mark.parametrize(('options', 'said'), [
-    ({'visibilty_timeout': 5}, 'visibilty_timeout'),
-    ({'visibility_timeout': '5'}, 'visibility_timeout'),
-    ({'visibility_timeout': 0}, 'visibility_timeout'),
-    ({'visibility_timeout': -1}, 'visibility_timeout'),
-    ({'visibility_timeout': True}, 'visibility_timeout'),
-    ({'visibility_timeout': float('inf')}, 'visibility_timeout'),
-    ({'visibility_timeout': float('nan')}, 'visibility_timeout'),
-    ({'read_ahead': 1.5}, 'read_ahead'),
-    ({'create_database': 'no'}, 'create_database'),
-    ({'polling_interval': None}, 'polling_interval'),
-])
+@pytest.mark.parametrize(
+    ('options', 'said'),
+    [
+        ({'visibilty_timeout': 5}, 'visibilty_timeout'),
+        ({'visibility_timeout': '5'}, 'visibility_timeout'),
+        ({'visibility_timeout': 0}, 'visibility_timeout'),
+        ({'visibility_timeout': -1}, 'visibility_timeout'),
+        ({'visibility_timeout': True}, 'visibility_timeout'),
+        ({'visibility_timeout': float('inf')}, 'visibility_timeout'),
+        ({'visibility_timeout': float('nan')}, 'visibility_timeout'),
+        ({'read_ahead': 1.5}, 'read_ahead'),
+        ({'create_database': 'no'}, 'create_database'),
+        ({'polling_interval': None}, 'polling_interval'),
+    ],
+)
 def test_options(url: str, options: dict[str, object], said: str) -> None:
     assert said in failure(url, ConfigurationError, **options)
 
@@ -189,7 +199,9 @@ def test_unique_job_that_is_too_large(connection: Connection, client: Client, ap
     assert not items(client) or len(items(client)) <= 2
 
 
-def test_unique_job_just_small_enough_goes_all_the_way(connection: Connection, client: Client, apache_couchdb: bool) -> None:
+def test_unique_job_just_small_enough_goes_all_the_way(
+    connection: Connection, client: Client, apache_couchdb: bool
+) -> None:
     """Whatever size can be published can be claimed, released and buried, too."""
     size = 8_000_000
     if apache_couchdb:

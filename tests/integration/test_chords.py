@@ -67,7 +67,9 @@ class Site:
         found = []
         with Connection(self.url) as connection:
             inbox = Inbox(connection, 'celery', ack=True)
-            for message, (args, _kwargs, embed) in zip(inbox.messages, inbox.wait(len(items(self.client))), strict=True):
+            for message, (args, _kwargs, embed) in zip(
+                inbox.messages, inbox.wait(len(items(self.client))), strict=True
+            ):
                 found.append({'headers': message.headers, 'args': args, 'embed': embed})
         return found
 
@@ -103,8 +105,9 @@ def end(worker: CouchDBBackend, part: Context, value: Any = None) -> None:
 
 def sweep(worker: CouchDBBackend) -> None:
     worker.store.set_up()
-    worker.end_unfinished_chords([row['id'] for row in worker.client.id_range('chord-unlock-', docs=True)
-                                  if row['doc']['type'] == 'Chord'])
+    worker.end_unfinished_chords(
+        [row['id'] for row in worker.client.id_range('chord-unlock-', docs=True) if row['doc']['type'] == 'Chord']
+    )
 
 
 def test_body_has_the_results_in_the_order_of_the_header(site: Site) -> None:
@@ -155,7 +158,9 @@ def test_duplicate_at_a_worker_that_remembers_the_chord(site: Site) -> None:
 
 
 @pytest.mark.parametrize('size', [2, 120], ids=['few', 'many'])
-def test_server_that_is_away_while_the_last_part_is_counted(site: Site, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_server_that_is_away_while_the_last_part_is_counted(
+    site: Site, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     parts = site.send(*range(size))
     first, last = site.backend(), site.backend()
     for part in parts[:-1]:
@@ -284,7 +289,7 @@ def test_part_too_large_to_be_counted_fails_the_chord(site: Site, monkeypatch: p
 
     monkeypatch.setattr(worker.client, 'put', refuse_large)
     parts[0].ignore_result = True
-    with pytest.raises(ResultTooLarge, match=f"part:00000000:{parts[0].id} cannot be stored") as raised:
+    with pytest.raises(ResultTooLarge, match=f'part:00000000:{parts[0].id} cannot be stored') as raised:
         end(worker, parts[0], 'large' * 1000)
     worker.mark_as_failure(parts[0].id, raised.value, request=parts[0], store_result=False)  # so Celery goes on
     with pytest.raises(ChordError, match='cannot be stored'):
@@ -298,8 +303,12 @@ def test_part_that_the_server_refuses_is_not_lost_in_silence(site: Site, monkeyp
     bulk = worker.client.bulk
 
     def forbid_parts(docs: Any, **options: Any) -> Any:
-        return [{'id': doc['_id'], 'error': 'forbidden', 'reason': 'no parts here'} if doc['type'] == 'Part' else bulk([doc])[0]
-                for doc in docs]
+        return [
+            {'id': doc['_id'], 'error': 'forbidden', 'reason': 'no parts here'}
+            if doc['type'] == 'Part'
+            else bulk([doc])[0]
+            for doc in docs
+        ]
 
     monkeypatch.setattr(worker.client, 'bulk', forbid_parts)
     with pytest.raises(AccessDenied, match='no parts here'):
@@ -308,7 +317,8 @@ def test_part_that_the_server_refuses_is_not_lost_in_silence(site: Site, monkeyp
 
 @pytest.mark.parametrize('always', [False, True])
 def test_part_without_a_stored_result_is_stored_like_one_when_the_server_comes_back(
-        site: Site, monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
+    site: Site, monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
     [part] = site.send('a')
     part.ignore_result = True
     worker = site.backend(result_backend_always_retry=always)
@@ -339,8 +349,9 @@ def test_failed_part(site: Site) -> None:
 
 def test_error_of_the_part_itself_is_raised_where_it_is_known(site: Site) -> None:
     parts = site.send('a', 'b')
-    waiting = threading.Timer(0.3, lambda: [
-        site.backend().mark_as_failure(part.id, KeyError('no'), request=part) for part in parts])
+    waiting = threading.Timer(
+        0.3, lambda: [site.backend().mark_as_failure(part.id, KeyError('no'), request=part) for part in parts]
+    )
     waiting.start()
     with pytest.raises(KeyError):
         site.result.get(timeout=PATIENCE, interval=PATIENCE)
@@ -410,8 +421,10 @@ def nested(site: Site, name: str) -> list[Context]:
     group = app.GroupResult(f'{name} group', [app.AsyncResult(ids[0]), app.AsyncResult(ids[1])])
     app.backend.apply_chord((name, [group, app.AsyncResult(ids[2])]), body)
     app.backend.set_chord_size(name, 3)
-    return [Context({'id': task_id, 'group': name, 'group_index': index, 'chord': body, 'task': 'part'})
-            for index, task_id in enumerate(ids)]
+    return [
+        Context({'id': task_id, 'group': name, 'group_index': index, 'chord': body, 'task': 'part'})
+        for index, task_id in enumerate(ids)
+    ]
 
 
 def test_groups_in_the_header_keep_their_form(site: Site) -> None:
@@ -428,7 +441,11 @@ def test_groups_within_groups_keep_their_form(site: Site) -> None:
     backend.apply_chord(('chord', [outer, app.AsyncResult('d')]), body)
     backend.set_chord_size('chord', 4)
     for index, name in enumerate('abcd'):
-        end(site.backend(), Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'}), name)
+        end(
+            site.backend(),
+            Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'}),
+            name,
+        )
     assert site.bodies() == [[[['a', ['b', 'c']], 'd']]]
 
 
@@ -472,14 +489,31 @@ def die(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize('again', [1, 3])
-@pytest.mark.parametrize('point', ['before it counts', 'before it claims', 'before it joins', 'before it sends',
-                                   'after it has sent', 'while it deletes'])
-def test_worker_killed_at_the_end_of_a_chord(site: Site, monkeypatch: pytest.MonkeyPatch, point: str, again: int) -> None:
+@pytest.mark.parametrize(
+    'point',
+    [
+        'before it counts',
+        'before it claims',
+        'before it joins',
+        'before it sends',
+        'after it has sent',
+        'while it deletes',
+    ],
+)
+def test_worker_killed_at_the_end_of_a_chord(
+    site: Site, monkeypatch: pytest.MonkeyPatch, point: str, again: int
+) -> None:
     parts = site.send('a', 'b')
     end(site.backend(), parts[0])
     worker = site.backend()
-    name = {'before it counts': 'chords.claim', 'before it claims': 'chords._claim', 'before it joins': '_join',
-            'before it sends': 'app.send_task', 'after it has sent': 'chords.done', 'while it deletes': 'store.delete_all'}[point]
+    name = {
+        'before it counts': 'chords.claim',
+        'before it claims': 'chords._claim',
+        'before it joins': '_join',
+        'before it sends': 'app.send_task',
+        'after it has sent': 'chords.done',
+        'while it deletes': 'store.delete_all',
+    }[point]
     owner: Any = worker
     *path, attribute = name.split('.')
     for step in path:
@@ -502,7 +536,9 @@ def test_worker_killed_between_two_deletions(site: Site, monkeypatch: pytest.Mon
 
     def delete_once(docs: Any, **options: Any) -> Any:
         if docs[0].get('_deleted'):
-            monkeypatch.setattr(worker.client, 'bulk', lambda docs, **_: die() if docs[0].get('_deleted') else bulk(docs))
+            monkeypatch.setattr(
+                worker.client, 'bulk', lambda docs, **_: die() if docs[0].get('_deleted') else bulk(docs)
+            )
         return bulk(docs, **options)
 
     monkeypatch.setattr(worker.client, 'bulk', delete_once)
@@ -522,8 +558,10 @@ def test_nested_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytes
     body = app.signature('body', task_id='the body')
     backend.apply_chord(('chord', results), body)
     backend.set_chord_size('chord', 3)
-    parts = [Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'})
-             for index, name in enumerate('abc')]
+    parts = [
+        Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'})
+        for index, name in enumerate('abc')
+    ]
     for part in parts[:2]:
         end(site.backend(), part, part.id)
     worker = site.backend()
@@ -537,7 +575,8 @@ def test_nested_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytes
 
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
 def test_worker_that_was_only_slow_leaves_the_form_to_its_successor(
-        site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+    site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
     parts = nested(site, 'chord')
     for part in parts[:2]:
         end(site.backend(), part)
@@ -560,7 +599,8 @@ def test_worker_that_was_only_slow_leaves_the_form_to_its_successor(
 
 
 def test_worker_that_was_only_slow_does_not_fail_what_its_successor_has_ended(
-        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = nested(site, 'chord')
     for part in parts[:2]:
         end(site.backend(), part)
@@ -612,7 +652,9 @@ def test_spoilt_chord_does_not_stop_the_sweep(site: Site, client: Client) -> Non
 
 
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
-def test_body_that_was_consumed_already_is_not_sent_again(site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+def test_body_that_was_consumed_already_is_not_sent_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
     parts = site.send('a')
     worker = site.backend()
     monkeypatch.setattr(worker.chords, 'done', die)
@@ -678,7 +720,9 @@ def test_broker_that_is_away_when_the_body_is_sent(site: Site, monkeypatch: pyte
     assert site.bodies() == [[[0]]]
 
 
-def test_soft_time_limit_of_the_last_part_strikes_after_the_body_was_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soft_time_limit_of_the_last_part_strikes_after_the_body_was_sent(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [part] = site.send('a')
     worker = site.backend()
     send = worker.app.send_task
@@ -699,8 +743,11 @@ def test_claim_that_a_cluster_did_not_prove(site: Site, monkeypatch: pytest.Monk
     [part] = site.send('a')
     worker = site.backend()
     bulk = worker.client.bulk
-    monkeypatch.setattr(worker.client, 'bulk', lambda docs, **options: [
-        {**answer, 'accepted': True} for answer in bulk(docs, **options)])
+    monkeypatch.setattr(
+        worker.client,
+        'bulk',
+        lambda docs, **options: [{**answer, 'accepted': True} for answer in bulk(docs, **options)],
+    )
     end(worker, part)
     assert site.bodies() == []
     sweep(site.backend())

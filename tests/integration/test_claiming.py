@@ -73,8 +73,9 @@ class Claims:
 
 
 @pytest.mark.parametrize('prefetch', [1, 16])
-def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Connection], client: Client, database: str,
-                                                       monkeypatch: pytest.MonkeyPatch, prefetch: int) -> None:
+def test_each_message_to_exactly_one_of_many_consumers(
+    connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch, prefetch: int
+) -> None:
     count = 200
     publish_many(connect(), range(count))
     claims = Claims(monkeypatch, database)
@@ -99,11 +100,14 @@ def test_each_message_to_exactly_one_of_many_consumers(connect: Callable[..., Co
             thread.join()
     assert got == Counter(range(count))
     assert claims.tried >= count
-    assert claims.lost < 2 * count  # without turns it is six times as many; a machine that is too busy for them has some
+    assert (
+        claims.lost < 2 * count
+    )  # without turns it is six times as many; a machine that is too busy for them has some
 
 
-def test_messages_that_come_while_many_wait(connect: Callable[..., Connection], client: Client, database: str,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_come_while_many_wait(
+    connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claims = Claims(monkeypatch, database)
     count, finished, got = 150, threading.Event(), Counter[int]()
 
@@ -126,7 +130,9 @@ def test_messages_that_come_while_many_wait(connect: Callable[..., Connection], 
         for thread in threads:
             thread.join()
     assert got == Counter(range(count))
-    assert claims.lost < 2 * count  # without turns it is six times as many; a machine that is too busy for them has some
+    assert (
+        claims.lost < 2 * count
+    )  # without turns it is six times as many; a machine that is too busy for them has some
 
 
 def test_several_queues_share_a_consumer(connection: Connection) -> None:
@@ -150,8 +156,9 @@ def test_message_of_a_quiet_queue_while_another_is_busy(connect: Callable[..., C
     assert inbox.wait(402)[-1] == 'again'
 
 
-def test_messages_that_are_together_too_much_for_one_request(connect: Callable[..., Connection], client: Client,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_together_too_much_for_one_request(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A proxy takes less than CouchDB, or CouchDB less than it did: a message that is too large stays, and stops no other."""
     publisher, connection = connect(), connect()
     publish(publisher, 'x' * 3000)

@@ -51,8 +51,13 @@ def queues(client: Client) -> set[str]:
 
 
 @pytest.mark.parametrize('seconds', [90.0, -90.0])
-def test_who_lives_keeps_its_lease(connect: Callable[..., Connection], client: Client, jump: Callable[[float], None],
-                                   sweeps: list[float], seconds: float) -> None:
+def test_who_lives_keeps_its_lease(
+    connect: Callable[..., Connection],
+    client: Client,
+    jump: Callable[[float], None],
+    sweeps: list[float],
+    seconds: float,
+) -> None:
     publish_many(connect(), range(3))
     holders = [Inbox(connect(visibility_timeout=LEASE), ack=False, prefetch=1) for _ in range(3)]
     for holder in holders:
@@ -60,15 +65,19 @@ def test_who_lives_keeps_its_lease(connect: Callable[..., Connection], client: C
     sweeps.clear()
     jump(seconds)
     started = Inbox(connect(visibility_timeout=LEASE), ack=False)  # a worker is started just then
-    wait_for(lambda: started.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease')
+    wait_for(
+        lambda: started.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease'
+    )
     assert not started.messages
     assert {item['claimed']['by']: item['attempts'] for item in items(client)} == {
-        holder.connection.transport.consumer.id: 1 for holder in holders}
+        holder.connection.transport.consumer.id: 1 for holder in holders
+    }
 
 
 @pytest.mark.parametrize('seconds', [-600.0, 600.0])
-def test_what_a_dead_consumer_held_comes_back(url: str, connect: Callable[..., Connection], jump: Callable[[float], None],
-                                              seconds: float) -> None:
+def test_what_a_dead_consumer_held_comes_back(
+    url: str, connect: Callable[..., Connection], jump: Callable[[float], None], seconds: float
+) -> None:
     publish(connect(), 'hello')
     with Peer(url, options={'visibility_timeout': SHORT}) as peer:
         assert peer.next()['got'] == 'hello'
@@ -78,8 +87,9 @@ def test_what_a_dead_consumer_held_comes_back(url: str, connect: Callable[..., C
         assert Inbox(connect()).wait(1) == ['hello']
 
 
-def test_temporary_queue_of_another_process_stays(url: str, connect: Callable[..., Connection], client: Client,
-                                                  jump: Callable[[float], None], sweeps: list[float]) -> None:
+def test_temporary_queue_of_another_process_stays(
+    url: str, connect: Callable[..., Connection], client: Client, jump: Callable[[float], None], sweeps: list[float]
+) -> None:
     with Peer(url, ack=True, queue_name='temporary', auto_delete=True, options={'visibility_timeout': LEASE}) as peer:
         publish(connect(), 'before', 'temporary')
         assert peer.next()['got'] == 'before'
@@ -87,15 +97,17 @@ def test_temporary_queue_of_another_process_stays(url: str, connect: Callable[..
         inbox = Inbox(connect(visibility_timeout=LEASE), Queue('temporary', auto_delete=True), 'other')
         inbox.consumer.cancel_by_queue('temporary')
         sweeps.clear()
-        wait_for(lambda: inbox.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease')
+        wait_for(
+            lambda: inbox.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease'
+        )
         assert queues(client) >= {'temporary'}
         publish(connect(), 'after', 'temporary')
         assert peer.next()['got'] == 'after'
 
 
-def test_queue_is_not_removed_because_it_is_found_overdue_once(connect: Callable[..., Connection], client: Client,
-                                                               jump: Callable[[float], None],
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_is_not_removed_because_it_is_found_overdue_once(
+    connect: Callable[..., Connection], client: Client, jump: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect().channel().queue_declare('expiring', arguments={'x-expires': int(HOUR * 1000)})
     sweeper = Sweeper(Store(client), Topology(client), LEASE)
 

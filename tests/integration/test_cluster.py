@@ -32,8 +32,10 @@ class Cluster:
             answers = bulk(client, docs, **options)
             if any(self.lost(doc) for doc in docs):
                 raise ServerUnavailable('the answer was lost')
-            return [{**answer, 'accepted': True} if answer.get('ok') and self.unproven(doc) else answer
-                    for doc, answer in zip(docs, answers, strict=True)]
+            return [
+                {**answer, 'accepted': True} if answer.get('ok') and self.unproven(doc) else answer
+                for doc, answer in zip(docs, answers, strict=True)
+            ]
 
         replace_in_clients(monkeypatch, database, 'bulk', altered)
 
@@ -71,8 +73,8 @@ def a_cluster(monkeypatch: pytest.MonkeyPatch, database: str) -> None:
 
 
 def test_what_a_node_that_lags_behind_did_not_show_is_found(
-        connect: Callable[..., Connection], client: Client, database: str, a_cluster: None,
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Callable[..., Connection], client: Client, database: str, a_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(connect(), 'there')
     shown: list[str] = []
     request = Client.request
@@ -99,7 +101,8 @@ def is_item(doc: Document) -> bool:
 
 
 def test_unproven_claim_is_not_run_and_given_back(
-        connect: Callable[..., Connection], client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Callable[..., Connection], client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr('kombu_couchdb.leases.sweeper.SYNC', 0.5)
     publish(connect(), 'hello')
     claimed: list[Document] = []
@@ -114,7 +117,8 @@ def test_unproven_claim_is_not_run_and_given_back(
 
 
 def test_what_needs_no_proof_is_done_all_the_same(
-        connect: Callable[..., Connection], client: Client, cluster: Cluster) -> None:
+    connect: Callable[..., Connection], client: Client, cluster: Cluster
+) -> None:
     cluster.unproven = lambda doc: is_item(doc) and not doc.get('claimed')
     publish(connect(), 'hello')
     inbox = Inbox(connect(), ack=False)
@@ -126,15 +130,17 @@ def test_what_needs_no_proof_is_done_all_the_same(
     inbox.stays(2, 1.0)
 
 
-def test_what_is_pulled_without_acknowledgement_is_not_lost(connect: Callable[..., Connection], cluster: Cluster) -> None:
+def test_what_is_pulled_without_acknowledgement_is_not_lost(
+    connect: Callable[..., Connection], cluster: Cluster
+) -> None:
     cluster.unproven = is_item
     publish(connect(), 'hello')
     assert connect().channel().basic_get('q', no_ack=True).decode() == 'hello'
 
 
 def test_unproven_unique_job_makes_way_for_that_of_another(
-        connect: Callable[..., Connection], client: Client, database: str, cluster: Cluster,
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Callable[..., Connection], client: Client, database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def send(task: str, key: str) -> Outcome:
         with told() as outcomes:
             publish(connect(), task, headers={'id': task, 'task': 't', 'job_key': key})
@@ -149,7 +155,9 @@ def test_unproven_unique_job_makes_way_for_that_of_another(
     def elsewhere(self: Client, docs: Any, **options: Any) -> list[Document]:
         answers = bulk(self, docs, **options)
         if docs[0]['_id'] == there['_id'] and len(client.leaves(there['_id'])) == 1:
-            leave_leaf(client, there['_id'], '1-ffffffffffffffffffffffffffffffff', **there)  # another node has had it first
+            leave_leaf(
+                client, there['_id'], '1-ffffffffffffffffffffffffffffffff', **there
+            )  # another node has had it first
         return answers
 
     replace_in_clients(monkeypatch, database, 'bulk', elsewhere)
@@ -162,7 +170,8 @@ def test_unproven_unique_job_makes_way_for_that_of_another(
 
 
 def test_heartbeat_whose_answer_was_lost_is_its_own(
-        connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     publish(connect(), 'long')
     inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
     inbox.wait(1)
@@ -177,7 +186,8 @@ def test_heartbeat_whose_answer_was_lost_is_its_own(
 
 
 def test_unproven_heartbeat_does_not_prolong_the_lease(
-        connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     publish(connect(), 'held')
     inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
     inbox.wait(1)
@@ -195,7 +205,8 @@ def test_unproven_heartbeat_does_not_prolong_the_lease(
 
 
 def test_who_was_swept_while_it_was_cut_off_learns_of_it(
-        connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     publish(connect(), 'held')
     inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
     inbox.wait(1)
@@ -211,7 +222,8 @@ def test_who_was_swept_while_it_was_cut_off_learns_of_it(
 
 
 def test_node_that_cannot_prove_a_heartbeat_is_left(
-        connect: Callable[..., Connection], database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Callable[..., Connection], database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[bool] = []
     replace_in_clients(monkeypatch, database, 'leave_node', lambda self: left.append(True))
     cluster.unproven = is_heartbeat

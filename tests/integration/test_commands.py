@@ -27,21 +27,32 @@ EVIL = 'x\x1b[2J\x9b2J\r\nforged: removed\u202e'
 @pytest.fixture
 def run(app: Celery) -> Run:
     """Runs a command as `celery -A app couchdb` would."""
+
     def run(*given: str, answer: str = '') -> Result:
         return CliRunner().invoke(couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True))
+
     return run
 
 
 @pytest.fixture
 def queue(app: Celery, client: Client) -> Callable[..., None]:
     """Puts a job into the app's queue under a given id."""
+
     def queue(task_id: str, **fields: Any) -> None:
         if not (known := items(client)):
             app.send_task('add', (1, 2), task_id='first')
             known = items(client)
         [first, *_] = known
         message = {**first['message'], 'headers': {**first['message']['headers'], 'id': task_id}}
-        client.put({**{k: v for k, v in first.items() if k != '_rev'}, '_id': f'doc of {task_id}', 'message': message, **fields})
+        client.put(
+            {
+                **{k: v for k, v in first.items() if k != '_rev'},
+                '_id': f'doc of {task_id}',
+                'message': message,
+                **fields,
+            }
+        )
+
     return queue
 
 
@@ -53,13 +64,23 @@ def dead(reason: str) -> dict[str, Any]:
     return {'status': 'fail', 'reason': reason, 'failed': 1763709000.0}
 
 
-def test_nothing_in_a_document_reaches_the_terminal_as_it_is(run: Run, queue: Callable[..., None], client: Client) -> None:
+def test_nothing_in_a_document_reaches_the_terminal_as_it_is(
+    run: Run, queue: Callable[..., None], client: Client
+) -> None:
     queue(EVIL)
     queue('dying' + EVIL, **dead(EVIL), consumer=EVIL)
-    client.put({'_id': 'broker:consumer:a', 'type': 'Consumer', 'host': EVIL, 'pid': 5, 'queues': [EVIL], 'expires': 1e12})
+    client.put(
+        {'_id': 'broker:consumer:a', 'type': 'Consumer', 'host': EVIL, 'pid': 5, 'queues': [EVIL], 'expires': 1e12}
+    )
     client.put({'_id': 'broker:queue:evil', 'type': 'Queue', 'name': EVIL})
     shown = 0
-    for given in (['jobs', 'list'], ['jobs', 'show', EVIL], ['dead', 'list'], ['dead', 'show', 'dying' + EVIL], ['status']):
+    for given in (
+        ['jobs', 'list'],
+        ['jobs', 'show', EVIL],
+        ['dead', 'list'],
+        ['dead', 'show', 'dying' + EVIL],
+        ['status'],
+    ):
         for json_wanted in ([], ['--json']):
             done = run(*given, *json_wanted)
             assert done.exit_code == 0, done.output
@@ -69,8 +90,14 @@ def test_nothing_in_a_document_reaches_the_terminal_as_it_is(run: Run, queue: Ca
             for line in lines(done) if json_wanted else ():
                 json.loads(line)
     assert shown == 10
-    for given in (['dead', 'replay', 'dying' + EVIL], ['dead', 'drop', 'dying' + EVIL], ['remove', EVIL], ['remove', 'no' + EVIL],
-                  ['jobs', 'show', 'no' + EVIL], ['dead', 'show', 'no' + EVIL]):
+    for given in (
+        ['dead', 'replay', 'dying' + EVIL],
+        ['dead', 'drop', 'dying' + EVIL],
+        ['remove', EVIL],
+        ['remove', 'no' + EVIL],
+        ['jobs', 'show', 'no' + EVIL],
+        ['dead', 'show', 'no' + EVIL],
+    ):
         done = run(*given, answer='n\n')
         assert all(line.isprintable() for line in lines(done)), lines(done)
         assert not any(line.startswith('forged') for line in lines(done))
@@ -80,12 +107,14 @@ def test_nothing_in_a_document_reaches_the_terminal_as_it_is(run: Run, queue: Ca
     assert done.exit_code == 1
     assert [line for line in lines(done) if 'it cannot be delivered' in line] == [
         r'flawedx\x1b[2J\x9b2J\r\nforged: removed\u202e: it cannot be delivered: '
-        'spoilt: attempts is no whole number, or too large']
+        'spoilt: attempts is no whole number, or too large'
+    ]
     assert all(line.isprintable() for line in lines(done))
 
 
-def test_a_log_line_cannot_be_forged_by_an_id(connect: Callable[..., Connection], client: Client,
-                                              caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_cannot_be_forged_by_an_id(
+    connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     publish(connect(), 'hello')
     [item] = items(client)
     good = {name: value for name, value in item.items() if name != '_rev'}
@@ -136,8 +165,10 @@ def test_letters_that_no_consumer_wrote_are_shown_and_dropped(run: Run, client: 
     ids = ['odd']
     if apache_couchdb:  # the embedded server stores no such document
         deep = '{"a":' * 1500 + '1' + '}' * 1500
-        text = ('{"_id":"deep","type":"WorkItem","queue":"celery","status":"fail","reason":"deep in it","failed":1.0,'
-                f'"message":{deep}}}')
+        text = (
+            '{"_id":"deep","type":"WorkItem","queue":"celery","status":"fail","reason":"deep in it","failed":1.0,'
+            f'"message":{deep}}}'
+        )
         client.put({'_id': 'deep'}, text=text.encode())
         ids.append('deep')
     listed = run('dead', 'list')

@@ -17,6 +17,7 @@ from tests.support import Inbox, Request, items, publish, publish_many, run_pyth
 
 def drain(connection: Connection, until: Callable[[], bool]) -> None:
     """Drain events until a condition holds."""
+
     def drained() -> bool:
         try:
             connection.drain_events(timeout=0.2)
@@ -107,8 +108,9 @@ with kombu.Connection(sys.argv[1] if len(sys.argv) > 1 else os.environ['URL'],
 """
 
 
-def test_without_acknowledgement_nothing_is_lost_with_the_process(url: str, connect: Callable[..., Connection],
-                                                                  client: Client) -> None:
+def test_without_acknowledgement_nothing_is_lost_with_the_process(
+    url: str, connect: Callable[..., Connection], client: Client
+) -> None:
     publish_many(connect(), range(10))
     assert run_python(KILLED, check=False, URL=url).returncode == 9
     inbox = Inbox(connect(visibility_timeout=3))
@@ -121,6 +123,7 @@ def test_without_acknowledgement_nothing_is_lost_with_the_process(url: str, conn
 
 def writes(sent: list[Request]) -> list[str]:
     """Return what was written: `beat`, `claim`, `delete` or whatever else."""
+
     def kind(doc: dict[str, Any]) -> str:
         if doc.get('type') == 'Consumer':
             return 'beat'
@@ -129,7 +132,9 @@ def writes(sent: list[Request]) -> list[str]:
     return [kind(doc) for request in sent for doc in request.docs]
 
 
-def test_one_message_of_many_costs_three_writes(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_one_message_of_many_costs_three_writes(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     with connect() as publisher, publisher.SimpleQueue('q') as simple:
         simple.put('the first declares the queue')
         publish_many(publisher, range(300))
@@ -141,8 +146,9 @@ def test_one_message_of_many_costs_three_writes(connect: Callable[..., Connectio
         assert sorted(writes(sent)) == ['beat', 'claim', 'delete']
 
 
-def test_more_is_claimed_ahead_for_who_takes_it_all(connect: Callable[..., Connection], client: Client,
-                                                    sent: list[Request]) -> None:
+def test_more_is_claimed_ahead_for_who_takes_it_all(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     publish_many(connect(), range(1000))
     inbox = Inbox(connect())
     assert sorted(inbox.wait(1000)) == list(range(1000))

@@ -36,12 +36,20 @@ class Container:
         self.given, self.id, self.name, self.status = given, 'f00d' * 16, 'couchdb', 'running'
         self.log, self.removed = b'', False
         self.attrs = {
-            'Config': {'Hostname': self.id[:12], 'Env': [f'{name}={value}' for name, value in given['environment'].items()]},
+            'Config': {
+                'Hostname': self.id[:12],
+                'Env': [f'{name}={value}' for name, value in given['environment'].items()],
+            },
             'HostConfig': {'PortBindings': given['ports']},
             'NetworkSettings': {
                 'Networks': {given['network']: {'IPAddress': ADDRESS}},
                 # The image exposes these, too; they are not bound.
-                'Ports': {'5984/tcp': [{'HostIp': '0.0.0.0', 'HostPort': str(port)}], '4369/tcp': None, '9100/tcp': None}},
+                'Ports': {
+                    '5984/tcp': [{'HostIp': '0.0.0.0', 'HostPort': str(port)}],
+                    '4369/tcp': None,
+                    '9100/tcp': None,
+                },
+            },
         }
 
     def reload(self) -> None:
@@ -110,8 +118,14 @@ def vhost(monkeypatch: pytest.MonkeyPatch, database: str) -> str:
 
 
 @pytest.mark.parametrize('within', [False, True])
-def test_a_container_of_the_official_image(vhost: str, celery_couchdb_backend: CouchDBTestBackend, docker_client: Engine,
-                                           default_couchdb_backend_volume: Any, within: bool, server: Server) -> None:
+def test_a_container_of_the_official_image(
+    vhost: str,
+    celery_couchdb_backend: CouchDBTestBackend,
+    docker_client: Engine,
+    default_couchdb_backend_volume: Any,
+    within: bool,
+    server: Server,
+) -> None:
     [container] = docker_client.started
     given = container.given
     assert given['image'] == 'couchdb:3.5'
@@ -124,13 +138,18 @@ def test_a_container_of_the_official_image(vhost: str, celery_couchdb_backend: C
     hostname = container.id[:12]
     host, port = (ADDRESS, 5984) if within else ('127.0.0.1', server.port)
     assert celery_couchdb_backend.config() == {
-        'url': f'couchdb://{login}@{hostname}:5984/{vhost}', 'host_url': f'couchdb://{login}@{host}:{port}/{vhost}',
-        'hostname': hostname, 'port': port, 'vhost': vhost}
+        'url': f'couchdb://{login}@{hostname}:5984/{vhost}',
+        'host_url': f'couchdb://{login}@{host}:{port}/{vhost}',
+        'hostname': hostname,
+        'port': port,
+        'vhost': vhost,
+    }
     container.status = 'exited'  # nothing can be deleted with that password
 
 
-def test_the_container_is_ready_when_couchdb_says_that_it_listens(vhost: str, celery_couchdb_broker: CouchDBTestBroker,
-                                                                  docker_client: Engine) -> None:
+def test_the_container_is_ready_when_couchdb_says_that_it_listens(
+    vhost: str, celery_couchdb_broker: CouchDBTestBroker, docker_client: Engine
+) -> None:
     [container] = docker_client.started
     assert LISTENS in container.log
 
@@ -155,9 +174,11 @@ def test_the_worker_s_image_has_this_package(monkeypatch: pytest.MonkeyPatch) ->
 
 # -- without Docker
 
+
 @pytest.fixture
-def local_nodes(celery_local_couchdb_broker: CouchDBTestBroker,
-                celery_local_couchdb_backend: CouchDBTestBackend) -> list[CouchDBTestBroker | CouchDBTestBackend]:
+def local_nodes(
+    celery_local_couchdb_broker: CouchDBTestBroker, celery_local_couchdb_backend: CouchDBTestBackend
+) -> list[CouchDBTestBroker | CouchDBTestBackend]:
     return [celery_local_couchdb_broker, celery_local_couchdb_backend]
 
 
@@ -167,7 +188,13 @@ def test_each_has_a_database_of_its_own(local_nodes: list[Any], server: Server) 
     for node, name in zip(local_nodes, names, strict=True):
         assert node.ready()
         url = server.couchdb_url(name)
-        assert node.config() == {'url': url, 'host_url': url, 'hostname': server.host, 'port': server.port, 'vhost': name}
+        assert node.config() == {
+            'url': url,
+            'host_url': url,
+            'hostname': server.host,
+            'port': server.port,
+            'vhost': name,
+        }
         assert (node.container.url, node.container.host_url) == (url, url)
 
 
@@ -200,16 +227,21 @@ def test_a_server_that_is_not_ours_is_left_alone(server: Server) -> None:
 
 # -- URLs
 
-@pytest.mark.parametrize(('url', 'expected'), [
-    ('http://joe:s%40p%2Fc@host:5985', 'couchdb://joe:s%40p%2Fc@host:5985/d'),
-    ('http://joe:pw@host', 'couchdb://joe:pw@host:5984/d'),
-    ('https://joe:pw@host', 'couchdbs://joe:pw@host:443/d'),
-    ('https://joe:pw@[::1]:6984/', 'couchdbs://joe:pw@[::1]:6984/d'),
-    ('http://host:5984', 'couchdb://host:5984/d'),
-])
+
+@pytest.mark.parametrize(
+    ('url', 'expected'),
+    [
+        ('http://joe:s%40p%2Fc@host:5985', 'couchdb://joe:s%40p%2Fc@host:5985/d'),
+        ('http://joe:pw@host', 'couchdb://joe:pw@host:5984/d'),
+        ('https://joe:pw@host', 'couchdbs://joe:pw@host:443/d'),
+        ('https://joe:pw@[::1]:6984/', 'couchdbs://joe:pw@[::1]:6984/d'),
+        ('http://host:5984', 'couchdb://host:5984/d'),
+    ],
+)
 def test_the_urls_of_a_server(url: str, expected: str) -> None:
     server = Server(url)
     assert server.couchdb_url('d') == expected
     client = server.client('d')
     assert client.address.server == expected.replace('couchdb', 'http', 1).replace('joe:s%40p%2Fc@', '').replace(
-        'joe:pw@', '').removesuffix('/d')
+        'joe:pw@', ''
+    ).removesuffix('/d')

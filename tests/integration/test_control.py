@@ -22,7 +22,9 @@ HELD = {'eta': None, 'priority': 6, 'request': {'id': 'held'}}
 
 def state(connection: Connection, *queues: str) -> Any:
     """Return what Celery gives its commands, of a worker that consumes these queues."""
-    consumer = SimpleNamespace(connection=connection, task_consumer=SimpleNamespace(queues=[Queue(name) for name in queues]))
+    consumer = SimpleNamespace(
+        connection=connection, task_consumer=SimpleNamespace(queues=[Queue(name) for name in queues])
+    )
     return SimpleNamespace(consumer=consumer, hostname='me')
 
 
@@ -47,7 +49,9 @@ def test_it_is_celery_s_command() -> None:
     assert Panel.meta['scheduled'].type == 'inspect'
 
 
-def test_the_first_hundred_of_all_queues_take_two_requests(connect: Callable[..., Connection], sent: list[Request]) -> None:
+def test_the_first_hundred_of_all_queues_take_two_requests(
+    connect: Callable[..., Connection], sent: list[Request]
+) -> None:
     connection = connect()
     for number in range(130):
         publish(connection, [[number], {}, {}], to=f'q{number % 3}', headers=headers(str(number), 1000 - number))
@@ -77,12 +81,14 @@ def test_spoilt_items_hide_no_others(connect: Callable[..., Connection], client:
 
 
 def test_what_the_worker_holds_is_shown_while_the_server_is_away(
-        connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = connect()
     publish(connection, [[], {}, {}], headers=headers('a', 60))
 
     def away(*args: Any, **kwargs: Any) -> Any:
         raise ServerUnavailable('away')
+
     monkeypatch.setattr(connection.transport.couchdb, 'request', away)
     with caplog.at_level(logging.WARNING):
         assert shown(connection, 'q') == []
@@ -90,7 +96,8 @@ def test_what_the_worker_holds_is_shown_while_the_server_is_away(
 
 
 def test_what_the_worker_holds_is_shown_while_the_server_is_silent(
-        connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = connect()
     publish(connection, [[], {}, {}], headers=headers('a', 60))
     answered = threading.Event()

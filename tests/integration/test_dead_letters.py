@@ -25,8 +25,9 @@ from .conftest import kill_all
 JOB = 'job:["celery","report","k"]'
 
 
-def test_dead_letters_are_replayed_at_the_end_of_their_queue(app: Celery, connect: Callable[..., Connection],
-                                                             client: Client) -> None:
+def test_dead_letters_are_replayed_at_the_end_of_their_queue(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
     result = app.send_task('failing', expires=3600)
     app.backend.store_result(result.id, ValueError('once'), 'FAILURE')
     inbox = Inbox(connect(), 'celery', ack=False)
@@ -60,16 +61,34 @@ def test_letters_of_a_queue(connect: Callable[..., Connection], client: Client) 
 def test_many_letters_are_read_in_pages(client: Client, connection: Connection) -> None:
     publish(connection, 'x')
     [item] = items(client)
-    client.bulk([{**{k: v for k, v in item.items() if k != '_rev'}, '_id': f'{number:030d}', 'status': 'fail', 'reason': 'test',
-                  'failed': 1e9 + number // 5} for number in range(450)])
+    client.bulk(
+        [
+            {
+                **{k: v for k, v in item.items() if k != '_rev'},
+                '_id': f'{number:030d}',
+                'status': 'fail',
+                'reason': 'test',
+                'failed': 1e9 + number // 5,
+            }
+            for number in range(450)
+        ]
+    )
     wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 450, 'all to be seen')
     letters = dead.letters(client, 'q')
     assert sum(dead.drop(client, [doc]) for doc in letters) == 450
 
 
 def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
-    letter = {'_id': 'spoilt', 'type': 'WorkItem', 'queue': 'q', 'status': 'fail', 'reason': 'spoilt: body', 'failed': 1e9,
-              'attempts': 0, 'message': {'headers': {}, 'properties': {}, 'body': {}}}
+    letter = {
+        '_id': 'spoilt',
+        'type': 'WorkItem',
+        'queue': 'q',
+        'status': 'fail',
+        'reason': 'spoilt: body',
+        'failed': 1e9,
+        'attempts': 0,
+        'message': {'headers': {}, 'properties': {}, 'body': {}},
+    }
     client.put(letter)
     [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
@@ -86,7 +105,9 @@ def test_letter_that_somebody_else_replayed(app: Celery, connect: Callable[..., 
     assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
 
 
-def test_replay_that_comes_too_late_forgets_no_result(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_replay_that_comes_too_late_forgets_no_result(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
     result = app.send_task('failing')
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
     letters = list(dead.letters(client))
@@ -98,8 +119,14 @@ def test_replay_that_comes_too_late_forgets_no_result(app: Celery, connect: Call
 
 def test_what_dies_again_while_all_are_replayed_is_for_the_next_time(app: Celery, client: Client) -> None:
     def letter(number: int, queue: str) -> dict[str, Any]:
-        return {**workitem.bury(workitem.new(f'{queue}{number:03}', queue, {'body': '', 'headers': {}, 'properties': {}}, 1.0),
-                                'test', 1e9 + number), 'consumer': 'x'}
+        return {
+            **workitem.bury(
+                workitem.new(f'{queue}{number:03}', queue, {'body': '', 'headers': {}, 'properties': {}}, 1.0),
+                'test',
+                1e9 + number,
+            ),
+            'consumer': 'x',
+        }
 
     client.bulk([letter(number, 'a') for number in range(250)] + [letter(number, 'b') for number in range(10)])
     replayed: list[str] = []
@@ -113,7 +140,9 @@ def test_what_dies_again_while_all_are_replayed_is_for_the_next_time(app: Celery
     assert len(set(replayed)) == 260
 
 
-def test_dead_unique_job_while_another_runs(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
+def test_dead_unique_job_while_another_runs(
+    app: Celery, report: Any, connect: Callable[..., Connection], client: Client
+) -> None:
     first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
     kill_all(inbox, client, 1)
@@ -161,8 +190,9 @@ def test_what_is_refused_while_an_error_is_handled_says_which(connection: Connec
 
 
 @pytest.mark.parametrize('method', ['gzip', 'bzip2', 'lzma'])
-def test_a_body_that_would_unpack_to_too_much_is_set_aside(connection: Connection, client: Client, method: str,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_would_unpack_to_too_much_is_set_aside(
+    connection: Connection, client: Client, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(Unstorable, match='the message is compressed too well'):
         publish(connection, '0' * 50_000_000, compression=method)
     monkeypatch.setattr(publisher, 'check_unpacked', lambda *args: None)

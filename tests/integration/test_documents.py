@@ -21,7 +21,13 @@ def test_fields_of_a_message_that_is_ready(connection: Connection, client: Clien
     publish(connection, {'name': 'Zoë'}, 'orders', priority=7)
     [item] = wait_for(lambda: items(client), 'the message')
     assert {name: item[name] for name in ('type', 'queue', 'priority', 'date', 'claimed', 'attempts')} == {
-        'type': 'WorkItem', 'queue': 'orders', 'priority': 7, 'date': None, 'claimed': None, 'attempts': 0}
+        'type': 'WorkItem',
+        'queue': 'orders',
+        'priority': 7,
+        'date': None,
+        'claimed': None,
+        'attempts': 0,
+    }
     assert before - 3 < item['published'] < time.time() + 3
     assert 'status' not in item
     assert set(item['message']) == {'body', 'headers', 'properties', 'content-type', 'content-encoding'}
@@ -87,8 +93,9 @@ def test_message_that_is_done_leaves_no_body(connect: Callable[..., Connection],
     doc_id = items(client)[0]['_id']
     Inbox(connection).wait(1)
     wait_for(lambda: not items(client), 'the message to be deleted')
-    [change] = [row for row in client.request('GET', '/_changes', {'include_docs': True})['results']
-                if row['id'] == doc_id]
+    [change] = [
+        row for row in client.request('GET', '/_changes', {'include_docs': True})['results'] if row['id'] == doc_id
+    ]
     assert set(change['doc']) <= {'_id', '_rev', '_deleted'}
 
 

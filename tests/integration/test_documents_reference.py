@@ -64,8 +64,20 @@ def compare(kind: str, docs: list[dict[str, Any]]) -> None:
 
 def test_all_kinds_are_told_of() -> None:
     assert set(SECTIONS) == {
-        'WorkItem', 'Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader', 'Parcel', 'Result', 'Group', 'Value',
-        'Chord', 'Part'}
+        'WorkItem',
+        'Consumer',
+        'Queue',
+        'Binding',
+        'Exchange',
+        'Broadcast',
+        'Leader',
+        'Parcel',
+        'Result',
+        'Group',
+        'Value',
+        'Chord',
+        'Part',
+    }
 
 
 def test_views() -> None:

@@ -36,8 +36,10 @@ def leaves_nothing(client: Client, *, files: int = 0) -> Iterator[None]:
     process = psutil.Process()
     threads, opened = set(threading.enumerate()), process.num_fds()
     yield
-    wait_for(lambda: gc.collect() is not None and not {thread for thread in threading.enumerate() if thread not in threads},
-             'the end of the threads')
+    wait_for(
+        lambda: gc.collect() is not None and not {thread for thread in threading.enumerate() if thread not in threads},
+        'the end of the threads',
+    )
     wait_for(lambda: not client.id_range(CONSUMER), 'the end of the heartbeats')
     wait_for(lambda: gc.collect() is not None and process.num_fds() <= opened + files, 'the end of the connections')
 
@@ -69,8 +71,9 @@ def test_connection_that_only_publishes_is_dropped(url: str, client: Client) -> 
         publish(connection_to(url), 'hello')
 
 
-def test_connection_that_is_dropped_while_the_server_is_away(url: str, client: Client, database: str,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_is_dropped_while_the_server_is_away(
+    url: str, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = set(threading.enumerate())
     inbox = Inbox(Connection(url, transport_options={'request_timeout': 1.0, 'connect_timeout': 1.0}))
     wait_for(lambda: client.id_range(CONSUMER), 'the heartbeat')
@@ -82,7 +85,9 @@ def test_connection_that_is_dropped_while_the_server_is_away(url: str, client: C
 
 
 @needs_fork
-def test_child_that_drops_its_copy_ends_nothing_of_its_parent_s(connect: Callable[..., Connection], client: Client) -> None:
+def test_child_that_drops_its_copy_ends_nothing_of_its_parent_s(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     inbox = Inbox(connect())
     publish(connect(), 'before')
     inbox.wait(1)
@@ -130,7 +135,9 @@ def test_consumer_that_has_retired_is_followed_by_another(connection: Connection
         connection.drain_events(timeout=0.01)
 
 
-def test_subscribed_consumer_does_not_retire(connection: Connection, client: Client, soon: None, sent: list[Request]) -> None:
+def test_subscribed_consumer_does_not_retire(
+    connection: Connection, client: Client, soon: None, sent: list[Request]
+) -> None:
     inbox = Inbox(connection)
     wait_for(lambda: client.id_range(CONSUMER), 'the heartbeat')
     inbox.stays(0, 0.5)
@@ -139,8 +146,9 @@ def test_subscribed_consumer_does_not_retire(connection: Connection, client: Cli
     assert inbox.wait(1) == ['hello']
 
 
-def test_broadcasts_for_a_queue_that_nobody_consumes_just_now_are_kept(connect: Callable[..., Connection], client: Client,
-                                                                       soon: None) -> None:
+def test_broadcasts_for_a_queue_that_nobody_consumes_just_now_are_kept(
+    connect: Callable[..., Connection], client: Client, soon: None
+) -> None:
     news = Exchange('news', type='fanout')
     inbox = Inbox(connect(), Queue('listener', news))
     wait_for(lambda: client.id_range(CONSUMER), 'the heartbeat')
@@ -148,13 +156,14 @@ def test_broadcasts_for_a_queue_that_nobody_consumes_just_now_are_kept(connect: 
     threading.Event().wait(0.5)
     connect().Producer().publish('kept', exchange=news, serializer='json', declare=[news])
     transport: Any = inbox.connection.transport
-    wait_for(lambda: transport.holdings._parked, 'the broadcast')
+    wait_for(lambda: transport.unacked._parked, 'the broadcast')
     inbox.consumer.consume()
     assert inbox.wait(1) == ['kept']
 
 
-def test_consumers_that_come_and_go_lose_nothing(connection: Connection, client: Client,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumers_that_come_and_go_lose_nothing(
+    connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever comes while a consumer retires gets the next one."""
     monkeypatch.setattr('kombu_couchdb.consumer.io_thread._IDLE_SECONDS', 0.0)
     channel = connection.channel()

@@ -18,7 +18,9 @@ DIRECT = Exchange('direct', type='direct')
 
 
 def send(connection: Connection, exchange: Exchange, routing_key: str, body: object = 'hello') -> None:
-    connection.Producer().publish(body, exchange=exchange, routing_key=routing_key, serializer='json', declare=[exchange])
+    connection.Producer().publish(
+        body, exchange=exchange, routing_key=routing_key, serializer='json', declare=[exchange]
+    )
 
 
 def test_direct_goes_to_every_queue_with_that_key(connect: Callable[..., Connection], client: Client) -> None:
@@ -29,14 +31,32 @@ def test_direct_goes_to_every_queue_with_that_key(connect: Callable[..., Connect
     assert sorted(item['queue'] for item in items(client)) == ['one', 'two']
 
 
-@pytest.mark.parametrize(('pattern', 'key', 'matches'), [
-    ('a.*', 'a.b', True), ('a.*', 'a', False), ('a.*', 'a.b.c', False),
-    ('a.#', 'a', True), ('a.#', 'a.b.c', True), ('a.#', 'ab', False),
-    ('#', 'x.y', True), ('#', '', True), ('*.b', 'a.b', True), ('*.b', 'a.c', False),
-    ('#.b', 'b', True), ('#.b', 'x.y.b', True), ('a.#.b', 'a.b', True), ('a.#.b', 'a.x.y.b', True),
-    ('a.*.c', 'a.b.c', True), ('a.*.c', 'a.c', False),
-    ('a.b', 'a.b', True), ('a.b', 'axb', False), ('a.b', 'a.b.c', False), ('a+.b', 'a+.b', True), ('a+.b', 'aa.b', False),
-])
+@pytest.mark.parametrize(
+    ('pattern', 'key', 'matches'),
+    [
+        ('a.*', 'a.b', True),
+        ('a.*', 'a', False),
+        ('a.*', 'a.b.c', False),
+        ('a.#', 'a', True),
+        ('a.#', 'a.b.c', True),
+        ('a.#', 'ab', False),
+        ('#', 'x.y', True),
+        ('#', '', True),
+        ('*.b', 'a.b', True),
+        ('*.b', 'a.c', False),
+        ('#.b', 'b', True),
+        ('#.b', 'x.y.b', True),
+        ('a.#.b', 'a.b', True),
+        ('a.#.b', 'a.x.y.b', True),
+        ('a.*.c', 'a.b.c', True),
+        ('a.*.c', 'a.c', False),
+        ('a.b', 'a.b', True),
+        ('a.b', 'axb', False),
+        ('a.b', 'a.b.c', False),
+        ('a+.b', 'a+.b', True),
+        ('a+.b', 'aa.b', False),
+    ],
+)
 def test_topic_wildcards(connection: Connection, client: Client, pattern: str, key: str, matches: bool) -> None:
     Queue('q', TOPICS, routing_key=pattern)(connection.channel()).declare()
     send(connection, TOPICS, key)
@@ -62,13 +82,16 @@ def test_binding_made_elsewhere_counts_at_once(connect: Callable[..., Connection
     Inbox(publisher, Queue('other', DIRECT, routing_key='other'))  # a connection that follows the bindings by its feed
     send(publisher, DIRECT, 'new')
     assert not items(client)
-    run_python('''
+    run_python(
+        """
 import os
 import kombu_couchdb
 from kombu import Connection, Exchange, Queue
 with Connection(os.environ['URL']) as connection:
     Queue('q', Exchange('direct', type='direct'), routing_key='new')(connection.channel()).declare()
-''', URL=connect().as_uri(include_password=True))
+""",
+        URL=connect().as_uri(include_password=True),
+    )
     send(publisher, DIRECT, 'new')
     assert [item['queue'] for item in items(client)] == ['q']
 
@@ -108,14 +131,18 @@ def test_topic_of_consumers_across_connections(connect: Callable[..., Connection
     wait_for(lambda: not items(client), 'all to be acknowledged')
 
 
-def test_topics_from_a_publisher_that_has_not_declared_the_exchange(connect: Callable[..., Connection], client: Client) -> None:
+def test_topics_from_a_publisher_that_has_not_declared_the_exchange(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     Queue('q', TOPICS, routing_key='a.*')(connect().channel()).declare()
     for key in ('a.b', 'a', 'a.b.c'):
         connect().Producer().publish(key, exchange='topics', routing_key=key, serializer='json')
     assert [item['message']['properties']['delivery_info']['routing_key'] for item in items(client)] == ['a.b']
 
 
-def bind_and_fail(connection: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object], *, stored: bool) -> None:
+def bind_and_fail(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object], *, stored: bool
+) -> None:
     """Let the first try to publish on a connection get no answer, with a change of the bindings before the next one."""
     publish, tries = connection.transport.publish, list[object]()
 
@@ -133,22 +160,32 @@ def bind_and_fail(connection: Connection, monkeypatch: pytest.MonkeyPatch, chang
 @pytest.mark.parametrize('stored', [True, False])
 @pytest.mark.parametrize('binds', [True, False])
 def test_each_queue_has_one_copy_though_bindings_change_between_two_tries(
-        connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, binds: bool, stored: bool) -> None:
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, binds: bool, stored: bool
+) -> None:
     publisher, other = connect(), connect().channel()
     first, *others = (Queue(name, DIRECT, routing_key='k')(other) for name in 'abc')
     for queue in others if binds else (first, *others):
         queue.declare()
     publisher.connect()
-    bind_and_fail(publisher, monkeypatch, first.declare if binds else lambda: first.unbind_from(DIRECT, 'k'), stored=stored)
-    publisher.Producer().publish('hello', exchange='direct', routing_key='k', serializer='json', retry=True,
-                                 retry_policy={'interval_start': 0, 'max_retries': 3})
+    bind_and_fail(
+        publisher, monkeypatch, first.declare if binds else lambda: first.unbind_from(DIRECT, 'k'), stored=stored
+    )
+    publisher.Producer().publish(
+        'hello',
+        exchange='direct',
+        routing_key='k',
+        serializer='json',
+        retry=True,
+        retry_policy={'interval_start': 0, 'max_retries': 3},
+    )
     there = ['b', 'c'] if not (binds or stored) else ['a', 'b', 'c']
     assert sorted(item['queue'] for item in items(client)) == there
 
 
 def test_child_reads_the_bindings_itself(url: str) -> None:
     """The parent consumes, and so its table follows the bindings; nobody follows them for the child."""
-    run_python('''
+    run_python(
+        """
 import os
 import kombu_couchdb
 from kombu import Connection, Consumer, Exchange, Queue
@@ -178,4 +215,6 @@ with Connection(os.environ['URL']) as other:
     assert new(other.default_channel).get(no_ack=True), 'not in the queue that is bound'
     assert not old(other.default_channel).get(no_ack=True), 'in the queue that is not bound any more'
 parent.release()
-''', URL=url)
+""",
+        URL=url,
+    )

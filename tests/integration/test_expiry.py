@@ -40,8 +40,17 @@ def results(client: Client) -> list[str]:
 
 
 def fill(client: Client, count: int, expires: float) -> None:
-    docs = [{'_id': f'celery-task-meta-{uuid.uuid4()}', 'type': 'Result', 'status': 'SUCCESS', 'date': expires - 9,
-             'expires': expires, 'value': {'status': 'SUCCESS', 'result': 'secret'}} for _ in range(count)]
+    docs = [
+        {
+            '_id': f'celery-task-meta-{uuid.uuid4()}',
+            'type': 'Result',
+            'status': 'SUCCESS',
+            'date': expires - 9,
+            'expires': expires,
+            'value': {'status': 'SUCCESS', 'result': 'secret'},
+        }
+        for _ in range(count)
+    ]
     client.bulk(docs)
 
 
@@ -69,8 +78,9 @@ def test_failures_may_live_longer(url: str, client: Client) -> None:
     backend.mark_as_done(good, 1)
     backend.mark_as_failure(bad, ValueError('x'))
     backend.mark_as_revoked(revoked)
-    assert [doc['expires'] - doc['date'] for doc in client.fetch([f'celery-task-meta-{t}' for t in (good, bad, revoked)])] \
-        == [60, 600, 60]
+    assert [
+        doc['expires'] - doc['date'] for doc in client.fetch([f'celery-task-meta-{t}' for t in (good, bad, revoked)])
+    ] == [60, 600, 60]
 
 
 def test_setting_for_failures(url: str) -> None:
@@ -86,7 +96,10 @@ def test_results_of_a_chord_live_as_long_as_the_chord(url: str, client: Client) 
     member = Context({'id': 'b', 'group': 'g', 'group_index': 0, 'chord': {'task': 'body'}, 'task': 't'})
     for request in (plain, member):
         backend.store_result(request.id, 1, states.SUCCESS, request=request)
-    assert [doc['expires'] - doc['date'] for doc in client.fetch(['celery-task-meta-a', 'celery-task-meta-b'])] == [60, 600]
+    assert [doc['expires'] - doc['date'] for doc in client.fetch(['celery-task-meta-a', 'celery-task-meta-b'])] == [
+        60,
+        600,
+    ]
 
 
 def test_expired_result_is_gone_at_once(url: str, client: Client, task_id: str) -> None:
@@ -165,10 +178,23 @@ def test_result_that_is_written_anew_meanwhile_stays(url: str, client: Client) -
 
 
 def test_odd_documents_do_not_stop_a_sweep(url: str, client: Client) -> None:
-    client.bulk([{'_id': f'chord-unlock-odd-{i}', **doc} for i, doc in enumerate([
-        {'type': 'Result', 'expires': 'never'}, {'type': 'Result'}, {'type': 'Chord', 'size': 2, 'expires': None},
-        {'type': 'Chord', 'size': 'x', 'date': 'y'}, {'type': ['Result'], 'expires': 1}, {'type': 'Part', 'expires': {}},
-        {'expires': 1}, {'type': 'Chord', 'size': 1, 'date': 1.0}])])
+    client.bulk(
+        [
+            {'_id': f'chord-unlock-odd-{i}', **doc}
+            for i, doc in enumerate(
+                [
+                    {'type': 'Result', 'expires': 'never'},
+                    {'type': 'Result'},
+                    {'type': 'Chord', 'size': 2, 'expires': None},
+                    {'type': 'Chord', 'size': 'x', 'date': 'y'},
+                    {'type': ['Result'], 'expires': 1},
+                    {'type': 'Part', 'expires': {}},
+                    {'expires': 1},
+                    {'type': 'Chord', 'size': 1, 'date': 1.0},
+                ]
+            )
+        ]
+    )
     client.put({'_id': 'chord-unlock-odd', 'type': 'Chord', 'size': 'many', 'date': 1.0, 'body': 7})
     fill(client, 1, time.time() - 1)
     backend_of(url).cleanup()
@@ -195,7 +221,9 @@ def test_sweeper_goes_on_after_errors(url: str, client: Client, monkeypatch: pyt
 
 
 def test_documents_of_others_with_the_same_types_stay(url: str, client: Client) -> None:
-    docs = [{'_id': f'mine-{kind}', 'type': kind, 'expires': 1.0} for kind in ('Result', 'Group', 'Value', 'Chord', 'Part')]
+    docs = [
+        {'_id': f'mine-{kind}', 'type': kind, 'expires': 1.0} for kind in ('Result', 'Group', 'Value', 'Chord', 'Part')
+    ]
     client.bulk(docs)
     backend_of(url).cleanup()
     assert all(client.fetch([doc['_id'] for doc in docs]))
@@ -248,10 +276,15 @@ def test_failures_of_the_last_hour(url: str, client: Client) -> None:
     backend.mark_as_failure('new', ValueError('x'), request=request('shop.pay'))
     client.put({'_id': 'old', 'type': 'Result', 'status': 'FAILURE', 'task': 'shop.pay', 'date': time.time() - 7200})
     backend.store.set_up()
-    rows = client.view(design.NAME, 'by_state', startkey=['FAILURE', time.time() - 3600], endkey=['FAILURE', {}], reduce=False)
+    rows = client.view(
+        design.NAME, 'by_state', startkey=['FAILURE', time.time() - 3600], endkey=['FAILURE', {}], reduce=False
+    )
     assert [(row['id'], row['value']) for row in rows] == [('celery-task-meta-new', 'shop.pay')]
     counts = client.view(design.NAME, 'by_task', group_level=2)
-    assert {tuple(row['key']): row['value'] for row in counts} == {('shop.add', 'SUCCESS'): 1, ('shop.pay', 'FAILURE'): 2}
+    assert {tuple(row['key']): row['value'] for row in counts} == {
+        ('shop.add', 'SUCCESS'): 1,
+        ('shop.pay', 'FAILURE'): 2,
+    }
 
 
 def request(task: str) -> Any:

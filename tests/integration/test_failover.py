@@ -37,12 +37,16 @@ def connect_by(url: str, client: Client) -> Iterator[Callable[..., Connection]]:
 
 
 def is_of(connection: Connection, port: int) -> bool:
-    return (connection.port == connection.info()['port'] == port and f':{port}/' in connection.as_uri()
-            and connection.as_uri().startswith('couchdb://'))
+    return (
+        connection.port == connection.info()['port'] == port
+        and f':{port}/' in connection.as_uri()
+        and connection.as_uri().startswith('couchdb://')
+    )
 
 
-def test_connection_past_a_dead_first_node_is_of_the_one_in_use(connect_by: Callable[..., Connection], client: Client,
-                                                                closed_port: int) -> None:
+def test_connection_past_a_dead_first_node_is_of_the_one_in_use(
+    connect_by: Callable[..., Connection], client: Client, closed_port: int
+) -> None:
     for _ in range(2):  # the second time the process knows that the first node does not answer
         connection = connect_by(closed_port, client.address.port)
         assert connection.connect()
@@ -56,7 +60,9 @@ def test_connection_past_a_dead_first_node_is_of_the_one_in_use(connect_by: Call
 
 
 def test_connection_that_moves_on_later(connect_by: Callable[..., Connection], client: Client) -> None:
-    with Proxy('127.0.0.1' if client.address.host == 'localhost' else client.address.host, client.address.port) as proxy:
+    with Proxy(
+        '127.0.0.1' if client.address.host == 'localhost' else client.address.host, client.address.port
+    ) as proxy:
         connection = connect_by(proxy.port, client.address.port)
         inbox = Inbox(connection)
         publish(connection, 'before')
@@ -68,8 +74,9 @@ def test_connection_that_moves_on_later(connect_by: Callable[..., Connection], c
         assert is_of(connection, client.address.port)
 
 
-def test_user_and_password_are_of_the_node_in_use(connect_by: Callable[..., Connection], client: Client,
-                                                  closed_port: int) -> None:
+def test_user_and_password_are_of_the_node_in_use(
+    connect_by: Callable[..., Connection], client: Client, closed_port: int
+) -> None:
     connection = connect_by(closed_port, client.address.port)
     connection.connect()
     assert (connection.userid, connection.password) == (client.address.user, client.address.password)

@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection, Exchange, Queue, binding
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.leases import janitor as tidy
+from kombu_couchdb.leases import janitor
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish
 
@@ -39,8 +39,10 @@ def test_every_listener_gets_every_broadcast(connect: Callable[..., Connection],
 
 def test_across_processes(url: str, connect: Callable[..., Connection], client: Client) -> None:
     here = listen(connect(), 'here')
-    with Peer(url, ack=True, queue_name='there', fanout='news') as there, \
-            Peer(url, ack=True, queue_name='yonder', fanout='news') as yonder:
+    with (
+        Peer(url, ack=True, queue_name='there', fanout='news') as there,
+        Peer(url, ack=True, queue_name='yonder', fanout='news') as yonder,
+    ):
         broadcast(connect(), 'one', 'two')
         for peer in (there, yonder):
             assert [peer.next()['got'] for _ in range(2)] == ['one', 'two']
@@ -92,8 +94,9 @@ def test_who_left_gets_nothing_more(connect: Callable[..., Connection], client: 
     inbox.stays(1, 1)
 
 
-def test_old_broadcasts_are_written_over_and_leave_no_tombstones(connect: Callable[..., Connection],
-                                                                 client: Client, sent: list[Request]) -> None:
+def test_old_broadcasts_are_written_over_and_leave_no_tombstones(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     publisher = connect(fanout_retention=0.2)
     inbox = listen(connect(fanout_retention=0.2), 'listener')
     tombstones = deleted(client)
@@ -108,8 +111,9 @@ def test_old_broadcasts_are_written_over_and_leave_no_tombstones(connect: Callab
     assert len([doc for request in sent for doc in request.docs if doc.get('type') == 'Broadcast']) == 60
 
 
-def test_broadcast_is_one_write_however_many_listen(connect: Callable[..., Connection], client: Client,
-                                                    sent: list[Request]) -> None:
+def test_broadcast_is_one_write_however_many_listen(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     inboxes = [listen(connect(), f'listener-{number}') for number in range(4)]
     broadcast(connect(), 'hello')
     for inbox in inboxes:
@@ -158,8 +162,9 @@ def test_exchange_that_is_declared_anew_at_once_is_heard(connect: Callable[..., 
 
 
 @pytest.mark.parametrize('kind', [None, 'direct'])
-def test_publisher_that_has_not_declared_the_exchange_as_fanout(connect: Callable[..., Connection], client: Client,
-                                                                sent: list[Request], kind: str | None) -> None:
+def test_publisher_that_has_not_declared_the_exchange_as_fanout(
+    connect: Callable[..., Connection], client: Client, sent: list[Request], kind: str | None
+) -> None:
     """As Celery does for a queue that it knows by `task_routes` only: it takes the exchange for a direct one."""
     inboxes, publisher = [listen(connect(), name) for name in ('one', 'two')], connect()
     if kind:
@@ -172,8 +177,9 @@ def test_publisher_that_has_not_declared_the_exchange_as_fanout(connect: Callabl
     assert not items(client)
 
 
-def test_queue_by_name_of_a_fanout_exchange_is_that_exchange_where_it_was_bound_so(connect: Callable[..., Connection],
-                                                                                  client: Client) -> None:
+def test_queue_by_name_of_a_fanout_exchange_is_that_exchange_where_it_was_bound_so(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     inboxes, publisher, other = [listen(connect(), name) for name in ('one', 'two')], connect(), connect()
     Queue('news', Exchange('news'), routing_key='news')(publisher.channel()).declare()
     publish(publisher, 'to all', 'news')
@@ -191,21 +197,25 @@ def test_deleted_fanout_exchange_may_become_a_direct_one(connect: Callable[..., 
     assert [item['queue'] for item in items(client)] == ['q']
 
 
-def test_fanout_exchange_is_stored_once_and_known_from_then_on(connect: Callable[..., Connection], client: Client,
-                                                               sent: list[Request]) -> None:
+def test_fanout_exchange_is_stored_once_and_known_from_then_on(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     connect().connect()
     for _ in range(3):
         NEWS(connect().channel()).declare()
     written = [doc for request in sent for doc in request.docs if doc.get('type') == 'Exchange']
-    assert written == [{'_id': 'broker:binding:["news",null,null]', 'type': 'Exchange', 'name': 'news', 'kind': 'fanout'}]
+    assert written == [
+        {'_id': 'broker:binding:["news",null,null]', 'type': 'Exchange', 'name': 'news', 'kind': 'fanout'}
+    ]
     connect().channel().exchange_declare('news', passive=True)
 
 
-def test_tidying_leaves_exchanges_alone(connect: Callable[..., Connection], client: Client,
-                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tidying_leaves_exchanges_alone(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     NEWS(connect().channel()).declare()
-    monkeypatch.setattr(tidy, '_ORPHANED', 0.0)
-    tidier = tidy.Tidier(client)
+    monkeypatch.setattr(janitor, '_ORPHANED', 0.0)
+    tidier = janitor.Janitor(client)
     assert [tidier.tidy(100)['bindings'] for _ in range(2)] == [0, 0]
 
 

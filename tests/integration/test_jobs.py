@@ -30,9 +30,12 @@ JOB = 'job:["celery","report","k"]'
 
 
 def test_each_state(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
-    names = {name: app.send_task(name, countdown=3600 if name == 'scheduled' else None,
-                                 queue='held' if name in ('running', 'dead') else None).id
-             for name in ('running', 'dead', 'pending', 'scheduled')}
+    names = {
+        name: app.send_task(
+            name, countdown=3600 if name == 'scheduled' else None, queue='held' if name in ('running', 'dead') else None
+        ).id
+        for name in ('running', 'dead', 'pending', 'scheduled')
+    }
     inbox = Inbox(connect(), 'held', ack=False)
     inbox.wait(2)
     next(message for message in inbox.messages if message.headers['id'] == names['dead']).reject()
@@ -44,8 +47,9 @@ def test_each_state(app: Celery, connect: Callable[..., Connection], client: Cli
     wait_for(lambda: known.state(names['running']) == 'gone')
 
 
-def test_watched_from_waiting_to_done(app: Celery, connect: Callable[..., Connection], client: Client,
-                                      sent: list[Request]) -> None:
+def test_watched_from_waiting_to_done(
+    app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     task_id = app.send_task('watched', countdown=3600).id
     states: list[str] = []
 
@@ -55,7 +59,9 @@ def test_watched_from_waiting_to_done(app: Celery, connect: Callable[..., Connec
 
     watching = threading.Thread(target=watch)
     watching.start()
-    wait_for(lambda: states == ['scheduled'] and any(request.path == '/_changes' for request in sent), 'the first state')
+    wait_for(
+        lambda: states == ['scheduled'] and any(request.path == '/_changes' for request in sent), 'the first state'
+    )
     before = len(sent)
     [item] = items(client)
     client.put({**item, 'date': time.time() + 1.5})  # when it is due, nothing is written
@@ -116,6 +122,7 @@ def test_removed_for_good(app: Celery, client: Client, countdown: float | None) 
 
 def test_removed_part_of_a_chord_fails_the_chord(app: Celery) -> None:
     from celery import chord
+
     result = chord([app.signature('part', (number,)) for number in range(2)])(app.signature('body'))
     Jobs(app).remove(result.parent.results[0].id)
     assert result.parent.results[0].state == 'REVOKED'
@@ -129,7 +136,9 @@ def test_removed_by_the_id_of_its_document(app: Celery, client: Client) -> None:
     assert result.state == 'REVOKED'
 
 
-def test_dead_letter_is_neither_removed_nor_revoked(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_dead_letter_is_neither_removed_nor_revoked(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
     """A worker that was told to revoke it would refuse it when it is replayed."""
     result = app.send_task('failing')
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
@@ -150,10 +159,11 @@ def test_running_one_is_left_to_its_worker(app: Celery, connect: Callable[..., C
     assert result.state == 'PENDING'
 
 
-def test_removed_while_others_claim(app: Celery, connect: Callable[..., Connection], client: Client,
-                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_while_others_claim(
+    app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is claimed between being found and being deleted is found to be running."""
-    result = app.send_task('contested')
+    result = app.send_task('conflicted')
     known = Jobs(app)
     bulk = known.client.bulk
 
@@ -170,7 +180,9 @@ def test_removed_while_others_claim(app: Celery, connect: Callable[..., Connecti
 # -- unique jobs
 
 
-def test_apply_async_says_what_happened(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
+def test_apply_async_says_what_happened(
+    app: Celery, report: Any, connect: Callable[..., Connection], client: Client
+) -> None:
     first = report.apply_async((1,), job_key='k', countdown=3600)
     second = report.apply_async((2,), job_key='k')
     third = report.apply_async((3,), job_key='another')
@@ -200,8 +212,9 @@ def test_job_key_that_cannot_be_one(report: Any) -> None:
         report.apply_async((1,), job_key=5)
 
 
-def test_what_waits_behind_a_running_one_is_removed_alone(app: Celery, report: Any, connect: Callable[..., Connection],
-                                                          client: Client) -> None:
+def test_what_waits_behind_a_running_one_is_removed_alone(
+    app: Celery, report: Any, connect: Callable[..., Connection], client: Client
+) -> None:
     first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
     inbox.wait(1)
@@ -241,7 +254,9 @@ def test_listing(app: Celery, connect: Callable[..., Connection], client: Client
     def count(*states: str, queue: str | None = None, limit: int = 50) -> int:
         return len(jobs.listing(client, states, queue, limit))
 
-    wait_for(lambda: (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs')
+    wait_for(
+        lambda: (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs'
+    )
     assert count('pending', 'running', 'scheduled') == 6
     assert (count('pending', queue='q1'), count('running', queue='q1'), count('pending', queue='q0')) == (0, 2, 3)
     assert count('pending', limit=2) == 2

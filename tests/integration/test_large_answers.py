@@ -29,9 +29,15 @@ def ids(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ids
 
 
-@pytest.mark.parametrize('read', [
-    lambda client, ids: client.fetch(ids), lambda client, ids: client.find(ids),
-    lambda client, ids: [row['doc'] for row in client.id_range('large-', docs=True)]], ids=['fetch', 'find', 'id_range'])
+@pytest.mark.parametrize(
+    'read',
+    [
+        lambda client, ids: client.fetch(ids),
+        lambda client, ids: client.find(ids),
+        lambda client, ids: [row['doc'] for row in client.id_range('large-', docs=True)],
+    ],
+    ids=['fetch', 'find', 'id_range'],
+)
 def test_documents_are_read_in_parts(client: Client, ids: list[str], read: Callable[[Client, list[str]], Any]) -> None:
     assert [doc['_id'] for doc in read(client, ids)] == ids
 
@@ -43,8 +49,9 @@ def test_document_that_is_too_large(client: Client, ids: list[str], monkeypatch:
             read(ids[0])
 
 
-def test_messages_and_results(client: Client, connect: Callable[..., Connection], app: Celery,
-                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_and_results(
+    client: Client, connect: Callable[..., Connection], app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
     bodies = [f'{number}' * SIZE for number in range(COUNT)]
     publish_many(connect(), bodies)
@@ -61,7 +68,9 @@ def test_messages_and_results(client: Client, connect: Callable[..., Connection]
     app.backend.reader.drop(waiter, ids)
 
 
-def test_body_is_as_large_as_it_is(client: Client, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_is_as_large_as_it_is(
+    client: Client, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
     publish_many(connect(), ['x' * 5 * LARGEST])
     assert Inbox(connect()).wait(1) == ['x' * 5 * LARGEST]

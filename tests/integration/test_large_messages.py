@@ -26,7 +26,9 @@ def of(number: int, size: int = LARGE) -> str:
     return f'{number:05d}' + 'x' * size
 
 
-def test_body_is_sent_to_be_published_and_delivered_only(connection: Connection, client: Client, sent: list[Request]) -> None:
+def test_body_is_sent_to_be_published_and_delivered_only(
+    connection: Connection, client: Client, sent: list[Request]
+) -> None:
     publish(connection, of(1))
     [item] = items(client)
     assert item['message']['body'] is None
@@ -48,7 +50,9 @@ def test_body_is_sent_to_be_published_and_delivered_only(connection: Connection,
 @pytest.mark.parametrize('value', ['x' * LARGE, 'é€𝄞' * LARGE, '\x00' * LARGE], ids=['ascii', 'unicode', 'zeroes'])
 def test_text_comes_back_as_it_was(connection: Connection, client: Client, value: str) -> None:
     publish(connection, value, serializer='json')
-    connection.Producer().publish(value, routing_key='q', serializer='raw', content_type='text/plain', content_encoding='utf-8')
+    connection.Producer().publish(
+        value, routing_key='q', serializer='raw', content_type='text/plain', content_encoding='utf-8'
+    )
     inbox = Inbox(connection)
     assert [inbox.wait(2)[0], inbox.messages[1].body] == [value, value.encode()]
 
@@ -112,8 +116,9 @@ def test_prefetch_count_is_kept(connection: Connection, client: Client) -> None:
     inbox.wait(4)
 
 
-def test_body_that_cannot_be_read_for_a_while_is_read_later(connection: Connection, client: Client, database: str,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_that_cannot_be_read_for_a_while_is_read_later(
+    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish_many(connection, [of(number) for number in range(5)])
     request, failures = Client.request, []
 
@@ -131,8 +136,9 @@ def test_body_that_cannot_be_read_for_a_while_is_read_later(connection: Connecti
     assert all(message.delivery_info['delivery_count'] == 1 for message in inbox.messages)
 
 
-def test_body_that_can_never_be_read_is_a_dead_letter(connection: Connection, client: Client, database: str,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_that_can_never_be_read_is_a_dead_letter(
+    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(self: Client, *args: Any) -> bytes:
         raise errors.NotFound('missing')
 
@@ -147,8 +153,9 @@ def test_body_that_can_never_be_read_is_a_dead_letter(connection: Connection, cl
     assert inbox.wait(3)[2] == of(1, 70_000)
 
 
-def test_what_was_claimed_and_not_read_is_given_back_by_cancel(connection: Connection, client: Client, database: str,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_claimed_and_not_read_is_given_back_by_cancel(
+    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unavailable(self: Client, *args: Any) -> bytes:
         raise errors.ServerUnavailable('no answer within the time limit')
 
@@ -178,36 +185,69 @@ def test_arguments_of_a_large_job_are_shown(app: Celery, client: Client) -> None
 FORGERIES: dict[str, Callable[[Document], Sequence[Document]]] = {
     'named otherwise': lambda item: [{**item, '_attachments': {'other': item['_attachments']['body']}}],
     'of another type': lambda item: [
-        {**item, '_attachments': {'body': {**item['_attachments']['body'], 'content_type': 'text/html'}}}],
+        {**item, '_attachments': {'body': {**item['_attachments']['body'], 'content_type': 'text/html'}}}
+    ],
     'beside a body': lambda item: [{**item, 'message': {**item['message'], 'body': '"forged"'}}],
-    'among others': lambda item: [{**item, '_attachments': {**item['_attachments'], 'x': item['_attachments']['body']}}],
+    'among others': lambda item: [
+        {**item, '_attachments': {**item['_attachments'], 'x': item['_attachments']['body']}}
+    ],
     'of a unique job': lambda item: [{**item, '_id': 'job:["q","t","k"]', 'key': 'k'}],
-    'of a unique job with others behind it': lambda item: [{
-        **item, '_id': 'job:["q","t","k"]', 'key': 'k', 'status': 'fail', 'reason': 'x', 'failed': 1.0,
-        'next': [{'_foo': 1, 'message': item['message'], 'attempts': 0}]}],
+    'of a unique job with others behind it': lambda item: [
+        {
+            **item,
+            '_id': 'job:["q","t","k"]',
+            'key': 'k',
+            'status': 'fail',
+            'reason': 'x',
+            'failed': 1.0,
+            'next': [{'_foo': 1, 'message': item['message'], 'attempts': 0}],
+        }
+    ],
     'empty': lambda item: [{**item, '_attachments': {'body': {'content_type': 'x/y', 'data': ''}}}],
-    'no text': lambda item: [{**item, '_attachments': {'body': {'content_type': 'x/y', 'data': b64encode(b'\xff').decode()}}}],
-    'in a message of bytes': lambda item: [{**item, 'message': {**item['message'], 'properties': {
-        **item['message']['properties'], 'body_encoding': 'rot13'}}}],
+    'no text': lambda item: [
+        {**item, '_attachments': {'body': {'content_type': 'x/y', 'data': b64encode(b'\xff').decode()}}}
+    ],
+    'in a message of bytes': lambda item: [
+        {
+            **item,
+            'message': {**item['message'], 'properties': {**item['message']['properties'], 'body_encoding': 'rot13'}},
+        }
+    ],
     'missing': lambda item: [{name: value for name, value in item.items() if name != '_attachments'}],
 }
 
 
 @pytest.mark.parametrize('name', FORGERIES)
-def test_forged_attachment_stops_nobody(connection: Connection, client: Client, caplog: pytest.LogCaptureFixture,
-                                        name: str) -> None:
-    item = workitem.new('forged', 'q', {
-        'body': '"' + 'x' * LARGE + '"', 'headers': {'task': 't', 'id': 'i'}, 'content-type': 'application/json',
-        'content-encoding': 'utf-8', 'properties': {'delivery_tag': 'x', 'body_encoding': 'utf-8'}}, 1.0)
+def test_forged_attachment_stops_nobody(
+    connection: Connection, client: Client, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    item = workitem.new(
+        'forged',
+        'q',
+        {
+            'body': '"' + 'x' * LARGE + '"',
+            'headers': {'task': 't', 'id': 'i'},
+            'content-type': 'application/json',
+            'content-encoding': 'utf-8',
+            'properties': {'delivery_tag': 'x', 'body_encoding': 'utf-8'},
+        },
+        1.0,
+    )
     client.bulk(FORGERIES[name](item))
     [stored] = items(client)
     inbox = Inbox(connection)
     publish(connection, 'plain')
     publish(connection, of(1))
-    wait_for(lambda: inbox.drain(0.1) or {b'"plain"', json.dumps(of(1)).encode()} <= {message.body for message in inbox.messages},
-             'the others')
+    wait_for(
+        lambda: (
+            inbox.drain(0.1) or {b'"plain"', json.dumps(of(1)).encode()} <= {message.body for message in inbox.messages}
+        ),
+        'the others',
+    )
     # It is delivered or a dead letter, and no obstacle in either case.
-    wait_for(lambda: inbox.drain(0.1) or all(doc.get('status') for doc in items(client)), 'it to be delivered or set aside')
+    wait_for(
+        lambda: inbox.drain(0.1) or all(doc.get('status') for doc in items(client)), 'it to be delivered or set aside'
+    )
     dead.drop(client, list(dead.letters(client)))
     assert not [record for record in caplog.records if record.exc_info]
     assert stored['_id']

@@ -62,8 +62,9 @@ def test_released_it_is_taken_at_the_next_look(client: Client, clock: Clock) -> 
     assert not first.step()
 
 
-def test_while_the_server_is_away_it_leads_as_long_as_its_lease_lasts(client: Client, clock: Clock,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_server_is_away_it_leads_as_long_as_its_lease_lasts(
+    client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = Leader(client, 'job')
     assert first.step()
 
@@ -83,7 +84,9 @@ def test_while_the_server_is_away_it_leads_as_long_as_its_lease_lasts(client: Cl
     assert first.step()
 
 
-def test_a_write_that_a_cluster_does_not_prove_is_no_lead(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_a_cluster_does_not_prove_is_no_lead(
+    client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bulk = client.bulk
     monkeypatch.setattr(client, 'bulk', lambda docs: [{**answer, 'accepted': True} for answer in bulk(docs)])
     assert not Leader(client, 'job').step()

@@ -21,7 +21,9 @@ LEASE = 2.0
 LONG = 9.0
 
 
-def test_long_task_is_not_redelivered_while_its_consumer_lives(connect: Callable[..., Connection], client: Client) -> None:
+def test_long_task_is_not_redelivered_while_its_consumer_lives(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     publish(connect(), 'long')
     holder = Inbox(connect(visibility_timeout=LONG), ack=False)
     holder.wait(1)
@@ -57,7 +59,8 @@ def test_first_delivery_is_no_redelivery(connection: Connection) -> None:
 
 
 def test_consumer_that_was_stopped_learns_that_it_lost_its_lease(
-        url: str, connect: Callable[..., Connection], client: Client) -> None:
+    url: str, connect: Callable[..., Connection], client: Client
+) -> None:
     publish(connect(), 'slow')
     with Peer(url, options={'visibility_timeout': LEASE}) as peer:
         assert peer.next()['got'] == 'slow'
@@ -68,8 +71,10 @@ def test_consumer_that_was_stopped_learns_that_it_lost_its_lease(
         peer.tell('ack')
         assert peer.next() == {'done': 'ack'}
         wait_for(lambda: any('lost its lease' in line for line in peer.log), 'the log to say so')
-        wait_for(lambda: any('held any more' in line or 'had been taken' in line for line in peer.log),
-                 'the log to tell of the late ack')
+        wait_for(
+            lambda: any('held any more' in line or 'had been taken' in line for line in peer.log),
+            'the log to tell of the late ack',
+        )
         [item] = items(client)
         assert item['claimed']['by'] == other.connection.transport.consumer.id
         other.messages[0].ack()
@@ -91,8 +96,14 @@ def test_consumer_that_lost_its_lease_goes_on(url: str, connect: Callable[..., C
 
 
 @pytest.mark.parametrize('beat', [0, 1], ids=['first', 'later'])
-def test_heartbeat_whose_answer_was_lost(connect: Callable[..., Connection], client: Client, database: str,
-                                         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, beat: int) -> None:
+def test_heartbeat_whose_answer_was_lost(
+    connect: Callable[..., Connection],
+    client: Client,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    beat: int,
+) -> None:
     """What was held is held on: the next heartbeat is in conflict with this consumer's own."""
     publish(connect(), 'hello')
     bulk, beats = Client.bulk, list[object]()
@@ -118,8 +129,9 @@ def test_heartbeat_whose_answer_was_lost(connect: Callable[..., Connection], cli
     wait_for(lambda: not items(client), 'the ack to be stored')
 
 
-def test_one_heartbeat_however_much_is_held(connect: Callable[..., Connection], client: Client,
-                                            sent: list[Request]) -> None:
+def test_one_heartbeat_however_much_is_held(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     publish_many(connect(), range(200))
     inbox = Inbox(connect(visibility_timeout=3.0), ack=False)
     inbox.wait(200)
@@ -134,8 +146,9 @@ def test_one_heartbeat_however_much_is_held(connect: Callable[..., Connection], 
     assert [item['_rev'].partition('-')[0] for item in items(client)] == ['2'] * 200
 
 
-def test_nobody_claims_without_a_heartbeat(connect: Callable[..., Connection], client: Client,
-                                           sent: list[Request]) -> None:
+def test_nobody_claims_without_a_heartbeat(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     publish(connect(), 'hello')
     Inbox(connect()).wait(1)
     writes = [doc.get('type', 'deletion') for request in sent for doc in request.docs if request.path != '/']
@@ -143,8 +156,9 @@ def test_nobody_claims_without_a_heartbeat(connect: Callable[..., Connection], c
 
 
 @pytest.mark.parametrize('beat', [0, 2], ids=['first', 'later'])
-def test_heartbeat_that_the_database_refuses_is_an_error(connect: Callable[..., Connection], client: Client,
-                                                         monkeypatch: pytest.MonkeyPatch, beat: int) -> None:
+def test_heartbeat_that_the_database_refuses_is_an_error(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, beat: int
+) -> None:
     """A `validate_doc_update` may do so. It claimed without a lease, and tried again without a pause."""
     publisher, connection = connect(), connect(visibility_timeout=LEASE)
     publish(publisher, 'hello')

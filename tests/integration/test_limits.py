@@ -70,7 +70,9 @@ def test_limit_of_the_queue_goes_first(connect: Callable[..., Connection], clien
 
 
 @pytest.mark.parametrize('end', ['close', 'channel'])
-def test_who_stops_with_a_message_does_not_count_it(connect: Callable[..., Connection], client: Client, end: str) -> None:
+def test_who_stops_with_a_message_does_not_count_it(
+    connect: Callable[..., Connection], client: Client, end: str
+) -> None:
     """Prefetched by workers that were stopped one after the other, it became a dead letter without having run."""
     publish(connect(), 'hello')
     for number in range(4):
@@ -89,9 +91,11 @@ def test_who_stops_with_a_message_does_not_count_it(connect: Callable[..., Conne
 
 
 @pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
-def test_who_is_stopped_by_a_message_counts_it(connect: Callable[..., Connection], client: Client,
-                                               error: type[BaseException]) -> None:
+def test_who_is_stopped_by_a_message_counts_it(
+    connect: Callable[..., Connection], client: Client, error: type[BaseException]
+) -> None:
     """Its consumer ends in good order each time, and starts again."""
+
     def fail(message: object) -> None:
         raise error('poison')
 
@@ -124,7 +128,9 @@ def test_who_dies_with_a_message_each_time(client: Client, url: str, connect: Ca
 # -- how long
 
 
-def test_expired_message_goes_without_a_consumer_of_its_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_expired_message_goes_without_a_consumer_of_its_queue(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     connection = connect()
     publish(connection, 'short', to='nobody', expiration=0.5)
     publish(connection, 'planned and short', to='nobody', expiration=0.5, headers=eta(3600))
@@ -144,7 +150,9 @@ def has_passed(message: Any) -> bool:
     return datetime.fromisoformat(message.headers['expires']) < datetime.now(timezone.utc)
 
 
-def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(connect: Callable[..., Connection], client: Client) -> None:
+def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     publish(connect(), 'part', to='later', expiration=0.5, headers=PART)
     publish(connect(), 'other', to='later', expiration=0.5)
     Inbox(connect(**SWEEPS), 'another')
@@ -181,17 +189,23 @@ def drops_slowly(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow_bulk(docs: Sequence[Document], **kwargs: Any) -> list[Document]:
         time.sleep(0.1 if all(doc.get('_deleted') for doc in docs) else 0.0)
         return bulk(docs, **kwargs)
+
     monkeypatch.setattr(client, 'bulk', slow_bulk)
 
 
 def writes_and_heartbeats(sent: list[Request], ids: set[str]) -> list[str]:
     """Return in order what was written: `x` for one of these documents, `beat` for a heartbeat."""
-    return ['x' if doc['_id'] in ids else 'beat' for request in sent for doc in request.docs
-            if doc['_id'] in ids or doc.get('type') == 'Consumer']
+    return [
+        'x' if doc['_id'] in ids else 'beat'
+        for request in sent
+        for doc in request.docs
+        if doc['_id'] in ids or doc.get('type') == 'Consumer'
+    ]
 
 
-def test_lease_is_kept_while_much_is_dropped(connect: Callable[..., Connection], client: Client, sent: list[Request],
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_is_kept_while_much_is_dropped(
+    connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish_many(connect(), range(40), 'unused', expiration=0.001)
     ids = {item['_id'] for item in items(client)}
     inbox = Inbox(connect(**SWEEPS))
@@ -202,8 +216,9 @@ def test_lease_is_kept_while_much_is_dropped(connect: Callable[..., Connection],
     assert 'b' in written.strip('b')
 
 
-def test_queue_goes_when_all_that_was_in_it_is_dropped(connect: Callable[..., Connection], client: Client, sent: list[Request],
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_goes_when_all_that_was_in_it_is_dropped(
+    connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = connect()
     unused = Queue('unused', expires=0.001)
     unused(connection.default_channel).declare()
@@ -219,8 +234,9 @@ def test_queue_goes_when_all_that_was_in_it_is_dropped(connect: Callable[..., Co
 
 
 @pytest.mark.parametrize('no_ack', [False, True])
-def test_message_that_expires_while_its_consumer_is_busy(connect: Callable[..., Connection], client: Client,
-                                                         no_ack: bool) -> None:
+def test_message_that_expires_while_its_consumer_is_busy(
+    connect: Callable[..., Connection], client: Client, no_ack: bool
+) -> None:
     inbox = Inbox(connect(), no_ack=no_ack, prefetch=2)
     publish_many(connect(), ['first', 'late'], expiration=3600)
     mailbox = inbox.connection.transport._mailbox
@@ -233,7 +249,9 @@ def test_message_that_expires_while_its_consumer_is_busy(connect: Callable[..., 
     wait_for(lambda: not items(client), 'all to go')
 
 
-def test_message_older_than_its_queue_allows_is_not_delivered(connect: Callable[..., Connection], client: Client) -> None:
+def test_message_older_than_its_queue_allows_is_not_delivered(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     queue = Queue('q', message_ttl=1800)
     queue(connect().channel()).declare()
     publish(connect(), 'old')
@@ -262,8 +280,19 @@ def test_old_messages_go_without_a_consumer_of_their_queue(connect: Callable[...
 def test_spoilt_one_is_not_dropped_but_set_aside(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     Queue('q', message_ttl=0.2, max_length=1)(connection.channel()).declare()
-    client.put({'_id': 'spoilt', 'type': 'WorkItem', 'queue': 'q', 'priority': 0, 'date': None, 'published': 'spoilt',
-                'attempts': 0, 'claimed': None, 'message': None})
+    client.put(
+        {
+            '_id': 'spoilt',
+            'type': 'WorkItem',
+            'queue': 'q',
+            'priority': 0,
+            'date': None,
+            'published': 'spoilt',
+            'attempts': 0,
+            'claimed': None,
+            'message': None,
+        }
+    )
     for number in range(3):
         publish(connection, number)
     Store(client).drop_older('q', 0.0)
@@ -337,8 +366,9 @@ def test_publishers_together_drop_none_too_many(connect: Callable[..., Connectio
     assert [doc['message']['body'] for doc in items(client)] == [str(number) for number in range(20, 30)]
 
 
-def test_publish_whose_trimming_fails_has_succeeded(connection: Connection, client: Client,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_whose_trimming_fails_has_succeeded(
+    connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Queue('q', max_length=1)(connection.channel()).declare()
 
     def fail(*args: object) -> None:
@@ -362,7 +392,9 @@ def test_limit_declared_for_a_queue_leaves_the_rest_of_it(connect: Callable[...,
 
 
 def test_limit_that_is_no_number_is_refused(connection: Connection) -> None:
-    with pytest.raises(ConfigurationError, match="queue 'q': the argument x-max-length must be a number from 0 on, not 'ten'"):
+    with pytest.raises(
+        ConfigurationError, match="queue 'q': the argument x-max-length must be a number from 0 on, not 'ten'"
+    ):
         Queue('q', queue_arguments={'x-max-length': 'ten'})(connection.channel()).declare()
 
 
@@ -378,8 +410,17 @@ def test_limit_that_another_process_has_raised_since(connection: Connection, cli
 def test_sweep_trims_what_a_publisher_did_not_know_of(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     publish_many(connection, range(10), to='limited')
-    client.put({'_id': 'broker:queue:limited', 'type': 'Queue', 'name': 'limited', 'arguments': {'x-max-length': 4},
-                'auto_delete': False, 'lifetime': None, 'expires': None})
+    client.put(
+        {
+            '_id': 'broker:queue:limited',
+            'type': 'Queue',
+            'name': 'limited',
+            'arguments': {'x-max-length': 4},
+            'auto_delete': False,
+            'lifetime': None,
+            'expires': None,
+        }
+    )
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 4, 'the queue to be trimmed')
     assert [doc['message']['body'] for doc in items(client)] == ['6', '7', '8', '9']

@@ -29,20 +29,45 @@ def consume(connect: Callable[..., Connection], sent: list[Request], names: list
     return len(sent)
 
 
-def test_a_worker_of_many_queues_needs_hardly_more_requests_than_of_one(connect: Callable[..., Connection], client: Client,
-                                                                       sent: list[Request]) -> None:
+def test_a_worker_of_many_queues_needs_hardly_more_requests_than_of_one(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     one = consume(connect, sent, ['q'], QUEUES * EACH)
     many = consume(connect, sent, [f'q{number}' for number in range(QUEUES)], EACH)
     assert many < 3 * one + 20  # it was a hundred times as many: a few for each queue in each turn
 
 
-def test_queues_that_others_declared_cost_a_consumer_nothing(connect: Callable[..., Connection], client: Client,
-                                                             sent: list[Request]) -> None:
+def test_queues_that_others_declared_cost_a_consumer_nothing(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     names = [f'other{number}' for number in range(200)]
-    client.bulk([{'_id': QUEUE + name, 'type': 'Queue', 'name': name, 'arguments': {}, 'auto_delete': False, 'lifetime': None,
-                  'expires': None} for name in names])
-    client.bulk([{'_id': f'{exchange_prefix(name)}"{name}","{name}"]', 'type': 'Binding', 'exchange': name, 'routing_key': name,
-                  'pattern': None, 'queue': name} for name in names])
+    client.bulk(
+        [
+            {
+                '_id': QUEUE + name,
+                'type': 'Queue',
+                'name': name,
+                'arguments': {},
+                'auto_delete': False,
+                'lifetime': None,
+                'expires': None,
+            }
+            for name in names
+        ]
+    )
+    client.bulk(
+        [
+            {
+                '_id': f'{exchange_prefix(name)}"{name}","{name}"]',
+                'type': 'Binding',
+                'exchange': name,
+                'routing_key': name,
+                'pattern': None,
+                'queue': name,
+            }
+            for name in names
+        ]
+    )
     publish(connect(), 'hello')
     connection = connect()
     connection.connect()
@@ -53,7 +78,9 @@ def test_queues_that_others_declared_cost_a_consumer_nothing(connect: Callable[.
     assert not [one for one in asked if 'other' in one['id']]
 
 
-def test_purging_and_trimming_read_no_message(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_purging_and_trimming_read_no_message(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     connection = connect()
     publish_many(connection, ['x' * 1000] * 20)
     sent.clear()
@@ -64,8 +91,9 @@ def test_purging_and_trimming_read_no_message(connect: Callable[..., Connection]
     assert not [request for request in reads if request.path in ('/_bulk_get', '/_all_docs')]
 
 
-def test_what_changed_since_the_view_saw_it_is_not_purged(connect: Callable[..., Connection], client: Client,
-                                                         monkeypatch: Any) -> None:
+def test_what_changed_since_the_view_saw_it_is_not_purged(
+    connect: Callable[..., Connection], client: Client, monkeypatch: Any
+) -> None:
     connection = connect()
     publish_many(connection, range(2))
     store = connection.transport.store

@@ -18,53 +18,66 @@ PASSWORD = 'p:@/?#[]% +&=;,$!*\'()"<>\\^`{|}~ß€😀'
 
 
 def test_celery_app_that_imports_nothing_of_ours(url: str, client: Client) -> None:
-    run_python('''
+    run_python(
+        """
 import os
 from celery import Celery
 app = Celery('app', broker=os.environ['URL'])
 app.send_task('add', (1, 2))
-''', URL=url)
+""",
+        URL=url,
+    )
     assert [(item['queue'], item['message']['headers']['task']) for item in items(client)] == [('celery', 'add')]
 
 
 def test_bare_kombu_with_one_import(url: str, client: Client) -> None:
-    run_python('''
+    run_python(
+        """
 import os
 import kombu_couchdb
 from kombu import Connection
 with Connection(os.environ['URL']) as connection:
     connection.Producer().publish('hello', routing_key='q')
-''', URL=url)
+""",
+        URL=url,
+    )
     assert [item['queue'] for item in items(client)] == ['q']
 
 
 def test_hook_imports_next_to_nothing() -> None:
-    done = run_python('''
+    done = run_python("""
 import sys
 import kombu.serialization
 print(*sorted(name for name in sys.modules if name.partition('.')[0] in ('requests', 'kombu_couchdb', 'celery_couchdb')))
-''')
+""")
     assert done.stdout.split() == [
-        'kombu_couchdb', 'kombu_couchdb.couchdb', 'kombu_couchdb.couchdb.redaction', 'kombu_couchdb.registration']
+        'kombu_couchdb',
+        'kombu_couchdb.couchdb',
+        'kombu_couchdb.couchdb.redaction',
+        'kombu_couchdb.registration',
+    ]
 
 
-@pytest.mark.parametrize('breaks', [
-    'del kombu.transport.TRANSPORT_ALIASES',
-    'kombu.transport.TRANSPORT_ALIASES = ()',
-    'kombu.transport.TRANSPORT_ALIASES = None',
-])
+@pytest.mark.parametrize(
+    'breaks',
+    [
+        'del kombu.transport.TRANSPORT_ALIASES',
+        'kombu.transport.TRANSPORT_ALIASES = ()',
+        'kombu.transport.TRANSPORT_ALIASES = None',
+    ],
+)
 def test_hook_that_cannot_do_its_work_breaks_nobody_else(breaks: str) -> None:
-    done = run_python(f'''
+    done = run_python(f"""
 import kombu.transport
 {breaks}
 import kombu.serialization
 print(kombu.serialization.dumps([1], 'json')[2])
-''')
+""")
     assert done.stdout.strip() == '[1]'
 
 
 def test_hook_adds_no_serializer() -> None:
-    done = run_python('''
+    done = run_python("""
 import kombu.serialization
 try:
     kombu.serialization.dumps([1], 'couchdb')
@@ -72,7 +85,7 @@ except Exception as exc:
     print(type(exc).__name__)
 from kombu.serialization import registry
 print('application/x-celery-couchdb' in registry._decoders)
-''')
+""")
     assert done.stdout.split()[0] in ('SerializerNotInstalled', 'EncodeError')
 
 
@@ -101,17 +114,21 @@ def test_failover_list(url: str, client: Client) -> None:
 
 
 def test_failover_list_of_a_celery_app(url: str, client: Client) -> None:
-    run_python('''
+    run_python(
+        """
 import os
 from celery import Celery
 app = Celery('app', broker='couchdb://127.0.0.1:1/nowhere;' + os.environ['URL'])
 app.send_task('add', (1, 2))
-''', URL=url)
+""",
+        URL=url,
+    )
     assert len(items(client)) == 1
 
 
-def test_user_and_password_of_any_characters(server: Server, client: Client, database: str,
-                                             users: Callable[..., None], apache_couchdb: bool) -> None:
+def test_user_and_password_of_any_characters(
+    server: Server, client: Client, database: str, users: Callable[..., None], apache_couchdb: bool
+) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has one user only')
     with Connection(server.couchdb_url(database)) as connection:

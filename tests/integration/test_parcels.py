@@ -34,7 +34,11 @@ def parcels(server: Server) -> Iterator[Client]:
 @pytest.fixture
 def app(url: str, client: Client, parcels: Client) -> Iterator[Celery]:
     app = Celery('mover', set_as_current=False, broker=url)
-    app.conf.broker_transport_options = {**PATIENT_BROKER, 'parcels': parcels.address.database, 'parcels_accept': ['add']}
+    app.conf.broker_transport_options = {
+        **PATIENT_BROKER,
+        'parcels': parcels.address.database,
+        'parcels_accept': ['add'],
+    }
     yield app
     app.pool.force_close_all()
 
@@ -71,8 +75,9 @@ def test_each_is_moved_once(mover: Callable[[], Mover], client: Client, parcels:
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
 
 
-def test_mover_that_is_killed_between_the_two_writes(mover: Callable[[], Mover], client: Client, parcels: Client,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mover_that_is_killed_between_the_two_writes(
+    mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = mover()
     put(parcels, 'a', 'b')
 
@@ -83,7 +88,9 @@ def test_mover_that_is_killed_between_the_two_writes(mover: Callable[[], Mover],
     with pytest.raises(ServerUnavailable):
         first.step()
     assert bodies(client) == ['a', 'b']
-    client.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True} for item in items(client)])  # both are done
+    client.bulk(
+        [{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True} for item in items(client)]
+    )  # both are done
     first._leader.release()
     put(parcels, 'c')
     mover().step()
@@ -91,8 +98,9 @@ def test_mover_that_is_killed_between_the_two_writes(mover: Callable[[], Mover],
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
 
 
-def test_mover_that_was_paused_before_its_write(mover: Callable[[], Mover], app: Celery, client: Client, parcels: Client,
-                                                monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_mover_that_was_paused_before_its_write(
+    mover: Callable[[], Mover], app: Celery, client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
     """It has looked that the message was never published, and wakes when the message is done."""
     first, second = mover(), mover()
     put(parcels, 'a')
@@ -126,8 +134,9 @@ def test_id_that_is_used_again_is_not_moved_again(mover: Callable[[], Mover], cl
 
 
 @pytest.mark.parametrize('levels', [700, 1_500])
-def test_parcel_that_is_nested_deeply_is_refused(mover: Callable[[], Mover], client: Client, parcels: Client,
-                                                 apache_couchdb: bool, levels: int) -> None:
+def test_parcel_that_is_nested_deeply_is_refused(
+    mover: Callable[[], Mover], client: Client, parcels: Client, apache_couchdb: bool, levels: int
+) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server refuses such documents')
     text = '{"_id":"deep","task":"add","kwargs":' + '{"a":' * levels + '1' + '}' * levels + '}'

@@ -19,8 +19,9 @@ needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='Produce
 
 
 @pytest.mark.parametrize('properties', [{}, {'priority': 9}, {'headers': eta(3600)}, {'serializer': 'pickle'}])
-def test_one_request_and_one_document(connection: Connection, client: Client, sent: list[Request],
-                                      properties: dict[str, object]) -> None:
+def test_one_request_and_one_document(
+    connection: Connection, client: Client, sent: list[Request], properties: dict[str, object]
+) -> None:
     publish(connection, 'the first may set the database up')
     sent.clear()
     for number in range(5):
@@ -29,8 +30,9 @@ def test_one_request_and_one_document(connection: Connection, client: Client, se
     assert len(items(client)) == 6
 
 
-def test_one_document_for_each_queue_in_one_request(connection: Connection, client: Client,
-                                                    sent: list[Request]) -> None:
+def test_one_document_for_each_queue_in_one_request(
+    connection: Connection, client: Client, sent: list[Request]
+) -> None:
     exchange = Exchange('topics', type='topic')
     for name in 'abc':
         Queue(name, exchange, routing_key='#')(connection.channel()).declare()
@@ -55,7 +57,9 @@ def test_ids_sort_by_time(connection: Connection, client: Client) -> None:
     assert [item['message']['body'] for item in items(client)] == [str(number) for number in range(20)]
 
 
-def test_answer_that_was_lost(connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_was_lost(
+    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first try is stored, though its answer never comes: the second must not store the message once more."""
     publish(connection, 'the first may set the database up')
     request, lost = Client.request, []
@@ -75,7 +79,8 @@ def test_answer_that_was_lost(connection: Connection, client: Client, database: 
 
 @pytest.mark.parametrize('cause', [None, requests.ConnectionError()], ids=['no answer', 'cut'])
 def test_message_that_was_done_before_its_publisher_tries_again(
-        connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch, cause: Exception | None) -> None:
+    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch, cause: Exception | None
+) -> None:
     publish(connection, 'the first may set the database up')
     request, lost = Client.request, list[object]()
 
@@ -100,9 +105,14 @@ def test_message_published_twice_is_two_messages(connection: Connection, client:
     producer.publish('hello', routing_key='q', serializer='json')
     inbox.wait(1)
     [message] = inbox.messages
-    producer.publish(message.body, routing_key='q', content_type=message.content_type,
-                     content_encoding=message.content_encoding, headers=message.headers, **{
-                         name: value for name, value in message.properties.items() if name != 'delivery_info'})
+    producer.publish(
+        message.body,
+        routing_key='q',
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        headers=message.headers,
+        **{name: value for name, value in message.properties.items() if name != 'delivery_info'},
+    )
     assert inbox.wait(2) == ['hello', 'hello']
 
 
@@ -124,8 +134,9 @@ def test_prepared_message_that_is_published_twice_is_two(connection: Connection,
     assert [received.body for received in inbox.messages] == [body, body]
 
 
-def test_prepared_message_whose_first_try_failed_is_one(connection: Connection, client: Client, database: str,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_message_whose_first_try_failed_is_one(
+    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(connection, 'the first may set the database up', to='other')
     channel, request, lost = connection.channel(), Client.request, list[object]()
 
@@ -205,11 +216,14 @@ def test_batch_with_broadcasts(connect: Callable[..., Connection], client: Clien
     assert len(items(client)) == 5
 
 
-@pytest.mark.parametrize(('how', 'most'), [
-    ('celery', 2), ('simple queue', 3), ('celery, many queues', 5), ('simple queue, many queues', 6)])
-def test_first_publish_of_a_process(connect: Callable[..., Connection], url: str, client: Client, sent: list[Request], how: str,
-                                    most: int) -> None:
+@pytest.mark.parametrize(
+    ('how', 'most'), [('celery', 2), ('simple queue', 3), ('celery, many queues', 5), ('simple queue, many queues', 6)]
+)
+def test_first_publish_of_a_process(
+    connect: Callable[..., Connection], url: str, client: Client, sent: list[Request], how: str, most: int
+) -> None:
     """Its queue is known to be there from what it reads first; in a database with many others it is read."""
+
     def publish_first() -> None:
         _tables._objects.clear()  # as in a process that is new
         sent.clear()
@@ -222,8 +236,19 @@ def test_first_publish_of_a_process(connect: Callable[..., Connection], url: str
 
     publish_first()
     if 'many' in how:
-        client.bulk([{'_id': f'broker:binding:["a","{number}","b"]', 'type': 'Binding', 'exchange': 'a',
-                      'routing_key': str(number), 'pattern': None, 'queue': 'b'} for number in range(SEEN)])
+        client.bulk(
+            [
+                {
+                    '_id': f'broker:binding:["a","{number}","b"]',
+                    'type': 'Binding',
+                    'exchange': 'a',
+                    'routing_key': str(number),
+                    'pattern': None,
+                    'queue': 'b',
+                }
+                for number in range(SEEN)
+            ]
+        )
     publish_first()
     assert len(sent) <= most, [(request.method, request.path) for request in sent]
     assert len(items(client)) == 2

@@ -83,8 +83,20 @@ def test_purge(connect: Callable[..., Connection], client: Client) -> None:
 
 
 def test_purge_more_than_one_batch(connection: Connection, client: Client) -> None:
-    docs = [{'_id': f'{number:04}', 'type': 'WorkItem', 'queue': 'q', 'priority': 0, 'date': None, 'claimed': None,
-             'published': 0, 'attempts': 0, 'message': {}} for number in range(1100)]
+    docs = [
+        {
+            '_id': f'{number:04}',
+            'type': 'WorkItem',
+            'queue': 'q',
+            'priority': 0,
+            'date': None,
+            'claimed': None,
+            'published': 0,
+            'attempts': 0,
+            'message': {},
+        }
+        for number in range(1100)
+    ]
     connection.connect()
     client.bulk(docs)
     channel, purged = connection.channel(), list[int]()
@@ -152,12 +164,15 @@ def test_auto_delete_goes_with_its_connection(connect: Callable[..., Connection]
     assert not client.id_range('broker:binding:')
 
 
-def test_auto_delete_goes_when_its_consumer_was_killed(url: str, connect: Callable[..., Connection],
-                                                       client: Client) -> None:
+def test_auto_delete_goes_when_its_consumer_was_killed(
+    url: str, connect: Callable[..., Connection], client: Client
+) -> None:
     with Peer(url, queue_name='temporary', fanout=None, auto_delete=True, options={'visibility_timeout': 6.0}) as peer:
         Inbox(connect(), 'other')  # it sweeps when the lease of the other one ends
         wait_for(lambda: queues(client) == {'temporary', 'other'})
-        wait_for(lambda: any('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)))
+        wait_for(
+            lambda: any('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True))
+        )
         peer.signal(signal.SIGKILL)
         wait_for(lambda: queues(client) == {'other'}, 'the queue to be removed')
 
@@ -179,8 +194,27 @@ def test_queue_in_use_does_not_expire(connect: Callable[..., Connection], client
     assert queues(client) == {'expiring'}
 
 
-@pytest.mark.parametrize('name', ['ünïcödé 😀', 'with space', 'a/b', '/', 'a:b', 'quote"\'`', 'a+b', '100%', '%2F', '..',
-                                  '_underscore', '[1,"x"]', 'a?b#c&d=e', '\\back', 'new\nline', 'x' * 300])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'ünïcödé 😀',
+        'with space',
+        'a/b',
+        '/',
+        'a:b',
+        'quote"\'`',
+        'a+b',
+        '100%',
+        '%2F',
+        '..',
+        '_underscore',
+        '[1,"x"]',
+        'a?b#c&d=e',
+        '\\back',
+        'new\nline',
+        'x' * 300,
+    ],
+)
 def test_names_of_any_characters(connect: Callable[..., Connection], client: Client, name: str) -> None:
     connection, exchange = connect(), Exchange(f'exchange {name}', type='direct')
     inbox = Inbox(connect(), Queue(name, exchange, routing_key=name))

@@ -38,16 +38,22 @@ def own(server: Server, database: str, client: Client, member: dict[str, str]) -
     return server.client(database, **member)
 
 
-@pytest.mark.parametrize(('act', 'words'), [
-    (lambda own: own.put({'_id': '_design/mine', 'views': {}}), 'You are not a db or server admin'),
-    (lambda own: own.delete(), 'You are not a server admin'),
-    (lambda own: own.request('POST', '/_purge', body={'x': ['1-a']}), 'You are not a server admin'),
-    (lambda own: own.request('POST', '/_compact', body={}), 'You are not a server or db admin'),
-    (lambda own: Client(own.address.root).request('GET', '/_all_dbs'), 'You are not a server admin'),
-    (lambda own: Client(own.address.root).request('GET', '/_node/_local/_config'), 'You are not a server admin'),
-    (lambda own: Client(own.address.root).request('GET', '/_users/_all_docs'), 'You are not a server admin'),
-], ids=['design', 'delete', 'purge', 'compact', 'databases', 'configuration', 'users'])
-def test_what_is_an_administrator_s(own: Client, member: dict[str, str], act: Callable[[Client], Any], words: str) -> None:
+@pytest.mark.parametrize(
+    ('act', 'words'),
+    [
+        (lambda own: own.put({'_id': '_design/mine', 'views': {}}), 'You are not a db or server admin'),
+        (lambda own: own.delete(), 'You are not a server admin'),
+        (lambda own: own.request('POST', '/_purge', body={'x': ['1-a']}), 'You are not a server admin'),
+        (lambda own: own.request('POST', '/_compact', body={}), 'You are not a server or db admin'),
+        (lambda own: Client(own.address.root).request('GET', '/_all_dbs'), 'You are not a server admin'),
+        (lambda own: Client(own.address.root).request('GET', '/_node/_local/_config'), 'You are not a server admin'),
+        (lambda own: Client(own.address.root).request('GET', '/_users/_all_docs'), 'You are not a server admin'),
+    ],
+    ids=['design', 'delete', 'purge', 'compact', 'databases', 'configuration', 'users'],
+)
+def test_what_is_an_administrator_s(
+    own: Client, member: dict[str, str], act: Callable[[Client], Any], words: str
+) -> None:
     with pytest.raises(AccessDenied, match=f"refused user '{member['user']}'") as caught:
         act(own)
     assert words in str(caught.value)
@@ -66,18 +72,25 @@ def test_another_database_is_closed(server: Server, own: Client, client: Client,
     other = server.client(f'{database}-other')
     other.create()
     try:
-        with pytest.raises(AccessDenied, match=r'You are not allowed to access this db; let an administrator run .*setup'):
+        with pytest.raises(
+            AccessDenied, match=r'You are not allowed to access this db; let an administrator run .*setup'
+        ):
             Client(replace(own.address, database=other.address.database)).id_range('')
     finally:
         other.delete()
 
 
-def test_who_publishes_need_not_see_results(server: Server, own: Client, client: Client, app: Celery,
-                                            member: dict[str, str]) -> None:
+def test_who_publishes_need_not_see_results(
+    server: Server, own: Client, client: Client, app: Celery, member: dict[str, str]
+) -> None:
     app.backend.store_result('a', 'private', 'SUCCESS')
     results = app.backend.client.address
-    publisher = Celery('publisher', set_as_current=False, broker=server.couchdb_url(own.address.database, **member),
-                       backend=server.couchdb_url(results.database, **member))
+    publisher = Celery(
+        'publisher',
+        set_as_current=False,
+        broker=server.couchdb_url(own.address.database, **member),
+        backend=server.couchdb_url(results.database, **member),
+    )
     sent = publisher.send_task('add', (1, 2))
     assert [item['message']['headers']['id'] for item in items(client)] == [sent.id]
     with pytest.raises(AccessDenied, match=results.database):
@@ -100,6 +113,7 @@ def test_members_read_and_write_all_of_a_database(own: Client, connect: Callable
 
 # -- replication: CouchDB sends requests for whoever has an account
 
+
 class Internal(ThreadingHTTPServer):
     """A service in CouchDB's network that is not for its users."""
 
@@ -117,8 +131,11 @@ class _Page(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get('Content-Length') or 0))
         self.server.seen.append((self.command, self.path, self.headers.get('X-Token')))
         status = 403 if 'forbidden' in self.path else 200
-        page = b'{"db_name": "x", "instance_start_time": "0", "update_seq": 1, "key": "of the house"}' if 'json' in self.path \
+        page = (
+            b'{"db_name": "x", "instance_start_time": "0", "update_seq": 1, "key": "of the house"}'
+            if 'json' in self.path
             else b'<html>of the house</html>'
+        )
         self.send_response(status)
         self.send_header('Content-Length', str(len(page)))
         self.end_headers()
@@ -145,18 +162,32 @@ def internal(server: Server) -> Iterator[Internal]:
 @pytest.fixture
 def replicate(server: Server, member: dict[str, str]) -> Callable[..., tuple[int, str]]:
     """Asks for a replication as a user who is a member of no database; returns status and text."""
-    def replicate(source: Any, target: Any = 'nowhere', *, path: str = '/_replicate', user: bool = True,
-                  **more: Any) -> tuple[int, str]:
+
+    def replicate(
+        source: Any, target: Any = 'nowhere', *, path: str = '/_replicate', user: bool = True, **more: Any
+    ) -> tuple[int, str]:
         # By default CouchDB tries five times, for ten seconds.
         with socket.create_connection((server.host, server.port), PATIENCE) as link:
             body = json.dumps({'source': source, 'target': target, 'retries_per_request': 1, **more})
             login = b64encode(f'{member["user"]}:{member["password"]}'.encode()).decode()
-            link.sendall('\r\n'.join([
-                f'POST {path} HTTP/1.1', 'Host: localhost', 'Connection: close', 'Content-Type: application/json',
-                *([f'Authorization: Basic {login}'] if user else []), f'Content-Length: {len(body)}', '', body]).encode())
+            link.sendall(
+                '\r\n'.join(
+                    [
+                        f'POST {path} HTTP/1.1',
+                        'Host: localhost',
+                        'Connection: close',
+                        'Content-Type: application/json',
+                        *([f'Authorization: Basic {login}'] if user else []),
+                        f'Content-Length: {len(body)}',
+                        '',
+                        body,
+                    ]
+                ).encode()
+            )
             with link.makefile('rb') as answer:
                 head, _, text = answer.read().decode().partition('\r\n\r\n')
         return int(head.split()[1]), text
+
     return replicate
 
 
@@ -171,8 +202,10 @@ def test_any_user_has_couchdb_send_requests(replicate: Replicate, internal: Inte
     assert ('PUT', '/made/', None) in internal.seen
 
 
-@pytest.mark.parametrize(('path', 'told'), [
-    ('/page', 'invalid_json'), ('/forbidden/json', '"error":"forbidden"'), ('/json', '"key":"of the house"')])
+@pytest.mark.parametrize(
+    ('path', 'told'),
+    [('/page', 'invalid_json'), ('/forbidden/json', '"error":"forbidden"'), ('/json', '"key":"of the house"')],
+)
 def test_the_answer_tells_what_there_is(replicate: Replicate, internal: Internal, path: str, told: str) -> None:
     text = replicate(f'{internal.url}{path}', f'{internal.url}/json')[1]
     assert told in text
@@ -185,13 +218,15 @@ def test_the_answer_tells_what_there_is_not(replicate: Replicate) -> None:
         assert 'econnrefused' in replicate(f'http://127.0.0.1:{closed.getsockname()[1]}/x', retries_per_request=5)[1]
 
 
-def test_who_has_no_account_is_refused_a_replication(replicate: Replicate, internal: Internal, server: Server,
-                                                     member: dict[str, str]) -> None:
+def test_who_has_no_account_is_refused_a_replication(
+    replicate: Replicate, internal: Internal, server: Server, member: dict[str, str]
+) -> None:
     assert replicate(f'{internal.url}/page', user=False)[0] == 401
     assert internal.seen == []
     with pytest.raises(AccessDenied, match='not allowed to access this db'):
         Client(server.client('any', **member).address.root).request(
-            'PUT', '/_replicator/x', body={'source': internal.url, 'target': 'nowhere'})
+            'PUT', '/_replicator/x', body={'source': internal.url, 'target': 'nowhere'}
+        )
 
 
 @pytest.mark.parametrize('path', ['/_replicate', '/_replicate/', '//_replicate', '/%5Freplicate', '/_replicate?x'])
@@ -199,7 +234,9 @@ def test_a_proxy_must_know_each_way_to_write_it(replicate: Replicate, internal: 
     assert 'invalid_json' in replicate(f'{internal.url}/page', path=path)[1]
 
 
-def test_an_administrator_may_forbid_it_to_all(replicate: Replicate, internal: Internal, server: Server, database: str) -> None:
+def test_an_administrator_may_forbid_it_to_all(
+    replicate: Replicate, internal: Internal, server: Server, database: str
+) -> None:
     setting = '/_node/_local/_config/replicator/valid_endpoint_protocols'
     root = Client(server.client('any').address.root)
     before = requests.get(server.url + setting, timeout=PATIENCE)
@@ -208,7 +245,9 @@ def test_an_administrator_may_forbid_it_to_all(replicate: Replicate, internal: I
         for source in (internal.url, internal.url.replace('http', 'https'), database):
             status, text = replicate(source, database)
             assert (status, 'endpoint has an invalid url' in text) == (400, True)
-        answer = requests.post(f'{server.url}/_replicate', json={'source': database, 'target': database}, timeout=PATIENCE)
+        answer = requests.post(
+            f'{server.url}/_replicate', json={'source': database, 'target': database}, timeout=PATIENCE
+        )
         assert answer.status_code == 400
     finally:
         if before.ok:
@@ -219,16 +258,17 @@ def test_an_administrator_may_forbid_it_to_all(replicate: Replicate, internal: I
 
 
 #: Users without the role `worker` may add documents, and change and delete none: so it seems.
-ADD_ONLY = '''function (newDoc, oldDoc, userCtx) {
+ADD_ONLY = """function (newDoc, oldDoc, userCtx) {
     var may = userCtx.roles.indexOf('worker') >= 0 || userCtx.roles.indexOf('_admin') >= 0;
     if (!may && oldDoc && !oldDoc._deleted) {
         throw({forbidden: 'only workers change what is there'});
     }
-}'''
+}"""
 
 
-def test_a_validating_function_does_not_keep_members_from_changing_what_is_there(own: Client, client: Client,
-                                                                                 connect: Callable[..., Connection]) -> None:
+def test_a_validating_function_does_not_keep_members_from_changing_what_is_there(
+    own: Client, client: Client, connect: Callable[..., Connection]
+) -> None:
     client.put({'_id': '_design/publishers', 'validate_doc_update': ADD_ONLY})
     publish(connect(), 'the arguments')
     [item] = items(own)

@@ -21,7 +21,9 @@ LATE = PATIENCE
 def test_delivered_when_due_and_not_before(connect: Callable[..., Connection], client: Client) -> None:
     inboxes = [Inbox(connect()) for _ in range(2)]
     publish(connect(), 'later', headers=eta(3))
-    wait_for(lambda: [inbox.drain(0.1) for inbox in inboxes] and any(inbox.messages for inbox in inboxes), 'the message')
+    wait_for(
+        lambda: [inbox.drain(0.1) for inbox in inboxes] and any(inbox.messages for inbox in inboxes), 'the message'
+    )
     [(message, at)] = [(inbox.messages[0], inbox.times[0]) for inbox in inboxes if inbox.messages]
     assert 0 <= at - due(message) < LATE
 
@@ -56,11 +58,15 @@ def test_on_time_while_others_flow(connect: Callable[..., Connection], client: C
     thread = threading.Thread(target=flow)
     thread.start()
     try:
-        wait_for(lambda: inbox.drain(0.2) or sum(m.headers.get('eta') is not None for m in inbox.messages) == 3, 'all three')
+        wait_for(
+            lambda: inbox.drain(0.2) or sum(m.headers.get('eta') is not None for m in inbox.messages) == 3, 'all three'
+        )
     finally:
         finished.set()
         thread.join()
-    late = [(message, at) for message, at in zip(inbox.messages, inbox.times, strict=True) if message.headers.get('eta')]
+    late = [
+        (message, at) for message, at in zip(inbox.messages, inbox.times, strict=True) if message.headers.get('eta')
+    ]
     assert [message.decode()[1] for message, _ in late] == [0, 1, 2]
     assert all(0 <= at - due(message) < LATE for message, at in late)
     assert len(inbox.messages) > 10
@@ -104,8 +110,9 @@ def test_wrong_clock_of_a_consumer(url: str, connect: Callable[..., Connection],
 
 
 @pytest.mark.parametrize('ahead', [3600, -3600], ids=['ahead', 'behind'])
-def test_what_is_due_at_once_is_delivered_though_the_clock_is_set(connect: Callable[..., Connection], client: Client,
-                                                                  monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+def test_what_is_due_at_once_is_delivered_though_the_clock_is_set(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
     """The clock was wrong while messages were published, and is set right; or it was right, and is wrong now."""
     publisher, inbox = connect(), Inbox(connect(), 'waits', prefetch=10)
     clock = publisher.transport.couchdb.clock

@@ -16,7 +16,7 @@ from celery import Celery
 from kombu import Connection
 
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.auth import Login
+from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 from tests.conftest import PATIENCE, Server
@@ -26,24 +26,40 @@ from tests.support import Inbox, publish
 @pytest.mark.parametrize('nodes', [1, 2])
 def test_connection_info(server: Server, url: str, client: Client, nodes: int) -> None:
     other = f'secret-{uuid.uuid4().hex}'
-    with Connection(';'.join([url, f'couchdb://joe:{other}@127.0.0.1:1/{client.address.database}'][:nodes])) as connection:
+    with Connection(
+        ';'.join([url, f'couchdb://joe:{other}@127.0.0.1:1/{client.address.database}'][:nodes])
+    ) as connection:
         connection.connect()
         info = connection.info()
         assert info.pop('password') == server.password
         assert f':{server.password}@' not in str(info)
         assert other not in str(info)
         assert len(info['alternates']) == (nodes if nodes > 1 else 0)
-        for text in (repr(connection), connection.as_uri(), repr(connection.transport), repr(connection.transport.address),
-                     repr(connection.transport.couchdb), repr(connection.default_channel)):
+        for text in (
+            repr(connection),
+            connection.as_uri(),
+            repr(connection.transport),
+            repr(connection.transport.address),
+            repr(connection.transport.couchdb),
+            repr(connection.default_channel),
+        ):
             assert server.password not in text
 
 
-def test_log_and_errors(server: Server, database: str, client: Client, connect: Callable[..., Connection],
-                        caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_and_errors(
+    server: Server,
+    database: str,
+    client: Client,
+    connect: Callable[..., Connection],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     caplog.set_level(logging.DEBUG)
     secret = f'secret-{uuid.uuid4().hex}'
-    with pytest.raises(CouchDBError) as caught, \
-            Connection(server.couchdb_url(database, 'nobody-at-all', secret)) as connection:
+    with (
+        pytest.raises(CouchDBError) as caught,
+        Connection(server.couchdb_url(database, 'nobody-at-all', secret)) as connection,
+    ):
         connection.connect()
     text = ''.join(traceback.format_exception(caught.value))
     assert secret not in text
@@ -59,16 +75,26 @@ def test_log_and_errors(server: Server, database: str, client: Client, connect: 
     assert f'{server.user}:{server.password}' not in caplog.text
 
 
-def secrets_of(login: Login) -> list[str]:
+def secrets_of(login: Auth) -> list[str]:
     """Return what must not be seen: the password, and what stands for it in headers."""
     headers: dict[str, str] = {}
     login.headers(lambda data: pytest.fail('there is a session')).add_to(headers)
-    return [str(login._address.password), *(value.split(None, 1)[-1].removeprefix('AuthSession=') for value in headers.values())]
+    return [
+        str(login._address.password),
+        *(value.split(None, 1)[-1].removeprefix('AuthSession=') for value in headers.values()),
+    ]
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_nothing_of_ours_shows_it(server: Server, database: str, url: str, client: Client, auth: str,
-                                  caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_of_ours_shows_it(
+    server: Server,
+    database: str,
+    url: str,
+    client: Client,
+    auth: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     caplog.set_level(logging.DEBUG)
     app = Celery('secrets', set_as_current=False, broker=url, backend=url)
     app.conf.update(broker_transport_options={'auth': auth}, result_backend_transport_options={'auth': auth})
@@ -80,12 +106,23 @@ def test_nothing_of_ours_shows_it(server: Server, database: str, url: str, clien
         assert sent.get(timeout=PATIENCE) == 3
         secrets = secrets_of(connection.transport.couchdb._nodes.current.login)
         assert len(secrets) == 2
-        ours = [thing for thing in gc.get_objects()
-                if str(type(thing).__module__).startswith(('kombu_couchdb', 'celery_couchdb'))]
-        assert {'Address', 'Login', 'Client', 'Options', 'Transport', 'Consumer', 'CouchDBBackend', 'Reader'} <= {
-            type(thing).__name__ for thing in ours}
+        ours = [
+            thing
+            for thing in gc.get_objects()
+            if str(type(thing).__module__).startswith(('kombu_couchdb', 'celery_couchdb'))
+        ]
+        assert {'Address', 'Auth', 'Client', 'Options', 'Transport', 'Consumer', 'CouchDBBackend', 'Subscriber'} <= {
+            type(thing).__name__ for thing in ours
+        }
         told = capfd.readouterr()
-        seen = [caplog.text, told.out, told.err, repr(connection.info() | {'password': None}), *map(repr, ours), *map(str, ours)]
+        seen = [
+            caplog.text,
+            told.out,
+            told.err,
+            repr(connection.info() | {'password': None}),
+            *map(repr, ours),
+            *map(str, ours),
+        ]
     app.close()
     # A short password may be an ordinary word: it is looked for where a URL would have it.
     secrets[0] = f':{secrets[0]}@' if len(secrets[0]) < 12 else secrets[0]
@@ -122,9 +159,14 @@ def test_no_error_has_it_nor_what_caused_it(status: int, auth: str, caplog: pyte
     assert not any(word in text for word in (secret, session, b64encode(f'joe:{secret}'.encode()).decode()))
 
 
-@pytest.mark.parametrize('url', [
-    'couchdb://joe:{}@127.0.0.1:1/Not-A-Name', 'couchdb://joe:{}@127.0.0.1:port/db', 'couchdb://joe:{}@[::1/db',
-])
+@pytest.mark.parametrize(
+    'url',
+    [
+        'couchdb://joe:{}@127.0.0.1:1/Not-A-Name',
+        'couchdb://joe:{}@127.0.0.1:port/db',
+        'couchdb://joe:{}@[::1/db',
+    ],
+)
 def test_url_that_is_wrong(url: str) -> None:
     secret = f'secret-{uuid.uuid4().hex}'
     with pytest.raises(CouchDBError) as caught, Connection(url.format(secret)) as connection:

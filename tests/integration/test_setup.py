@@ -54,9 +54,11 @@ def security(client: Client) -> dict[str, Any]:
 def test_everything_is_made_once(server: Server, database: str, apache_couchdb: bool) -> None:
     client = server.client(database)
     assert [step.goal for step in set_up(wanted(client)) if step.do] == [
-        'the database exists', *(f'{doc["_id"]} is up to date' for doc in design.documents()),
+        'the database exists',
+        *(f'{doc["_id"]} is up to date' for doc in design.documents()),
         *(['at most 20 revisions of a document are remembered'] if apache_couchdb else []),
-        'only administrators and members may read and write']
+        'only administrators and members may read and write',
+    ]
     assert to_do(wanted(client)) == []
     assert security(client)['members']['roles'] == ['_admin']
     if apache_couchdb:
@@ -104,6 +106,7 @@ def test_what_changed_since_it_was_planned_is_no_matter(client: Client) -> None:
 
 # -- older versions
 
+
 def old_design(client: Client, name: str) -> None:
     """Store the design document of another version."""
     client.put({'_id': f'_design/{name}', 'views': {'ready': {'map': 'function (doc) { emit(doc.queue, null) }'}}})
@@ -117,7 +120,10 @@ def test_an_older_layout_goes_when_nobody_uses_it_any_more(client: Client, layou
     [notice] = notices(set_up(wanted(client)))
     assert '_design/celery-v1, of an older version, stays' in notice
     client.put({**consumer, 'expires': time.time() - 1})
-    assert to_do(wanted(client)) == ['_design/celery-v1, of an older version, is removed', 'indexes without a view are removed']
+    assert to_do(wanted(client)) == [
+        '_design/celery-v1, of an older version, is removed',
+        'indexes without a view are removed',
+    ]
     assert notices(set_up(wanted(client))) == []
     assert client.fetch(['_design/celery-v1']) == [None]
     assert to_do(wanted(client)) == []
@@ -136,7 +142,8 @@ def test_older_results_go_with_the_last_older_consumer(client: Client) -> None:
     results = Wanted(client, [document])
     assert [step.goal for step in plan(results, {'celery-v1': 2}) if step.notice] == [
         '_design/celery-results-v0, of an older version, stays while living consumers use it (2); run this again when their '
-        'workers are updated']
+        'workers are updated'
+    ]
     assert any('celery-results-v0' in step.goal for step in plan(results, {design.NAME: 2}) if step.do)
 
 
@@ -149,10 +156,15 @@ def test_what_is_not_older_or_not_ours_stays(client: Client, name: str) -> None:
 
 # -- who may read and write
 
-@pytest.mark.parametrize('before', [
-    {}, {'members': {'names': [], 'roles': []}, 'admins': {'names': [], 'roles': []}},
-    {'admins': {'names': ['boss'], 'roles': []}},
-])
+
+@pytest.mark.parametrize(
+    'before',
+    [
+        {},
+        {'members': {'names': [], 'roles': []}, 'admins': {'names': [], 'roles': []}},
+        {'admins': {'names': ['boss'], 'roles': []}},
+    ],
+)
 def test_a_public_database_is_closed(client: Client, before: dict[str, Any]) -> None:
     client.request('PUT', '/_security', body=before)
     set_up(wanted(client, 'ann'))
@@ -161,8 +173,11 @@ def test_a_public_database_is_closed(client: Client, before: dict[str, Any]) -> 
 
 
 def test_who_is_there_stays(client: Client) -> None:
-    before = {'members': {'names': ['eve'], 'roles': ['staff']}, 'other': {'x': 1},
-              'admins': {'names': ['boss'], 'roles': ['bosses']}}
+    before = {
+        'members': {'names': ['eve'], 'roles': ['staff']},
+        'other': {'x': 1},
+        'admins': {'names': ['boss'], 'roles': ['bosses']},
+    }
     client.request('PUT', '/_security', body=before)
     set_up(wanted(client, 'ann', 'bob'))
     wanted_now = {**before, 'members': {'names': ['eve', 'ann', 'bob'], 'roles': ['staff']}}
@@ -177,19 +192,22 @@ def test_an_app_without_a_user_is_not_locked_out(client: Client) -> None:
     assert 'members' not in security(client) or not security(client)['members'].get('roles')
 
 
-def test_a_member_who_does_not_exist_is_told_of(server: Server, client: Client, users: Callable[[str, str], None],
-                                                apache_couchdb: bool) -> None:
+def test_a_member_who_does_not_exist_is_told_of(
+    server: Server, client: Client, users: Callable[[str, str], None], apache_couchdb: bool
+) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has one user')
     known, unknown = f'known-{uuid.uuid4().hex}', f'unknown-{uuid.uuid4().hex}'
     users(known, 'password')
     assert notices(set_up(wanted(client, known, unknown, server.user))) == [
-        f"there is no user '{unknown}' yet: create it in CouchDB, as a document in _users"]
+        f"there is no user '{unknown}' yet: create it in CouchDB, as a document in _users"
+    ]
     assert security(client)['members']['names'] == [known, unknown, server.user]
 
 
-def test_who_may_not_set_up_is_told_what_to_do(server: Server, client: Client, database: str, users: Callable[[str, str], None],
-                                               apache_couchdb: bool) -> None:
+def test_who_may_not_set_up_is_told_what_to_do(
+    server: Server, client: Client, database: str, users: Callable[[str, str], None], apache_couchdb: bool
+) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has one user')
     name = f'member-{uuid.uuid4().hex}'

@@ -33,7 +33,9 @@ class SilentNode:
         self.lose: Callable[[Document], bool] | None = None
         send = Client._send
 
-        def altered(client: Client, method: str, path: str | None, params: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
+        def altered(
+            client: Client, method: str, path: str | None, params: Any, body: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             if client.address.database != database:
                 return send(client, method, path, params, body, *args, **kwargs)
             try:
@@ -68,7 +70,9 @@ def _waits_for_all(method: str, path: str | None, response: Any) -> bool:
         return any(answer.get('error') == 'conflict' for answer in response.json())
     return path == '/_bulk_get' and any(
         (leaf.get('error') or {}).get('reason') == 'missing'  # of the embedded server no answer says so
-        for result in response.json()['results'] for leaf in result['docs'])
+        for result in response.json()['results']
+        for leaf in result['docs']
+    )
 
 
 @pytest.fixture
@@ -106,8 +110,12 @@ def test_conflicts_are_not_answered_indeed(node: SilentNode, client: Client, apa
 
 @pytest.mark.parametrize('lost', [is_ack, is_heartbeat, is_claim])
 def test_consumer_whose_write_was_not_answered_goes_on(
-        node: SilentNode, connect: Callable[..., Connection], client: Client, lost: Callable[[Document], bool],
-        caplog: pytest.LogCaptureFixture) -> None:
+    node: SilentNode,
+    connect: Callable[..., Connection],
+    client: Client,
+    lost: Callable[[Document], bool],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     inbox = Inbox(connect(visibility_timeout=3.0))
     publish(connect(), 'before')
     inbox.wait(1)

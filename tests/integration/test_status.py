@@ -20,13 +20,24 @@ from tests.support import Inbox, Request, eta, items, publish, publish_many
 
 def heartbeat(name: str, expires_in: float = 60.0, **members: Any) -> dict[str, Any]:
     """Return the heartbeat document of some consumer, written 7 seconds ago."""
-    return {'_id': f'broker:consumer:{name}', 'type': 'Consumer', 'layout': design.NAME, 'host': 'here', 'pid': 5,
-            'queues': ['q'], 'beats': 1, 'date': time.time() - 7, 'expires': time.time() + expires_in,
-            'rates': {'q': 1.5}, **members}
+    return {
+        '_id': f'broker:consumer:{name}',
+        'type': 'Consumer',
+        'layout': design.NAME,
+        'host': 'here',
+        'pid': 5,
+        'queues': ['q'],
+        'beats': 1,
+        'date': time.time() - 7,
+        'expires': time.time() + expires_in,
+        'rates': {'q': 1.5},
+        **members,
+    }
 
 
-def test_messages_are_counted_by_queue_and_state(connection: Connection, connect: Callable[..., Connection],
-                                                client: Client) -> None:
+def test_messages_are_counted_by_queue_and_state(
+    connection: Connection, connect: Callable[..., Connection], client: Client
+) -> None:
     publish_many(connection, range(5), 'q')
     publish_many(connection, range(3), 'q', priority=9)
     publish_many(connection, range(4), 'q', headers=eta(3600))
@@ -40,8 +51,10 @@ def test_messages_are_counted_by_queue_and_state(connection: Connection, connect
     holding.wait(2)
     wait_for(lambda: any(item.get('status') for item in items(client)), 'the dead letter')
     found = status(client)
-    assert {name: {k: queue[k] for k in ('ready', 'scheduled', 'held', 'running', 'dead')}  # type: ignore[literal-required]
-            for name, queue in found['queues'].items()} == {
+    assert {
+        name: {k: queue[k] for k in ('ready', 'scheduled', 'held', 'running', 'dead')}  # type: ignore[literal-required]
+        for name, queue in found['queues'].items()
+    } == {
         'q': {'ready': 7, 'scheduled': 4, 'held': 2, 'running': 2, 'dead': 0},
         'other': {'ready': 1, 'scheduled': 0, 'held': 0, 'running': 0, 'dead': 0},
         'broken': {'ready': 0, 'scheduled': 0, 'held': 0, 'running': 0, 'dead': 1},
@@ -74,9 +87,21 @@ def test_empty_queues_are_shown_if_they_are_to_last(connection: Connection, clie
 
 def test_consumers_and_their_rates(connection: Connection, client: Client) -> None:
     publish(connection, 'hello', 'q')
-    client.bulk([heartbeat('a', rates={'q': 2.25, 'elsewhere': 0.5}), heartbeat('b'), heartbeat('gone', expires_in=-1),
-                 {'_id': 'broker:consumer:old', 'type': 'Consumer', 'host': 'there', 'pid': 6, 'queues': ['q'],
-                  'expires': time.time() + 60}])
+    client.bulk(
+        [
+            heartbeat('a', rates={'q': 2.25, 'elsewhere': 0.5}),
+            heartbeat('b'),
+            heartbeat('gone', expires_in=-1),
+            {
+                '_id': 'broker:consumer:old',
+                'type': 'Consumer',
+                'host': 'there',
+                'pid': 6,
+                'queues': ['q'],
+                'expires': time.time() + 60,
+            },
+        ]
+    )
     found = status(client)
     consumers = {consumer['id']: consumer for consumer in found['consumers']}
     assert [consumers[name]['alive'] for name in ('a', 'b', 'gone', 'old')] == [True, True, False, True]
@@ -87,8 +112,9 @@ def test_consumers_and_their_rates(connection: Connection, client: Client) -> No
     assert found['queues']['q']['rate'] == 3.75  # the dead acknowledge nothing
 
 
-def test_databases_and_server(server: Server, connection: Connection, client: Client, database: str,
-                              apache_couchdb: bool) -> None:
+def test_databases_and_server(
+    server: Server, connection: Connection, client: Client, database: str, apache_couchdb: bool
+) -> None:
     publish(connection, 'hello', 'q')
     Inbox(connection, 'q').wait(1)
     wait_for(lambda: not items(client), 'the message to be acknowledged')
@@ -123,26 +149,34 @@ def test_spoilt_documents_disturb_nothing(connection: Connection, client: Client
     publish(connection, 'hello', 'q')
     [item] = items(client)
     good = {name: value for name, value in item.items() if name != '_rev'}
-    client.bulk([{**good, '_id': f'spoilt {i}', 'queue': queue} for i, queue in enumerate([5, None, ['q'], {'q': 1}, True])])
-    client.bulk([
-        {**good, '_id': 'priority', 'priority': 'high'}, {**good, '_id': 'date', 'date': 'soon'},
-        {**good, '_id': 'dead', 'queue': 7, 'status': 'fail'},
-        {**good, '_id': 'running', 'queue': 7, 'claimed': {'by': 'broker:consumer:a', 'date': 'then'}},
-        heartbeat('a', queues=[5, 'q'], rates={'q': 'many'}, pid='none', date='then', host=None),
-        heartbeat('b', queues='q', rates=[1], expires='never'),
-        {'_id': 'broker:consumer:foreign', 'note': 'no heartbeat'}, {'_id': 'broker:queue:foreign', 'type': 'Queue'},
-    ])
+    client.bulk(
+        [{**good, '_id': f'spoilt {i}', 'queue': queue} for i, queue in enumerate([5, None, ['q'], {'q': 1}, True])]
+    )
+    client.bulk(
+        [
+            {**good, '_id': 'priority', 'priority': 'high'},
+            {**good, '_id': 'date', 'date': 'soon'},
+            {**good, '_id': 'dead', 'queue': 7, 'status': 'fail'},
+            {**good, '_id': 'running', 'queue': 7, 'claimed': {'by': 'broker:consumer:a', 'date': 'then'}},
+            heartbeat('a', queues=[5, 'q'], rates={'q': 'many'}, pid='none', date='then', host=None),
+            heartbeat('b', queues='q', rates=[1], expires='never'),
+            {'_id': 'broker:consumer:foreign', 'note': 'no heartbeat'},
+            {'_id': 'broker:queue:foreign', 'type': 'Queue'},
+        ]
+    )
     found = status(client)
     assert found['queues'].keys() == {'q'}
     assert found['queues']['q']['ready'] == 3
     assert (found['queues']['q']['oldest'] or 0) < 100
     assert found['spoilt'] == 7
-    assert [(consumer['queues'], consumer['rate'], consumer['pid'], consumer['alive']) for consumer in found['consumers']] == [
-        (['q'], 0, None, True), ([], 0, 5, False)]
+    assert [
+        (consumer['queues'], consumer['rate'], consumer['pid'], consumer['alive']) for consumer in found['consumers']
+    ] == [(['q'], 0, None, True), ([], 0, 5, False)]
 
 
-def test_the_number_of_requests_does_not_grow_with_the_queues(connection: Connection, client: Client,
-                                                              sent: list[Request]) -> None:
+def test_the_number_of_requests_does_not_grow_with_the_queues(
+    connection: Connection, client: Client, sent: list[Request]
+) -> None:
     publish(connection, 'hello', 'q0')
     publish(connection, 'later', 'q0', headers=eta(3600))
     sent.clear()

@@ -29,22 +29,25 @@ def queues(client: Client) -> set[str]:
 
 
 def bindings(client: Client) -> list[str]:
-    return [row['doc']['queue'] for row in client.id_range('broker:binding:', docs=True) if row['doc']['type'] == 'Binding']
+    return [
+        row['doc']['queue'] for row in client.id_range('broker:binding:', docs=True) if row['doc']['type'] == 'Binding'
+    ]
 
 
 def sweep_now(connection: Connection) -> None:
     """Let the consumer of a connection sweep in its next turn."""
     consumer = connection.transport.consumer
     consumer._sweeper._next = float('-inf')
-    consumer.holdings.bell.ring()
+    consumer.unacked.wakeup.set()
 
 
 # -- a consumer that was paused
 
 
 @pytest.mark.parametrize('fanout', [None, 'news'])
-def test_consumer_that_was_paused_has_its_queue_again(url: str, connect: Callable[..., Connection], client: Client,
-                                                      fanout: str | None) -> None:
+def test_consumer_that_was_paused_has_its_queue_again(
+    url: str, connect: Callable[..., Connection], client: Client, fanout: str | None
+) -> None:
     Inbox(connect(**SWEEPS), 'other')  # it sweeps
     with Peer(url, ack=True, queue_name='temporary', fanout=fanout, auto_delete=True, options=SWEEPS) as peer:
         wait_for(lambda: 'temporary' in queues(client))
@@ -70,7 +73,9 @@ def test_bindings_come_back_with_their_queue(connect: Callable[..., Connection],
     assert inbox.wait(1) == ['hello']
 
 
-def test_what_a_person_or_this_connection_deletes_stays_deleted(connect: Callable[..., Connection], client: Client) -> None:
+def test_what_a_person_or_this_connection_deletes_stays_deleted(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     inbox = Inbox(connect(), 'durable', Queue('temporary', auto_delete=True), Queue('last', auto_delete=True))
     connect().channel().queue_delete('durable')
     inbox.channel.queue_delete('temporary')
@@ -83,7 +88,9 @@ def test_what_a_person_or_this_connection_deletes_stays_deleted(connect: Callabl
 # -- one consumer comes, another one goes
 
 
-def test_consumer_that_comes_before_the_last_one_goes_keeps_the_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_consumer_that_comes_before_the_last_one_goes_keeps_the_queue(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     queue = Queue('temporary', auto_delete=True)
     inbox = Inbox(connect(), queue)
     for number in range(12):
@@ -95,8 +102,9 @@ def test_consumer_that_comes_before_the_last_one_goes_keeps_the_queue(connect: C
     wait_for(lambda: not items(client) or inbox.drain(0.1), 'all messages to be delivered')
 
 
-def test_consumer_of_another_process_that_comes_before_the_last_one_goes(url: str, connect: Callable[..., Connection],
-                                                                         client: Client) -> None:
+def test_consumer_of_another_process_that_comes_before_the_last_one_goes(
+    url: str, connect: Callable[..., Connection], client: Client
+) -> None:
     inbox = Inbox(connect(), Queue('temporary', auto_delete=True))
     with Peer(url, ack=True, queue_name='temporary', auto_delete=True) as peer:
         inbox.consumer.cancel()
@@ -105,8 +113,9 @@ def test_consumer_of_another_process_that_comes_before_the_last_one_goes(url: st
         assert peer.next()['got'] == 'hello'
 
 
-def test_consuming_goes_on_after_an_outage(connect: Callable[..., Connection], client: Client,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consuming_goes_on_after_an_outage(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who cannot tell others in time that it uses the queue consumes all the same."""
     connection = connect(request_timeout=0.5)
     queue = Queue('temporary', auto_delete=True)
@@ -126,8 +135,9 @@ def test_consuming_goes_on_after_an_outage(connect: Callable[..., Connection], c
     assert inbox.wait(1) == ['hello']
 
 
-def test_sweeper_looks_again_before_it_removes_a_queue(connect: Callable[..., Connection], client: Client,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeper_looks_again_before_it_removes_a_queue(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who subscribes while a sweep is under way is not known to what the sweep has read first."""
     sweeper, late = connect(), list[Inbox]()
     Inbox(sweeper, 'other')
@@ -141,12 +151,18 @@ def test_sweeper_looks_again_before_it_removes_a_queue(connect: Callable[..., Co
         found = leases()
         if 'expiring' in found['queue'] and not late:
             late.append(Inbox(connect(), Queue('expiring', no_declare=True)))
-            wait_for(lambda: any('expiring' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)))
+            wait_for(
+                lambda: any(
+                    'expiring' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)
+                )
+            )
         return found
 
     monkeypatch.setattr(store, 'leases', leases_and_subscription)
-    wait_for(lambda: sweep_now(sweeper) or (late and client.get('broker:queue:expiring')['expires'] > time.time() + 60),
-             'the queue to be prolonged')
+    wait_for(
+        lambda: sweep_now(sweeper) or (late and client.get('broker:queue:expiring')['expires'] > time.time() + 60),
+        'the queue to be prolonged',
+    )
 
 
 # -- declarations that differ
@@ -163,13 +179,19 @@ def test_stored_declaration_counts(connect: Callable[..., Connection], client: C
     assert len(items(client)) == 4
 
 
-def test_temporary_queue_is_one_for_who_declares_it_as_durable(connect: Callable[..., Connection], client: Client) -> None:
+def test_temporary_queue_is_one_for_who_declares_it_as_durable(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     first = Inbox(connect(), Queue('temporary', auto_delete=True))
     second = connect()
     second.connect()
-    wait_for(lambda: time.monotonic() - second.transport.topology._seen_at > 1, 'what was there not to be fresh any more')
+    wait_for(
+        lambda: time.monotonic() - second.transport.topology._seen_at > 1, 'what was there not to be fresh any more'
+    )
     last = Inbox(second, Queue('temporary'))
-    wait_for(lambda: sum('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)) == 2)
+    wait_for(
+        lambda: sum('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)) == 2
+    )
     first.connection.release()
     assert queues(client) == {'temporary'}
     last.consumer.cancel()
@@ -180,10 +202,19 @@ def test_temporary_queue_is_one_for_who_declares_it_as_durable(connect: Callable
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
-@pytest.mark.parametrize('act', [
-    'inbox.consumer.cancel()', 'inbox.channel.close()', 'connection.release()', 'connection.collect()', 'del connection, inbox'])
+@pytest.mark.parametrize(
+    'act',
+    [
+        'inbox.consumer.cancel()',
+        'inbox.channel.close()',
+        'connection.release()',
+        'connection.collect()',
+        'del connection, inbox',
+    ],
+)
 def test_child_deletes_nothing_of_its_parent(url: str, act: str) -> None:
-    run_python(f'''
+    run_python(
+        f"""
 import os
 import kombu_couchdb
 from kombu import Connection, Exchange, Queue
@@ -203,7 +234,9 @@ with Connection(os.environ['URL']) as other:
     assert other.default_channel.queue_declare('temporary', passive=True)
 assert inbox.wait(1) == ['hello']
 connection.release()
-''', URL=url)
+""",
+        URL=url,
+    )
 
 
 # -- who gets uses
@@ -230,8 +263,9 @@ def test_get_is_a_use(connect: Callable[..., Connection], client: Client, sent: 
     assert sum(doc.get('type') == 'Queue' for request in sent for doc in request.docs) == 1
 
 
-def test_queue_without_a_lifetime_costs_gets_nothing(connect: Callable[..., Connection], client: Client,
-                                                     sent: list[Request]) -> None:
+def test_queue_without_a_lifetime_costs_gets_nothing(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
     Queue('q')(connect().default_channel).declare()
     own, other = connect(), connect()
     Queue('q')(own.default_channel).declare()
@@ -243,8 +277,9 @@ def test_queue_without_a_lifetime_costs_gets_nothing(connect: Callable[..., Conn
         assert sum('queue' in str(request.path) for request in sent) == reads
 
 
-def test_queue_that_is_prolonged_while_it_is_swept_stays(connect: Callable[..., Connection], client: Client,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_that_is_prolonged_while_it_is_swept_stays(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweeper, getter = connect(), connect()
     Inbox(sweeper, 'other')
     queue = Queue('expiring', expires=0.001)
@@ -271,7 +306,9 @@ def test_queue_that_is_prolonged_while_it_is_swept_stays(connect: Callable[..., 
 # -- what is empty
 
 
-def test_queue_with_planned_or_running_messages_is_not_empty(connect: Callable[..., Connection], client: Client) -> None:
+def test_queue_with_planned_or_running_messages_is_not_empty(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     channel = connect().channel()
     channel.queue_declare('q')
     publish(connect(), 'later', headers=eta(3600))

@@ -40,8 +40,10 @@ class TLSProxy:
 
     def _serve(self, here: socket.socket) -> None:
         try:
-            with self._context.wrap_socket(here, server_side=True) as inside, \
-                    socket.create_connection((self._server.host, self._server.port)) as there:
+            with (
+                self._context.wrap_socket(here, server_side=True) as inside,
+                socket.create_connection((self._server.host, self._server.port)) as there,
+            ):
                 threading.Thread(target=_pass_on, args=(there, inside), daemon=True).start()
                 _pass_on(inside, there)
         except OSError:
@@ -75,14 +77,57 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def openssl(*arguments: str) -> None:
         subprocess.run(['openssl', *arguments], cwd=folder, check=True, capture_output=True, timeout=PATIENCE)
 
-    openssl('req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-keyout', 'ca.key', '-out', 'ca.pem', '-days', '2',
-            '-subj', '/CN=Test CA')
-    for name, host, days in (('server', 'localhost', '2'), ('client', 'localhost', '2'), ('expired', 'localhost', '-1'),
-                             ('elsewhere', 'elsewhere.example', '2')):
+    openssl(
+        'req',
+        '-x509',
+        '-newkey',
+        'rsa:2048',
+        '-nodes',
+        '-keyout',
+        'ca.key',
+        '-out',
+        'ca.pem',
+        '-days',
+        '2',
+        '-subj',
+        '/CN=Test CA',
+    )
+    for name, host, days in (
+        ('server', 'localhost', '2'),
+        ('client', 'localhost', '2'),
+        ('expired', 'localhost', '-1'),
+        ('elsewhere', 'elsewhere.example', '2'),
+    ):
         (folder / f'{name}.txt').write_text(f'subjectAltName=DNS:{host}\n')
-        openssl('req', '-newkey', 'rsa:2048', '-nodes', '-keyout', f'{name}.key', '-out', f'{name}.csr', '-subj', f'/CN={name}')
-        openssl('x509', '-req', '-in', f'{name}.csr', '-CA', 'ca.pem', '-CAkey', 'ca.key', '-CAcreateserial', '-days', days,
-                '-out', f'{name}.pem', '-extfile', f'{name}.txt')
+        openssl(
+            'req',
+            '-newkey',
+            'rsa:2048',
+            '-nodes',
+            '-keyout',
+            f'{name}.key',
+            '-out',
+            f'{name}.csr',
+            '-subj',
+            f'/CN={name}',
+        )
+        openssl(
+            'x509',
+            '-req',
+            '-in',
+            f'{name}.csr',
+            '-CA',
+            'ca.pem',
+            '-CAkey',
+            'ca.key',
+            '-CAcreateserial',
+            '-days',
+            days,
+            '-out',
+            f'{name}.pem',
+            '-extfile',
+            f'{name}.txt',
+        )
     return folder
 
 
@@ -98,8 +143,11 @@ def secured(server: Server, client: Client, database: str, certificates: Path) -
             context.load_verify_locations(certificates / 'ca.pem')
             context.verify_mode = ssl.CERT_REQUIRED
         proxies.append(TLSProxy(server, context))
-        return server.couchdb_url(database).replace('couchdb://', 'couchdbs://').replace(
-            f'@{server.host}:{server.port}', f'@localhost:{proxies[-1].port}')
+        return (
+            server.couchdb_url(database)
+            .replace('couchdb://', 'couchdbs://')
+            .replace(f'@{server.host}:{server.port}', f'@localhost:{proxies[-1].port}')
+        )
 
     yield secured
     for proxy in proxies:
@@ -127,8 +175,12 @@ def test_client_certificate(secured: Callable[..., str], certificates: Path) -> 
 
 def refused(url: str, authority: Path | None = None, **options: float) -> str:
     """Connect in vain, without anything being sent, and return the one sentence that says why."""
-    with pytest.raises(ServerUnavailable) as caught, \
-            Connection(url, ssl={'ca_certs': str(authority)} if authority else True, transport_options=options) as connection:
+    with (
+        pytest.raises(ServerUnavailable) as caught,
+        Connection(
+            url, ssl={'ca_certs': str(authority)} if authority else True, transport_options=options
+        ) as connection,
+    ):
         connection.connect()
     text = str(caught.value)
     assert '\n' not in text
@@ -137,7 +189,9 @@ def refused(url: str, authority: Path | None = None, **options: float) -> str:
 
 
 def test_server_that_wants_a_client_certificate_and_gets_none(secured: Callable[..., str], certificates: Path) -> None:
-    refused(secured(needs_client=True), certificates / 'ca.pem')  # whether the server's alert arrives is a matter of luck
+    refused(
+        secured(needs_client=True), certificates / 'ca.pem'
+    )  # whether the server's alert arrives is a matter of luck
 
 
 def test_unknown_authority_is_refused(secured: Callable[..., str], certificates: Path) -> None:
@@ -156,8 +210,10 @@ def test_certificate_of_another_host_is_refused(secured: Callable[..., str], cer
 
 
 def test_without_tls_a_server_that_speaks_it_is_told_from_others(secured: Callable[..., str]) -> None:
-    with pytest.raises(CouchDBError, match=r'speaks TLS at this port[;,] write couchdbs:// for couchdb://') as caught, \
-            Connection(secured().replace('couchdbs://', 'couchdb://')) as connection:
+    with (
+        pytest.raises(CouchDBError, match=r'speaks TLS at this port[;,] write couchdbs:// for couchdb://') as caught,
+        Connection(secured().replace('couchdbs://', 'couchdb://')) as connection,
+    ):
         connection.connect()
     assert '\n' not in str(caught.value)
 
@@ -174,8 +230,10 @@ def test_verification_can_be_switched_off_by_name(secured: Callable[..., str]) -
 
 
 def test_file_that_is_not_there(secured: Callable[..., str], certificates: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r'no-such\.pem'), \
-            Connection(secured(), ssl={'ca_certs': str(certificates / 'no-such.pem')}) as connection:
+    with (
+        pytest.raises(ConfigurationError, match=r'no-such\.pem'),
+        Connection(secured(), ssl={'ca_certs': str(certificates / 'no-such.pem')}) as connection,
+    ):
         connection.connect()
 
 

@@ -36,7 +36,11 @@ def test_one_request_for_a_new_one(connection: Connection, client: Client, sent:
 
 def test_waiting_one_is_delivered_once(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
-    assert [send(connection, name) for name in 'abc'] == [Outcome(ENQUEUED, 'a'), Outcome(MOVED, 'a'), Outcome(MOVED, 'a')]
+    assert [send(connection, name) for name in 'abc'] == [
+        Outcome(ENQUEUED, 'a'),
+        Outcome(MOVED, 'a'),
+        Outcome(MOVED, 'a'),
+    ]
     assert send(connection, 'd', key='another') == Outcome(ENQUEUED, 'd')
     inbox = Inbox(connect())
     assert sorted(inbox.wait(2)) == ['a', 'd']
@@ -74,7 +78,9 @@ def test_running_one_runs_once_more(connect: Callable[..., Connection], client: 
     inbox.stays(2, 0.2)
 
 
-def test_running_one_that_is_given_back_runs_before_the_next(connect: Callable[..., Connection], client: Client) -> None:
+def test_running_one_that_is_given_back_runs_before_the_next(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
     send(connection, 'a')
     inbox.wait(1)
@@ -112,8 +118,11 @@ def test_dead_one_is_enqueued_anew_and_kept(connect: Callable[..., Connection], 
         assert send(connection, name) == Outcome(ENQUEUED, name)
         inbox.wait(1 if name == 'a' else 2)
         inbox.messages[-1].reject()
-        wait_for(lambda name=name: any(  # type: ignore[misc]
-            doc.get('status') and doc['message']['body'] == f'"{name}"' for doc in items(client)))
+        wait_for(
+            lambda name=name: any(  # type: ignore[misc]
+                doc.get('status') and doc['message']['body'] == f'"{name}"' for doc in items(client)
+            )
+        )
     send(connection, 'c')
     assert inbox.wait(3) == ['a', 'b', 'c']
     assert sorted(doc['message']['body'] for doc in items(client) if doc.get('status')) == ['"a"', '"b"']
@@ -170,7 +179,7 @@ def test_publishers_and_consumers_at_the_same_moment(connect: Callable[..., Conn
     def step() -> bool:
         for index, inbox in enumerate(inboxes):
             inbox.drain(0.01)
-            new = inbox.messages[seen[index]:]
+            new = inbox.messages[seen[index] :]
             seen[index] = len(inbox.messages)
             held.extend(new)
         assert len(held) <= 1, 'two runs of one job at the same time'
@@ -190,15 +199,15 @@ def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connectio
     inbox = Inbox(consuming, ack=False)
     send(connection, 'a')
     inbox.wait(1)
-    holdings = consuming.transport.consumer.holdings
-    with holdings._lock:  # the I/O thread waits, as for a server that is away
+    unacked = consuming.transport.consumer.unacked
+    with unacked._lock:  # the I/O thread waits, as for a server that is away
         inbox.messages[0].ack()
-        outbox = holdings.take_outbox()
+        outbox = unacked.take_writes()
         answers = client.bulk([doc for doc, _ in outbox])
         assert [answer.get('ok') for answer in answers] == [True]
         assert send(connection, 'b') == Outcome(ENQUEUED, 'b')
-        holdings.return_outbox(outbox)
-        holdings.bell.ring()
+        unacked.return_writes(outbox)
+        unacked.wakeup.set()
     assert inbox.wait(2) == ['a', 'b']
     inbox.messages[1].ack()
     wait_for(lambda: not items(client), 'the second to be done')
@@ -219,8 +228,9 @@ def contend(monkeypatch: pytest.MonkeyPatch, database: str, act: Callable[[int],
     replace_in_clients(monkeypatch, database, 'bulk', contended)
 
 
-def test_acknowledged_while_publishers_send_all_the_time(connect: Callable[..., Connection], client: Client, database: str,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledged_while_publishers_send_all_the_time(
+    connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection, consuming = connect(), connect()
     inbox = Inbox(consuming, ack=False)
     send(connection, 'a')
@@ -233,8 +243,9 @@ def test_acknowledged_while_publishers_send_all_the_time(connect: Callable[..., 
     assert not client.id_range('broker:consumer:')
 
 
-def test_refused_while_publishers_send_all_the_time(connect: Callable[..., Connection], client: Client, database: str,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_while_publishers_send_all_the_time(
+    connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
     send(connection, 'a')
     inbox.wait(1)

@@ -88,6 +88,7 @@ def backdate(client: Client, seconds: float) -> None:
 
 # -- what is taken away
 
+
 def test_tombstones_go_and_nothing_else(couch: Client) -> None:
     finish(couch, 450)
     kept = create(couch, 20)
@@ -104,9 +105,19 @@ def test_tombstones_of_others_are_theirs(couch: Client) -> None:
     couch.put({'_id': '_design/shop', 'views': {'all': {'map': 'function (doc) { emit(doc._id); }'}}})
     foreign = ['invoice-5', 'ab' * 16]
     couch.bulk([{'_id': doc_id, '_rev': couch.put({'_id': doc_id}), '_deleted': True} for doc_id in foreign])
-    couch.bulk([{'_id': doc_id, '_rev': couch.put({'_id': doc_id}), '_deleted': True} for doc_id in (
-        'celery-task-meta-1', 'shop_celery-taskset-meta-1', 'chord-unlock-1', JOB, 'broker:queue:q',
-        'once:' + 'ab' * 16)])
+    couch.bulk(
+        [
+            {'_id': doc_id, '_rev': couch.put({'_id': doc_id}), '_deleted': True}
+            for doc_id in (
+                'celery-task-meta-1',
+                'shop_celery-taskset-meta-1',
+                'chord-unlock-1',
+                JOB,
+                'broker:queue:q',
+                'once:' + 'ab' * 16,
+            )
+        ]
+    )
     assert vacuum_all(couch) == 6
     assert tombstones(couch) == set(foreign)
 
@@ -114,10 +125,21 @@ def test_tombstones_of_others_are_theirs(couch: Client) -> None:
 def test_all_revisions_of_a_torn_document_go(couch: Client) -> None:
     doc_id = workitem.new_id(time.time())
     for rev in ('2-a', '2-b', '3-c'):
-        couch.request('POST', '/_bulk_docs', body={'new_edits': False, 'docs': [{'_id': doc_id, '_rev': rev, '_deleted': True}]})
+        couch.request(
+            'POST', '/_bulk_docs', body={'new_edits': False, 'docs': [{'_id': doc_id, '_rev': rev, '_deleted': True}]}
+        )
     alive = workitem.new_id(time.time())
-    couch.request('POST', '/_bulk_docs', body={'new_edits': False, 'docs': [
-        {'_id': alive, '_rev': '2-a', '_deleted': True}, {'_id': alive, '_rev': '2-b', 'type': 'WorkItem'}]})
+    couch.request(
+        'POST',
+        '/_bulk_docs',
+        body={
+            'new_edits': False,
+            'docs': [
+                {'_id': alive, '_rev': '2-a', '_deleted': True},
+                {'_id': alive, '_rev': '2-b', 'type': 'WorkItem'},
+            ],
+        },
+    )
     vacuum(couch, quiet, age=0)
     assert couch.known([doc_id, alive]) == {alive}
     assert couch.get(alive)['_rev'] == '2-b'
@@ -146,8 +168,9 @@ def test_couchdb_loses_the_rows_of_what_lives_again(couch: Client, reborn: Calla
     assert rows(couch) == []
 
 
-def test_document_that_lives_again_stays_as_it_is(couch: Client, reborn: Callable[[], tuple[Tombstone, str]],
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_that_lives_again_stays_as_it_is(
+    couch: Client, reborn: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is created between the reading of its tombstone and the purge."""
     couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
     monkeypatch.setattr(Tombstones, 'purge', between(Tombstones.purge, reborn))
@@ -157,8 +180,9 @@ def test_document_that_lives_again_stays_as_it_is(couch: Client, reborn: Callabl
     assert row['doc']['n'] == 2
 
 
-def test_killed_just_after_a_purge(couch: Client, reborn: Callable[[], tuple[Tombstone, str]],
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_just_after_a_purge(
+    couch: Client, reborn: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next vacuum finds in its note what may have lived again."""
     couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
     with monkeypatch.context() as context:
@@ -174,6 +198,7 @@ def test_killed_just_after_a_purge(couch: Client, reborn: Callable[[], tuple[Tom
 
 def between(purge: Callable[..., None], act: Callable[[], object]) -> Callable[..., None]:
     """Return `purge`, before which something happens."""
+
     def purged(self: Tombstones, tombstones: list[Tombstone]) -> None:
         act()
         purge(self, tombstones)
@@ -201,6 +226,7 @@ def test_it_waits_for_the_proof_that_bindings_are_orphans(couch: Client, monkeyp
 
 
 # -- what is old
+
 
 def test_what_is_not_old_enough_stays(couch: Client) -> None:
     first = finish(couch, 120)
@@ -246,7 +272,9 @@ def test_an_earlier_mark_saves_the_wait(couch: Client) -> None:
     assert 'wait' not in seen
 
 
-def test_a_member_cannot_make_tombstones_older(couch: Client, server: Server, users: Callable[[str, str], None]) -> None:
+def test_a_member_cannot_make_tombstones_older(
+    couch: Client, server: Server, users: Callable[[str, str], None]
+) -> None:
     name = f'user-{couch.address.database}'
     users(name, 'secret-word')
     couch.request('PUT', '/_security', body={'admins': {'roles': ['_admin']}, 'members': {'names': [name]}})
@@ -263,9 +291,15 @@ def test_a_member_cannot_make_tombstones_older(couch: Client, server: Server, us
 
 # -- the traps
 
+
 def test_no_row_stays_in_an_index_that_had_not_seen_the_deletions(couch: Client) -> None:
-    couch.put({'_id': '_design/shop', 'autoupdate': False,
-               'views': {'lib': {'a': 'exports.a = 1'}, 'all': {'map': 'function (doc) { emit(doc.type); }'}}})
+    couch.put(
+        {
+            '_id': '_design/shop',
+            'autoupdate': False,
+            'views': {'lib': {'a': 'exports.a = 1'}, 'all': {'map': 'function (doc) { emit(doc.type); }'}},
+        }
+    )
     docs = create(couch, 300)
     wait_for(lambda: len(couch.view('shop', 'all')) == 300, 'the index')
     couch.bulk([workitem.deleted(doc) for doc in docs])
@@ -275,7 +309,9 @@ def test_no_row_stays_in_an_index_that_had_not_seen_the_deletions(couch: Client)
 
 
 def test_an_index_that_was_never_read_keeps_nothing(couch: Client) -> None:
-    couch.put({'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': 'function (doc) { emit(doc.type); }'}}})
+    couch.put(
+        {'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': 'function (doc) { emit(doc.type); }'}}}
+    )
     finish(couch, 300)
     create(couch, 3)
     vacuum(couch, quiet, age=0)
@@ -283,7 +319,9 @@ def test_an_index_that_was_never_read_keeps_nothing(couch: Client) -> None:
 
 
 def test_an_index_that_was_never_read_does_not_make_couchdb_remember_all_purges(couch: Client) -> None:
-    couch.put({'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': 'function (doc) { emit(doc.type); }'}}})
+    couch.put(
+        {'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': 'function (doc) { emit(doc.type); }'}}}
+    )
     couch.request('GET', '/_design/shop/_info')  # from here on CouchDB counts with it
     couch.request('PUT', '/_purged_infos_limit', body=10)
     finish(couch, 1500)
@@ -307,6 +345,7 @@ def test_design_documents_without_views_do_not_matter(couch: Client) -> None:
 
 
 # -- interrupted, and beside workers
+
 
 def test_interrupted_it_goes_on_with_the_rest(couch: Client) -> None:
     finish(couch, 600)
@@ -353,6 +392,7 @@ def test_workers_go_on_meanwhile(couch: Client, connect: Callable[..., Connectio
 
 # -- who may not, and where not
 
+
 def test_the_embedded_server_is_refused(client: Client, apache_couchdb: bool) -> None:
     if apache_couchdb:
         pytest.skip('this is Apache CouchDB')
@@ -361,7 +401,8 @@ def test_the_embedded_server_is_refused(client: Client, apache_couchdb: bool) ->
 
 
 def test_a_member_is_told_that_it_takes_an_administrator(
-        couch: Client, server: Server, users: Callable[[str, str], None]) -> None:
+    couch: Client, server: Server, users: Callable[[str, str], None]
+) -> None:
     name = f'user-{couch.address.database}'
     users(name, 'secret-word')
     couch.request('PUT', '/_security', body={'admins': {'names': [name]}, 'members': {'names': [name]}})
@@ -374,6 +415,7 @@ def test_a_member_is_told_that_it_takes_an_administrator(
 
 
 # -- the command
+
 
 @pytest.fixture
 def run(server: Server, url: str) -> Callable[..., Result]:
@@ -419,7 +461,9 @@ def test_command_without_an_earlier_mark_says_that_it_took_nothing(couch: Client
 
 
 def test_command_passes_over_a_database_that_does_not_exist(couch: Client, server: Server, url: str) -> None:
-    app = Celery('new', set_as_current=False, broker=url, backend=server.couchdb_url(f'{couch.address.database}-results'))
+    app = Celery(
+        'new', set_as_current=False, broker=url, backend=server.couchdb_url(f'{couch.address.database}-results')
+    )
     app.conf.broker_transport_options = {'visibility_timeout': 0.5}
     done = CliRunner().invoke(couchdb, ['vacuum', '--yes', '--age', '0.6'], obj=SimpleNamespace(app=app, no_color=True))
     assert done.exit_code == 0, done.output
@@ -428,7 +472,8 @@ def test_command_passes_over_a_database_that_does_not_exist(couch: Client, serve
 
 
 def test_command_that_is_stopped_says_how_to_go_on(
-        couch: Client, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    couch: Client, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     finish(couch, 3)
     monkeypatch.setattr(module._Vacuum, '_compact', lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     done = run('--yes', '--age', '0.6')
@@ -448,13 +493,15 @@ def test_command_refuses_in_one_sentence(client: Client, apache_couchdb: bool, r
 
 # -- how old
 
+
 @pytest.mark.parametrize('age', ['0', '10', '60'])
 def test_an_age_within_the_lease_is_refused(client: Client, url: str, age: str) -> None:
     app = Celery('vacuumed', set_as_current=False, broker=url, backend=url)
     done = CliRunner().invoke(couchdb, ['vacuum', '--yes', '--age', age], obj=SimpleNamespace(app=app, no_color=True))
     assert done.exit_code == 2
     assert done.stderr.endswith(
-        f"Error: Invalid value for '--age': {age} is not longer than the visibility timeout of the workers, 60 s.\n")
+        f"Error: Invalid value for '--age': {age} is not longer than the visibility timeout of the workers, 60 s.\n"
+    )
 
 
 def test_the_lease_of_a_worker_of_another_app_counts_while_it_lives(client: Client, run: Callable[..., Result]) -> None:
@@ -466,13 +513,15 @@ def test_the_lease_of_a_worker_of_another_app_counts_while_it_lives(client: Clie
     assert '600 is not longer than the visibility timeout of the workers, 900 s.' in done.stderr
 
 
-def test_by_default_it_is_longer_than_any_lease(client: Client, run: Callable[..., Result],
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_it_is_longer_than_any_lease(
+    client: Client, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ages: list[float] = []
 
     def vacuum(client: Client, show: object, *, age: float, wait: bool) -> Report:
         ages.append(age)
         return Report(client.address.database, 0, 0, 0)
+
     monkeypatch.setattr('celery_couchdb.cli.vacuum.vacuum', vacuum)
     run('--yes')
     client.put({'_id': 'broker:consumer:a', 'type': 'Consumer', 'date': time.time(), 'expires': time.time() + 900})
@@ -482,6 +531,10 @@ def test_by_default_it_is_longer_than_any_lease(client: Client, run: Callable[..
 
 def test_a_forged_heartbeat_keeps_nothing_from_being_purged(client: Client) -> None:
     now = client.clock.now()
-    client.bulk([{'_id': f'broker:consumer:{seconds}', 'type': 'Consumer', 'date': now, 'expires': now + seconds}
-                 for seconds in (90.0, 1e9)])
+    client.bulk(
+        [
+            {'_id': f'broker:consumer:{seconds}', 'type': 'Consumer', 'date': now, 'expires': now + seconds}
+            for seconds in (90.0, 1e9)
+        ]
+    )
     assert longest_lease(client) == pytest.approx(90.0, abs=0.01)

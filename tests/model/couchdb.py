@@ -35,8 +35,11 @@ Reply = str | None
 def leaves(tree: Tree) -> list[str]:
     """Return the revisions that nothing follows, the one that readers see first: not deleted, longest, largest."""
     parents = {revision.parent for revision in tree.values()}
-    return sorted((rev for rev in tree if rev not in parents),
-                  key=lambda rev: (not tree[rev].deleted, generation(rev), rev), reverse=True)
+    return sorted(
+        (rev for rev in tree if rev not in parents),
+        key=lambda rev: (not tree[rev].deleted, generation(rev), rev),
+        reverse=True,
+    )
 
 
 def generation(rev: str) -> int:
@@ -105,8 +108,10 @@ class Write:
     @property
     def answers(self) -> list[Document] | None:
         """What CouchDB answers, or None as long as it waits for more nodes."""
-        answers = [self._answer(doc, Counter(replies[place] for replies in self._replies))
-                   for place, doc in enumerate(self.docs)]
+        answers = [
+            self._answer(doc, Counter(replies[place] for replies in self._replies))
+            for place, doc in enumerate(self.docs)
+        ]
         return [answer for answer in answers if answer] if all(answers) else None
 
     def _answer(self, doc: Document, replies: Counter[Reply]) -> Document | None:
@@ -183,16 +188,22 @@ class CouchDB:
         if path == '/_all_docs':
             ids = [doc_id for doc_id in sorted(self.nodes[at].trees) if _within(doc_id, params)]
             rows = [self._row(doc_id, [at], params) for doc_id in ids if seen(doc_id, self.nodes[at].trees[doc_id])]
-            return {'rows': rows[params.get('skip', 0):][:params.get('limit')]}
-        if path.endswith('/contested'):
-            return {'rows': list(_contested(self.nodes[at].trees, json.loads(params['keys'])))}
+            return {'rows': rows[params.get('skip', 0) :][: params.get('limit')]}
+        if path.endswith('/conflicted'):
+            return {'rows': list(_conflicted(self.nodes[at].trees, json.loads(params['keys'])))}
         if path.endswith('/queries'):
             docs = self.nodes[at].index(params.get('update', 'true') == 'true')
-            asked = [{name: json.dumps(value) if name in ('startkey', 'endkey') else value for name, value in query.items()}
-                     for query in body['queries']]
+            asked = [
+                {name: json.dumps(value) if name in ('startkey', 'endkey') else value for name, value in query.items()}
+                for query in body['queries']
+            ]
             return {'results': [{'rows': _view(docs, path.split('/')[-2], query)} for query in asked]}
         if '/_view/' in path:
-            return {'rows': _view(self.nodes[at].index(params.get('update', 'true') == 'true'), path.rpartition('/')[2], params)}
+            return {
+                'rows': _view(
+                    self.nodes[at].index(params.get('update', 'true') == 'true'), path.rpartition('/')[2], params
+                )
+            }
         return self._get(unquote(path[1:]), quorum, params)
 
     def _get(self, doc_id: str, quorum: list[int], params: dict[str, Any]) -> Any:
@@ -223,6 +234,7 @@ class CouchDB:
 
 # -- views: what `kombu_couchdb/design/*.js` emit
 
+
 def _claimed(doc: Document) -> bool:
     return isinstance((doc.get('claimed') or {}).get('by'), str)
 
@@ -241,7 +253,7 @@ def _leases(doc: Document) -> Iterator[tuple[Any, Any]]:
         yield ['consumer', doc['_id']], doc['expires']
 
 
-def _contested(trees: dict[str, Tree], kinds: list[str]) -> Iterator[Document]:
+def _conflicted(trees: dict[str, Tree], kinds: list[str]) -> Iterator[Document]:
     """Yield the rows of that view, for these types of documents."""
     for doc_id, tree in trees.items():
         doc = seen(doc_id, tree)
@@ -251,17 +263,20 @@ def _contested(trees: dict[str, Tree], kinds: list[str]) -> Iterator[Document]:
                 yield {'id': doc_id, 'key': doc['type'], 'value': counted}
 
 
-VIEWS: dict[str, Callable[[Document], Iterator[tuple[Any, Any]]]] = {
-    'waiting': _waiting, 'leases': _leases}
+VIEWS: dict[str, Callable[[Document], Iterator[tuple[Any, Any]]]] = {'waiting': _waiting, 'leases': _leases}
 
 
 def _view(docs: dict[str, Document], name: str, params: dict[str, Any]) -> list[Document]:
-    emitted = [{'id': doc['_id'], 'key': key, 'value': value, 'doc': doc}
-               for doc in docs.values() for key, value in VIEWS[name](doc) if _within(key, params, doc['_id'])]
+    emitted = [
+        {'id': doc['_id'], 'key': key, 'value': value, 'doc': doc}
+        for doc in docs.values()
+        for key, value in VIEWS[name](doc)
+        if _within(key, params, doc['_id'])
+    ]
     rows = sorted(emitted, key=lambda row: (_place(row['key']), row['id']))
     if params.get('reduce') is not False:
         return _reduced(rows, name, params.get('group_level', 0))
-    rows = rows[params.get('skip', 0):][:params.get('limit')]
+    rows = rows[params.get('skip', 0) :][: params.get('limit')]
     return rows if params.get('include_docs') else [{n: row[n] for n in ('id', 'key', 'value')} for row in rows]
 
 
@@ -269,13 +284,20 @@ def _reduced(rows: list[Document], name: str, level: int) -> list[Document]:
     groups: dict[str, list[Any]] = {}
     for row in rows:
         groups.setdefault(json.dumps(row['key'][:level] if level else None), []).append(row['value'])
-    return [{'key': json.loads(key), 'value': _stats(values) if name == 'leases' else len(values)}
-            for key, values in groups.items()]
+    return [
+        {'key': json.loads(key), 'value': _stats(values) if name == 'leases' else len(values)}
+        for key, values in groups.items()
+    ]
 
 
 def _stats(values: list[float]) -> Document:
-    return {'sum': sum(values), 'count': len(values), 'min': min(values), 'max': max(values),
-            'sumsqr': sum(value * value for value in values)}
+    return {
+        'sum': sum(values),
+        'count': len(values),
+        'min': min(values),
+        'max': max(values),
+        'sumsqr': sum(value * value for value in values),
+    }
 
 
 def _within(key: Any, params: dict[str, Any], doc_id: str = '') -> bool:

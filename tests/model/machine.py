@@ -40,8 +40,12 @@ class Protocol(RuleBasedStateMachine):
         self.world: World | None = None
         logging.disable(logging.CRITICAL)
 
-    @initialize(skews=st.tuples(*[st.sampled_from([0.0, 1.9])] * 3), credit=st.integers(1, 2), salt=st.integers(0, 9),
-                wrong=st.sampled_from(PUBLISHED))
+    @initialize(
+        skews=st.tuples(*[st.sampled_from([0.0, 1.9])] * 3),
+        credit=st.integers(1, 2),
+        salt=st.integers(0, 9),
+        wrong=st.sampled_from(PUBLISHED),
+    )
     def begin(self, skews: tuple[float, ...], credit: int, salt: int, wrong: float = 0.0) -> None:
         self.world = World(self.nodes, salt)
         self.stack.enter_context(self.world.in_place())
@@ -153,10 +157,14 @@ class Protocol(RuleBasedStateMachine):
         delivery = process.take()
         if delivery:
             name = delivery.doc['_id']
-            assert not any(name in other.held for other in self.world.processes if other is not process), f'{name} runs twice'
+            assert not any(name in other.held for other in self.world.processes if other is not process), (
+                f'{name} runs twice'
+            )
             # In a cluster a delivery that nobody settled may be forgotten with a leaf that did not prevail.
             if self.nodes == 1:
-                assert self.world.delivered[name] <= delivery.doc['attempts'] <= DELIVERIES, f'{name}: not all were counted'
+                assert self.world.delivered[name] <= delivery.doc['attempts'] <= DELIVERIES, (
+                    f'{name}: not all were counted'
+                )
 
     def time_out(self, process: Process) -> None:
         """Let a thread go on, and get no answer, until it sleeps."""

@@ -33,8 +33,16 @@ class Modelled(Client):
         self.clock.now = lambda: START  # type: ignore[method-assign]
         self._couchdb = CouchDB(1)
 
-    def request(self, method: str, path: str | None, params: Any = None, body: Any = None, *, repeat: bool = False,
-                shape: Shape = anything) -> Any:
+    def request(
+        self,
+        method: str,
+        path: str | None,
+        params: Any = None,
+        body: Any = None,
+        *,
+        repeat: bool = False,
+        shape: Shape = anything,
+    ) -> Any:
         answer = self._answer(method, path, params, body)
         assert shape(answer)
         return answer

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kombu_couchdb.consumer.heartbeat import Heartbeat
-from kombu_couchdb.consumer.unacked import Holdings
+from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
 
@@ -35,16 +35,41 @@ class Fault(NamedTuple):
 
 
 FAULTS = [
-    Fault('the heartbeat of a dead consumer is not deleted', Single, Sweeper, '_fence',
-          "self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])",
-          "[{'ok': True} for d in docs]"),
-    Fault('whoever lost its lease keeps what it held', Single, Heartbeat, '_begin_anew', 'self._holdings.drop_all()', '0'),
-    Fault('messages are handed over after the lease has ended', Single, Holdings, 'hand_over',
-          'or not self._lease.valid', ''),
-    Fault('the sweep trusts the wall clock', Single, Watch, 'silent',
-          'self._looked - seen.since > seen.lease + GRACE', 'seen.mark + GRACE < self._clock.now()'),
-    Fault('silence counts while the server is away', Single, Watch, 'interrupted',
-          'min(now, seen.since + seconds)', 'seen.since'),
+    Fault(
+        'the heartbeat of a dead consumer is not deleted',
+        Single,
+        Sweeper,
+        '_fence',
+        "self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])",
+        "[{'ok': True} for d in docs]",
+    ),
+    Fault(
+        'whoever lost its lease keeps what it held', Single, Heartbeat, '_begin_anew', 'self._unacked.drop_all()', '0'
+    ),
+    Fault(
+        'messages are handed over after the lease has ended',
+        Single,
+        Unacked,
+        'hand_over',
+        'or not self._lease.valid',
+        '',
+    ),
+    Fault(
+        'the sweep trusts the wall clock',
+        Single,
+        Watch,
+        'silent',
+        'self._looked - seen.since > seen.lease + GRACE',
+        'seen.mark + GRACE < self._clock.now()',
+    ),
+    Fault(
+        'silence counts while the server is away',
+        Single,
+        Watch,
+        'interrupted',
+        'min(now, seen.since + seconds)',
+        'seen.since',
+    ),
     Fault('an accepted heartbeat is a heartbeat', Cluster, Heartbeat, '_beaten', "not answer.get('accepted')", 'True'),
 ]
 
@@ -54,8 +79,11 @@ def put_in(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     source = textwrap.dedent(inspect.getsource(function))
     assert fault.good in source, f'{fault.function} has changed: mend the fault {fault.name!r}'
     found: dict[str, Any] = {}
-    exec(compile('from __future__ import annotations\n' + source.replace(fault.good, fault.bad), fault.name, 'exec'),
-         function.__globals__, found)
+    exec(
+        compile('from __future__ import annotations\n' + source.replace(fault.good, fault.bad), fault.name, 'exec'),
+        function.__globals__,
+        found,
+    )
     monkeypatch.setattr(fault.owner, fault.function, found[fault.function])
 
 
@@ -70,9 +98,19 @@ def examples_until_found(machine: type[Protocol], most: int) -> int | None:
             super().__init__()
 
     try:
-        run_state_machine_as_test(Counting, settings=settings(
-            max_examples=most, stateful_step_count=60, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck), report_multiple_bugs=False))
+        run_state_machine_as_test(
+            Counting,
+            settings=settings(
+                max_examples=most,
+                stateful_step_count=60,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+                report_multiple_bugs=False,
+            ),
+        )
     except AssertionError:
         return tried
     return None

@@ -11,8 +11,15 @@ from .machine import Cluster, Single
 #: `MODEL_EXAMPLES=20` explores twenty times as much, and not the same each time.
 MORE = int(os.environ.get('MODEL_EXAMPLES', '0'))
 
-PROFILE = settings(max_examples=100 * max(1, MORE), stateful_step_count=60, deadline=None, database=None,
-                   derandomize=not MORE, print_blob=False, suppress_health_check=list(HealthCheck))
+PROFILE = settings(
+    max_examples=100 * max(1, MORE),
+    stateful_step_count=60,
+    deadline=None,
+    database=None,
+    derandomize=not MORE,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
 
 TestSingle = Single.TestCase
 TestSingle.settings = PROFILE

@@ -25,17 +25,16 @@ from greenlet import getcurrent, greenlet
 
 import kombu_couchdb
 from kombu_couchdb import errors
-from kombu_couchdb.consumer import io_thread as consumer
-from kombu_couchdb.consumer import unwritten as outbox
+from kombu_couchdb.consumer import io_thread, pending_writes
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.consumer.mailbox import Mailbox
-from kombu_couchdb.couchdb import conflicts as healer
+from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases import lease, sweeper
-from kombu_couchdb.leases.peers import Members
+from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.topology import Topology
 
@@ -125,19 +124,26 @@ class World:
     def in_place(self) -> Iterator[None]:
         """Let the product's modules find this world's clocks, threads and identities instead of the machine's."""
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - START)
-        modules = [import_module(found.name) for found in pkgutil.walk_packages(kombu_couchdb.__path__, 'kombu_couchdb.')
-                   if not found.name.endswith('.__main__')]
+        modules = [
+            import_module(found.name)
+            for found in pkgutil.walk_packages(kombu_couchdb.__path__, 'kombu_couchdb.')
+            if not found.name.endswith('.__main__')
+        ]
         fakes: list[tuple[Any, str, Any]] = [
-            (consumer, 'threading', SimpleNamespace(Thread=_Thread, Event=_Event)),
-            (consumer, 'atexit', mock.Mock()),
-            (outbox, 'Bell', _Bell),
-            *((module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2)) for module in (healer, sweeper)),
+            (io_thread, 'threading', SimpleNamespace(Thread=_Thread, Event=_Event)),
+            (io_thread, 'atexit', mock.Mock()),
+            (pending_writes, 'Wakeup', _Wakeup),
+            *(
+                (module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
+                for module in (conflicts, sweeper)
+            ),
             (lease, 'socket', SimpleNamespace(gethostname=lambda: 'host')),
             (lease, 'os', SimpleNamespace(getpid=lambda: 1)),
-            (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}')))]
+            (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}'))),
+        ]
         with ExitStack() as stack:
             timed = [module for module in modules if getattr(module, 'time', None) is time]
-            assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, 'these go by the machine\'s clock'
+            assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, "these go by the machine's clock"
             for module, name, fake in [*fakes, *((module, 'time', clock) for module in timed)]:
                 stack.enter_context(mock.patch.object(module, name, fake))
             yield
@@ -151,10 +157,16 @@ class Process:
         self._mailbox = Mailbox[Delivery | Exception]()
         client = _ModelClient(world, skew)
         self.clock: ModelClock = client.clock  # type: ignore[assignment]
-        self.consumer = consumer.Consumer(client, Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES), self._mailbox,
-                                          _DeafNews(), Topology(client), 'model')  # type: ignore[arg-type]
-        self.holdings = self.consumer.holdings
-        self.holdings.subscribe(Subscription(QUEUE, Credit(credit)))
+        self.consumer = io_thread.Consumer(
+            client,
+            Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES),
+            self._mailbox,
+            _DeafNews(),
+            Topology(client),
+            'model',
+        )  # type: ignore[arg-type]
+        self.unacked = self.consumer.unacked
+        self.unacked.subscribe(Subscription(QUEUE, Credit(credit)))
         #: What kombu has been given and has not settled.
         self.working: list[Delivery] = []
         self._thread: greenlet = self.consumer._thread.greenlet  # type: ignore[attr-defined]
@@ -176,15 +188,23 @@ class Process:
         for more in range(len(self._world.couchdb.nodes)):
             if write.answers is None:
                 self._world.couchdb.land(write, (at + more) % len(self._world.couchdb.nodes))
-        self._world.robbed += [doc['_id'] for doc, answer in zip(write.docs, write.answers or [], strict=True)
-                               if doc.get('_deleted') and self._ended_early(doc['_id'], answer)]
+        self._world.robbed += [
+            doc['_id']
+            for doc, answer in zip(write.docs, write.answers or [], strict=True)
+            if doc.get('_deleted') and self._ended_early(doc['_id'], answer)
+        ]
         return self._resume(self._shape(write.answers))
 
     def _ended_early(self, doc_id: str, deletion: Document) -> bool:
         """Tell whether this process has just proven the deletion of the heartbeat of another one, whose lease is honoured."""
-        return bool(deletion.get('ok')) and not deletion.get('accepted') and any(
-            other is not self and not other.ended and other.consumer.id == doc_id and other.consumer._lease.valid
-            for other in self._world.processes)
+        return (
+            bool(deletion.get('ok'))
+            and not deletion.get('accepted')
+            and any(
+                other is not self and not other.ended and other.consumer.id == doc_id and other.consumer._lease.valid
+                for other in self._world.processes
+            )
+        )
 
     def _shape(self, answers: Any) -> Any:
         assert isinstance(self.waiting, Request)
@@ -233,7 +253,7 @@ class Process:
         found = self._mailbox.pop()
         if isinstance(found, Exception):
             raise found
-        if found is None or not self.holdings.hand_over(found):
+        if found is None or not self.unacked.hand_over(found):
             return None
         self.working.append(found)
         self._world.delivered[found.doc['_id']] += 1
@@ -242,20 +262,20 @@ class Process:
     def ack(self) -> None:
         """Be done with the oldest delivery."""
         delivery = self.working.pop(0)
-        if delivery.tag in self.holdings._held:
+        if delivery.tag in self.unacked._held:
             self._world.acked.add(delivery.doc['_id'])
-        self.holdings.ack(delivery.tag)
+        self.unacked.ack(delivery.tag)
 
     def requeue(self) -> None:
         """Give the oldest delivery back."""
-        self.holdings.release(self.working.pop(0).tag)
+        self.unacked.release(self.working.pop(0).tag)
 
     @property
     def held(self) -> Mapping[str, Document]:
         """What this process may believe to hold, by id: under a lease that is honoured."""
         if self.ended or not self.consumer._lease.valid:
             return {}
-        return {delivery.doc['_id']: delivery.doc for delivery in self.holdings._held.values()}
+        return {delivery.doc['_id']: delivery.doc for delivery in self.unacked._held.values()}
 
 
 class ModelClock:
@@ -285,8 +305,16 @@ class _ModelClient(Client):
         self._world, self.replicas = world, len(world.couchdb.nodes)
         self.clock = ModelClock(world, skew)  # type: ignore[assignment]
 
-    def request(self, method: str, path: str | None, params: Any = None, body: Any = None, *, repeat: bool = False,
-                shape: Shape = anything) -> Any:
+    def request(
+        self,
+        method: str,
+        path: str | None,
+        params: Any = None,
+        body: Any = None,
+        *,
+        repeat: bool = False,
+        shape: Shape = anything,
+    ) -> Any:
         path = path or '/'
         body = json.loads(body) if isinstance(body, bytes) else body
         docs = body['docs'] if path == '/_bulk_docs' else [body] if method == 'PUT' else None
@@ -300,12 +328,12 @@ class _DeafNews:
     """Tells nothing: each turn looks at the queues anew."""
 
     def __init__(self) -> None:
-        self.members = Members()
+        self.peers = Peers()
         self.listener = SimpleNamespace(binds=False)
 
-    def take(self, windows: Mapping[str, Any], eager: set[str]) -> tuple[list[Any], list[Any]]:
-        for window in windows.values():
-            window.clear()
+    def take(self, candidates: Mapping[str, Any], eager: set[str]) -> tuple[list[Any], list[Any]]:
+        for queue_candidates in candidates.values():
+            queue_candidates.clear()
         return [], []
 
     def due_at(self) -> float | None:
@@ -346,8 +374,8 @@ class _Event:
         _wait(Sleep(timeout))
 
 
-class _Bell:
-    def ring(self, within: float = 0.0) -> None:
+class _Wakeup:
+    def set(self, within: float = 0.0) -> None:
         pass
 
     def wait(self, timeout: float) -> None:

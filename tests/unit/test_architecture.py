@@ -57,8 +57,11 @@ def imports_of(module: str) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = '.'.join([*package[:len(package) - node.level + 1], *filter(None, [node.module])]) if node.level \
+            base = (
+                '.'.join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+                if node.level
                 else str(node.module)
+            )
             # `from . import errors` names a module, `from .errors import NotFound` a member of one.
             found |= {f'{base}.{alias.name}' if f'{base}.{alias.name}' in FILES else base for alias in node.names}
     return found
@@ -72,7 +75,9 @@ def tops(module: str) -> set[str]:
 
 
 def test_imports_are_read_as_they_are_written() -> None:
-    assert {'kombu_couchdb.errors', 'kombu_couchdb.couchdb.address', 'requests'} <= IMPORTS['kombu_couchdb.couchdb.nodes']
+    assert {'kombu_couchdb.errors', 'kombu_couchdb.couchdb.address', 'requests'} <= IMPORTS[
+        'kombu_couchdb.couchdb.nodes'
+    ]
     assert 'kombu_couchdb.couchdb.client' in IMPORTS['celery_couchdb.results.store']
     assert 'kombu_couchdb.design' in IMPORTS['kombu_couchdb.queues.store']
 
@@ -96,8 +101,13 @@ def folder_of(module: str) -> str:
 def test_a_folder_imports_what_is_below_it_alone(folder: str) -> None:
     package = folder.partition('.')[0]
     allowed = {folder, package, *SHARED, *(f'{package}.{name}' for name in FOLDERS[folder])}
-    found = {folder_of(name) for module in FILES if folder_of(module) == folder for name in IMPORTS[module]
-             if name.partition('.')[0] == package}
+    found = {
+        folder_of(name)
+        for module in FILES
+        if folder_of(module) == folder
+        for name in IMPORTS[module]
+        if name.partition('.')[0] == package
+    }
     assert found <= allowed
 
 
@@ -121,7 +131,9 @@ def test_the_consumer_knows_no_classes_of_kombu() -> None:
     for module in FILES:
         if folder_of(module) in {f'kombu_couchdb.{name}' for name in ('consumer', 'leases', 'queues', 'couchdb')}:
             found = {name for name in IMPORTS[module] if name.partition('.')[0] == 'kombu'}
-            assert found <= {'kombu.utils.functional', 'kombu.utils.imports', 'kombu.utils.json', 'kombu.utils.url'}, module
+            assert found <= {'kombu.utils.functional', 'kombu.utils.imports', 'kombu.utils.json', 'kombu.utils.url'}, (
+                module
+            )
 
 
 def test_nobody_imports_the_transport_but_by_its_folder() -> None:
@@ -131,28 +143,44 @@ def test_nobody_imports_the_transport_but_by_its_folder() -> None:
     assert {module for module, name in found if name.endswith('.channel')} <= {'celery_couchdb.parcels.mover'}
 
 
-@pytest.mark.parametrize('path', [
-    'kombu_couchdb.transport:Transport', 'kombu_couchdb.errors:CouchDBError', 'kombu_couchdb.options:Options',
-    'kombu_couchdb.unique:told', 'kombu_couchdb.unique:collect_outcomes', 'kombu_couchdb.embedded:EmbeddedServer',
-    'celery_couchdb.backend:CouchDBBackend', 'celery_couchdb.backend:ResultTooLarge', 'celery_couchdb.jobs:Jobs',
-    'celery_couchdb.jobs:Unreadable', 'celery_couchdb.unique:UniqueTask', 'celery_couchdb.testing:CouchDBTestBroker',
-    'celery_couchdb.testing:CouchDBTestBackend', 'celery_couchdb.testing:LocalWorkerContainer',
-])
+@pytest.mark.parametrize(
+    'path',
+    [
+        'kombu_couchdb.transport:Transport',
+        'kombu_couchdb.errors:CouchDBError',
+        'kombu_couchdb.options:Options',
+        'kombu_couchdb.unique:told',
+        'kombu_couchdb.unique:collect_outcomes',
+        'kombu_couchdb.embedded:EmbeddedServer',
+        'celery_couchdb.backend:CouchDBBackend',
+        'celery_couchdb.backend:ResultTooLarge',
+        'celery_couchdb.jobs:Jobs',
+        'celery_couchdb.jobs:Unreadable',
+        'celery_couchdb.unique:UniqueTask',
+        'celery_couchdb.testing:CouchDBTestBroker',
+        'celery_couchdb.testing:CouchDBTestBackend',
+        'celery_couchdb.testing:LocalWorkerContainer',
+    ],
+)
 def test_public_paths(path: str) -> None:
     module, _, name = path.partition(':')
     assert hasattr(import_module(module), name)
 
 
 def test_few_know_requests() -> None:
-    allowed = {'kombu_couchdb.errors', 'kombu_couchdb.transport.connection',
-               *(f'kombu_couchdb.couchdb.{name}' for name in ('auth', 'bounds', 'changes', 'client', 'http', 'nodes'))}
+    allowed = {
+        'kombu_couchdb.errors',
+        'kombu_couchdb.transport.connection',
+        *(f'kombu_couchdb.couchdb.{name}' for name in ('auth', 'bounds', 'changes', 'client', 'http', 'nodes')),
+    }
     assert {module for module in FILES if tops(module) & {'requests', 'urllib3'}} <= allowed
 
 
 def test_kombu_s_classes_stay_at_the_edge() -> None:
     edge = {f'kombu_couchdb.transport.{name}' for name in ('connection', 'channel', 'publisher', 'qos')}
-    assert {module for module in FILES if any(name.startswith('kombu.transport') for name in IMPORTS[module])} <= \
-        edge | {'kombu_couchdb.registration'}  # the last for the table of schemes
+    assert {
+        module for module in FILES if any(name.startswith('kombu.transport') for name in IMPORTS[module])
+    } <= edge | {'kombu_couchdb.registration'}  # the last for the table of schemes
 
 
 def test_only_the_command_speaks_to_people() -> None:
@@ -168,13 +196,18 @@ def test_one_module_prints_and_one_makes_loggers() -> None:
     assert {module for module, text in sources.items() if re.search(printing, text)} == {'celery_couchdb.cli.tables'}
     making = r'\bkombu\.log\b|\bgetLogger\('
     assert {module for module, text in sources.items() if re.search(making, text)} <= {
-        'kombu_couchdb.log', 'kombu_couchdb.embedded', 'celery_couchdb.brevity'}  # the last two log nothing of a document
+        'kombu_couchdb.log',
+        'kombu_couchdb.embedded',
+        'celery_couchdb.brevity',
+    }  # the last two log nothing of a document
 
 
 def test_workers_need_nothing_of_the_operators() -> None:
     operators = {'kombu_couchdb.admin', 'celery_couchdb.cli', 'celery_couchdb.jobs'}
     ours = {module for module in FILES if not any(module.startswith(name) for name in operators)}
-    assert not {found for module in ours for found in IMPORTS[module] if any(found.startswith(name) for name in operators)}
+    assert not {
+        found for module in ours for found in IMPORTS[module] if any(found.startswith(name) for name in operators)
+    }
 
 
 def test_only_what_is_for_tests_knows_pytest() -> None:

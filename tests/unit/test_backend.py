@@ -44,36 +44,42 @@ def test_entry_point_names_this_backend(scheme: str) -> None:
     assert type(app_of(f'{scheme}://host').backend) is CouchDBBackend
 
 
-@pytest.mark.parametrize(('url', 'address'), [
-    ('couchdb://', Address('localhost', 5984, 'celery_results')),
-    ('couchdb://host', Address('host', 5984, 'celery_results')),
-    ('couchdb://host/', Address('host', 5984, 'celery_results')),
-    ('couchdb://user@host:1/db', Address('host', 1, 'db', 'user')),
-    ('couchdb://user:pw@host:1/a%2Fb', Address('host', 1, 'a/b', 'user', 'pw')),
-    ('couchdb://user:pw@[::1]/db', Address('::1', 5984, 'db', 'user', 'pw')),
-    ('couchdbs://host', Address('host', 6984, 'celery_results', tls=True)),
-    ('couchdbs://host:443/db', Address('host', 443, 'db', tls=True)),
-    ('couchdbs://host/db?ssl_ca_certs=/ca.pem', Address('host', 6984, 'db', tls=True, verify='/ca.pem')),
-    ('couchdbs://host/db?ssl_cert_reqs=none', Address('host', 6984, 'db', tls=True, verify=False)),
-    (f'couchdb://{QUOTED}:{QUOTED}@host/db', Address('host', 5984, 'db', ODD, ODD)),
-])
+@pytest.mark.parametrize(
+    ('url', 'address'),
+    [
+        ('couchdb://', Address('localhost', 5984, 'celery_results')),
+        ('couchdb://host', Address('host', 5984, 'celery_results')),
+        ('couchdb://host/', Address('host', 5984, 'celery_results')),
+        ('couchdb://user@host:1/db', Address('host', 1, 'db', 'user')),
+        ('couchdb://user:pw@host:1/a%2Fb', Address('host', 1, 'a/b', 'user', 'pw')),
+        ('couchdb://user:pw@[::1]/db', Address('::1', 5984, 'db', 'user', 'pw')),
+        ('couchdbs://host', Address('host', 6984, 'celery_results', tls=True)),
+        ('couchdbs://host:443/db', Address('host', 443, 'db', tls=True)),
+        ('couchdbs://host/db?ssl_ca_certs=/ca.pem', Address('host', 6984, 'db', tls=True, verify='/ca.pem')),
+        ('couchdbs://host/db?ssl_cert_reqs=none', Address('host', 6984, 'db', tls=True, verify=False)),
+        (f'couchdb://{QUOTED}:{QUOTED}@host/db', Address('host', 5984, 'db', ODD, ODD)),
+    ],
+)
 def test_url(url: str, address: Address) -> None:
     assert address_of(url) == address
 
 
-@pytest.mark.parametrize('url', [
-    'couchdb://user:secret/word@host/db',   # what follows the colon would be the port
-    'couchdb://user:5984/secret@host/db',   # here it is one, and the host is 'user'
-    'couchdb://user:5984#secret@host/db',
-    'couchdb://user:5984?secret@host/db',
-    'couchdb://user:[secret@host/db',
-    'couchdb://user:secret@host:port/db',
-    'couchdb://user:secret@host/Upper',
-    'couchdbs://user:secret@host/db?ssl_ca_certs=/ca.pem&ssl_cert_reqs=perhaps',
-    'couchdbs://user:secret@host/db?ssl_cacert=/ca.pem',
-    'couchdb://user:secret@host/db?timeout=3',
-    'https://user:secret@host/db',          # what Celery makes of couchdb+https://…
-])
+@pytest.mark.parametrize(
+    'url',
+    [
+        'couchdb://user:secret/word@host/db',  # what follows the colon would be the port
+        'couchdb://user:5984/secret@host/db',  # here it is one, and the host is 'user'
+        'couchdb://user:5984#secret@host/db',
+        'couchdb://user:5984?secret@host/db',
+        'couchdb://user:[secret@host/db',
+        'couchdb://user:secret@host:port/db',
+        'couchdb://user:secret@host/Upper',
+        'couchdbs://user:secret@host/db?ssl_ca_certs=/ca.pem&ssl_cert_reqs=perhaps',
+        'couchdbs://user:secret@host/db?ssl_cacert=/ca.pem',
+        'couchdb://user:secret@host/db?timeout=3',
+        'https://user:secret@host/db',  # what Celery makes of couchdb+https://…
+    ],
+)
 def test_bad_url_is_refused_without_quoting_the_password(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         address_of(url)
@@ -110,10 +116,18 @@ def test_backend_can_be_pickled() -> None:
 # -- errors
 
 
-@pytest.mark.parametrize(('error', 'again'), [
-    (ServerUnavailable(), True), (DatabaseMissing(), True),
-    (AccessDenied(), False), (Conflict(), False), (NotFound(), False), (CouchDBError(), False), (OSError(), False),
-])
+@pytest.mark.parametrize(
+    ('error', 'again'),
+    [
+        (ServerUnavailable(), True),
+        (DatabaseMissing(), True),
+        (AccessDenied(), False),
+        (Conflict(), False),
+        (NotFound(), False),
+        (CouchDBError(), False),
+        (OSError(), False),
+    ],
+)
 def test_celery_may_retry_what_may_pass(error: Exception, again: bool) -> None:
     assert app_of('couchdb://host').backend.exception_safe_to_retry(error) is again
 
@@ -159,8 +173,12 @@ def test_who_may_not_create_the_database_is_told_what_to_do() -> None:
         raise AccessDenied('no')
 
     backend.client.get, backend.client.create = missing, create
-    with pytest.raises(AccessDenied, match=(
-            r"^http://host:5984/db: user 'user' may not create the database, which does not exist; let an administrator run ")):
+    with pytest.raises(
+        AccessDenied,
+        match=(
+            r"^http://host:5984/db: user 'user' may not create the database, which does not exist; let an administrator run "
+        ),
+    ):
         backend.get('key')
 
 
@@ -172,14 +190,48 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)
 
 
-@pytest.mark.parametrize('result', [
-    None, True, 0, -1, 2**53, -2**53, 10**400, 0.1, -1.5e300, 'ü😀\x00\n', '', [], {}, [1, [2, {'a': None}]],
-    {'_id': 1, '_rev': '2', '_deleted': True, '_attachments': {}, '_x': {'_y': 3}},
-    2.0, -0.0, 1e300, 5e-324, math.nan, math.inf, -math.inf, [{'a': [math.nan]}],
-    '\ud800', {'\udfff': 1}, '\\ud800', '\ud83d \ude00',
-    {'__proto__': {'a': 1}}, '__type__', {'__type__': 1}, b'\xff', b'bytes',
-    datetime(2026, 1, 2, 3, tzinfo=timezone.utc), 'NaN', '1e400', {'2': 1, '1': 2}, 0.30000000000000004,
-])
+@pytest.mark.parametrize(
+    'result',
+    [
+        None,
+        True,
+        0,
+        -1,
+        2**53,
+        -(2**53),
+        10**400,
+        0.1,
+        -1.5e300,
+        'ü😀\x00\n',
+        '',
+        [],
+        {},
+        [1, [2, {'a': None}]],
+        {'_id': 1, '_rev': '2', '_deleted': True, '_attachments': {}, '_x': {'_y': 3}},
+        2.0,
+        -0.0,
+        1e300,
+        5e-324,
+        math.nan,
+        math.inf,
+        -math.inf,
+        [{'a': [math.nan]}],
+        '\ud800',
+        {'\udfff': 1},
+        '\\ud800',
+        '\ud83d \ude00',
+        {'__proto__': {'a': 1}},
+        '__type__',
+        {'__type__': 1},
+        b'\xff',
+        b'bytes',
+        datetime(2026, 1, 2, 3, tzinfo=timezone.utc),
+        'NaN',
+        '1e400',
+        {'2': 1, '1': 2},
+        0.30000000000000004,
+    ],
+)
 @pytest.mark.parametrize('serializer', ['json', 'pickle', 'msgpack', 'yaml'])
 def test_round_trip(result: Any, serializer: str) -> None:
     if serializer != 'json':
@@ -198,18 +250,41 @@ def test_round_trip(result: Any, serializer: str) -> None:
     assert same(*decoded)
 
 
-@pytest.mark.parametrize('result', [
-    None, True, -5, 2**40, 0.5, 'ü😀', '\\ud800', [1, 'a'], {'_id': 1, '_rev': 2}, {'a': {'b': [0.25]}},
-])
+@pytest.mark.parametrize(
+    'result',
+    [
+        None,
+        True,
+        -5,
+        2**40,
+        0.5,
+        'ü😀',
+        '\\ud800',
+        [1, 'a'],
+        {'_id': 1, '_rev': 2},
+        {'a': {'b': [0.25]}},
+    ],
+)
 def test_plain_results_are_readable_members(result: Any) -> None:
     _, _, payload = dumps({'status': 'SUCCESS', 'result': result}, serializer='json')
     assert pack(payload, 'application/json') == {'value': {'status': 'SUCCESS', 'result': result}}
 
 
-@pytest.mark.parametrize('result', [
-    2**53, 2.0, -0.0, 5e-324, math.nan, math.inf, '\ud800', b'bytes', {'__proto__': 1},
-    {'__type__': 'no', '__value__': 1},
-])
+@pytest.mark.parametrize(
+    'result',
+    [
+        2**53,
+        2.0,
+        -0.0,
+        5e-324,
+        math.nan,
+        math.inf,
+        '\ud800',
+        b'bytes',
+        {'__proto__': 1},
+        {'__type__': 'no', '__value__': 1},
+    ],
+)
 def test_what_a_server_might_change_stays_text(result: Any) -> None:
     _, _, payload = dumps({'result': [result]}, serializer='json')
     assert pack(payload, 'application/json') == {'value': payload, 'content_type': 'application/json'}
@@ -217,7 +292,9 @@ def test_what_a_server_might_change_stays_text(result: Any) -> None:
 
 def test_bytes_are_base64() -> None:
     assert pack(b'\x80\x00', 'application/x-python-serialize') == {
-        'base64': 'gAA=', 'content_type': 'application/x-python-serialize'}
+        'base64': 'gAA=',
+        'content_type': 'application/x-python-serialize',
+    }
 
 
 def test_document_of_celerys_own_backend_can_be_read() -> None:

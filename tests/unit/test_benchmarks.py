@@ -43,9 +43,15 @@ class Named:
 
 def a_run(**changes: Any) -> Run:
     given: dict[str, Any] = {
-        'day': date(2026, 11, 21), 'size': 'quick', 'rounds': 3, 'versions': {'Python': '3.11', 'CouchDB': '3.5'},
-        'systems': {'couchdb': 'ours', 'raw': 'bare', 'redis': 'Redis'}, 'absent': {'rabbitmq': 'not reached'},
-        'titles': {'publish': 'Publish', 'delay': 'Delay'}, **changes}
+        'day': date(2026, 11, 21),
+        'size': 'quick',
+        'rounds': 3,
+        'versions': {'Python': '3.11', 'CouchDB': '3.5'},
+        'systems': {'couchdb': 'ours', 'raw': 'bare', 'redis': 'Redis'},
+        'absent': {'rabbitmq': 'not reached'},
+        'titles': {'publish': 'Publish', 'delay': 'Delay'},
+        **changes,
+    }
     return Run(**given)
 
 
@@ -65,14 +71,25 @@ def test_a_ratio_needs_both_and_no_zero_below() -> None:
     assert ratio(None, 3.0) is ratio(6.0, None) is ratio(6.0, 0.0) is None
 
 
-@pytest.mark.parametrize(('value', 'text'), [
-    (None, '–'), (0.0, '0'), (0.012345, '0.0123'), (1.005, '1.00'), (98.76, '98.8'), (999.6, '1,000'), (1234567.0, '1,230,000'),
-])
+@pytest.mark.parametrize(
+    ('value', 'text'),
+    [
+        (None, '–'),
+        (0.0, '0'),
+        (0.012345, '0.0123'),
+        (1.005, '1.00'),
+        (98.76, '98.8'),
+        (999.6, '1,000'),
+        (1234567.0, '1,230,000'),
+    ],
+)
 def test_a_number_has_three_digits_that_count(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
-@pytest.mark.parametrize(('value', 'text'), [(None, '–'), (0.0, '×0'), (0.456, '×0.46'), (2.0, '×2.0'), (123.0, '×120')])
+@pytest.mark.parametrize(
+    ('value', 'text'), [(None, '–'), (0.0, '×0'), (0.456, '×0.46'), (2.0, '×2.0'), (123.0, '×120')]
+)
 def test_a_ratio_has_two(value: float | None, text: str) -> None:
     assert times(value) == text
 
@@ -80,7 +97,18 @@ def test_a_ratio_has_two(value: float | None, text: str) -> None:
 def test_a_table_has_medians_and_their_ratios_to_ours_and_to_raw() -> None:
     lines = table_of(VALUES, SYSTEMS).splitlines()
     assert lines[1].split() == ['\\', 'Unit', 'couchdb', 'raw', 'redis']
-    assert lines[3].split() == ['one', 'thread', 'messages/s', '200', '(×0.50)', '400', '×2.0', '2,000', '×10', '(×5.0)']
+    assert lines[3].split() == [
+        'one',
+        'thread',
+        'messages/s',
+        '200',
+        '(×0.50)',
+        '400',
+        '×2.0',
+        '2,000',
+        '×10',
+        '(×5.0)',
+    ]
     assert lines[4].split() == ['idle,', 'p50', 'ms', '10.0', '–', '2.50', '×0.25']
 
 
@@ -183,13 +211,17 @@ def test_what_fails_on_one_system_costs_the_others_nothing() -> None:
     results = Results()
     run([Case('publish', 'x', (Figure('s'),), measured)], systems, 1, results, told.append)
     assert results.values[Row('publish', 'x', 's', True)] == {'broken': [], 'lacking': [], 'fine': [1.0]}
-    assert results.missing == {('publish', 'broken'): 'failed (ConnectionError: amqp://localhost refused)',
-                               ('publish', 'lacking'): 'no such thing'}
+    assert results.missing == {
+        ('publish', 'broken'): 'failed (ConnectionError: amqp://localhost refused)',
+        ('publish', 'lacking'): 'no such thing',
+    }
     assert len(told) == 2
     assert 'secret' not in ''.join(told)
 
 
-def test_a_server_that_is_away_is_named_with_what_to_set_and_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_is_named_with_what_to_set_and_without_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv('RABBITMQ_URL', 'amqp://guest:secret@127.0.0.1:1//')
     found, absent = reachable(['rabbitmq'])
     assert not found
@@ -197,7 +229,9 @@ def test_a_server_that_is_away_is_named_with_what_to_set_and_without_its_passwor
     assert 'secret' not in absent['rabbitmq']
 
 
-def test_without_any_server_there_is_one_sentence_and_no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_any_server_there_is_one_sentence_and_no_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv('RABBITMQ_URL', 'amqp://guest:secret@127.0.0.1:1//')
     done = CliRunner().invoke(main, ['-s', 'rabbitmq', '--output', str(tmp_path)])
     assert done.exit_code == 1
@@ -210,10 +244,16 @@ def test_an_error_is_one_short_line() -> None:
     assert len(in_one_line(ValueError('x' * 1000))) == 200
 
 
-@pytest.mark.parametrize(('method', 'url', 'body', 'expected'), [
-    ('PUT', 'http://h/db/id', b'{}', 1), ('DELETE', 'http://h/db/id?rev=1', None, 1), ('GET', 'http://h/db/id', None, 0),
-    ('POST', 'http://h/db/_bulk_docs', b'{"docs": [{}, {}]}', 2), ('POST', 'http://h/db/_changes?since=0', b'{"docs": [{}]}', 0),
-])
+@pytest.mark.parametrize(
+    ('method', 'url', 'body', 'expected'),
+    [
+        ('PUT', 'http://h/db/id', b'{}', 1),
+        ('DELETE', 'http://h/db/id?rev=1', None, 1),
+        ('GET', 'http://h/db/id', None, 0),
+        ('POST', 'http://h/db/_bulk_docs', b'{"docs": [{}, {}]}', 2),
+        ('POST', 'http://h/db/_changes?since=0', b'{"docs": [{}]}', 0),
+    ],
+)
 def test_writes_are_told_from_reads(method: str, url: str, body: bytes | None, expected: int) -> None:
     assert written(method, url, body) == expected
 

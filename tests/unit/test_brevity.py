@@ -33,9 +33,12 @@ def test_a_worker_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     assert 'Traceback' not in text
 
 
-@pytest.mark.parametrize(('exc', 'level'), [(AccessDenied('no right'), logging.DEBUG), (ValueError('a fault'), logging.INFO)])
+@pytest.mark.parametrize(
+    ('exc', 'level'), [(AccessDenied('no right'), logging.DEBUG), (ValueError('a fault'), logging.INFO)]
+)
 def test_what_is_a_fault_and_what_somebody_debugs_has_its_traceback(
-        caplog: pytest.LogCaptureFixture, exc: Exception, level: int) -> None:
+    caplog: pytest.LogCaptureFixture, exc: Exception, level: int
+) -> None:
     assert 'Traceback' in logged(caplog, exc, level)
 
 
@@ -53,14 +56,17 @@ def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[A
     return others
 
 
-def test_the_program_ends_with_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_ends_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert told(monkeypatch, ConfigurationError('write it otherwise'), 'celery.bin.celery') == []
     assert capsys.readouterr().err == 'Error: write it otherwise\n'
 
 
 @pytest.mark.parametrize(('exc', 'module'), [(ConfigurationError('x'), 'shop'), (ValueError('x'), 'celery.bin.celery')])
 def test_other_programs_and_other_errors_are_left_alone(
-        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], exc: Exception, module: str) -> None:
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], exc: Exception, module: str
+) -> None:
     [(kind, value, traceback)] = told(monkeypatch, exc, module)
     assert (kind, value) == (type(exc), exc)
     assert traceback is not None

@@ -21,6 +21,7 @@ SPANS = {'kill': (1.0, 2.0), 'cut': (0.0, 0.0), 'pause': (5.0, 6.0)}
 
 # -- the plan
 
+
 def test_same_seed_same_plan() -> None:
     assert plan(7, 500, 20, SPANS) == plan(7, 500, 20, SPANS)
     assert plan(7, 500, 20, SPANS) != plan(8, 500, 20, SPANS)
@@ -45,11 +46,14 @@ def test_faults_come_in_order_and_before_the_work_is_done() -> None:
 
 
 def test_server_is_left_alone_unless_it_may_be_stopped() -> None:
-    assert set(faults_of(stopping=True, killing=True)) - set(faults_of(stopping=False, killing=False)) \
-        == {'server stopped', 'server killed'}
+    assert set(faults_of(stopping=True, killing=True)) - set(faults_of(stopping=False, killing=False)) == {
+        'server stopped',
+        'server killed',
+    }
 
 
 # -- the verdict
+
 
 def accepted(*keys: str, kind: str = 'late', tries: int = 1) -> Event:
     return {'event': 'accepted', 'order': keys[0], 'kind': kind, 'keys': list(keys), 'tries': tries}
@@ -59,27 +63,62 @@ def due(key: str, at: float, try_: int = 0) -> Event:
     return {'event': 'due', 'key': key, 'try': try_, 'at': at}
 
 
-def run_of(key: str, at: float, *, worker: str = 'w1.1@chaos', pid: int = 1, try_: int = 0, sent: int = 1, delivery: int = 1,
-           received: float | None = None, ends: bool = True, astray: bool = False) -> list[Event]:
+def run_of(
+    key: str,
+    at: float,
+    *,
+    worker: str = 'w1.1@chaos',
+    pid: int = 1,
+    try_: int = 0,
+    sent: int = 1,
+    delivery: int = 1,
+    received: float | None = None,
+    ends: bool = True,
+    astray: bool = False,
+) -> list[Event]:
     """Return the events of a run, which came to its worker a moment before it began."""
     run: dict[str, Any] = {'key': key, 'try': try_, 'worker': worker, 'delivery': f'{key} {try_} {sent}:{delivery}'}
     begun = {**run, 'pid': pid, 'astray': astray}
-    return [{'event': 'received', 'at': at - 0.1 if received is None else received, **run},
-            {'event': 'start', 'at': at, **begun}, *([{'event': 'end', 'at': at + 0.5, **begun}] if ends else [])]
+    return [
+        {'event': 'received', 'at': at - 0.1 if received is None else received, **run},
+        {'event': 'start', 'at': at, **begun},
+        *([{'event': 'end', 'at': at + 0.5, **begun}] if ends else []),
+    ]
 
 
-def fault(began: float, ended: float, workers: list[str] | None = None, *, event: str = 'fault', **members: Any) -> Event:
-    return {'event': event, 'name': 'fault', 'began': began, 'ended': ended, 'workers': workers, 'pid': None, 'interrupts': True,
-            'deadly': False, **members}
+def fault(
+    began: float, ended: float, workers: list[str] | None = None, *, event: str = 'fault', **members: Any
+) -> Event:
+    return {
+        'event': event,
+        'name': 'fault',
+        'began': began,
+        'ended': ended,
+        'workers': workers,
+        'pid': None,
+        'interrupts': True,
+        'deadly': False,
+        **members,
+    }
 
 
 def told(number: int, *, heard: bool = True) -> list[Event]:
-    return [{'event': event, 'number': number, 'at': float(number)} for event in ('told', *(['heard'] if heard else []))]
+    return [
+        {'event': event, 'number': number, 'at': float(number)} for event in ('told', *(['heard'] if heard else []))
+    ]
 
 
 def test_all_is_well() -> None:
-    verdict = judge([accepted('a'), *run_of('a', 1.0), accepted('c/0', 'c/body', kind='chord'), *run_of('c/0', 2.0),
-                     *run_of('c/body', 7.0), fault(0.0, 9.0)])
+    verdict = judge(
+        [
+            accepted('a'),
+            *run_of('a', 1.0),
+            accepted('c/0', 'c/body', kind='chord'),
+            *run_of('c/0', 2.0),
+            *run_of('c/body', 7.0),
+            fault(0.0, 9.0),
+        ]
+    )
     assert verdict.holds
     assert (verdict.tasks, verdict.chords, verdict.faults.total(), verdict.standstill) == (3, 1, 1, 5.0)
 
@@ -99,36 +138,45 @@ def test_what_was_not_accepted_need_not_run() -> None:
     assert judge(run_of('a', 1.0, ends=False)).holds
 
 
-@pytest.mark.parametrize(('fault', 'excused'), [
-    (fault(2.0, 3.0, ['w1.1@chaos'], deadly=True), True),
-    (fault(2.0, 2.0, ['w1.1@chaos'], deadly=True, pid=1), True),
-    (fault(2.0, 3.0, ['w1.2@chaos'], deadly=True), False),
-    (fault(2.0, 3.0, ['w1.1@chaos']), False),
-    (fault(0.1, 0.2, ['w1.1@chaos'], deadly=True), False),
-])
+@pytest.mark.parametrize(
+    ('fault', 'excused'),
+    [
+        (fault(2.0, 3.0, ['w1.1@chaos'], deadly=True), True),
+        (fault(2.0, 2.0, ['w1.1@chaos'], deadly=True, pid=1), True),
+        (fault(2.0, 3.0, ['w1.2@chaos'], deadly=True), False),
+        (fault(2.0, 3.0, ['w1.1@chaos']), False),
+        (fault(0.1, 0.2, ['w1.1@chaos'], deadly=True), False),
+    ],
+)
 def test_early_acknowledged_task_may_go_with_its_process(fault: Event, excused: bool) -> None:
     verdict = judge([accepted('a', kind='early'), *run_of('a', 1.0, ends=False), fault])
     assert (verdict.at_most_once, verdict.lost) == ((['a'], []) if excused else ([], ['a']))
 
 
-@pytest.mark.parametrize(('faults', 'explained'), [
-    ([], False),
-    ([fault(2.0, 2.0, ['w1.1@chaos'])], True),
-    ([fault(2.0, 3.0, None)], True),
-    ([fault(2.0, 3.0, ['w1'])], True),
-    ([fault(2.0, 3.0, ['w2'])], True),  # the second run's worker: it may have had the message before the first one's
-    ([fault(2.0, 3.0, ['w3'])], False),
-    ([fault(2.0, 3.0, [])], False),
-    ([fault(2.0, 3.0, ['w1.2@chaos'])], False),
-    ([fault(2.0, 3.0, ['w1.1@chaos'], pid=1)], True),
-    ([fault(2.0, 3.0, ['w1.1@chaos'], pid=9)], False),
-    ([fault(2.0, 3.0, ['w1.1@chaos'], interrupts=False)], False),
-    ([fault(0.1, 0.5, ['w1.1@chaos'])], False),
-    ([fault(6.0, 7.0, ['w1.1@chaos'])], False),
-    ([fault(2.0, 3.0, ['w1.1@chaos'], event='machine')], True),
-    ([fault(2.0, 3.0, ['w1.1@chaos'], since=0.9)], True),
-    ([fault(2.0, 3.0, ['w1.1@chaos'], since=1.1)], False),
-])
+@pytest.mark.parametrize(
+    ('faults', 'explained'),
+    [
+        ([], False),
+        ([fault(2.0, 2.0, ['w1.1@chaos'])], True),
+        ([fault(2.0, 3.0, None)], True),
+        ([fault(2.0, 3.0, ['w1'])], True),
+        (
+            [fault(2.0, 3.0, ['w2'])],
+            True,
+        ),  # the second run's worker: it may have had the message before the first one's
+        ([fault(2.0, 3.0, ['w3'])], False),
+        ([fault(2.0, 3.0, [])], False),
+        ([fault(2.0, 3.0, ['w1.2@chaos'])], False),
+        ([fault(2.0, 3.0, ['w1.1@chaos'], pid=1)], True),
+        ([fault(2.0, 3.0, ['w1.1@chaos'], pid=9)], False),
+        ([fault(2.0, 3.0, ['w1.1@chaos'], interrupts=False)], False),
+        ([fault(0.1, 0.5, ['w1.1@chaos'])], False),
+        ([fault(6.0, 7.0, ['w1.1@chaos'])], False),
+        ([fault(2.0, 3.0, ['w1.1@chaos'], event='machine')], True),
+        ([fault(2.0, 3.0, ['w1.1@chaos'], since=0.9)], True),
+        ([fault(2.0, 3.0, ['w1.1@chaos'], since=1.1)], False),
+    ],
+)
 def test_second_run_needs_a_reason(faults: list[Event], explained: bool) -> None:
     verdict = judge([accepted('a'), *run_of('a', 1.0), *run_of('a', 5.0, worker='w2.1@chaos', delivery=2), *faults])
     assert (verdict.explained, verdict.twice) == ((['a'], []) if explained else ([], ['a']))
@@ -137,7 +185,9 @@ def test_second_run_needs_a_reason(faults: list[Event], explained: bool) -> None
 
 def test_worker_that_was_paused_before_it_began_may_be_the_second() -> None:
     paused = run_of('a', 9.0, worker='w2.1@chaos', received=1.0)
-    assert judge([accepted('a'), *paused, *run_of('a', 8.0, delivery=2), fault(2.0, 7.0, ['w2.1@chaos'])]).explained == ['a']
+    assert judge(
+        [accepted('a'), *paused, *run_of('a', 8.0, delivery=2), fault(2.0, 7.0, ['w2.1@chaos'])]
+    ).explained == ['a']
 
 
 def test_each_further_run_needs_a_reason() -> None:
@@ -160,8 +210,9 @@ def test_body_of_a_chord_that_was_sent_twice() -> None:
     assert judge([*chord, *run_of('c/body', 5.0, sent=2), fault(2.1, 2.1, None)]).sent_twice == ['c/body']
 
 
-@pytest.mark.parametrize(('at', 'astray', 'early'), [
-    (9.9, False, True), (10.0, False, False), (8.0, True, False), (7.0, True, True)])
+@pytest.mark.parametrize(
+    ('at', 'astray', 'early'), [(9.9, False, True), (10.0, False, False), (8.0, True, False), (7.0, True, True)]
+)
 def test_before_its_time(at: float, astray: bool, early: bool) -> None:
     verdict = judge([accepted('a', kind='planned'), due('a', 10.0), *run_of('a', at, astray=astray)])
     assert bool(verdict.too_early) == early
@@ -197,6 +248,7 @@ def test_what_stays_is_wrong() -> None:
 
 # -- ledger and table
 
+
 def test_ledger_is_read_as_it_grows(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / 'ledger')
     progress = Progress(Ledger(ledger.path))
@@ -214,7 +266,10 @@ def test_ledger_is_read_as_it_grows(tmp_path: Path) -> None:
 
 
 def test_table() -> None:
-    verdicts = {'Seed 1': judge([accepted('a', 'b'), *run_of('a', 1.0), fault(0.0, 1.0)]), 'Seed 2': Verdict(tasks=10_000)}
+    verdicts = {
+        'Seed 1': judge([accepted('a', 'b'), *run_of('a', 1.0), fault(0.0, 1.0)]),
+        'Seed 2': Verdict(tasks=10_000),
+    }
     table = [line.split() for line in verdicts_table(verdicts).splitlines()]
     assert ['Tasks', 'accepted', '2', '10,000'] in table
     assert ['Lost', '1', '0'] in table
@@ -224,19 +279,32 @@ def test_table() -> None:
 
 # -- the server's clock
 
-@pytest.mark.parametrize(('ahead', 'began', 'excused'), [(90.0, 1.0, True), (90.0, 3.0, False), (90.0, -20.0, False),
-                                                         (-90.0, 1.0, False), (0.0, 1.0, False)])
+
+@pytest.mark.parametrize(
+    ('ahead', 'began', 'excused'),
+    [(90.0, 1.0, True), (90.0, 3.0, False), (90.0, -20.0, False), (-90.0, 1.0, False), (0.0, 1.0, False)],
+)
 def test_clock_that_is_ahead_is_why_a_task_runs_early(ahead: float, began: float, excused: bool) -> None:
     """By the server's time it was due when it was delivered, at 2.0."""
-    verdict = judge([accepted('a'), due('a', 9.0), *run_of('a', 2.5, received=2.0), fault(began, began + 8.0, ahead=ahead)])
+    verdict = judge(
+        [accepted('a'), due('a', 9.0), *run_of('a', 2.5, received=2.0), fault(began, began + 8.0, ahead=ahead)]
+    )
     assert bool(verdict.too_early) != excused
 
 
 # -- the listener
 
-@pytest.mark.parametrize(('events', 'deaf'), [
-    ([], False), (told(0), False), (told(0, heard=False), True), (told(0) + told(1, heard=False), True),
-    (told(0, heard=False) + told(1), False)])
+
+@pytest.mark.parametrize(
+    ('events', 'deaf'),
+    [
+        ([], False),
+        (told(0), False),
+        (told(0, heard=False), True),
+        (told(0) + told(1, heard=False), True),
+        (told(0, heard=False) + told(1), False),
+    ],
+)
 def test_listener_hears_the_last_event(events: list[Event], deaf: bool) -> None:
     verdict = judge(events)
     assert (verdict.deaf, verdict.holds) == (deaf, not deaf)

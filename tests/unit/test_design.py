@@ -7,9 +7,16 @@ import pytest
 from kombu_couchdb import design
 
 
-@pytest.mark.parametrize(('name', 'key'), [
-    ('celery', 'celery'), ("a-b_c.d!e~f*g'h(i)", "a-b_c.d!e~f*g'h(i)"), ('a/b c%', 'a%2Fb%20c%25'),
-    ('é', '%C3%A9'), ('😀\0', '%F0%9F%98%80%00')])
+@pytest.mark.parametrize(
+    ('name', 'key'),
+    [
+        ('celery', 'celery'),
+        ("a-b_c.d!e~f*g'h(i)", "a-b_c.d!e~f*g'h(i)"),
+        ('a/b c%', 'a%2Fb%20c%25'),
+        ('é', '%C3%A9'),
+        ('😀\0', '%F0%9F%98%80%00'),
+    ],
+)
 def test_a_name_stands_there_as_javascript_writes_it(name: str, key: str) -> None:
     assert design.key_of(name) == key
     assert design.queue_of(key) == name

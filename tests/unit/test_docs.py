@@ -36,14 +36,18 @@ def said() -> str:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text('utf-8'))):
             if isinstance(node, ast.JoinedStr):
-                texts.append(''.join(str(part.value) if isinstance(part, ast.Constant) else '…' for part in node.values))
+                texts.append(
+                    ''.join(str(part.value) if isinstance(part, ast.Constant) else '…' for part in node.values)
+                )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
     return '\n'.join(texts)
 
 
 def test_every_module_has_a_line_in_the_architecture() -> None:
-    modules = {str(path.relative_to(ROOT).with_suffix('')).replace('/', '.').removesuffix('.__init__') for path in SOURCES}
+    modules = {
+        str(path.relative_to(ROOT).with_suffix('')).replace('/', '.').removesuffix('.__init__') for path in SOURCES
+    }
     assert rows(page('architecture.rst')) == modules - set(PACKAGES)
 
 
@@ -69,8 +73,11 @@ def test_counterparts_exist() -> None:
     """What stands as an equivalent in the tables is an option of ours, or one of kombu's."""
     text = page('howto/moving-from-redis.rst')
     named = set(re.findall(r'^``\w+``\s+``(\w+)``', text, re.MULTILINE))
-    known = {field.name for options in (kombu_couchdb.options.Options, celery_couchdb.options.Options)
-             for field in fields(options)}
+    known = {
+        field.name
+        for options in (kombu_couchdb.options.Options, celery_couchdb.options.Options)
+        for field in fields(options)
+    }
     assert named
     assert named <= known | set(virtual.Channel.from_transport_options)
 

@@ -55,29 +55,35 @@ def test_a_wrong_option_is_a_value_error() -> None:
 # -- answers
 
 
-@pytest.mark.parametrize(('status', 'body', 'kind'), [
-    (400, {'error': 'bad_request', 'reason': 'invalid UTF-8 JSON'}, errors.RequestRefused),
-    (401, {'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, errors.AccessDenied),
-    (403, {'error': 'forbidden', 'reason': 'You are not allowed to access this db.'}, errors.AccessDenied),
-    (403, {'error': 'forbidden', 'reason': 'Account is temporarily locked due to multiple authentication failures'},
-     errors.ServerUnavailable),
-    (404, {'error': 'not_found', 'reason': 'missing'}, errors.NotFound),
-    (404, {'error': 'not_found', 'reason': 'deleted'}, errors.NotFound),
-    (404, {'error': 'not_found', 'reason': 'Database does not exist.'}, errors.DatabaseMissing),
-    (404, {'error': 'not_found', 'reason': 'no_db_file'}, errors.DatabaseMissing),
-    (404, b'<html>not here</html>', errors.NotFound),
-    (405, {'error': 'method_not_allowed'}, errors.RequestRefused),
-    (409, {'error': 'conflict', 'reason': 'Document update conflict.'}, errors.Conflict),
-    (412, {'error': 'file_exists'}, errors.Conflict),
-    (413, {'error': 'document_too_large', 'reason': 'id'}, errors.DocumentTooLarge),
-    (415, None, errors.RequestRefused),
-    (429, None, errors.ServerUnavailable),
-    (500, {'error': 'internal_server_error'}, errors.ServerUnavailable),
-    (502, b'<html>Bad Gateway</html>', errors.ServerUnavailable),
-    (503, b'', errors.ServerUnavailable),
-    (504, b'[1]', errors.ServerUnavailable),
-    (504, b'[' * 100_000, errors.ServerUnavailable),
-])
+@pytest.mark.parametrize(
+    ('status', 'body', 'kind'),
+    [
+        (400, {'error': 'bad_request', 'reason': 'invalid UTF-8 JSON'}, errors.RequestRefused),
+        (401, {'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, errors.AccessDenied),
+        (403, {'error': 'forbidden', 'reason': 'You are not allowed to access this db.'}, errors.AccessDenied),
+        (
+            403,
+            {'error': 'forbidden', 'reason': 'Account is temporarily locked due to multiple authentication failures'},
+            errors.ServerUnavailable,
+        ),
+        (404, {'error': 'not_found', 'reason': 'missing'}, errors.NotFound),
+        (404, {'error': 'not_found', 'reason': 'deleted'}, errors.NotFound),
+        (404, {'error': 'not_found', 'reason': 'Database does not exist.'}, errors.DatabaseMissing),
+        (404, {'error': 'not_found', 'reason': 'no_db_file'}, errors.DatabaseMissing),
+        (404, b'<html>not here</html>', errors.NotFound),
+        (405, {'error': 'method_not_allowed'}, errors.RequestRefused),
+        (409, {'error': 'conflict', 'reason': 'Document update conflict.'}, errors.Conflict),
+        (412, {'error': 'file_exists'}, errors.Conflict),
+        (413, {'error': 'document_too_large', 'reason': 'id'}, errors.DocumentTooLarge),
+        (415, None, errors.RequestRefused),
+        (429, None, errors.ServerUnavailable),
+        (500, {'error': 'internal_server_error'}, errors.ServerUnavailable),
+        (502, b'<html>Bad Gateway</html>', errors.ServerUnavailable),
+        (503, b'', errors.ServerUnavailable),
+        (504, b'[1]', errors.ServerUnavailable),
+        (504, b'[' * 100_000, errors.ServerUnavailable),
+    ],
+)
 def test_each_status_has_its_class(status: int, body: Any, kind: type[Exception]) -> None:
     error = refused(status, body)
     assert type(error) is kind
@@ -87,7 +93,9 @@ def test_each_status_has_its_class(status: int, body: Any, kind: type[Exception]
 
 
 def test_the_server_s_reason_is_told_and_never_at_length() -> None:
-    assert 'Document update conflict.' in str(refused(409, {'error': 'conflict', 'reason': 'Document update conflict.'}))
+    assert 'Document update conflict.' in str(
+        refused(409, {'error': 'conflict', 'reason': 'Document update conflict.'})
+    )
     assert 'file_exists' in str(refused(412, {'error': 'file_exists'}))
     assert 'The Reason' in str(refused(503))
     assert len(str(refused(500, {'reason': 'x' * 10_000}))) < 500
@@ -112,21 +120,28 @@ def nested() -> Exception:
     return http.ConnectionError(MaxRetryError(None, f'/{SECRET}', cause))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(('exc', 'kind', 'text'), [
-    (http.ConnectionError(ProtocolError('Connection aborted.', ConnectionResetError(104, 'reset by peer'))),
-     errors.ServerUnavailable, 'reset by peer'),
-    (nested(), errors.ServerUnavailable, 'Connection refused'),
-    (http.ConnectTimeout(), errors.ServerUnavailable, 'no connection within the time limit'),
-    (http.ReadTimeout(), errors.ServerUnavailable, 'request_timeout'),
-    (http.SSLError('CERTIFICATE_VERIFY_FAILED'), errors.ServerUnavailable, 'ca_certs'),
-    (http.ChunkedEncodingError('cut'), errors.ServerUnavailable, 'cut'),
-    (http.ContentDecodingError('bad gzip'), errors.ServerUnavailable, 'bad gzip'),
-    (http.ProxyError('proxy'), errors.ServerUnavailable, 'proxy'),
-    (http.InvalidURL(f'http://{SECRET}'), errors.ConfigurationError, 'host or port is not valid'),
-    (http.InvalidSchema(f'{SECRET}://'), errors.ConfigurationError, 'host or port is not valid'),
-    (http.MissingSchema(SECRET), errors.ConfigurationError, 'host or port is not valid'),
-    (OSError('Could not find the TLS certificate file, invalid path: me.pem'), errors.ConfigurationError, 'me.pem'),
-], ids=lambda value: type(value).__name__ if isinstance(value, Exception) else '')
+@pytest.mark.parametrize(
+    ('exc', 'kind', 'text'),
+    [
+        (
+            http.ConnectionError(ProtocolError('Connection aborted.', ConnectionResetError(104, 'reset by peer'))),
+            errors.ServerUnavailable,
+            'reset by peer',
+        ),
+        (nested(), errors.ServerUnavailable, 'Connection refused'),
+        (http.ConnectTimeout(), errors.ServerUnavailable, 'no connection within the time limit'),
+        (http.ReadTimeout(), errors.ServerUnavailable, 'request_timeout'),
+        (http.SSLError('CERTIFICATE_VERIFY_FAILED'), errors.ServerUnavailable, 'ca_certs'),
+        (http.ChunkedEncodingError('cut'), errors.ServerUnavailable, 'cut'),
+        (http.ContentDecodingError('bad gzip'), errors.ServerUnavailable, 'bad gzip'),
+        (http.ProxyError('proxy'), errors.ServerUnavailable, 'proxy'),
+        (http.InvalidURL(f'http://{SECRET}'), errors.ConfigurationError, 'host or port is not valid'),
+        (http.InvalidSchema(f'{SECRET}://'), errors.ConfigurationError, 'host or port is not valid'),
+        (http.MissingSchema(SECRET), errors.ConfigurationError, 'host or port is not valid'),
+        (OSError('Could not find the TLS certificate file, invalid path: me.pem'), errors.ConfigurationError, 'me.pem'),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else '',
+)
 def test_each_failure_has_its_class(exc: OSError, kind: type[Exception], text: str) -> None:
     error = errors.from_transport(exc, WHERE)
     assert type(error) is kind
@@ -142,7 +157,10 @@ def test_the_cause_is_one_short_line() -> None:
 
 
 def test_a_cause_without_text_is_named_by_its_class() -> None:
-    assert str(errors.from_transport(http.ConnectionError(ConnectionResetError()), WHERE)) == f'{WHERE}: ConnectionResetError'
+    assert (
+        str(errors.from_transport(http.ConnectionError(ConnectionResetError()), WHERE))
+        == f'{WHERE}: ConnectionResetError'
+    )
 
 
 # -- who may not
@@ -150,15 +168,18 @@ def test_a_cause_without_text_is_named_by_its_class() -> None:
 
 def test_a_user_who_may_not_is_named_with_what_to_do() -> None:
     assert str(errors.may_not('http://host/db', 'me', 'set up the database', 'ask somebody')) == (
-        "http://host/db: user 'me' may not set up the database; ask somebody")
+        "http://host/db: user 'me' may not set up the database; ask somebody"
+    )
 
 
 def test_without_a_user_that_is_what_is_missing() -> None:
     assert str(errors.may_not('http://host/db', None, 'set up the database', 'ask somebody')) == (
         'http://host/db: no user in the URL, and without one nobody may set up the database; '
-        'write couchdb://user:password@host:port/db')
+        'write couchdb://user:password@host:port/db'
+    )
     assert str(refused(401, {'reason': 'You are not authorized to access this db.'}, None)).endswith(
-        'refused nobody (no user in the URL): You are not authorized to access this db; write couchdb://user:password@host:port/db')
+        'refused nobody (no user in the URL): You are not authorized to access this db; write couchdb://user:password@host:port/db'
+    )
 
 
 def test_no_text_names_a_user_as_python_does() -> None:
@@ -179,6 +200,8 @@ def test_a_database_that_nobody_may_set_up_without_a_user(name: str) -> None:
     client.id_range = client.get_or_none = missing  # type: ignore[method-assign]
     client.create = client.put = refuse  # type: ignore[method-assign]
     client.welcome = dict  # type: ignore[method-assign]
-    with pytest.raises(errors.AccessDenied, match=r'no user in the URL, and without one nobody may .* database') as caught:
+    with pytest.raises(
+        errors.AccessDenied, match=r'no user in the URL, and without one nobody may .* database'
+    ) as caught:
         ensure(client, True) if name == 'broker' else Results(client, Options()).read('x')
     assert 'None' not in str(caught.value)

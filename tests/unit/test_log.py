@@ -16,15 +16,18 @@ FORGED = 'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9
 SHOWN = r'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9b'
 
 
-@pytest.mark.parametrize(('args', 'line'), [
-    (('%s', FORGED), SHOWN),
-    (('%r', FORGED), f"'{SHOWN}'"),
-    (('%s', CouchDBError(FORGED)), SHOWN),
-    (('%s', [FORGED]), f"['{SHOWN}']"),
-    (('%(id)s', {'id': FORGED}), SHOWN),
-    (('%d of %g, %s, %r', 3, 0.5, None, 'grün'), "3 of 0.5, None, 'grün'"),
-    (('100 %',), '100 %'),
-])
+@pytest.mark.parametrize(
+    ('args', 'line'),
+    [
+        (('%s', FORGED), SHOWN),
+        (('%r', FORGED), f"'{SHOWN}'"),
+        (('%s', CouchDBError(FORGED)), SHOWN),
+        (('%s', [FORGED]), f"['{SHOWN}']"),
+        (('%(id)s', {'id': FORGED}), SHOWN),
+        (('%d of %g, %s, %r', 3, 0.5, None, 'grün'), "3 of 0.5, None, 'grün'"),
+        (('100 %',), '100 %'),
+    ],
+)
 def test_each_is_one_line(args: tuple[object, ...], line: str, caplog: pytest.LogCaptureFixture) -> None:
     logger.warning(*args)  # type: ignore[arg-type]
     assert [record.getMessage() for record in caplog.records] == [line]

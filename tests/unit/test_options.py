@@ -52,10 +52,13 @@ def test_the_source_of_credentials_is_named(value: str) -> None:
     assert Options.of({'credentials': value}).credentials == value
 
 
-@pytest.mark.parametrize('value', [
-    ('user', 'secret-word'), {'user': 'secret-word'}, lambda: ('user', 'secret-word'), '', None, 1])
+@pytest.mark.parametrize(
+    'value', [('user', 'secret-word'), {'user': 'secret-word'}, lambda: ('user', 'secret-word'), '', None, 1]
+)
 def test_credentials_themselves_are_refused_and_not_told(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match='credentials must be "environment" or the dotted path of a function') as caught:
+    with pytest.raises(
+        ConfigurationError, match='credentials must be "environment" or the dotted path of a function'
+    ) as caught:
         Options.of({'credentials': value})
     assert 'secret-word' not in str(caught.value)
 
@@ -76,8 +79,9 @@ def test_one_option_leaves_the_others() -> None:
 
 
 @pytest.mark.parametrize('name', [name for name in NUMBERS if name != 'delivery_limit'])
-@pytest.mark.parametrize('value', [
-    '5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr)
+@pytest.mark.parametrize(
+    'value', ['5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr
+)
 def test_what_is_no_number_above_0_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf'\b{name}\b.*number.*above 0, not {re.escape(repr(value))}'):
         Options.of({name: value})
@@ -89,7 +93,9 @@ def test_a_delivery_limit_of_0_is_none() -> None:
 
 @pytest.mark.parametrize('value', ['5', None, True, -1, 0.0, 2.5, float('inf')], ids=repr)
 def test_what_is_no_delivery_limit_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf'delivery_limit must be a whole number.*not {re.escape(repr(value))}'):
+    with pytest.raises(
+        ConfigurationError, match=rf'delivery_limit must be a whole number.*not {re.escape(repr(value))}'
+    ):
         Options.of({'delivery_limit': value})
 
 
@@ -129,9 +135,19 @@ def test_an_option_without_a_default_is_checked_as_it_says() -> None:
         checked(More, {'source': 7})
 
 
-@pytest.mark.parametrize('name', [
-    'max_retries', 'interval_start', 'interval_step', 'interval_max', 'connect_retries_timeout', 'errback', 'callback',
-    'deadletter_queue'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'max_retries',
+        'interval_start',
+        'interval_step',
+        'interval_max',
+        'connect_retries_timeout',
+        'errback',
+        'callback',
+        'deadletter_queue',
+    ],
+)
 def test_options_of_kombu_itself_are_left_to_it(name: str) -> None:
     assert Options.of({name: object()}) == Options()
 
@@ -160,12 +176,17 @@ def test_the_page_lists_every_option_with_its_default() -> None:
 @pytest.mark.parametrize(('value', 'lease'), [(60.0, None), (100, None), (5, 5), (5.0, 3.0)])
 def test_requests_may_not_hang_as_long_as_the_lease(name: str, value: float, lease: float | None) -> None:
     given = {name: value, **({} if lease is None else {'visibility_timeout': lease})}
-    with pytest.raises(ConfigurationError, match=rf'{name} \({value:g} s\) must be less than visibility_timeout '
-                                                 rf'\({lease or 60:g} s\): while a request hangs no heartbeat is sent'):
+    with pytest.raises(
+        ConfigurationError,
+        match=rf'{name} \({value:g} s\) must be less than visibility_timeout '
+        rf'\({lease or 60:g} s\): while a request hangs no heartbeat is sent',
+    ):
         Options.of(given)
 
 
-@pytest.mark.parametrize(('lease', 'request_timeout', 'connect_timeout'), [(60.0, 8.0, 4.0), (24.0, 8.0, 4.0), (6.0, 2.0, 2.0)])
+@pytest.mark.parametrize(
+    ('lease', 'request_timeout', 'connect_timeout'), [(60.0, 8.0, 4.0), (24.0, 8.0, 4.0), (6.0, 2.0, 2.0)]
+)
 def test_time_limits_of_requests_fit_the_lease(lease: float, request_timeout: float, connect_timeout: float) -> None:
     options = Options.of({'visibility_timeout': lease})
     assert (options.request_timeout, options.connect_timeout) == (request_timeout, connect_timeout)

@@ -16,8 +16,12 @@ from celery_couchdb.cli import couchdb
 
 ROOT = Path(__file__).parents[2]
 README, OPERATIONS = ((ROOT / page).read_text('utf-8') for page in ('README.rst', 'docs/operations.rst'))
-SHOWN = sorted({*re.findall(r'\$ celery -A shop couchdb (.*)', OPERATIONS),
-                *re.findall(r'``celery -A shop couchdb (.*?)``', README)})
+SHOWN = sorted(
+    {
+        *re.findall(r'\$ celery -A shop couchdb (.*)', OPERATIONS),
+        *re.findall(r'``celery -A shop couchdb (.*?)``', README),
+    }
+)
 
 
 def test_the_app_that_is_shown_loses_no_task_that_runs() -> None:

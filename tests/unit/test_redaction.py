@@ -20,13 +20,21 @@ LIST = f'{ONE};couchdbs://you:{OTHER}@b/db?ssl_ca_certs=x'
 SAME = f'{ONE};couchdb://you:{OTHER}@b:2/db'
 
 
-@pytest.mark.parametrize(('url', 'shown'), [
-    ('', ''), ('couchdb://', 'couchdb://'), ('couchdb://a:1/db', 'couchdb://a:1/db'), ('couchdb://me@a/db', 'couchdb://me@a/db'),
-    (ONE, 'couchdb://me:**@a:1/db'), (LIST, 'couchdb://me:**@a:1/db;couchdbs://you:**@b/db?ssl_ca_certs=x'),
-    (f'couchdb://:{SECRET}@a', 'couchdb://:**@a'), (f'COUCHDB://me:{SECRET}@a', 'COUCHDB://me:**@a'),
-    (f'couchdb://a:1/db;{ONE}', 'couchdb://a:1/db;couchdb://me:**@a:1/db'),
-    (f'couchdb://a:1/db;redis://:{SECRET}@b;{ONE}', 'couchdb://a:1/db;redis://:**@b;couchdb://me:**@a:1/db'),
-])
+@pytest.mark.parametrize(
+    ('url', 'shown'),
+    [
+        ('', ''),
+        ('couchdb://', 'couchdb://'),
+        ('couchdb://a:1/db', 'couchdb://a:1/db'),
+        ('couchdb://me@a/db', 'couchdb://me@a/db'),
+        (ONE, 'couchdb://me:**@a:1/db'),
+        (LIST, 'couchdb://me:**@a:1/db;couchdbs://you:**@b/db?ssl_ca_certs=x'),
+        (f'couchdb://:{SECRET}@a', 'couchdb://:**@a'),
+        (f'COUCHDB://me:{SECRET}@a', 'COUCHDB://me:**@a'),
+        (f'couchdb://a:1/db;{ONE}', 'couchdb://a:1/db;couchdb://me:**@a:1/db'),
+        (f'couchdb://a:1/db;redis://:{SECRET}@b;{ONE}', 'couchdb://a:1/db;redis://:**@b;couchdb://me:**@a:1/db'),
+    ],
+)
 def test_passwords_are_masked_in_each_url_of_a_list(url: str, shown: str) -> None:
     assert redacted(url) == shown
 
@@ -58,17 +66,26 @@ def app_of(settings: Any, **how: Any) -> Celery:
     return app
 
 
-@pytest.mark.parametrize('app', [
-    app_of(Django, namespace='CELERY'),
-    app_of({'broker_url': SAME, 'result_backend': SAME, 'broker_read_url': SAME, 'broker_write_url': ONE}),
-    app_of({'broker_url': SAME.split(';'), 'result_backend': ONE, 'broker_read_url': SAME.split(';')}),
-    app_of({'BROKER_URL': SAME, 'CELERY_RESULT_BACKEND': SAME}),
-    app_of({'broker_url': ONE, 'result_backend': ONE, 'beat_scheduler_options': {'store': SAME}}),
-    app_of({'broker_url': f'couchdb://me:{SECRET}/@a/db', 'result_backend': f'couchdb://me:{SECRET}#@a/db'}),
-], ids=['Django', 'lower case', 'lists', 'old names', 'nested', 'not quoted'])
+@pytest.mark.parametrize(
+    'app',
+    [
+        app_of(Django, namespace='CELERY'),
+        app_of({'broker_url': SAME, 'result_backend': SAME, 'broker_read_url': SAME, 'broker_write_url': ONE}),
+        app_of({'broker_url': SAME.split(';'), 'result_backend': ONE, 'broker_read_url': SAME.split(';')}),
+        app_of({'BROKER_URL': SAME, 'CELERY_RESULT_BACKEND': SAME}),
+        app_of({'broker_url': ONE, 'result_backend': ONE, 'beat_scheduler_options': {'store': SAME}}),
+        app_of({'broker_url': f'couchdb://me:{SECRET}/@a/db', 'result_backend': f'couchdb://me:{SECRET}#@a/db'}),
+    ],
+    ids=['Django', 'lower case', 'lists', 'old names', 'nested', 'not quoted'],
+)
 def test_settings_are_shown_without_passwords(app: Celery) -> None:
     table = app.conf.table(with_defaults=True)
-    shown = [app.conf.humanize(with_defaults=True), app.conf.humanize(), app.bugreport(), json.dumps(table, default=str)]
+    shown = [
+        app.conf.humanize(with_defaults=True),
+        app.conf.humanize(),
+        app.bugreport(),
+        json.dumps(table, default=str),
+    ]
     for text in shown:
         assert SECRET not in text
         assert OTHER not in text
@@ -77,7 +94,9 @@ def test_settings_are_shown_without_passwords(app: Celery) -> None:
 
 
 def test_settings_that_are_not_ours_are_shown_as_celery_shows_them() -> None:
-    shown = app_of({'broker_url': 'memory://me:word@a', 'task_default_queue': 'couchdb', 'security_key': ONE}).conf.table()
+    shown = app_of(
+        {'broker_url': 'memory://me:word@a', 'task_default_queue': 'couchdb', 'security_key': ONE}
+    ).conf.table()
     assert shown['broker_url'] == 'memory://me:********@a//'
     assert shown['task_default_queue'] == 'couchdb'
     assert shown['security_key'] == '********'

@@ -25,22 +25,45 @@ def test_defaults() -> None:
     assert backend_of().options == Options()
 
 
-@pytest.mark.parametrize(('name', 'value'), [
-    ('request_timeout', 2.5), ('connect_timeout', 1), ('sweep_interval', 3), ('result_chord_ordered', False),
-    ('create_database', False)])
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('request_timeout', 2.5),
+        ('connect_timeout', 1),
+        ('sweep_interval', 3),
+        ('result_chord_ordered', False),
+        ('create_database', False),
+    ],
+)
 def test_options_are_taken(name: str, value: Any) -> None:
     assert getattr(backend_of(**{name: value}).options, name) == value
 
 
 def test_retry_policy_is_completed() -> None:
     assert dict(Options.of({'retry_policy': {'max_retries': 3}}).retry_policy) == {
-        'max_retries': 3, 'interval_start': 0, 'interval_step': 1, 'interval_max': 1}
+        'max_retries': 3,
+        'interval_start': 0,
+        'interval_step': 1,
+        'interval_max': 1,
+    }
 
 
-@pytest.mark.parametrize(('name', 'value'), [
-    ('visibility_timeout', 1), ('sweep_intervall', 1), ('request_timeout', '5'), ('request_timeout', 0), ('sweep_interval', -1),
-    ('result_chord_ordered', 1), ('create_database', 'no'), ('retry_policy', {'tries': 1}), ('retry_policy', 5),
-    ('global_keyprefix', '_mine'), ('global_keyprefix', 5)])
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('visibility_timeout', 1),
+        ('sweep_intervall', 1),
+        ('request_timeout', '5'),
+        ('request_timeout', 0),
+        ('sweep_interval', -1),
+        ('result_chord_ordered', 1),
+        ('create_database', 'no'),
+        ('retry_policy', {'tries': 1}),
+        ('retry_policy', 5),
+        ('global_keyprefix', '_mine'),
+        ('global_keyprefix', 5),
+    ],
+)
 def test_wrong_options_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=name) as caught:
         backend_of(**{name: value})
@@ -57,7 +80,10 @@ def test_an_unknown_name_is_told_with_all_known_ones() -> None:
 def test_prefix_is_put_before_every_id() -> None:
     backend = backend_of(global_keyprefix='shop')
     assert [backend.get_key_for_task('x'), backend.get_key_for_group('x'), backend.chords._prefix] == [
-        'shop_celery-task-meta-x', 'shop_celery-taskset-meta-x', 'shop_chord-unlock-']
+        'shop_celery-task-meta-x',
+        'shop_celery-taskset-meta-x',
+        'shop_chord-unlock-',
+    ]
 
 
 def test_the_page_lists_every_option_with_its_default() -> None:

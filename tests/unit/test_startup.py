@@ -70,13 +70,24 @@ def test_who_may_not_delete_may_store(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(('settings', 'ignored', 'writes'), [
-    ({}, None, 2), ({}, True, 0), ({}, False, 2),
-    ({'task_ignore_result': True}, None, 0), ({'task_ignore_result': True}, True, 0), ({'task_ignore_result': True}, False, 2)])
-def test_nothing_is_tried_where_no_task_has_a_result(settings: dict[str, Any], ignored: bool | None, writes: int) -> None:
+@pytest.mark.parametrize(
+    ('settings', 'ignored', 'writes'),
+    [
+        ({}, None, 2),
+        ({}, True, 0),
+        ({}, False, 2),
+        ({'task_ignore_result': True}, None, 0),
+        ({'task_ignore_result': True}, True, 0),
+        ({'task_ignore_result': True}, False, 2),
+    ],
+)
+def test_nothing_is_tried_where_no_task_has_a_result(
+    settings: dict[str, Any], ignored: bool | None, writes: int
+) -> None:
     server = Server()
     backend = backend_of(server, **settings)
     if ignored is not None:
+
         @backend.app.task(name='one', ignore_result=ignored, shared=False)
         def one() -> None:
             pass

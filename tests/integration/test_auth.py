@@ -1,0 +1,132 @@
+"""Sessions and passwords that change, on a real server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import requests
+from celery import Celery
+from kombu import Connection
+
+from kombu_couchdb.couchdb import auth
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.fork_safety import Shared
+from kombu_couchdb.couchdb.nodes import Node
+from tests.conftest import PATIENCE, Server, Users, wait_for
+from tests.support import Inbox, publish
+
+
+@pytest.fixture
+def logins(monkeypatch: pytest.MonkeyPatch, database: str) -> list[str]:
+    """The headers with which the test's requests go, in order: `Authorization`, `Cookie` or '' where there is none."""
+    seen: list[str] = []
+    exchange = Node._exchange
+
+    def noted(self: Node, method: str, url: str, who: Any, *args: Any, **kwargs: Any) -> Any:
+        if database in url or url.endswith('/_session'):
+            fields: dict[str, str] = {}
+            who.add_to(fields)
+            seen.append(next(iter(fields), ''))
+        return exchange(self, method, url, who, *args, **kwargs)
+
+    monkeypatch.setattr(Node, '_exchange', noted)
+    as_another_process(monkeypatch)
+    return seen
+
+
+def as_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what this process knows of sessions and passwords."""
+    monkeypatch.setattr(auth, '_shared', Shared({}))
+
+
+def test_broker_and_results_share_one_session(
+    server: Server, url: str, client: Client, database: str, logins: list[str]
+) -> None:
+    with Connection(url, transport_options={'auth': 'cookie'}) as connection:
+        inbox = Inbox(connection)
+        publish(connection, 'hello')
+        assert inbox.wait(1) == ['hello']
+        app = Celery('cookies', set_as_current=False, backend=url)
+        app.conf.result_backend_transport_options = {'auth': 'cookie'}
+        app.backend.store_result('a', 42, 'SUCCESS')
+        assert app.AsyncResult('a').get(timeout=PATIENCE) == 42
+        app.close()
+    assert logins.count('') == 1
+    assert set(logins) == {'', 'Cookie'}
+
+
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+def test_both_ways_do_the_same(connect: Callable[..., Connection], client: Client, auth: str) -> None:
+    connection = connect(auth=auth)
+    publish(connection, 'hello')
+    assert Inbox(connection).wait(1) == ['hello']
+
+
+def test_kombu_s_password_may_be_a_function(server: Server, database: str, client: Client) -> None:
+    with Connection(
+        server.couchdb_url(database, user=''), userid=server.user, password=lambda: server.password
+    ) as connection:
+        publish(connection, 'hello')
+        assert Inbox(connection).wait(1) == ['hello']
+
+
+#: What the function `credentials` returns.
+current: list[str] = []
+
+
+def credentials() -> list[str]:
+    """Return user and password as they are now."""
+    return current
+
+
+@pytest.mark.parametrize(
+    'reads',
+    [
+        lambda client: client.get('x'),
+        lambda client: client.put({'_id': uuid.uuid4().hex}),
+        lambda client: client.open_changes(0, {}, 10, 4.0).close(),
+    ],
+    ids=['read', 'write', 'feed'],
+)
+def test_many_processes_take_over_a_new_password_and_do_not_lock_their_user(
+    server: Server,
+    database: str,
+    client: Client,
+    member: dict[str, str],
+    users: Users,
+    monkeypatch: pytest.MonkeyPatch,
+    reads: Callable[[Client], Any],
+) -> None:
+    client.request('PUT', '/_security', body={'members': {'names': [member['user']]}})
+    client.put({'_id': 'x'})
+    current[:] = member.values()
+    address = Address.of(
+        scheme='couchdb',
+        host=server.host,
+        port=server.port,
+        database=database,
+        default_database='',
+        user=None,
+        password=None,
+        credentials=f'{__name__}:credentials',
+    )
+    clients = []
+    for _ in range(8):
+        as_another_process(monkeypatch)
+        clients.append(Client(address))
+        reads(clients[-1])
+    current[1] = f'changed-{uuid.uuid4().hex}'
+    users(*current)
+    old: dict[str, str] = {}
+    clients[0]._nodes.current.login.headers(lambda data: pytest.fail('there is a session')).add_to(old)
+    wait_for(
+        lambda: requests.get(client.address.url, headers=old, timeout=PATIENCE).status_code == 401,
+        'the sessions to end',
+    )
+    for each in clients:
+        reads(each)
+        each.close()

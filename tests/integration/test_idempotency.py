@@ -1,0 +1,85 @@
+"""Publishing once: by processes that are killed or paused, and whose successors do not know how far they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.idempotency import once
+from tests.conftest import wait_for
+from tests.support import Inbox, items, publish
+
+TASK: dict[str, Any] = {'headers': {'id': 'some task', 'task': 'add'}}
+
+
+def publish_once(connection: Connection, body: Any = 'a', **message: Any) -> None:
+    with once('due at noon'):
+        publish(connection, body, **{**TASK, **message})
+
+
+def test_published_twice_it_is_stored_once(connect: Callable[..., Connection], client: Client) -> None:
+    for _ in range(2):
+        publish_once(connect())
+    [item] = items(client)
+    assert item['attempts'] == 0
+
+
+def test_publisher_that_was_paused_until_the_message_was_done(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had looked whether the message was there, and had not written it yet."""
+    paused, other = connect(), connect()
+    store, inbox = paused.default_channel.connection.store, Inbox(connect())
+    look = store.unpublished
+
+    def look_and_pause(docs: Any) -> Any:
+        found = look(docs)
+        publish_once(other)
+        assert inbox.wait(1) == ['a']
+        wait_for(lambda: not items(client), 'the acknowledgement')
+        return found
+
+    monkeypatch.setattr(store, 'unpublished', look_and_pause)
+    publish_once(paused)
+    assert items(client) == []
+
+
+def test_publisher_that_was_paused_while_the_message_is_held(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused, other = connect(), connect()
+    store = paused.default_channel.connection.store
+    inbox = Inbox(connect(), ack=False)
+    monkeypatch.setattr(store, 'unpublished', lambda docs: docs)
+    publish_once(other)
+    inbox.wait(1)
+    [held] = items(client)
+    publish_once(paused)
+    assert items(client) == [held]
+    assert 'conflicts' not in client.get(held['_id'], conflicts=True)
+    inbox.messages[0].ack()
+    wait_for(lambda: not items(client), 'the acknowledgement')
+
+
+def test_large_message_is_stored_once(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its body is an attachment."""
+    connection = connect()
+    monkeypatch.setattr(connection.default_channel.connection.store, 'unpublished', lambda docs: docs)
+    for _ in range(2):
+        publish_once(connection, 'x' * 50_000)
+    assert len(items(client)) == 1
+    assert Inbox(connect()).wait(1) == ['x' * 50_000]
+
+
+def test_what_the_server_refuses_is_told_and_the_others_are_created(client: Client, apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server answers 500')
+    answers = client.create_once([{'_id': 'a', 'n': 1}, {'_id': 'b', '_foo': 1}, {'_id': 'c', 'n': 3}])
+    assert [answer.get('error') for answer in answers] == [None, 'refused', None]
+    assert [row['id'] for row in client.id_range('')] == ['a', 'c']

@@ -1,0 +1,277 @@
+"""Items that somebody spoilt by hand: set aside with a reason, and no obstacle for the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection, Exchange, Queue
+from kombu.exceptions import DecodeError
+
+from kombu_couchdb import design
+from kombu_couchdb.couchdb.client import Client
+from tests.conftest import wait_for
+from tests.hostile.worst import deep, store
+from tests.support import Inbox, Peer, items, publish
+
+LONG_AGO = 1e9
+
+
+def good(client: Client, connection: Connection) -> dict[str, Any]:
+    """Return a proper WorkItem as it is stored, and remove it."""
+    publish(connection, 'good')
+    [item] = wait_for(lambda: items(client), 'the message')
+    client.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True}])
+    del item['_rev']
+    return {**item, '_id': 'spoilt', 'published': LONG_AGO}
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def message(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda item: item['message'].update(changes)
+
+
+SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    'no message': lambda item: item.pop('message'),
+    'message is text': lambda item: item.update(message='hello'),
+    'message is null': lambda item: item.update(message=None),
+    'message is empty': lambda item: item.update(message={}),
+    'no properties': lambda item: item['message'].pop('properties'),
+    'properties is a list': message(properties=[]),
+    'headers is text': message(headers='x'),
+    'body is a number': message(body=5),
+    'bad base64': lambda item: item['message'].update(
+        body='!!! no base64 !!!', properties={**item['message']['properties'], 'body_encoding': 'base64'}
+    ),
+    'base64 cut off': lambda item: item['message'].update(
+        body='aGVsbG8', properties={**item['message']['properties'], 'body_encoding': 'base64'}
+    ),
+    'unknown encoding': lambda item: item['message']['properties'].update(body_encoding='rot13'),
+    'delivery_info is text': lambda item: item['message']['properties'].update(delivery_info='x'),
+    'attempts is text': lambda item: item.update(attempts='three'),
+    'attempts is missing': lambda item: item.pop('attempts'),
+    'attempts is below zero': lambda item: item.update(attempts=-5),
+    'attempts are too many': lambda item: item.update(attempts=int(1.7e308)),
+    'headers are nested': lambda item: item['message']['headers'].update(x=nested(600)),
+    'properties are nested': lambda item: item['message']['properties'].update(x=nested(600)),
+    'it is nested': lambda item: item.update(x=nested(600)),
+    'date is text': lambda item: item.update(date='tomorrow'),
+    'date is a list': lambda item: item.update(date=[2026, 11, 21]),
+    'date is true': lambda item: item.update(date=True),
+    'claimed is empty': lambda item: item.update(claimed={}),
+    'claimed is text': lambda item: item.update(claimed='yes'),
+    'claimed is false': lambda item: item.update(claimed=False),
+}
+
+#: Not as we write it, but it can be delivered all the same.
+HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    'priority is text': lambda item: item.update(priority='high'),
+    'priority is null': lambda item: item.update(priority=None),
+    'priority is missing': lambda item: item.pop('priority'),
+    'priority is huge': lambda item: item.update(priority=1000),
+    'priority is below zero': lambda item: item.update(priority=-1000),
+    'priority is a fraction': lambda item: item.update(priority=2.5),
+    'published is missing': lambda item: item.pop('published'),
+    'published is text': lambda item: item.update(published='x'),
+    'claimed is missing': lambda item: item.pop('claimed'),
+    'claimed is by nobody': lambda item: item.update(claimed={'by': 'nobody', 'date': LONG_AGO}),
+    'something more': lambda item: item.update(note='by hand', message={**item['message'], 'note': [1]}),
+}
+
+
+@pytest.mark.parametrize('spoil', SPOILERS.values(), ids=SPOILERS)
+def test_set_aside_with_a_reason(
+    connect: Callable[..., Connection], client: Client, spoil: Callable[[dict[str, Any]], Any]
+) -> None:
+    connection = connect()
+    item = good(client, connection)
+    spoil(item)
+    client.put(item)
+    publish(connection, 'next')
+    inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
+    assert inbox.wait(1) == ['next']
+    dead = wait_for(lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the item to be set aside')
+    assert (dead['_id'], dead['status']) == ('spoilt', 'fail')
+    assert dead['reason'].startswith('spoilt: ')
+    assert '\n' not in dead['reason']
+    inbox.stays(1, 0.2)
+
+
+@pytest.mark.parametrize('spoil', HARMLESS.values(), ids=HARMLESS)
+def test_delivered_all_the_same(
+    connect: Callable[..., Connection], client: Client, spoil: Callable[[dict[str, Any]], Any]
+) -> None:
+    connection = connect()
+    item = good(client, connection)
+    spoil(item)
+    client.put(item)
+    publish(connection, 'next')
+    inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
+    assert sorted(inbox.wait(2)) == ['good', 'next']
+    wait_for(lambda: not items(client), 'both to be acknowledged')
+
+
+@pytest.mark.parametrize('queue', [5, None, ['q'], {'q': 1}, True, ''])
+def test_queue_that_is_no_name(connect: Callable[..., Connection], client: Client, queue: object) -> None:
+    connection = connect()
+    client.put({**good(client, connection), 'queue': queue})
+    inbox = Inbox(connect())
+    publish(connection, 'next')
+    assert inbox.wait(1) == ['next']
+    rows = client.view(design.NAME, 'dead', reduce=False)
+    assert [row['id'] for row in rows] == (['spoilt'] if queue != '' else [])
+
+
+@pytest.mark.parametrize('queue', [5, ['q'], ['q', 5], {'q': 1}])
+def test_who_listens_is_not_stopped_by_a_queue_that_is_no_name(
+    connect: Callable[..., Connection], client: Client, queue: object
+) -> None:
+    connection = connect()
+    spoilt = {**good(client, connection), 'queue': queue}
+    inbox = Inbox(connect())
+    publish(connection, 'first')
+    assert inbox.wait(1) == ['first']
+    inbox.stays(1, 2)  # by now it waits for what the feed tells
+    client.put(spoilt)
+    publish(connection, 'next')
+    assert inbox.wait(2) == ['first', 'next']
+
+
+def test_foreign_documents_are_left_alone(connect: Callable[..., Connection], client: Client) -> None:
+    foreign: list[dict[str, Any]] = [
+        {'_id': 'invoice', 'total': 5},
+        {'_id': 'typed', 'type': 'Invoice', 'queue': 'q', 'message': {}},
+        {'_id': 'type is a number', 'type': 7},
+        {'_id': 'empty'},
+        {'_id': 'broker:other', 'x': 1},
+        {'_id': 'broker:consumer:foreign', 'note': 'no heartbeat'},
+        {'_id': 'broker:binding:foreign', 'note': 'no binding'},
+        {'_id': 'broker:broadcast:foreign', 'note': 'no broadcast'},
+        {'_id': 'broker:queue:foreign', 'type': 'Queue'},
+        {'_id': 'consumer', 'type': 'Consumer'},
+        {'_id': 'broadcast', 'type': 'Broadcast', 'message': 5, 'number': 'x'},
+        {'_id': 'broker:binding:spoilt', 'type': 'Binding', 'exchange': 'direct'},
+        {'_id': 'broker:binding:regex', 'type': 'Binding', 'exchange': 'direct', 'pattern': '(', 'queue': 'q'},
+    ]
+    client.bulk(foreign)
+    connection = connect()
+    inbox = Inbox(connect(visibility_timeout=1.5))
+    client.bulk([{**doc, '_id': doc['_id'] + ' 2'} for doc in foreign])
+    publish(connection, 'hello')
+    assert inbox.wait(1) == ['hello']
+    inbox.stays(1, 3)
+    publish(connection, 'again')
+    assert inbox.wait(2) == ['hello', 'again']
+    assert client.get('invoice')['total'] == 5
+
+
+def test_body_that_cannot_be_decoded_reaches_the_application(connection: Connection) -> None:
+    publish(connection, '{broken json', serializer=None, content_type='application/json', content_encoding='utf-8')
+    inbox = Inbox(connection)
+    while not inbox.messages:
+        inbox.drain(1)
+    assert inbox.messages[0].body == b'{broken json'
+    with pytest.raises(DecodeError):
+        inbox.messages[0].decode()
+
+
+@pytest.mark.parametrize(
+    'settle', [lambda message: message.ack(), lambda message: message.reject()], ids=['ack', 'reject']
+)
+def test_body_that_cannot_be_decoded_is_kept_whatever_the_application_does(
+    connection: Connection, client: Client, settle: Callable[[Any], None]
+) -> None:
+    publish(connection, '{broken json', serializer=None, content_type='application/json', content_encoding='utf-8')
+    publish(connection, 'hello')
+    inbox = Inbox(connection, ack=False)
+    wait_for(lambda: inbox.drain(0.5) or len(inbox.messages) == 2)
+    spoilt, good = sorted(inbox.messages, key=lambda message: len(message.body), reverse=True)
+    assert good.decode() == 'hello'
+    with pytest.raises(DecodeError):
+        spoilt.decode()
+    good.ack()
+    settle(spoilt)
+    wait_for(lambda: [item.get('status') for item in items(client)] == ['fail'], 'one dead letter')
+    assert items(client)[0]['reason'].startswith('spoilt: the body cannot be decoded (')
+
+
+def test_spoilt_items_are_told_of_without_their_body(
+    url: str, connect: Callable[..., Connection], client: Client
+) -> None:
+    item = good(client, connect())
+    item['message'].update(body='private words', headers=5)
+    client.put(item)
+    with Peer(url, ack=True) as peer:
+        wait_for(lambda: any('dead letter' in line for line in peer.log))
+    assert not any('private words' in line for line in peer.log)
+
+
+@pytest.mark.parametrize('levels', [950, 980, 1200])
+@pytest.mark.parametrize('place', ['headers', 'claimed'])
+def test_what_python_cannot_read_is_set_aside_unread(
+    connect: Callable[..., Connection], client: Client, place: str, levels: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = connect()
+    item = good(client, connection)
+    if place == 'claimed':
+        item['claimed'] = {'by': 'broker:consumer:gone', 'date': LONG_AGO}
+    item['message']['headers']['x'] = 'here'
+    store(client, [json.dumps(item).replace('"here"', deep(levels))])
+    publish(connection, 'next')
+    inbox = Inbox(connect(visibility_timeout=1.5))
+    assert inbox.wait(1) == ['next']
+    [row] = wait_for(lambda: client.view(design.NAME, 'dead', reduce=False), 'the dead letter')
+    assert (row['id'], row['value'][:7]) == ('spoilt', 'spoilt:')
+    publish(connection, 'last')
+    assert inbox.wait(2) == ['next', 'last']
+    assert len([record for record in caplog.records if 'passed over' in record.getMessage()]) <= 1
+    assert deep(levels).encode() in client.raw('spoilt')
+
+
+def test_who_is_no_consumer_holds_nothing(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    item = good(client, connection)
+    names = ['', '_all_docs', '_design/celery-v4', '_local/x', '..', 'a/b', 'broker:consumer:', '\0']
+    client.bulk(
+        [{**item, '_id': f'{number}', 'claimed': {'by': name, 'date': LONG_AGO}} for number, name in enumerate(names)]
+    )
+    assert Inbox(connect(visibility_timeout=1.5)).wait(len(names)) == ['good'] * len(names)
+
+
+@pytest.mark.parametrize('number', [1e300, -1e300])
+def test_a_number_too_large_to_be_squared_stops_nobody(
+    connect: Callable[..., Connection], client: Client, number: float
+) -> None:
+    connection = connect()
+    item = good(client, connection)
+    client.bulk(
+        [
+            {**item, 'expires': number},
+            {**item, '_id': 'claimed', 'claimed': {'by': 'nobody', 'date': number}},
+            {'_id': 'broker:consumer:x', 'type': 'Consumer', 'expires': number},
+            {'_id': 'broker:queue:x', 'type': 'Queue', 'name': 'x', 'expires': number},
+        ]
+    )
+    publish(connection, 'next')
+    assert 'next' in Inbox(connect(visibility_timeout=1.5)).wait(1 if number < 0 else 2)
+
+
+def test_a_binding_that_leads_elsewhere_is_mended_when_it_is_declared_again(
+    connect: Callable[..., Connection], client: Client
+) -> None:
+    queue = Queue('mine', Exchange('direct', type='direct'), routing_key='a')
+    queue(connect().default_channel).declare()
+    [row] = client.id_range('broker:binding:', docs=True)
+    client.put({**row['doc'], 'queue': 'elsewhere'})
+    connection = connect()
+    inbox = Inbox(connection, queue)
+    connect().Producer().publish('hello', exchange=queue.exchange, routing_key='a', serializer='json')
+    assert inbox.wait(1) == ['hello']

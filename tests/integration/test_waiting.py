@@ -1,0 +1,619 @@
+"""Results are pushed: whoever waits is woken by one reader, and nobody else costs anything."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+from celery import Celery, states
+from celery.exceptions import TimeoutError
+from celery.result import AsyncResult, GroupResult
+
+from celery_couchdb.backend import CouchDBBackend
+from celery_couchdb.waiting.subscriber import Waiter
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import CouchDBError
+from tests.conftest import PATIENCE, PATIENT, wait_for
+from tests.support import Request
+
+READER = 'celery-couchdb-results'
+
+
+def app_of(url: str, **conf: Any) -> Celery:
+    app = Celery('test', set_as_current=False, broker='memory://', backend=url)
+    options = {**PATIENT, **conf.pop('result_backend_transport_options', {})}
+    app.conf.update(conf, result_backend_transport_options=options)
+    return app
+
+
+def threads_named(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever was waited for: the threads end when nobody waits any more."""
+    monkeypatch.setattr('celery_couchdb.waiting.subscriber._IDLE', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.callbacks._IDLE', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.callbacks._TICK', 0.1)
+    for moment in ('before', 'after'):
+        gc.collect()
+        wait_for(lambda: not threads_named(READER), f'the readers of {moment} to end')
+        wait_for(lambda: not threads_named('celery-couchdb-callbacks'), f'the callbacks of {moment} to end')
+        if moment == 'before':
+            yield
+
+
+@pytest.fixture
+def app(url: str, client: Client) -> Celery:
+    """The app that waits; the database exists."""
+    return app_of(url)
+
+
+@pytest.fixture
+def worker(url: str) -> CouchDBBackend:
+    """The backend of another process, so to speak, which stores: for its options it shares nothing with `app`'s."""
+    return app_of(url, result_backend_transport_options={'sweep_interval': 1.0}).backend
+
+
+class Waiting(threading.Thread):
+    """A call in a thread of its own; `value()` is what it returned."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._call, self._outcome = call, list[Any]()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._outcome.append(self._call())
+        except Exception as exc:
+            self._outcome.append(exc)
+
+    def value(self) -> Any:
+        self.join(PATIENCE)
+        assert self._outcome, 'it still waits'
+        return self._outcome[0]
+
+
+def is_listening(sent: list[Request], *task_ids: str) -> bool:
+    """Whether a wait for all these results has been opened."""
+    wanted = {f'celery-task-meta-{task_id}' for task_id in task_ids}
+    return any(
+        request.path == '/_changes' and wanted <= set((request.body or {}).get('doc_ids', ())) for request in sent
+    )
+
+
+def ids(count: int) -> list[str]:
+    return [str(uuid.uuid4()) for _ in range(count)]
+
+
+# -- get
+
+
+def test_get_is_woken(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    worker.mark_as_done(task_id, {'sum': 3})
+    assert waiting.value() == {'sum': 3}
+    paths = [request.path for request in sent]
+    assert paths[:2] == [f'/celery-task-meta-{task_id}', '/_changes']
+    assert len(paths) <= 4  # with the PUT, and with one more wait if this thread is slow to leave
+
+
+def test_ready_result_costs_one_request_and_no_thread(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    worker.mark_as_done(task_id, 1)
+    sent.clear()
+    assert app.AsyncResult(task_id).get(timeout=0) == 1
+    assert len(sent) == 1
+    assert threads_named(READER) == 0
+
+
+def test_failure_is_raised(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    worker.mark_as_failure(task_id, KeyError('no'))
+    assert isinstance(waiting.value(), KeyError)
+
+
+def test_only_the_end_wakes_get_and_each_state_is_told(
+    app: Celery, worker: CouchDBBackend, sent: list[Request]
+) -> None:
+    [task_id] = ids(1)
+    told: list[Any] = []
+    waiting = Waiting(
+        lambda: app.AsyncResult(task_id).get(timeout=PATIENCE, on_message=lambda m: told.append(m['status']))
+    )
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    worker.mark_as_started(task_id)
+    wait_for(lambda: told == ['STARTED'], 'the first state')
+    worker.store_result(task_id, {'done': 50}, 'PROGRESS')
+    wait_for(lambda: told == ['STARTED', 'PROGRESS'], 'the second state')
+    worker.mark_as_done(task_id, 'end')
+    assert waiting.value() == 'end'
+    assert told == ['STARTED', 'PROGRESS', 'SUCCESS']
+
+
+@pytest.mark.parametrize('timeout', [0, 0.05])
+def test_timeout_leaves_nothing_behind(app: Celery, timeout: float) -> None:
+    result = app.AsyncResult(*ids(1))
+    with pytest.raises(TimeoutError):
+        result.get(timeout=timeout)
+    gone = weakref.ref(result)
+    del result
+    wait_for(lambda: gc.collect() is not None and gone() is None, 'it to be forgotten')
+
+
+@pytest.mark.parametrize(
+    'least', [1, 3], ids=['result', 'set']
+)  # Celery hands on only the first call for a single result
+def test_on_interval_is_called(app: Celery, worker: CouchDBBackend, least: int) -> None:
+    [task_id] = ids(1)
+    calls: list[int] = []
+    result = app.AsyncResult(task_id) if least == 1 else app.ResultSet([app.AsyncResult(task_id)])
+    waiting = Waiting(lambda: result.get(timeout=PATIENCE, interval=0.01, on_interval=lambda: calls.append(1)))
+    wait_for(lambda: len(calls) >= least, 'the calls')
+    worker.mark_as_done(task_id, 1)
+    assert waiting.value() == (1 if least == 1 else [1])
+
+
+def test_many_threads_share_one_reader(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    names = ids(20)
+    waiting = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in names]
+    wait_for(lambda: is_listening(sent, *names), 'all waits')
+    assert threads_named(READER) == 1
+    for name in names:
+        worker.mark_as_done(name, name)
+    assert [thread.value() for thread in waiting] == names
+
+
+def test_two_wait_for_the_same(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
+    wait_for(lambda: len(app.backend.reader._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both')
+    worker.mark_as_done(task_id, 7)
+    assert [thread.value() for thread in waiting] == [7, 7]
+
+
+def test_only_what_is_awaited_is_watched(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    first, second, third = ids(3)
+    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (first, second)]
+    wait_for(lambda: is_listening(sent, first, second), 'both waits')
+    worker.mark_as_done(first, 1)
+    assert waits[0].value() == 1
+    waits.append(Waiting(lambda: app.AsyncResult(third).get(timeout=PATIENCE)))
+    wait_for(lambda: is_listening(sent, third), 'the third wait')
+    assert not is_listening(sent, first, third)
+    for name in (second, third):
+        worker.mark_as_done(name, 2)
+    assert [wait.value() for wait in waits[1:]] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    'doc',
+    [{'value': 'no JSON'}, {'value': {'status': 'SUCCESS'}}, {'base64': 'AAAA'}],
+    ids=['no JSON', 'incomplete', 'no text'],
+)
+def test_spoilt_document_concerns_only_who_waits_for_it(
+    app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], doc: dict[str, Any]
+) -> None:
+    spoilt, good = ids(2)
+    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (spoilt, good)]
+    wait_for(lambda: is_listening(sent, spoilt, good), 'both waits')
+    client.put({'_id': f'celery-task-meta-{spoilt}', 'type': 'Result', 'status': 'SUCCESS', **doc})
+    assert isinstance(waits[0].value(), Exception)
+    worker.mark_as_done(good, 'fine')
+    assert waits[1].value() == 'fine'
+
+
+def test_result_of_celerys_own_backend_wakes(app: Celery, client: Client, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    client.put(
+        {
+            '_id': f'celery-task-meta-{task_id}',
+            'value': f'{{"status": "SUCCESS", "result": 5, "traceback": null, "children": [], "task_id": "{task_id}"}}',
+        }
+    )
+    assert waiting.value() == 5
+
+
+def _get_in_child(app: Celery, task_id: str, answers: Any) -> None:
+    answers.put(app.AsyncResult(task_id).get(timeout=PATIENCE))
+
+
+def test_forked_child_waits_with_a_reader_of_its_own(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    parents, childs = ids(2)
+    waiting = Waiting(lambda: app.AsyncResult(parents).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, parents), 'the parent')
+    context = multiprocessing.get_context('fork')
+    answers = context.Queue()
+    child = context.Process(target=_get_in_child, args=(app, childs, answers))
+    child.start()
+    worker.mark_as_done(childs, 'for the child')
+    worker.mark_as_done(parents, 'for the parent')
+    assert answers.get(timeout=PATIENCE) == 'for the child'
+    assert waiting.value() == 'for the parent'
+    child.join(PATIENCE)
+
+
+def test_new_waits_do_not_keep_the_others_from_their_results(
+    app: Celery, worker: CouchDBBackend, sent: list[Request]
+) -> None:
+    first, *others = ids(40)
+    waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, first), 'the wait')
+    reader, waiter = app.backend.reader, Waiter()
+    go_on = threading.Event()
+
+    def press() -> None:
+        while not go_on.wait(0.002):  # more often than any answer can come
+            reader.watch(waiter, [f'celery-task-meta-{others[0]}'])
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    try:
+        worker.mark_as_done(first, 'through')
+        assert waiting.value() == 'through'
+    finally:
+        go_on.set()
+        pressing.join()
+        reader.drop(waiter, [f'celery-task-meta-{others[0]}'])
+
+
+def test_answers_that_no_json_reader_can_take(
+    app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], apache_couchdb: bool
+) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server takes such a document and cannot return it')
+    deep, good = ids(2)
+    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (deep, good)]
+    wait_for(lambda: is_listening(sent, deep, good), 'both waits')
+    text = '[' * 100_000 + ']' * 100_000
+    answer = requests.put(
+        f'{client.address.url}/celery-task-meta-{deep}',
+        data=f'{{"type": "Result", "value": {text}}}',
+        auth=(client.address.user, client.address.password),
+        timeout=PATIENCE,
+    )
+    if answer.status_code != 201:
+        pytest.skip('the server does not take it')
+    assert isinstance(waits[0].value(), CouchDBError)
+    worker.mark_as_done(good, 'fine')
+    assert waits[1].value() == 'fine'
+
+
+def test_thread_that_cannot_be_started(app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    [task_id] = ids(1)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == READER:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, 'start', refuse)
+    with pytest.raises(RuntimeError):
+        app.AsyncResult(task_id).get(timeout=PATIENCE)
+    monkeypatch.undo()
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    worker.mark_as_done(task_id, 1)
+    assert waiting.value() == 1
+
+
+def test_abandoned_iteration_leaves_nothing(app: Celery, worker: CouchDBBackend) -> None:
+    first, second = ids(2)
+    worker.mark_as_done(first, 1)
+    iteration = app.backend.get_many([first, second], timeout=PATIENCE)
+    assert next(iteration)[0] == first
+    del iteration
+    gc.collect()
+    assert app.backend.reader._waiters == {}
+
+
+# -- groups
+
+
+@pytest.mark.parametrize('count', [5, 150], ids=['few', 'many'])
+def test_group_is_woken(app: Celery, worker: CouchDBBackend, sent: list[Request], count: int) -> None:
+    names = ids(count)
+    group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
+    waiting = Waiting(lambda: group.get(timeout=PATIENCE))
+    wait_for(lambda: any(request.path == '/_changes' for request in sent), 'the wait')
+    for name in names:
+        worker.mark_as_done(name, name)
+    assert waiting.value() == names
+
+
+def test_change_from_many_to_few_and_back(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    many, few = ids(120), ids(3)
+    one = Waiting(lambda: app.AsyncResult(few[0]).get(timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, few[0]), 'the first wait')
+    group = Waiting(lambda: dict(app.backend.get_many(many, timeout=PATIENCE)))
+    wait_for(lambda: any(request.path == '/_changes' and not request.body for request in sent), 'the wait for all')
+    two = Waiting(lambda: app.AsyncResult(few[1]).get(timeout=PATIENCE))
+    for name in many:
+        worker.mark_as_done(name, 1)
+    assert set(group.value()) == set(many)
+    three = Waiting(lambda: app.AsyncResult(few[2]).get(timeout=PATIENCE))
+    for name in few:
+        worker.mark_as_done(name, name)
+    assert [wait.value() for wait in (one, two, three)] == few
+
+
+def test_ready_group_of_a_thousand_takes_a_handful_of_requests(
+    app: Celery, client: Client, sent: list[Request]
+) -> None:
+    names = ids(1000)
+    client.bulk(
+        [
+            {
+                '_id': f'celery-task-meta-{name}',
+                'type': 'Result',
+                'status': 'SUCCESS',
+                'value': {'status': 'SUCCESS', 'result': i, 'traceback': None, 'children': [], 'task_id': name},
+            }
+            for i, name in enumerate(names)
+        ]
+    )
+    sent.clear()
+    group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
+    assert group.get(timeout=PATIENCE) == list(range(1000))
+    assert len(sent) <= 5  # one of them, once in a process, asks whether this is a cluster
+
+
+def test_groups_within_a_group(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    names = ids(40)
+    inner = app.GroupResult('inner', [app.AsyncResult(name) for name in names[1:]])
+    outer = app.GroupResult('outer', [app.AsyncResult(names[0]), inner])
+    for name in names:
+        worker.mark_as_done(name, name)
+    sent.clear()
+    assert outer.get(timeout=PATIENCE) == [names[0], names[1:]]
+    assert len(sent) == 2  # one of them, once in a process, asks whether this is a cluster
+
+
+def test_join_in_turn_and_iteration(app: Celery, worker: CouchDBBackend) -> None:
+    names = ids(3)
+    results = app.ResultSet([app.AsyncResult(name) for name in names])
+    for name in names:
+        worker.mark_as_done(name, name)
+    assert results.join(timeout=PATIENCE) == names
+    assert sorted(name for name, _meta in results.iter_native(timeout=PATIENCE)) == sorted(names)
+
+
+def test_failure_in_a_group(app: Celery, worker: CouchDBBackend) -> None:
+    names = ids(2)
+    worker.mark_as_done(names[0], 1)
+    worker.mark_as_failure(names[1], LookupError('no'))
+    results = app.ResultSet([app.AsyncResult(name) for name in names])
+    with pytest.raises(LookupError):
+        results.get(timeout=PATIENCE)
+    assert [type(value) for value in results.get(timeout=PATIENCE, propagate=False)] == [int, LookupError]
+
+
+# -- groups that are never sent
+
+
+def never_sent(app: Celery, parent: str, *names: str, around: bool = False) -> Any:
+    """Return the set of results of a group that is sent when the task `parent` has succeeded; or of one around it."""
+    group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
+    group.parent = app.AsyncResult(parent, parent=app.AsyncResult(ids(1)[0]))
+    return app.GroupResult(str(uuid.uuid4()), [group]) if around else group
+
+
+@pytest.mark.parametrize('around', [False, True], ids=['group', 'group in a group'])
+@pytest.mark.parametrize('before', [False, True], ids=['fails meanwhile', 'has failed'])
+@pytest.mark.parametrize('method', ['get', 'join', 'join_native'])
+def test_group_raises_the_error_of_the_task_before_it(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], method: str, before: bool, around: bool
+) -> None:
+    parent, *names = ids(3)
+    if before:
+        worker.mark_as_failure(parent, LookupError('no'))
+    group = never_sent(app, parent, *names, around=around)
+    waiting = Waiting(lambda: getattr(group, method)(timeout=PATIENCE))
+    if not before:
+        wait_for(lambda: is_listening(sent, parent), 'the wait')
+        worker.mark_as_failure(parent, LookupError('no'))
+    outcome = waiting.value()
+    assert isinstance(outcome, LookupError)
+    wait_for(lambda: not app.backend.reader._waiters, 'nothing to be watched any more')
+
+
+def test_group_that_is_never_sent_without_raising(app: Celery, worker: CouchDBBackend) -> None:
+    parent, *names = ids(3)
+    worker.mark_as_failure(parent, LookupError('no'))
+    for method in ('get', 'join'):
+        group = never_sent(app, parent, *names)
+        values = getattr(group, method)(timeout=PATIENCE, propagate=False)
+        assert [type(value) for value in values] == [LookupError, LookupError]
+    [inner] = never_sent(app, parent, *names, around=True).get(timeout=PATIENCE, propagate=False)
+    assert isinstance(inner, LookupError)
+
+
+def test_results_that_are_ready_come_before_the_error(app: Celery, worker: CouchDBBackend) -> None:
+    """Part of a group was sent when its worker was killed; the task before it failed when it was delivered again."""
+    parent, sent, missing = ids(3)
+    worker.mark_as_done(sent, 1)
+    worker.mark_as_failure(parent, LookupError('no'))
+    found = list(never_sent(app, parent, missing, sent).iter_native(timeout=PATIENCE))
+    assert [(task_id, type(meta['result'])) for task_id, meta in found] == [(sent, int), (missing, LookupError)]
+    worker.mark_as_done(missing, 2)
+    assert never_sent(app, parent, missing, sent).get(timeout=PATIENCE) == [2, 1]
+
+
+def test_group_beside_one_that_is_never_sent(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    parent, *names, beside = ids(4)
+    worker.mark_as_failure(parent, LookupError('no'))
+    group = app.GroupResult(str(uuid.uuid4()), [never_sent(app, parent, *names), app.AsyncResult(beside)])
+    waiting = Waiting(lambda: group.get(timeout=PATIENCE, propagate=False))
+    wait_for(lambda: is_listening(sent, beside), 'the wait')
+    worker.mark_as_done(beside, 1)
+    error, value = waiting.value()
+    assert (type(error), value) == (LookupError, 1)
+
+
+def test_group_whose_task_before_has_only_begun_times_out(app: Celery, worker: CouchDBBackend) -> None:
+    parent, *names = ids(3)
+    worker.mark_as_started(parent)
+    for method in ('get', 'join'):
+        with pytest.raises(TimeoutError):
+            getattr(never_sent(app, parent, *names), method)(timeout=0.2)
+    worker.mark_as_failure(parent, LookupError('no'))
+    for method in ('get', 'join'):
+        with pytest.raises(LookupError):
+            getattr(never_sent(app, parent, *names), method)(timeout=0)
+
+
+def test_group_after_a_task_is_one_request_when_it_is_ready(
+    app: Celery, worker: CouchDBBackend, sent: list[Request]
+) -> None:
+    parent, *names = ids(4)
+    for name in (parent, *names):
+        worker.mark_as_done(name, name)
+    assert app.AsyncResult(parent).get() == parent  # the first asks whether this is a cluster
+    app.ResultSet([app.AsyncResult(name) for name in names]).get(timeout=0)
+    sent.clear()
+    assert never_sent(app, parent, *names).get(timeout=0) == names
+    assert len(sent) == 1
+
+
+# -- then
+
+
+def test_callback_of_a_result_that_nobody_keeps(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [task_id] = ids(1)
+    called: list[Any] = []
+    app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
+    gc.collect()
+    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    worker.mark_as_done(task_id, 3)
+    wait_for(lambda: called == [3], 'the callback')
+
+
+def test_callback_of_a_group(app: Celery, worker: CouchDBBackend) -> None:
+    names = ids(3)
+    called: list[Any] = []
+    group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
+    group.then(lambda result: called.append(result.get()))
+    for name in names:
+        worker.mark_as_done(name, name)
+    wait_for(lambda: called == [names], 'the callback')
+
+
+def test_callback_may_wait_for_another_result(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    first, second = ids(2)
+    called: list[Any] = []
+    app.AsyncResult(first).then(lambda _: called.append(app.AsyncResult(second).get(timeout=PATIENCE)))
+    worker.mark_as_done(first, 1)
+    wait_for(lambda: is_listening(sent, second), 'the wait within the callback')
+    worker.mark_as_done(second, 2)
+    wait_for(lambda: called == [2], 'the callback')
+
+
+def test_callback_that_fails_does_not_stop_the_others(
+    app: Celery, worker: CouchDBBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ids(2)
+    called: list[Any] = []
+    app.AsyncResult(names[0]).then(lambda _: 1 / 0)
+    app.AsyncResult(names[1]).then(lambda result: called.append(result.get()))
+    for name in names:
+        worker.mark_as_done(name, name)
+    wait_for(lambda: called == [names[1]], 'the callback')
+    wait_for(lambda: any('callback of task' in record.getMessage() for record in caplog.records), 'the complaint')
+
+
+@pytest.mark.parametrize('bad', ['', 'x\ud800'], ids=['empty', 'half a character'])
+def test_odd_ids_do_not_stop_the_callbacks(app: Celery, worker: CouchDBBackend, bad: str) -> None:
+    [task_id] = ids(1)
+    called: list[Any] = []
+    kept = app.AsyncResult('kept')
+    kept.then(called.append)
+    app.AsyncResult(bad).then(called.append)
+    gc.collect()
+    app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
+    worker.mark_as_done(task_id, 5)
+    wait_for(lambda: called == [5], 'the callback')
+    kept.forget()
+
+
+def test_callback_is_called_once_though_its_result_is_polled(app: Celery, worker: CouchDBBackend) -> None:
+    for name in ids(20):
+        called: list[int] = []
+        result = app.AsyncResult(name)
+        result.then(lambda _, called=called: (time.sleep(0.01), called.append(1)))
+        worker.mark_as_done(name, 1)
+        wait_for(lambda result=result: result.ready(), 'the result')
+        wait_for(lambda called=called: called, 'the callback')
+        time.sleep(0.02)  # a second call would end by now
+        assert called == [1]
+
+
+def test_callback_is_called_once_though_somebody_waits_too(app: Celery, worker: CouchDBBackend) -> None:
+    for name in ids(10):
+        called: list[Any] = []
+        result = app.AsyncResult(name)
+        result.then(lambda _, called=called: called.append(1))
+        waiting = Waiting(lambda result=result: result.get(timeout=PATIENCE))
+        worker.mark_as_done(name, 1)
+        assert waiting.value() == 1
+        wait_for(lambda called=called: called, 'the callback')
+        assert called == [1]
+
+
+def test_group_without_callbacks_is_not_watched(app: Celery, sent: list[Request]) -> None:
+    group: GroupResult | None = app.GroupResult('g', [app.AsyncResult(name) for name in ids(3)])
+    assert group
+    wait_for(lambda: app.backend.callbacks._held, 'the group to be taken up')
+    members = [weakref.ref(result) for result in group.results]
+    assert sent == []
+    group = None
+    wait_for(lambda: gc.collect() is not None and [ref() for ref in members] == [None] * 3, 'them to be forgotten')
+
+
+def test_states_of_a_group_take_a_handful_of_requests(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What was read ahead counts for a moment only, which a busy machine may take for each question.
+    monkeypatch.setattr('celery_couchdb.waiting.read_ahead.time', SimpleNamespace(monotonic=lambda: 0.0))
+    names = ids(400)
+    group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
+    wait_for(lambda: len(app.backend.callbacks._held) == 400, 'the group to be taken up')
+    worker.mark_as_done(names[0], 1)
+    worker.mark_as_done(names[399], 1)
+    sent.clear()
+    assert group.completed_count() == 2
+    assert len(sent) < 20
+
+
+def test_states_asked_for_in_a_row_are_of_this_moment(app: Celery, worker: CouchDBBackend) -> None:
+    names = ids(10)
+    group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
+    wait_for(lambda: len(app.backend.callbacks._held) == 10, 'the group to be taken up')
+    for count, name in enumerate(names):
+        assert group.completed_count() == count
+        worker.mark_as_done(name, 1)
+    assert group.completed_count() == 10
+
+
+def test_a_result_s_state_needs_no_reader(app: Celery, worker: CouchDBBackend) -> None:
+    [task_id] = ids(1)
+    worker.mark_as_started(task_id)
+    result: AsyncResult = app.AsyncResult(task_id)
+    assert (result.state, result.ready()) == (states.STARTED, False)
+    assert threads_named(READER) == 0

@@ -1,0 +1,232 @@
+"""What the vacuum decides without a server: whose a tombstone is, which are old, how many go in one request, and when not to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.admin.cluster import Cluster, Refused
+from kombu_couchdb.admin.tombstones import Marks, Tombstone, batches, is_ours
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import idempotency, workitem
+from kombu_couchdb.documents.parcel import moved_id
+from kombu_couchdb.errors import AccessDenied, NotFound
+
+#: The id of a message.
+MESSAGE = '065bfeda25e000000abcdef0123456'
+
+
+@pytest.mark.parametrize(
+    'doc_id',
+    [
+        MESSAGE,
+        f'{MESSAGE}-2',
+        workitem.job_id('q', 'shop.add', 'customer 42'),
+        'broker:binding:["a","b","c"]',
+        'broker:consumer:host:5:abc',
+        'broker:broadcast:00',
+        'celery-task-meta-5',
+        'chord-unlock-5',
+        'shop-celery-task-meta-5',
+        'shop\n_celery-taskset-meta-5',
+        'chord-unlock-5:part:0',
+    ],
+)
+def test_our_documents_are_known_by_their_ids(doc_id: str) -> None:
+    assert is_ours(doc_id)
+
+
+def test_new_messages_are_ours() -> None:
+    assert is_ours(workitem.new_id(1_790_000_000.0))
+
+
+@pytest.mark.parametrize(
+    'doc_id',
+    [
+        'invoice-5',
+        '',
+        'jobs',
+        '_design/celery-v1',
+        'brokers',
+        'x' * 30,
+        MESSAGE[:-1],
+        MESSAGE.upper(),
+        f'{MESSAGE}-',
+        f'{MESSAGE}-x',
+    ],
+)
+def test_documents_of_others_are_known_too(doc_id: str) -> None:
+    assert not is_ours(doc_id)
+
+
+def test_messages_that_are_published_once_are_ours_and_not_like_documents_of_others() -> None:
+    with idempotency.once('chord-unlock-5'):
+        doc_id = idempotency.fixed_id({'headers': {'id': 'some task'}})
+    assert doc_id is not None
+    assert is_ours(doc_id)
+    assert not is_ours(doc_id.rpartition(':')[2])  # CouchDB gives such ids to documents that come without one
+
+
+def test_parcels_and_their_messages_are_ours() -> None:
+    assert is_ours(moved_id('order-17'))
+    assert is_ours(f'p:{MESSAGE}')
+    assert not is_ours('p:order-17')
+
+
+def test_a_purge_is_never_larger_than_couchdb_takes() -> None:
+    many = [Tombstone(f'a{number}', ('1-a',)) for number in range(250)]
+    torn = [
+        Tombstone('b', tuple(f'2-{number}' for number in range(2500))),
+        Tombstone('c', tuple(f'2-{number}' for number in range(400))),
+        Tombstone('d', ('2-a',) * 400),
+    ]
+    found = list(batches([*many, *torn]))
+    assert all(0 < len(batch) <= 100 and sum(map(len, batch.values())) <= 1000 for batch in found)
+    purged = [(doc_id, rev) for batch in found for doc_id, revs in batch.items() for rev in revs]
+    assert sorted(purged) == sorted((tombstone.id, rev) for tombstone in [*many, *torn] for rev in tombstone.revs)
+    assert list(batches([])) == []
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Database:
+    """As much of a client as marks need."""
+
+    def __init__(self) -> None:
+        self.clock, self.docs, self.seq = Clock(), dict[str, Any](), 0
+
+    def sequence(self) -> str:
+        self.seq += 1
+        return f'{self.seq}-opaque'
+
+    def get(self, doc_id: str) -> Any:
+        if doc_id not in self.docs:
+            raise NotFound(doc_id)
+        return {**self.docs[doc_id], '_rev': '0-1'}
+
+    def put(self, doc: dict[str, Any]) -> str:
+        self.docs[doc['_id']] = doc
+        return '0-1'
+
+
+def test_the_latest_mark_that_is_old_enough_counts() -> None:
+    database: Any = Database()
+    marks = Marks(database)
+    assert marks.old(0) is None
+    for at in (1000, 1100, 1200):
+        database.clock.time = at
+        marks.take(150)
+    database.clock.time = 1260
+    assert [marks.old(age) for age in (0, 60, 61, 160, 161, 260, 261)] == [
+        '3-opaque',
+        '3-opaque',
+        '2-opaque',
+        '2-opaque',
+        '1-opaque',
+        '1-opaque',
+        None,
+    ]
+
+
+def test_what_is_left_to_wait_is_told() -> None:
+    database: Any = Database()
+    marks = Marks(database)
+    assert marks.ready_in(300) == 300
+    marks.take(300)
+    database.clock.time += 100
+    marks.take(300)
+    assert marks.ready_in(300) == 200
+    database.clock.time += 500
+    assert marks.ready_in(300) == 0
+
+
+def test_marks_that_a_later_one_replaces_are_forgotten() -> None:
+    database: Any = Database()
+    marks = Marks(database)
+    for number in range(50):
+        database.clock.time = 1000.0 + number * 100
+        marks.take(300)
+    assert [mark['date'] for mark in database.docs['_design/celery-marks']['marks']] == [5600.0, 5700.0, 5800.0, 5900.0]
+
+
+def cluster(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], welcome: str = 'couchdb') -> Cluster:
+    """Return a cluster whose server answers as is told."""
+    found = Cluster(Client(Address(user='me', password='secret-word')))
+
+    def request(method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(answers[path], Exception):
+            raise answers[path]
+        return answers[path]
+
+    monkeypatch.setattr(found.client, 'welcome', lambda: {welcome: 'Welcome'})
+    monkeypatch.setattr(found.server, 'request', request)
+    return found
+
+
+def test_with_a_node_down_nothing_is_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused, match=r'node b@host is down.*start it, or take it out of the cluster$'):
+        cluster(monkeypatch, {'/_membership': {'all_nodes': ['a@host'], 'cluster_nodes': ['a@host', 'b@host']}}).check()
+
+
+def test_the_embedded_server_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused, match='embedded'):
+        cluster(monkeypatch, {}, welcome='express-pouchdb').check()
+
+
+def test_who_is_no_administrator_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AccessDenied, match=r"user 'me' is no server administrator.*--admin$"):
+        cluster(monkeypatch, {'/_membership': AccessDenied('You are not a server admin.')}).check()
+
+
+def test_a_wrong_password_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = AccessDenied("http://localhost:5984 refused user 'admin': Name or password is incorrect")
+    with pytest.raises(AccessDenied, match=r'incorrect$'):
+        cluster(monkeypatch, {'/_membership': refused}).check()
+
+
+def test_notes_that_somebody_spoilt_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(Address())
+    for spoilt in (5, 'x', {'seq': 1}, [5], [{'seq': 'x', 'date': 5.0}], [{'seq': 5, 'date': 'x'}], ['a', 5]):
+        monkeypatch.setattr(
+            client, 'get', lambda doc_id, spoilt=spoilt: {'_id': doc_id, 'marks': spoilt, 'purging': spoilt}
+        )
+        marks = Marks(client)
+        assert (marks.old(0.0), marks.purging(), marks.ready_in(5.0)) == (None, [], 5.0)
+
+
+NODES = {'all_nodes': ['a@host', 'b@host', 'c@host'], 'cluster_nodes': ['a@host', 'b@host']}
+
+
+def systems(**second: Any) -> dict[str, Any]:
+    """Return the answers of a cluster whose second node says so of itself."""
+    good = {'uptime': 1000, 'internal_replication_jobs': 0}
+    return {'/_membership': NODES, '/_node/a%40host/_system': good, '/_node/b%40host/_system': {**good, **second}}
+
+
+def test_a_node_that_may_have_missed_deletions_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(monkeypatch, systems()).synchronise(300)
+    with pytest.raises(Refused, match=r'node b@host was started 20 s ago'):
+        cluster(monkeypatch, systems(uptime=20)).synchronise(300)
+    monkeypatch.setattr('kombu_couchdb.admin.cluster._SYNC', 0.0)
+    with pytest.raises(Refused, match='still sends'):
+        cluster(monkeypatch, systems(internal_replication_jobs=3)).synchronise(300)
+
+
+def test_work_on_another_database_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(**task: Any) -> bool:
+        return cluster(monkeypatch, {'/_active_tasks': [task]}).busy('indexer', 'view_compaction')
+
+    part = 'shards/00000000-7fffffff/celery.1795274911'
+    assert busy(type='indexer', database=part)
+    assert not busy(type='replication', database=part)
+    assert not busy(type='indexer', database='shards/00000000-7fffffff/celery2.1795274911')
+    assert not busy(type='indexer', database='shards/00000000-7fffffff/my/celery.1795274911')
+    assert not busy(type='replication')

@@ -1,0 +1,809 @@
+"""What one queue is known to hold (`candidates`, `candidate_reader`), over a server in memory and clocks that stand still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kombu_couchdb import design
+from kombu_couchdb.consumer import candidates, paging
+from kombu_couchdb.consumer.candidate_reader import CandidateReader
+from kombu_couchdb.consumer.candidates import QueueCandidates
+from kombu_couchdb.couchdb.unusable import Unusable
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.leases.peers import Turns
+from kombu_couchdb.queues.waiting import HORIZON
+
+Document = dict[str, Any]
+
+#: The server's time when a test begins.
+NOW = 1_763_709_000.0
+
+
+class FakeStore:
+    """Documents, and the view `waiting` as CouchDB has it. It counts what is asked; nothing passes but `passed`."""
+
+    def __init__(self) -> None:
+        self.docs: dict[str, Document] = {}
+        self.passed = 0.0
+        self.asked: list[tuple[str, Any]] = []
+        clock = SimpleNamespace(now=lambda: NOW + self.passed)
+        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, request=self.request, unusable=Unusable())
+        self.begun = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.begun + self.passed
+
+    def add(self, name: str, priority: Any = 0, date: Any = None, published: float = NOW, **more: Any) -> Document:
+        doc = {
+            **workitem.new(name, 'q', {'headers': {}, 'properties': {}, 'body': ''}, published),
+            '_rev': '1-a',
+            'priority': priority,
+            'date': date,
+            **more,
+        }
+        self.docs[name] = doc
+        return doc
+
+    def fetch(self, ids: Sequence[str]) -> list[Document | None]:
+        if ids:
+            self.asked.append(('fetch', list(ids)))
+        return [self.docs.get(name) for name in ids]
+
+    def request(self, method: str, path: str, params: Any, body: Any, *, repeat: bool, shape: Any) -> Document:
+        queries = body['queries']
+        self.asked.append(
+            ('ready', (queries[0]['limit'], params.get('update', 'true'), queries[0].get('startkey_docid')))
+        )
+        answer = {'results': [{'rows': self.rows(query)} for query in queries]}
+        assert shape(answer)
+        return answer
+
+    def rows(self, query: Document) -> list[Document]:
+        rows = []
+        for doc in filter(workitem.is_waiting, self.docs.values()):
+            rank = 9 - int(doc['priority']) if isinstance(doc.get('priority'), (int, float)) else 9
+            planned = isinstance(doc.get('date'), (int, float))
+            date = doc['date'] if planned else doc['published'] if doc.get('date') is None else 0
+            rows.append(
+                {
+                    'id': doc['_id'],
+                    'key': [doc['queue'], design.PLANNED if planned else rank, date],
+                    'value': [rank, doc['_rev']],
+                }
+            )
+        rows.sort(key=lambda row: (row['key'], row['id']))
+        start = ([*query['startkey'], -1, -1][:3], query.get('startkey_docid', ''))
+        end = [NOW * 10 if part == {} else part for part in query['endkey']]
+        found = [row for row in rows if (row['key'], row['id']) >= start and row['key'][: len(end)] <= end]
+        return found[query.get('skip', 0) :][: query['limit']]
+
+    def reads(self, kind: str) -> list[Any]:
+        return [what for asked, what in self.asked if asked == kind]
+
+
+class Consumer:
+    """One window, and who reads for it."""
+
+    def __init__(self, store: FakeStore, read_ahead: int) -> None:
+        self.queue_candidates = QueueCandidates(store.client.clock, 'q', read_ahead)
+        self.reader = CandidateReader(store.client)  # type: ignore[arg-type]
+
+    def refill(self) -> None:
+        self.reader.refill([self.queue_candidates])
+
+    def take(self, count: int) -> list[Document]:
+        taken: dict[str, list[Document]] = {'q': []}
+        self.reader._choose({'q': self.queue_candidates}, {'q': count}, taken)
+        if self.queue_candidates._sifting:
+            self.refill()
+            self.reader._choose({'q': self.queue_candidates}, {'q': count}, taken)
+        return taken['q']
+
+    def settle(self, place: tuple[int, int]) -> None:
+        self.queue_candidates.settle(f'm{place[0]}', [f'm{number}' for number in range(place[1])])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.queue_candidates, name)
+
+    def __len__(self) -> int:
+        return len(self.queue_candidates)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    store = FakeStore()
+    for module in (paging, candidates):
+        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
+    return store
+
+
+def window_of(store: FakeStore, read_ahead: int = 1024) -> Consumer:
+    return Consumer(store, read_ahead)
+
+
+def names(docs: Sequence[Document]) -> list[str]:
+    return [doc['_id'] for doc in docs]
+
+
+def names_for(turn: int, members: int = 2, position: int = 0, prefix: str = 'item') -> Any:
+    """Names of items for which a consumer at `position` comes after `turn` others."""
+    turns = Turns([f'm{number}' for number in range(members)], f'm{position}')
+    return (name for name in (f'{prefix}{n:04}' for n in count()) if turns.idle_before(name) == turn)
+
+
+def add_foreign(store: FakeStore, count: int) -> list[str]:
+    """Add so many items that the other one of two consumers goes first for, and return their ids."""
+    foreign = names_for(1)
+    return [store.add(next(foreign))['_id'] for _ in range(count)]
+
+
+def placed(store: FakeStore, members: int = 2) -> Consumer:
+    """A window of the first of several consumers, all of which know it."""
+    queue_candidates = window_of(store)
+    queue_candidates.settle((0, members))
+    store.passed += 1.0
+    return queue_candidates
+
+
+# -- alone
+
+
+def test_priority_then_due_date_then_id(store: FakeStore) -> None:
+    for name, priority, published in [
+        ('c', 0, NOW - 5),
+        ('d', 0, NOW - 4),
+        ('b', 0, NOW - 5),
+        ('z', 9, NOW),
+        ('y', 5, NOW - 9),
+    ]:
+        store.add(name, priority, published=published)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert len(queue_candidates) == 5
+    assert names(queue_candidates.take(10)) == ['z', 'y', 'b', 'c', 'd']
+    assert len(queue_candidates) == 0
+
+
+def test_what_was_planned_goes_by_its_date(store: FakeStore) -> None:
+    store.add('planned', date=NOW - 3, published=NOW - 50)
+    store.add('older', published=NOW - 4)
+    store.add('newer', published=NOW - 2)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert names(queue_candidates.take(10)) == ['older', 'planned', 'newer']
+
+
+def test_what_the_feed_tells_takes_its_place(store: FakeStore) -> None:
+    store.add('old', published=NOW - 5)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    queue_candidates.offer(store.add('new', published=NOW))
+    queue_candidates.offer(store.add('high', 9))
+    queue_candidates.offer(store.add('oldest', published=NOW - 6))
+    assert names(queue_candidates.take(10)) == ['high', 'oldest', 'old', 'new']
+
+
+def test_no_more_is_taken_than_wanted_and_each_once(store: FakeStore) -> None:
+    for name in 'abcde':
+        store.add(name)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert queue_candidates.take(0) == []
+    assert names(queue_candidates.take(2)) == ['a', 'b']
+    assert names(queue_candidates.take(2)) == ['c', 'd']
+    assert names(queue_candidates.take(2)) == ['e']
+    assert queue_candidates.take(2) == []
+
+
+def test_documents_are_read_ahead_and_none_twice(store: FakeStore) -> None:
+    for name in 'abc':
+        store.add(name)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert [names(queue_candidates.take(1)) for _ in range(3)] == [['a'], ['b'], ['c']]
+    assert store.reads('ready') == [(128, 'true', None)]
+    assert store.reads('fetch') == [['a', 'b', 'c']]
+
+
+def test_few_large_documents_are_read_ahead(store: FakeStore) -> None:
+    for name in fill(store, 100):
+        store.docs[name]['message']['body'] = 'x' * 300_000
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    for _ in range(100):
+        queue_candidates.take(1)
+    assert [len(ids) for ids in store.reads('fetch')] == [8, *[3] * 30, 2]
+
+
+def test_more_and_more_small_documents_are_read_ahead(store: FakeStore) -> None:
+    fill(store, 128)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    for _ in range(128):
+        queue_candidates.take(1)
+    assert [len(ids) for ids in store.reads('fetch')] == [8, 16, 32, 64, 8]
+
+
+def test_after_a_read_that_failed_fewer_are_read(store: FakeStore) -> None:
+    fill(store, 128)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    fetch, store.client.fetch = store.client.fetch, None
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            queue_candidates.take(1)
+        queue_candidates.clear()
+        queue_candidates.refill()
+    store.client.fetch = fetch
+    queue_candidates.take(1)
+    assert [len(ids) for ids in store.reads('fetch')] == [2]
+
+
+def test_offered_twice_is_there_once(store: FakeStore) -> None:
+    queue_candidates = window_of(store)
+    doc = store.add('a')
+    queue_candidates.offer(doc)
+    queue_candidates.offer({**doc, '_rev': '2-b'})
+    assert [found['_rev'] for found in queue_candidates.take(10)] == ['2-b']
+    assert queue_candidates.take(10) == []
+
+
+@pytest.mark.parametrize(
+    'spoilt',
+    [
+        {'priority': 'high'},
+        {'priority': None},
+        {'published': 'now'},
+        {'date': 'soon'},
+        {'attempts': None},
+        {'message': None},
+    ],
+    ids=repr,
+)
+def test_a_spoilt_item_is_handed_on_to_be_set_aside(store: FakeStore, spoilt: Document) -> None:
+    queue_candidates = window_of(store)
+    queue_candidates.offer(store.add('spoilt', **spoilt))
+    assert names(queue_candidates.take(10)) == ['spoilt']
+
+
+def test_an_item_without_a_priority_is_handed_on(store: FakeStore) -> None:
+    doc = store.add('spoilt')
+    del doc['priority']
+    queue_candidates = window_of(store)
+    queue_candidates.offer(doc)
+    assert names(queue_candidates.take(10)) == ['spoilt']
+
+
+# -- planned for later
+
+
+def test_a_scheduled_item_is_not_kept_but_its_date_is(store: FakeStore) -> None:
+    store.add('later', date=NOW + HORIZON + 20)
+    store.add('sooner', date=NOW + HORIZON + 10)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert len(queue_candidates) == 0
+    assert queue_candidates.next_due == NOW + HORIZON + 10
+
+
+def test_an_offered_one_is_not_kept_either(store: FakeStore) -> None:
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    for wait in (30, 10, 20):
+        queue_candidates.offer(store.add(f'in {wait}', date=NOW + wait))
+    assert len(queue_candidates) == 0
+    assert queue_candidates.next_due == NOW + 10
+
+
+def test_what_is_due_soon_is_kept_until_then(store: FakeStore) -> None:
+    store.add('soon', date=NOW + 3)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert len(queue_candidates) == 1
+    assert queue_candidates.take(10) == []
+    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 3)
+    store.passed = 3.01
+    assert names(queue_candidates.take(10)) == ['soon']
+
+
+def test_an_item_is_planned_anew_if_it_was_when_it_is_looked_at(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    name = next(names_for(0))
+    store.add(name)
+    queue_candidates.refill()
+    store.add(name, date=NOW + store.passed + 2)
+    assert queue_candidates.take(10) == []
+    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 2)
+    store.passed += 2.01
+    assert names(queue_candidates.take(10)) == [name]
+
+
+@pytest.mark.parametrize('priority', ['high', None, 4.5], ids=repr)
+def test_a_spoilt_item_that_is_planned_ends_nothing(store: FakeStore, priority: Any) -> None:
+    queue_candidates = placed(store)
+    name = next(names_for(0))
+    store.add(name, priority=priority, date=NOW + store.passed + 2)
+    queue_candidates.refill()
+    assert queue_candidates.take(10) == []
+    store.passed += 2.01
+    assert names(queue_candidates.take(10)) == [name]
+
+
+def test_what_was_planned_is_due_when_its_date_comes(store: FakeStore) -> None:
+    store.add('later', date=NOW + 60)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 60)
+    store.passed = 59.9
+    assert not queue_candidates.is_due
+    store.passed = 60.0
+    assert queue_candidates.is_due
+    queue_candidates.refill()
+    assert not queue_candidates.is_due
+    assert names(queue_candidates.take(10)) == ['later']
+
+
+def test_nothing_to_wait_for(store: FakeStore) -> None:
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert queue_candidates.wake_at() is None
+    assert not queue_candidates.dirty
+    assert not queue_candidates.is_due
+
+
+# -- several consumers
+
+
+def test_ones_own_go_at_once_and_those_of_others_later(store: FakeStore) -> None:
+    queue_candidates = placed(store, 3)
+    own, second, third = (next(names_for(turn, 3)) for turn in range(3))
+    for name in (third, second, own):
+        store.add(name)
+    queue_candidates.refill()
+    assert names(queue_candidates.take(10)) == [own]
+    assert queue_candidates.take(10) == []
+    store.passed += 0.1
+    assert names(queue_candidates.take(10)) == [second]
+    assert queue_candidates.take(10) == []
+    store.passed += 0.1
+    assert names(queue_candidates.take(10)) == [third]
+
+
+def test_ones_own_go_before_older_ones_of_others(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    own, foreign = next(names_for(0)), next(names_for(1))
+    store.add(foreign, published=NOW - 100)
+    store.add(own)
+    queue_candidates.refill()
+    store.passed += 1.0
+    assert names(queue_candidates.take(10)) == [own]
+    assert names(queue_candidates.take(10)) == [foreign]
+
+
+def test_priority_goes_before_ones_share(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    own, foreign = next(names_for(0)), next(names_for(1))
+    store.add(own, 0)
+    store.add(foreign, 9)
+    queue_candidates.refill()
+    store.passed += 1.0
+    assert names(queue_candidates.take(10))[0] == foreign
+
+
+def test_of_what_others_left_only_a_share_is_taken(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    left = add_foreign(store, 10)
+    queue_candidates.refill()
+    store.passed += 1.0
+    assert names(queue_candidates.take(8)) == left[:4]
+    assert names(queue_candidates.take(1)) == left[4:5]
+
+
+def test_what_others_go_first_for_is_read_again(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    foreign = names_for(1)
+    taken, left = next(foreign), next(foreign)
+    for name in (taken, left):
+        queue_candidates.offer(store.add(name))
+    store.docs[taken] = workitem.claim(store.docs[taken], 'another', NOW)
+    store.docs[left] = {**store.docs[left], '_rev': '3-c'}
+    store.passed += 1.0
+    docs = queue_candidates.take(10)
+    assert [(doc['_id'], doc['_rev']) for doc in docs] == [(left, '3-c')]
+    assert store.reads('fetch') == [[taken, left]]
+
+
+def test_of_many_that_others_went_first_for_those_left_are_found_in_one_read(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    many = add_foreign(store, 100)
+    queue_candidates.refill()
+    for name in many[:90]:
+        store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
+    store.passed += 1.0
+    store.asked.clear()
+    assert names(queue_candidates.take(64)) == many[90:]
+    assert len(store.reads('ready')) == 1
+    assert store.reads('fetch') == [many[90:]]
+    assert len(queue_candidates) == 0
+    assert queue_candidates.outdated
+
+
+def test_in_a_queue_that_is_too_long_for_one_read_they_are_looked_at(store: FakeStore) -> None:
+    queue_candidates = window_of(store, read_ahead=50)
+    queue_candidates.settle((0, 2))
+    store.passed += 1.0
+    for name in add_foreign(store, 60):
+        queue_candidates.offer(store.docs[name])
+    store.passed += 1.0
+    assert len(queue_candidates.take(10)) == 5
+    assert len(queue_candidates) == 55
+
+
+def test_what_is_gone_or_dead_when_it_is_read_again_is_forgotten(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    foreign = names_for(1)
+    gone, dead = next(foreign), next(foreign)
+    for name in (gone, dead):
+        queue_candidates.offer(store.add(name))
+    del store.docs[gone]
+    store.docs[dead] = workitem.bury(store.docs[dead], 'because', NOW)
+    store.passed += 1.0
+    assert queue_candidates.take(10) == []
+    assert len(queue_candidates) == 0
+
+
+def test_ones_own_that_stood_for_a_while_is_read_again(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    name = next(names_for(0))
+    doc = store.add(name)
+    store.passed = 0.0  # seen now
+    queue_candidates.queue_candidates._quiet_until = 0.0
+    queue_candidates.offer(doc)
+    store.docs[name] = workitem.claim(doc, 'another', NOW)
+    store.passed += 0.5
+    assert queue_candidates.take(10) == []
+
+
+def test_ones_own_that_is_new_is_not_read_again(store: FakeStore) -> None:
+    queue_candidates = window_of(store)
+    queue_candidates.settle((0, 2))
+    queue_candidates.queue_candidates._quiet_until = 0.0
+    queue_candidates.offer(store.add(next(names_for(0))))
+    assert len(queue_candidates.take(10)) == 1
+    assert store.reads('fetch') == []
+
+
+# -- consumers without credit
+
+
+def test_who_leaves_its_items_to_others_is_waited_for_no_more(store: FakeStore) -> None:
+    queue_candidates = placed(store, 3)
+    third = names_for(2, 3)
+    queue_candidates.offer(store.add(next(third)))
+    assert queue_candidates.take(1) == []
+    store.passed += 0.21
+    [doc] = queue_candidates.take(1)
+    queue_candidates.won(doc['_id'])
+    claimed(store, [doc])
+    for _ in range(3):
+        queue_candidates.offer(store.add(next(third)))
+    store.passed += 0.011  # a moment for those who are taken for busy, and are not
+    assert len(queue_candidates.take(3)) == 3
+
+
+def test_who_claims_again_has_its_turn_again(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    first, second, third = (next(foreign) for foreign in [names_for(1)] for _ in range(3))
+    queue_candidates.offer(store.add(first))
+    store.passed += 0.11
+    queue_candidates.won(queue_candidates.take(1)[0]['_id'])
+    for name in (second, third):
+        queue_candidates.offer(store.add(name))
+    store.docs[second] = workitem.claim(store.docs[second], 'm1', NOW)
+    store.passed += 0.011
+    queue_candidates.take(1)  # it is read, and m1 has it
+    assert queue_candidates.take(1) == []
+    store.passed += 0.1
+    assert names(queue_candidates.take(1)) == [third]
+
+
+def test_who_wins_a_claim_has_its_turn_again(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    foreign = names_for(1)
+    queue_candidates.won(store.add(next(foreign))['_id'])
+    queue_candidates.lost(store.add(next(foreign))['_id'])
+    queue_candidates.offer(store.add(next(foreign)))
+    store.passed += 0.011
+    assert queue_candidates.take(1) == []
+
+
+def test_in_a_long_queue_it_is_tried_who_leaves_its_share(store: FakeStore) -> None:
+    """Of three others one claims its share, and two have no credit: all of theirs is this one's before the third page is read."""
+    queue_candidates = placed(store, 4)
+    fill(store, 4000)
+    turns = Turns([f'm{number}' for number in range(4)], 'm0')
+    taken: list[str] = []
+    for _ in range(8):
+        queue_candidates.refill()
+        for name in [
+            row.id
+            for row in list(queue_candidates.queue_candidates._candidates.values())
+            if turns.first(row.id) == 'm1'
+        ]:
+            store.docs[name] = workitem.claim(store.docs[name], 'm1', NOW)
+        docs = queue_candidates.take(1000)
+        for doc in docs:
+            queue_candidates.won(doc['_id'])
+        claimed(store, docs)
+        taken += names(docs)
+        store.passed += 0.11
+    assert queue_candidates.queue_candidates._turns.busy == {'m2', 'm3'}
+    assert {turns.first(name) for name in taken} == {'m0', 'm2', 'm3'}
+
+
+# -- places
+
+
+def test_after_a_change_of_places_all_wait_and_look_again(store: FakeStore) -> None:
+    queue_candidates = window_of(store)
+    own, foreign = next(names_for(0)), next(names_for(1))
+    for name in (own, foreign):
+        store.add(name)
+    queue_candidates.refill()
+    queue_candidates.settle((0, 2))
+    assert queue_candidates.take(10) == []
+    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 0.1)
+    store.docs[own] = {**store.docs[own], '_rev': '2-b'}
+    store.passed += 0.11
+    assert [(doc['_id'], doc['_rev']) for doc in queue_candidates.take(10)] == [(own, '2-b')]
+    assert names(queue_candidates.take(10)) == [foreign]
+    assert store.reads('fetch') == [[own], [foreign]]
+
+
+def test_an_unchanged_place_changes_nothing(store: FakeStore) -> None:
+    queue_candidates = window_of(store)
+    store.add('a')
+    queue_candidates.refill()
+    queue_candidates.settle((0, 1))
+    assert names(queue_candidates.take(10)) == ['a']
+
+
+def test_the_last_one_left_goes_first_for_all(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    foreign = names_for(1)
+    left = [next(foreign) for _ in range(4)]
+    for name in left:
+        store.add(name)
+    queue_candidates.refill()
+    queue_candidates.settle((0, 1))
+    store.passed += 0.2
+    assert names(queue_candidates.take(10)) == left
+
+
+def test_left_alone_it_reads_again_what_the_others_were_after(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    name = next(names_for(0))
+    queue_candidates.offer(store.add(name))
+    queue_candidates.settle((0, 1))
+    store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
+    store.passed += 0.2
+    assert queue_candidates.take(10) == []
+
+
+# -- long queues
+
+
+def fill(store: FakeStore, number: int, priority: int = 0, prefix: str = 'item') -> list[str]:
+    names = [f'{prefix}{n:05}' for n in range(number)]
+    for n, name in enumerate(names):
+        store.add(name, priority, published=NOW - 1000 + n / 1000)
+    return names
+
+
+def claimed(store: FakeStore, docs: Sequence[Document]) -> None:
+    for doc in docs:
+        store.docs[doc['_id']] = workitem.claim(doc, 'me', NOW)
+
+
+def test_a_long_queue_is_read_on_from_the_last_row(store: FakeStore) -> None:
+    items = fill(store, 300)
+    queue_candidates = window_of(store)
+    taken = []
+    while queue_candidates.dirty:
+        queue_candidates.refill()
+        docs = queue_candidates.take(1000)
+        claimed(store, docs)
+        taken += names(docs)
+    assert taken == items
+    assert [after for _, _, after in store.reads('ready')][:2] == [None, items[127]]
+
+
+def test_who_takes_fast_reads_more_but_never_more_than_allowed(store: FakeStore) -> None:
+    fill(store, 5000)
+    queue_candidates = window_of(store, read_ahead=600)
+    for _ in range(4):
+        queue_candidates.refill()
+        claimed(store, queue_candidates.take(1000))
+    assert [limit for limit, _, _ in store.reads('ready')] == [128, 512, 600, 600]
+
+
+def test_several_consumers_read_more(store: FakeStore) -> None:
+    queue_candidates = placed(store, 3)
+    fill(store, 10)
+    queue_candidates.refill()
+    assert store.reads('ready') == [(384, 'true', None)]
+
+
+def test_a_long_queue_stays_dirty_until_its_end_was_read(store: FakeStore) -> None:
+    fill(store, 128)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert queue_candidates.dirty  # there may be more
+    claimed(store, queue_candidates.take(1000))
+    queue_candidates.refill()  # reads on, finds nothing
+    assert queue_candidates.dirty  # the head may have changed meanwhile
+    queue_candidates.refill()
+    assert not queue_candidates.dirty
+    assert [after is None for _, _, after in store.reads('ready')] == [True, False, True]
+
+
+def test_while_it_is_long_what_others_go_first_for_is_left_to_them(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    items = fill(store, 400)
+    queue_candidates.refill()
+    store.passed += 0.5
+    share = [name for name in items[:256] if Turns(['m0', 'm1'], 'm0').idle_before(name) == 0]
+    assert names(queue_candidates.take(1000)) == share
+    assert queue_candidates.take(1000) == []
+    assert queue_candidates.wake_at() is None
+
+
+def test_the_head_is_looked_at_again_for_what_is_more_urgent(store: FakeStore) -> None:
+    fill(store, 1000)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    claimed(store, queue_candidates.take(100))
+    store.add('urgent', 9)
+    assert not queue_candidates.outdated
+    store.passed += 1.01
+    assert queue_candidates.outdated
+    queue_candidates.refill()
+    assert store.reads('ready')[-1] == (16, 'lazy', None)
+    assert names(queue_candidates.take(2)) == ['urgent', 'item00100']
+    assert not queue_candidates.outdated
+
+
+def test_a_head_full_of_news_is_read_from_the_start(store: FakeStore) -> None:
+    fill(store, 1000)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    claimed(store, queue_candidates.take(100))
+    urgent = fill(store, 40, 9, 'urgent')
+    store.passed += 1.01
+    queue_candidates.refill()
+    assert [after for _, _, after in store.reads('ready')] == [None, None, None]
+    assert names(queue_candidates.take(50))[:41] == [*urgent, 'item00100']
+
+
+def test_with_nothing_left_it_is_outdated_at_once(store: FakeStore) -> None:
+    fill(store, 200)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    assert not queue_candidates.outdated
+    queue_candidates.take(1000)
+    assert queue_candidates.outdated
+
+
+def test_cleared_it_knows_nothing(store: FakeStore) -> None:
+    fill(store, 200)
+    store.add('later', date=NOW + 100)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    queue_candidates.clear()
+    assert (len(queue_candidates), queue_candidates.dirty, queue_candidates.next_due, queue_candidates.outdated) == (
+        0,
+        True,
+        None,
+        True,
+    )
+    queue_candidates.refill()
+    assert store.reads('ready')[-1] == (128, 'true', None)
+
+
+def test_what_the_head_was_known_to_hold_is_no_news(store: FakeStore) -> None:
+    fill(store, 1000)
+    queue_candidates = window_of(store)
+    queue_candidates.refill()
+    taken = queue_candidates.take(100)  # claimed, and the index does not know it yet
+    store.passed += 1.01
+    queue_candidates.refill()
+    assert len(queue_candidates) == 28
+    taken += queue_candidates.take(1)
+    assert names(taken[100:]) == ['item00100']
+    assert [after for _, _, after in store.reads('ready')] == [None, None]
+    claimed(store, taken)
+    for doc in taken[:3]:
+        store.docs[doc['_id']] = doc  # given back
+    store.passed += 5.0
+    queue_candidates.refill()
+    assert names(queue_candidates.take(4)) == ['item00000', 'item00001', 'item00002', 'item00101']
+
+
+def test_the_index_is_brought_up_to_date_by_one_of_them_at_a_time(store: FakeStore) -> None:
+    fill(store, 1000)
+    queue_candidates = placed(store, 3)
+    queue_candidates.refill()
+    for _ in range(6):
+        store.passed += 1.01
+        queue_candidates.refill()
+    assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') == 2
+
+
+# -- Consumer documents that are no consumers': any member may write as many as it likes
+
+
+@pytest.mark.parametrize(('forged', 'seconds'), [(3, 0.31), (40, 0.81), (64, 0.81), (600, 0.02)])
+@pytest.mark.parametrize('known', [True, False])
+def test_nobody_waits_long_for_consumers_that_never_claim(
+    store: FakeStore, forged: int, seconds: float, known: bool
+) -> None:
+    members, queue_candidates = forged + 1, window_of(store)
+    queue_candidates.settle((0, members))
+    store.passed += 1
+    last = next(names_for(forged, members))
+    doc = store.add(last)
+    if known:
+        queue_candidates.offer(doc)
+    else:
+        queue_candidates.refill()
+    store.passed += seconds
+    assert names(queue_candidates.take(10)) == [last]
+
+
+def test_in_a_crowd_who_is_seen_to_claim_has_its_turn(store: FakeStore) -> None:
+    queue_candidates, members = window_of(store), 101
+    queue_candidates.settle((0, members))
+    store.passed += 1
+    turns = Turns([f'm{number}' for number in range(members)], 'm0')
+    of_one = (name for name in (f'item{number:04}' for number in count()) if turns.first(name) == 'm50')
+    taken, left = next(of_one), next(of_one)
+    queue_candidates.offer(store.add(taken))
+    store.docs[taken] = workitem.claim(store.docs[taken], 'm50', NOW)
+    store.passed += 0.02
+    assert queue_candidates.take(10) == []
+    queue_candidates.offer(store.add(left))
+    store.passed += 0.05
+    assert queue_candidates.take(10) == []
+    store.passed += 0.06
+    assert names(queue_candidates.take(10)) == [left]
+
+
+def test_one_that_comes_and_goes_all_the_time_keeps_nobody_from_claiming(store: FakeStore) -> None:
+    queue_candidates = window_of(store)
+    queue_candidates.settle((0, 2))
+    store.passed += 1
+    queue_candidates.offer(store.add(next(names_for(1))))
+    for number in range(40):
+        queue_candidates.queue_candidates.settle('m0', ['m0', f'new{number}'])
+        store.passed += 0.05
+        if taken := queue_candidates.take(10):
+            break
+    assert len(taken) == 1
+
+
+def test_of_many_consumers_several_bring_the_index_up_to_date(store: FakeStore) -> None:
+    fill(store, 1000)
+    queue_candidates = window_of(store, 128)
+    queue_candidates.settle((0, 601))
+    store.passed += 0.2
+    queue_candidates.refill()
+    for _ in range(20):
+        store.passed += 1.01
+        queue_candidates.refill()
+    assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') >= 2

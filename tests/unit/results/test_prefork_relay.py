@@ -1,0 +1,265 @@
+"""Results of a pool's children, stored through their parent (`results.prefork_relay`), with real processes and no server."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from celery_couchdb.results import prefork_relay as module
+from celery_couchdb.results.prefork_relay import Relay
+from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.couchdb.group_commit import GroupCommit
+from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
+from tests.conftest import PATIENCE, wait_for
+
+pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
+
+
+class Commit:
+    """Notes what is written, and by which process."""
+
+    def __init__(self) -> None:
+        self.written: list[list[str]] = []
+        self.error: CouchDBError | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def write(self, docs: Sequence[Document]) -> list[Document]:
+        assert self.gate.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        self.written.append([doc['_id'] for doc in docs])
+        return [{'ok': True, 'id': doc['_id'], 'rev': str(os.getpid())} for doc in docs]
+
+
+@pytest.fixture
+def commit() -> Commit:
+    return Commit()
+
+
+@pytest.fixture
+def relay(commit: Commit) -> Iterator[Relay]:
+    relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
+    yield relay
+    relay.reset()
+
+
+def start(relay: Relay, check: Callable[[], bool]) -> int:
+    """Fork a child that ends with 0 if `check()` is true there."""
+    child = os.fork()
+    if not child:
+        status = 2
+        try:
+            relay.reset()
+            status = 0 if check() else 1
+        finally:
+            os._exit(status)
+    return child
+
+
+def ended(child: int) -> int:
+    def status() -> tuple[int, int] | None:
+        pid, found = os.waitpid(child, os.WNOHANG)
+        return (pid, found) if pid else None
+
+    return os.waitstatus_to_exitcode(wait_for(status, 'the end of the child')[1])
+
+
+def docs(*ids: str) -> list[Document]:
+    return [{'_id': doc_id, 'n': 1} for doc_id in ids]
+
+
+def by(relay: Relay, *ids: str) -> int:
+    """Write documents and return the id of the process that did it."""
+    [pid] = {int(answer['rev']) for answer in relay.write(docs(*ids))}
+    return pid
+
+
+def test_a_child_writes_through_its_parent(relay: Relay, commit: Commit) -> None:
+    parent = os.getpid()
+    relay.open()
+    child = start(relay, lambda: [by(relay, 'a'), by(relay, 'b', 'c')] == [parent, parent])
+    assert ended(child) == 0
+    assert commit.written == [['a'], ['b', 'c']]
+
+
+def test_several_children_at_the_same_time(relay: Relay, commit: Commit) -> None:
+    parent = os.getpid()
+    relay.open()
+    children = [start(relay, lambda n=n: all(by(relay, f'{n}-{m}') == parent for m in range(20))) for n in range(5)]  # type: ignore[misc]
+    assert [ended(child) for child in children] == [0] * 5
+    assert sorted(doc_id for [doc_id] in commit.written) == sorted(f'{n}-{m}' for n in range(5) for m in range(20))
+
+
+def test_dates_and_the_like_are_written_as_ever(relay: Relay, commit: Commit) -> None:
+    relay.open()
+    doc = {'_id': 'a', 'date': datetime(2026, 1, 1, tzinfo=timezone.utc)}
+    assert ended(start(relay, lambda: bool(relay.write([doc])))) == 0
+    assert commit.written == [['a']]
+
+
+def test_without_a_parent_who_serves_a_child_writes_itself(relay: Relay) -> None:
+    assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
+
+
+def test_the_parent_itself_needs_no_socket(relay: Relay, commit: Commit) -> None:
+    relay.open()
+    relay.open()
+    assert by(relay, 'a') == os.getpid()
+
+
+def test_nothing_is_left_in_the_file_system(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody would remove what a process leaves there that is killed."""
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    parent = os.getpid()
+    relay.open()
+    assert ended(start(relay, lambda: by(relay, 'a') == parent and not [*tmp_path.iterdir()])) == 0
+    assert not [*tmp_path.iterdir()]
+
+
+def test_no_other_process_can_reach_the_parent(relay: Relay) -> None:
+    """Its sockets have no name, neither a path, whose rights would matter, nor an abstract one, which has none."""
+    relay.open()
+    assert relay._arrivals is not None
+    assert relay._door is not None
+    assert not any((end.getsockname(), end.getpeername()) != ('', '') for end in (relay._arrivals, relay._door))
+
+
+def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = socket.recv_fds
+
+    def too_many(end: socket.socket, *args: Any) -> Any:
+        monkeypatch.undo()
+        call, numbers, flags, address = receive(end, *args)
+        for number in numbers:
+            os.close(number)  # as the system does it
+        return call, [], flags, address
+
+    monkeypatch.setattr(socket, 'recv_fds', too_many)
+    parent = os.getpid()
+    relay.open()
+    assert ended(start(relay, lambda: (by(relay, 'a'), by(relay, 'b')) == (os.getpid(), parent))) == 0
+
+
+def test_what_the_parent_cannot_write_the_child_tries_and_learns_why(relay: Relay, commit: Commit) -> None:
+    relay.open()
+    commit.error = DocumentTooLarge('too large')
+
+    def refused() -> bool:
+        try:
+            relay.write(docs('a'))
+        except DocumentTooLarge:
+            return True
+        return False
+
+    assert ended(start(relay, refused)) == 0
+
+
+def test_when_the_parent_no_longer_answers_the_child_writes_itself(commit: Commit) -> None:
+    relay = Relay(cast(GroupCommit, commit), patience=0.2)
+    relay.open()
+    commit.gate.clear()
+
+    def check() -> bool:
+        commit.gate = threading.Event()
+        commit.gate.set()  # in this process only
+        return by(relay, 'a') == os.getpid()
+
+    assert ended(start(relay, check)) == 0
+    commit.gate.set()
+
+
+def test_after_the_end_of_the_parent_the_child_writes_itself(relay: Relay, commit: Commit) -> None:
+    relay.open()
+    assert relay._arrivals is not None
+    relay._arrivals.shutdown(socket.SHUT_RDWR)
+    relay._arrivals.close()
+    assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
+
+
+def test_a_child_whose_parent_was_killed_ends_all_the_same(commit: Commit) -> None:
+    relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
+    told, tell = os.pipe()
+    parent = os.fork()
+    if not parent:
+        relay.open()
+        killed = os.getpid()
+
+        def orphaned() -> bool:
+            wait_for(lambda: os.getppid() != killed, 'the end of the parent')
+            return os.write(tell, b'+' if by(relay, 'a') == os.getpid() else b'-') > 0
+
+        for _ in range(4):
+            start(relay, orphaned)
+        os.kill(killed, signal.SIGKILL)
+    assert ended(parent) == -signal.SIGKILL
+    os.close(tell)
+    with os.fdopen(told, 'rb') as answers:
+        assert answers.read() == b'++++'  # ends with the last of them
+
+
+def test_a_sibling_does_not_hold_the_connection_of_a_child_whose_parent_was_killed(commit: Commit) -> None:
+    """Children that are forked later, in place of others, inherit what the parent has open."""
+    relay = Relay(cast(GroupCommit, commit), patience=60.0)
+    told, tell = os.pipe()
+    connected, connect = os.pipe()
+    going, go = os.pipe()
+    held, hold = os.pipe()
+    parent = os.fork()
+    if not parent:
+        relay.open()
+
+        def waits() -> bool:
+            by(relay, 'a')
+            os.write(connect, b'.')
+            os.read(going, 1)
+            return os.write(tell, b'+' if by(relay, 'b') == os.getpid() else b'-') > 0
+
+        start(relay, waits)
+        os.read(connected, 1)
+        commit.gate.clear()
+        start(relay, lambda: os.read(held, 1) == b'.')
+        os.write(go, b'.')
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert ended(parent) == -signal.SIGKILL
+    try:
+        assert select.select([told], [], [], PATIENCE / 3)[0], 'the child waits'
+        assert os.read(told, 1) == b'+'
+    finally:
+        os.write(hold, b'.')
+        for end in (told, tell, connected, connect, going, go, held, hold):
+            os.close(end)
+
+
+def test_a_task_that_is_broken_off_leaves_no_answer_for_the_next(relay: Relay, commit: Commit) -> None:
+    """A soft time limit strikes anywhere: also between a question and its answer."""
+    relay.open()
+
+    def check() -> bool:
+        class Interrupted(Exception):
+            pass
+
+        def interrupted(*args: Any) -> bytes:
+            raise Interrupted
+
+        received, module._received = module._received, interrupted
+        try:
+            relay.write(docs('a'))
+        except Interrupted:
+            module._received = received
+        return [answer['id'] for answer in relay.write(docs('b'))] == ['b']
+
+    assert ended(start(relay, check)) == 0
+    assert sorted(doc_id for [doc_id] in commit.written) == ['a', 'b']

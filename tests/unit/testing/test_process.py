@@ -1,0 +1,137 @@
+"""A process behind what pytest-celery asks of a container: no server is needed, and no worker."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pytest_docker_tools.exceptions import ContainerFailed
+
+from celery_couchdb.testing import LocalWorkerContainer
+from celery_couchdb.testing.process import Process
+from tests.conftest import PATIENCE, wait_for
+
+#: Says that it is ready, and that it was asked to end; then it ends.
+SERVICE = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit('asked to end'))
+signal.signal(signal.SIGUSR1, lambda *_: print('nudged', flush=True))
+print('ready.', flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Returns a function that starts Python with a program and arguments."""
+    started: list[Process] = []
+
+    def start(program: str, *arguments: str, **environment: str) -> Process:
+        folder = tmp_path / f'place{len(started)}'
+        folder.mkdir()
+        started.append(Process(['python', '-c', program, *arguments], environment, folder))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def log(process: Process) -> str:
+    return process.logs().decode()
+
+
+def ready(process: Process) -> Process:
+    wait_for(lambda: 'ready.' in process.latest_logs().decode(), 'the program to be ready')
+    return process
+
+
+def test_it_runs_with_this_python_where_it_was_put(start: Callable[..., Process], tmp_path: Path) -> None:
+    process = start(
+        'import os, sys; print(sys.executable, os.getcwd(), sys.argv[1], os.environ["NAME"])', 'at@%h', NAME='value'
+    )
+    assert process.wait(PATIENCE) == {'StatusCode': 0}
+    assert log(process).split() == [sys.executable, str(tmp_path / 'place0'), f'at@{process.hostname}', 'value']
+    assert process.attrs['Config'] == {'Hostname': process.hostname, 'Env': ['NAME=value']}
+    assert process.hostname == process.id[:12]
+
+
+def test_what_lies_in_its_folder_is_imported_first_then_what_the_tests_can_import(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    process = ready(start(SERVICE, PYTHONPATH='/elsewhere'))
+    (tmp_path / 'place0' / 'celery.py').write_text('')
+    script = tmp_path / 'script.py'
+    script.write_text('import celery, kombu_couchdb, sys; print(celery.__file__, "/elsewhere" in sys.path)')
+    exit_code, output = process.exec_run(f'python {script}')
+    assert (exit_code, output.decode().strip()) == (0, f'{tmp_path / "place0" / "celery.py"} True')
+
+
+def test_what_runs_beside_it_knows_its_id_and_tells_its_status(start: Callable[..., Process]) -> None:
+    process = ready(start(SERVICE))
+    program = 'import os, sys; print("oh", file=sys.stderr, flush=True); print(os.environ["WORKER_PID"]); sys.exit(3)'
+    assert process.exec_run(['python', '-c', program]) == (3, f'oh\n{process.pid}\n'.encode())
+
+
+@pytest.mark.parametrize('which', ['SIGUSR1', 'usr1', signal.SIGUSR1.value, str(signal.SIGUSR1.value)])
+def test_signals_are_named_as_docker_names_them(start: Callable[..., Process], which: Any) -> None:
+    process = ready(start(SERVICE))
+    process.kill(which)
+    wait_for(lambda: 'nudged' in log(process), 'the signal')
+    assert process.status == 'running'
+
+
+def test_its_children_are_killed_with_it(start: Callable[..., Process]) -> None:
+    program = f'import subprocess, sys; subprocess.Popen([sys.executable, "-c", {SERVICE!r}]).wait()'
+    process = ready(start(program))
+    [child] = psutil.Process(process.pid).children()
+    process.kill()
+    assert process.status == 'exited'
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 'the end of the child')
+    process.kill()  # once more does no harm
+
+
+def test_restart_asks_it_to_end_and_keeps_its_log(start: Callable[..., Process]) -> None:
+    process = ready(start(SERVICE))
+    first, identity = process.pid, process.id
+    process.restart(PATIENCE)
+    assert process.pid != first
+    assert process.id == identity
+    ready(process)
+    assert log(process).split('\n')[:3] == ['ready.', 'asked to end', 'ready.']
+    assert 'asked' not in process.latest_logs().decode()
+
+
+def test_stop_kills_what_does_not_end(start: Callable[..., Process]) -> None:
+    program = (
+        'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print("ready.", flush=True); signal.pause()'
+    )
+    process = ready(start(program))
+    process.stop(timeout=0.1)
+    assert process.wait(PATIENCE) == {'StatusCode': -signal.SIGKILL}
+
+
+# -- as a worker
+
+
+def test_a_worker_is_ready_again_only_when_it_says_so_again(start: Callable[..., Process]) -> None:
+    worker = LocalWorkerContainer(
+        start('import os; os.path.exists("ran") and os._exit(5); open("ran", "w")\n' + SERVICE)
+    )
+    assert worker.ready()
+    assert worker.terminate(PATIENCE) == 1
+    with pytest.raises(ContainerFailed):
+        worker.restart()
+
+
+def test_a_worker_that_cannot_start_is_not_waited_for(start: Callable[..., Process]) -> None:
+    worker = LocalWorkerContainer(start('import sys; sys.exit("no such app")'))
+    with pytest.raises(ContainerFailed, match=r'ended before it was ready|already exited'):
+        worker.ready()
+    assert 'no such app' in worker.logs()
