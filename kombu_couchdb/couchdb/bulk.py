@@ -10,7 +10,7 @@ from urllib.parse import quote
 from .. import errors
 from .http import Http, encoded
 from .shapes import Shape, document, equal, exactly, items, maybe, members, revision, text
-from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, Outcome, WriteResult
+from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
 __all__ = ['Bulk', 'Document', 'deletion', 'path_of']
 
@@ -146,7 +146,7 @@ class Bulk(Http):
         results = {
             answer['id']: WriteResult.of(answer) for answer in refused
         }  # CouchDB does not list stored documents here
-        return [results.get(doc['_id'], WriteResult(doc['_id'], Outcome.STORED, doc['_rev'])) for doc in docs]
+        return [results.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
 
     def _separate(
         self, docs: Sequence[Document], texts: Sequence[bytes], exc: errors.CouchDBError, write: Write
@@ -173,7 +173,7 @@ class Bulk(Http):
         if found is None:
             return result
         # Nobody knows how many nodes of a cluster stored it.
-        return WriteResult(doc['_id'], Outcome.UNPROVEN if self.replicas > 1 else Outcome.STORED, found['_rev'])
+        return WriteResult(doc['_id'], WriteStatus.UNPROVEN if self.replicas > 1 else WriteStatus.STORED, found['_rev'])
 
 
 def path_of(doc_id: str) -> str:
