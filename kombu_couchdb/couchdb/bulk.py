@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import md5
-from typing import Any, cast
-from urllib.parse import quote
+from typing import cast
 
 from .. import errors
-from .http import Http, encoded
-from .shapes import Shape, document, equal, exactly, items, maybe, members, revision, text
+from .http import encoded
+from .reads import Document, Reads, path_of
+from .shapes import Shape, equal, exactly, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
 __all__ = ['Bulk', 'Document', 'deletion', 'path_of']
-
-#: A document or a part of one.
-Document = dict[str, Any]
 
 #: Writes documents, given also as JSON, in one request, and returns a result for each.
 Write = Callable[[Sequence[Document], Sequence[bytes]], list[WriteResult]]
@@ -37,27 +34,13 @@ _REFUSALS: dict[type[errors.CouchDBError], str] = {
 }
 
 
-class Bulk(Http):
+class Bulk(Reads):
     """Writes to one database; *every* method raises the errors of `kombu_couchdb.errors`."""
 
     #: The most bytes of documents in one request at present: halved after a request without an answer, doubled after
     #: several requests with one.
     request_bytes = MOST_BYTES
     _answered = 0
-
-    def leaves(self, doc_id: str, **params: Any) -> list[Document]:
-        """Return all leaf revisions of a document, deleted ones included; an empty list if it never existed."""
-        try:
-            found = self.request(
-                'GET',
-                path_of(doc_id),
-                {'open_revs': 'all', **params},
-                repeat=True,
-                shape=items(members(ok=maybe(document(doc_id)))),
-            )
-        except errors.NotFound:
-            return []
-        return [answer['ok'] for answer in found if answer.get('ok')]
 
     def put(self, doc: Document, *, text: bytes | None = None) -> str:
         """Write a document under its `_id` and return the new revision; *raises* `Conflict`. For the rest see `bulk`."""
@@ -174,15 +157,6 @@ class Bulk(Http):
             return result
         # Nobody knows how many nodes of a cluster stored it.
         return WriteResult(doc['_id'], WriteStatus.UNPROVEN if self.replicas > 1 else WriteStatus.STORED, found['_rev'])
-
-
-def path_of(doc_id: str) -> str:
-    """Return the path of a document below its database."""
-    # The slash after _design is part of the path: CouchDB redirects if it is encoded.
-    prefix, slash, name = doc_id.partition('/') if doc_id.startswith(('_design/', '_local/')) else ('', '', doc_id)
-    # Clients, proxies and servers resolve '.' and '..' in a path unless the dots are encoded.
-    quoted = name.replace('.', '%2E') if name in ('.', '..') else quote(name, safe='')
-    return f'/{prefix}{slash}{quoted}'
 
 
 def deletion(doc: Document) -> Document:

@@ -471,7 +471,7 @@ def test_what_is_too_much_for_one_request_goes_in_several(peer: Peer, client: Cl
     ]
     found = client.bulk(docs)
     assert [one.rev or one.error for one in found] == ['1-a', 'conflict', '1-c', 'document_too_large']
-    assert 'max_document_size' in found[-1]['reason']
+    assert 'max_document_size' in found[-1].reason
     assert [[doc['_id'] for doc in request.body['docs']] for request in peer.seen] == [
         ['a', 'b', 'c', 'd'],
         ['a', 'b'],
