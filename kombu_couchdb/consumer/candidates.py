@@ -82,8 +82,7 @@ class QueueCandidates:
         self._probing: dict[str, str] = {}
         self._probe_at = float('-inf')
         self._quiet_until = float('-inf')
-        #: Whether the view may hold more than this window knows.
-        self.dirty = True
+        self._stale = True
         #: When the next item that is planned for later is due: the server's time, or None.
         self.next_due: float | None = None
 
@@ -93,12 +92,21 @@ class QueueCandidates:
     @property
     def outdated(self) -> bool:
         """Whether the view should be read before anything more is claimed."""
-        return self.dirty and (not self._candidates or self._paging.is_old)
+        return self._stale and (not self._candidates or self._paging.is_old)
 
     @property
     def is_short(self) -> bool:
         """Whether the view should be read now: it is outdated, or nothing of what was read can be claimed."""
-        return self.outdated or (self.dirty and not self.has_claimable and time.monotonic() >= self._quiet_until)
+        return self.outdated or (self._stale and not self.has_claimable and time.monotonic() >= self._quiet_until)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the view may hold candidates that are not known here."""
+        return self._stale
+
+    def mark_stale(self) -> None:
+        """Note that the view may hold candidates that are not known here."""
+        self._stale = True
 
     # -- the other consumers
 
@@ -176,7 +184,7 @@ class QueueCandidates:
         if reading.is_head:
             # What is gone of those that are sifted may be what this copy of the index lacks: the queue is read once more.
             gone = self._sifting and not self._candidates.keys() <= {row.id for row in page.rows}
-            self.dirty, self._sifting, self.next_due = page.last is not None or gone, False, page.next_due
+            self._stale, self._sifting, self.next_due = page.last is not None or gone, False, page.next_due
         before, self._candidates, self._sorted, self._taken = self._candidates, {}, None, 0
         if self._share_only and time.monotonic() >= self._probe_at:
             for candidate in before.values():
@@ -236,7 +244,7 @@ class QueueCandidates:
             eligible = list(self._eligible())
             if len(eligible) > _FEW and now - self._sifted >= _STAGGER and len(self._candidates) < self._read_ahead:
                 self._sifted = now
-                self._sifting = self.dirty = True
+                self._sifting = self._stale = True
                 self._paging.restart()
                 return []
             chosen = eligible[: max(1, count // self._turns.idle)]
@@ -302,7 +310,7 @@ class QueueCandidates:
 
     def clear(self) -> None:
         """Forget everything: it must be read anew."""
-        self._candidates, self._sorted, self.dirty, self.next_due, self._left, self._probing = (
+        self._candidates, self._sorted, self._stale, self.next_due, self._left, self._probing = (
             {},
             [],
             True,
@@ -317,7 +325,7 @@ class QueueCandidates:
         times = [max(c.at, self._quiet_until) for c in self._candidates.values() if not (self._share_only and c.turn)]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._clock.now())
-        if self.dirty and time.monotonic() < self._quiet_until:
+        if self._stale and time.monotonic() < self._quiet_until:
             times.append(self._quiet_until)
         return min(times, default=None)
 

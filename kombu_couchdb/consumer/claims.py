@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping
 
 from ..couchdb.client import Document
@@ -11,6 +10,7 @@ from ..couchdb.write_result import WriteResult
 from ..documents import workitem
 from ..documents.body import stub
 from ..leases.lease import Lease
+from ..leases.unproven import UnprovenClaims
 from ..log import get_logger
 from ..options import Options
 from ..queues.limits import Limits
@@ -43,10 +43,16 @@ class Claims:
         options: Options,
         unacked: Unacked,
         lease: Lease,
-        void: dict[str, tuple[str, float]],
+        unproven: UnprovenClaims,
         limits: Limits,
     ) -> None:
-        self._store, self._options, self._unacked, self._lease, self._void = store, options, unacked, lease, void
+        self._store, self._options, self._unacked, self._lease, self._unproven = (
+            store,
+            options,
+            unacked,
+            lease,
+            unproven,
+        )
         self._limits = limits
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
         #: Those who wait for one message.
@@ -133,7 +139,7 @@ class Claims:
             # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
             if not (result.is_proven or (result.is_stored and final)):
                 if result.is_unproven:
-                    self._void[doc['_id']] = (result.rev, time.monotonic())
+                    self._unproven.add(doc['_id'], result.rev)
                 failed(result)
                 return
             if queue_candidates is not None:

@@ -79,12 +79,12 @@ class Consumer:
         self._sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         self.unacked = Unacked(self._lease, mailbox, client.clock, options.unlimited_prefetch)
         self._bodies = Bodies(client, self.unacked)
-        self._commits = Commits(self._store, self.unacked, self._lease, self._sweeper.void)
+        self._commits = Commits(self._store, self.unacked, self._lease, self._sweeper.unproven)
         self._heartbeat = Heartbeat(client, self._lease, self.unacked)
         #: The queues that others see to be used by this consumer.
         self.announced = Announced()
         self._known_as = self._lease.id  # since when what was declared here is known to be there
-        self._claims = Claims(self._store, options, self.unacked, self._lease, self._sweeper.void, topology.limits)
+        self._claims = Claims(self._store, options, self.unacked, self._lease, self._sweeper.unproven, topology.limits)
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
         self._abandoned = False
@@ -167,7 +167,9 @@ class Consumer:
     @property
     def _busy(self) -> bool:
         # A bound queue that nobody consumes just now keeps its broadcasts, and what this consumer alone knows of is done by it.
-        return bool(self.unacked.busy or self._notifier.listener.binds or self._sweeper.unused or self._sweeper.void)
+        return bool(
+            self.unacked.busy or self._notifier.listener.binds or self._sweeper.unused or self._sweeper.unproven
+        )
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
@@ -229,7 +231,7 @@ class Consumer:
         for queue, queue_candidates in self._candidates.items():
             if credit.get(queue, 0) > 0:
                 at = queue_candidates.wake_at()
-                if queue_candidates.dirty and at is None:
+                if queue_candidates.is_stale and at is None:
                     return 0.0
                 times += [] if at is None else [at]
         return max(0.0, min(times) - time.monotonic())
@@ -274,7 +276,7 @@ class Consumer:
                     0, self._heartbeat.change(queues)
                 )  # before the claims: those may be more than one request
             self.unacked.hungry = any(
-                queue_candidates.dirty or len(queue_candidates) for queue_candidates in self._candidates.values()
+                queue_candidates.is_stale or len(queue_candidates) for queue_candidates in self._candidates.values()
             )
             self._commits.write(outbox, changes)
             self.announced.are(self._lease.announced)
@@ -301,7 +303,7 @@ class Consumer:
             [
                 queue_candidates
                 for queue, queue_candidates in self._candidates.items()
-                if credit.get(queue, 0) > 0 and not queue_candidates.dirty and (poll or queue_candidates.is_due)
+                if credit.get(queue, 0) > 0 and not queue_candidates.is_stale and (poll or queue_candidates.is_due)
             ]
         )
         eager = {queue for queue in self._candidates if credit.get(queue, 0) > 0}

@@ -50,7 +50,7 @@ LEASE, DELIVERIES = 60.0, 3
 START = 1_763_709_000.0
 
 #: The modules of the product whose clocks must be the world's: with one that is not, the model would prove nothing.
-TIMED = {'candidates', 'claims', 'conflicts', 'io_thread', 'janitor', 'lease', 'store', 'sweeper', 'watch'}
+TIMED = {'candidates', 'unproven', 'conflicts', 'io_thread', 'janitor', 'lease', 'store', 'sweeper', 'watch'}
 
 
 class Request(NamedTuple):

@@ -353,7 +353,7 @@ def test_nothing_to_wait_for(store: FakeStore) -> None:
     queue_candidates = window_of(store)
     queue_candidates.refill()
     assert queue_candidates.wake_at() is None
-    assert not queue_candidates.dirty
+    assert not queue_candidates.is_stale
     assert not queue_candidates.is_due
 
 
@@ -615,7 +615,7 @@ def test_a_long_queue_is_read_on_from_the_last_row(store: FakeStore) -> None:
     items = fill(store, 300)
     queue_candidates = window_of(store)
     taken = []
-    while queue_candidates.dirty:
+    while queue_candidates.is_stale:
         queue_candidates.refill()
         docs = queue_candidates.take(1000)
         claimed(store, docs)
@@ -644,12 +644,12 @@ def test_a_long_queue_stays_dirty_until_its_end_was_read(store: FakeStore) -> No
     fill(store, 128)
     queue_candidates = window_of(store)
     queue_candidates.refill()
-    assert queue_candidates.dirty  # there may be more
+    assert queue_candidates.is_stale  # there may be more
     claimed(store, queue_candidates.take(1000))
     queue_candidates.refill()  # reads on, finds nothing
-    assert queue_candidates.dirty  # the head may have changed meanwhile
+    assert queue_candidates.is_stale  # the head may have changed meanwhile
     queue_candidates.refill()
-    assert not queue_candidates.dirty
+    assert not queue_candidates.is_stale
     assert [after is None for _, _, after in store.reads('ready')] == [True, False, True]
 
 
@@ -706,7 +706,7 @@ def test_cleared_it_knows_nothing(store: FakeStore) -> None:
     queue_candidates = window_of(store)
     queue_candidates.refill()
     queue_candidates.clear()
-    assert (len(queue_candidates), queue_candidates.dirty, queue_candidates.next_due, queue_candidates.outdated) == (
+    assert (len(queue_candidates), queue_candidates.is_stale, queue_candidates.next_due, queue_candidates.outdated) == (
         0,
         True,
         None,
