@@ -37,7 +37,7 @@ def bindings(client: Client) -> list[str]:
 def sweep_now(connection: Connection) -> None:
     """Let the consumer of a connection sweep in its next turn."""
     consumer = connection.transport.consumer
-    consumer._sweeper._next = float('-inf')
+    consumer._cycle.sweeper._next = float('-inf')
     consumer.unacked.wakeup.set()
 
 
@@ -143,8 +143,8 @@ def test_sweeper_looks_again_before_it_removes_a_queue(
     Inbox(sweeper, 'other')
     Queue('expiring', expires=0.001)(connect().channel()).declare()
     monkeypatch.setattr(temporary, 'GRACE', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._sweeper, '_overdue', Overdue(0.0))
-    store = sweeper.transport.consumer._store
+    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', Overdue(0.0))
+    store = sweeper.transport.consumer._cycle._store
     leases = store.leases
 
     def leases_and_subscription() -> Any:
@@ -287,7 +287,7 @@ def test_queue_that_is_prolonged_while_it_is_swept_stays(
     for number in range(7):
         publish(getter, number, 'expiring')
     monkeypatch.setattr(temporary, 'GRACE', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._sweeper, '_overdue', Overdue(0.0))
+    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', Overdue(0.0))
     topology, got = sweeper.transport.topology, list[Any]()
     delete = topology.delete_unused
 

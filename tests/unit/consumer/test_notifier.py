@@ -11,13 +11,16 @@ from kombu_couchdb.couchdb.changes import LIMIT
 
 
 class QueueCandidates:
-    """As much of a window as the news know."""
+    """The part of the candidates that the notifier uses."""
 
     def __init__(self, size: int = 0, *, dirty: bool = False) -> None:
         self.size, self.is_stale, self.outdated = size, dirty, False
 
     def __len__(self) -> int:
         return self.size
+
+    def mark_stale(self) -> None:
+        self.is_stale = True
 
     def clear(self) -> None:
         self.size, self.is_stale = 0, True
@@ -95,7 +98,7 @@ def settle(notifier: Notifier, *queues: str) -> dict[str, QueueCandidates]:
     candidates = {queue: QueueCandidates(dirty=True) for queue in queues}
     notifier.take(candidates, set(queues))  # type: ignore[arg-type]
     for queue_candidates in candidates.values():
-        queue_candidates._stale = False  # it was read
+        queue_candidates.is_stale = False  # it was read
     notifier.take(candidates, set(queues))  # type: ignore[arg-type]
     assert watched(notifier) == (1, sorted(queues))
     return candidates
@@ -127,7 +130,7 @@ def test_queue_that_was_read_while_nobody_listened_for_it_is_read_again(notifier
     notifier._busy = float('-inf')
     notifier.take(candidates, set())  # type: ignore[arg-type]
     assert watched(notifier) == (1, [])
-    candidates['q']._stale = False  # read, at a point that the news do not know
+    candidates['q'].is_stale = False  # read, at a point that the news do not know
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
     assert candidates['q'].is_stale
 
@@ -137,6 +140,6 @@ def test_all_are_read_anew_after_the_server_was_away(notifier: Notifier) -> None
     notifier.lost()
     candidates['q'].mark_stale()  # with candidates that were given back, and so not outdated
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
-    candidates['q']._stale = False
+    candidates['q'].is_stale = False
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
     assert watched(notifier) == (2, ['q'])
