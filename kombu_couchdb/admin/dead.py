@@ -9,6 +9,7 @@ from .. import design
 from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import items, members, number
 from ..documents import workitem
+from ..documents.reasons import NO_QUEUE
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
 
@@ -16,9 +17,6 @@ __all__ = ['as_letter', 'count', 'drop', 'is_letter', 'letters', 'replay']
 
 #: Documents read or written in one request.
 _BATCH = 200
-
-#: The reason of an item whose queue is no text; as in the view.
-_NO_QUEUE = 'spoilt: queue is no text'
 
 #: The rows of the view, and of its reduction.
 _LETTER, _COUNT = members(key=items(lambda part: True)), members(value=number)
@@ -45,7 +43,7 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
 
 
 def is_letter(doc: Document) -> bool:
-    """Tell whether an item is a dead letter; so is one whose queue is no text, which no consumer can see."""
+    """Tell whether an item is a dead letter; so is one whose queue is not text, which no consumer can see."""
     return bool(doc.get('status')) or not isinstance(doc.get('queue'), str)
 
 
@@ -54,7 +52,7 @@ def as_letter(doc: Document) -> Document:
     return (
         doc
         if doc.get('status') or not is_letter(doc)
-        else {**doc, 'status': 'fail', 'reason': _NO_QUEUE, 'failed': None}
+        else {**doc, 'status': 'fail', 'reason': NO_QUEUE, 'failed': None}
     )
 
 
@@ -95,7 +93,7 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
         if not doc.get('status'):
             refused[doc['_id']] = 'it is no dead letter (any more)'
         elif not isinstance(doc.get('queue'), str):
-            refused[doc['_id']] = f'it cannot be delivered: {_NO_QUEUE}'
+            refused[doc['_id']] = f'it cannot be delivered: {NO_QUEUE}'
         elif reason := workitem.flaw({**alive, 'claimed': None}):
             refused[doc['_id']] = f'it cannot be delivered: {reason}'
         elif 'key' in doc and not workitem.is_unique(doc):

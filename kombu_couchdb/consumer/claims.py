@@ -10,6 +10,7 @@ from ..couchdb.bulk import REFUSALS
 from ..couchdb.client import Document
 from ..documents import workitem
 from ..documents.body import stub
+from ..documents.reasons import DELIVERY_LIMIT
 from ..leases.lease import Lease
 from ..log import get_logger
 from ..options import Options
@@ -125,7 +126,7 @@ class Claims:
             return workitem.acked(doc, now), failed
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
-            return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
+            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never done')
         claimed = workitem.acked(doc, now) if final else workitem.claim(doc, self._lease.id, now)
 
         def answered(answer: Document) -> None:

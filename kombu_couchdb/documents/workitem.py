@@ -33,6 +33,7 @@ from ..errors import ConfigurationError
 from .body import attached, is_large
 from .ids import JOB
 from .properties import HIGHEST, due_date, lifetime, priority
+from .reasons import malformed
 from .validation import is_deeper
 
 __all__ = [
@@ -291,21 +292,21 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
     """Return in one sentence what is wrong with an item that somebody spoilt, or None if it can be delivered."""
     message = doc.get('message')
     if not isinstance(message, dict):
-        return 'spoilt: message is missing or no object'
+        return malformed('message is missing or not an object')
     for name, kinds in (('properties', dict), ('headers', dict), ('body', (str, type(None)))):
         if not isinstance(message.get(name), kinds):
-            return f'spoilt: message.{name} is missing or of a wrong type'
+            return malformed(f'message.{name} is missing or of a wrong type')
     if not isinstance(message['properties'].get('delivery_info', {}), dict):
-        return 'spoilt: message.properties.delivery_info is no object'
+        return malformed('message.properties.delivery_info is not an object')
     if doc.get('claimed') is not None and claimant(doc) is None:
-        return 'spoilt: claimed is neither null nor names a consumer'
+        return malformed('claimed is neither null nor names a consumer')
     attempts, date = doc.get('attempts'), doc.get('date')
     if isinstance(attempts, bool) or not isinstance(attempts, int) or not 0 <= attempts <= _ATTEMPTS:
-        return 'spoilt: attempts is no whole number, or too large'
+        return malformed('attempts is not a whole number, or too large')
     if isinstance(date, bool) or not isinstance(date, (int, float, type(None))):
-        return 'spoilt: date is neither null nor a number of seconds'
+        return malformed('date is neither null nor a number of seconds')
     if is_deeper(doc, _DEEPEST):
-        return f'spoilt: it is nested in more than {_DEEPEST} levels'
+        return malformed(f'it is nested in more than {_DEEPEST} levels')
     return None
 
 

@@ -13,6 +13,7 @@ from kombu.utils.uuid import uuid
 
 from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.unacked import Unacked
+from ..documents.reasons import undecodable
 from ..documents.validation import check_names, check_value
 from ..log import get_logger
 from ..queues.routing import topic_pattern
@@ -117,7 +118,7 @@ class Channel(Publisher):
                 'message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc
             )
             if not delivery.final:
-                self.unacked.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
+                self.unacked.bury(delivery.tag, undecodable(exc))
             return None
         if no_ack and not delivery.final:
             self.unacked.ack(delivery.tag)

@@ -84,7 +84,7 @@ def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
         'type': 'WorkItem',
         'queue': 'q',
         'status': 'fail',
-        'reason': 'spoilt: body',
+        'reason': 'malformed: body',
         'failed': 1e9,
         'attempts': 0,
         'message': {'headers': {}, 'properties': {}, 'body': {}},
@@ -93,7 +93,7 @@ def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
     [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
     assert back == []
-    assert refused == {'spoilt': 'it cannot be delivered: spoilt: message.body is missing or of a wrong type'}
+    assert refused == {'spoilt': 'it cannot be delivered: malformed: message.body is missing or of a wrong type'}
     assert dead.count(client) == 1
 
 
@@ -201,4 +201,4 @@ def test_a_body_that_would_unpack_to_too_much_is_set_aside(
     inbox = Inbox(connection)
     assert inbox.wait(1) == ['hello']
     [doc] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
-    assert doc['reason'].startswith('spoilt: the body cannot be decoded (it decompresses to more than 16,000,000 bytes')
+    assert doc['reason'].startswith('malformed: the body cannot be decoded (it decompresses to more than 16,000,000 bytes')

@@ -206,7 +206,7 @@ def test_spoilt_one_is_kept_as_a_dead_letter() -> None:
     [copy, new], outcome = merge(spoilt, job('b'), NOW)
     assert outcome.what == ENQUEUED
     assert copy['status'] == 'fail'
-    assert copy['reason'].startswith('spoilt')
+    assert copy['reason'].startswith('malformed')
     assert new['_rev'] == '1-a'
 
 

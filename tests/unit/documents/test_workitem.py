@@ -228,7 +228,7 @@ def test_every_later_state_of_a_large_unique_job_fits_where_the_new_one_did(leng
     }
     consumer = f'broker:consumer:{"h" * 64}:4194304:{"f" * 32}'
     claimed = {**workitem.claim(doc, consumer, NOW), '_rev': '2-' + 'b' * 32}
-    reason = 'spoilt: the body cannot be decoded (Only base64 data is allowed)'
+    reason = 'malformed: the body cannot be decoded (Only base64 data is allowed)'
     states = [claimed, workitem.release(claimed), workitem.bury(claimed, reason, NOW), workitem.bury(doc, reason, NOW)]
     if length > LARGE:
         assert max(map(size, states)) <= size(doc)
@@ -310,7 +310,7 @@ def test_each_flaw_is_told_by_the_name_of_the_member(spoilt: dict[str, Any], nam
     sentence = workitem.flaw(item(**spoilt))
     assert sentence is not None
     assert named in sentence
-    assert sentence.startswith('spoilt: ')
+    assert sentence.startswith('malformed: ')
 
 
 @pytest.mark.parametrize('name', ['message', 'attempts'])
@@ -420,13 +420,13 @@ def test_what_is_nested_too_deeply_is_spoilt(place: str) -> None:
         }[place]
         inner['next' if place == 'next' else 'x'] = nested(levels)
     assert workitem.flaw(fit) is None
-    assert workitem.flaw(deep) == 'spoilt: it is nested in more than 110 levels'
+    assert workitem.flaw(deep) == 'malformed: it is nested in more than 110 levels'
 
 
 @pytest.mark.parametrize('attempts', [10**10, int(1.7e308)])
 def test_attempts_that_nobody_can_count_are_spoilt(attempts: int) -> None:
     """CouchDB could not store one more."""
-    assert workitem.flaw(item(attempts=attempts)) == 'spoilt: attempts is no whole number, or too large'
+    assert workitem.flaw(item(attempts=attempts)) == 'malformed: attempts is not a whole number, or too large'
 
 
 @pytest.mark.parametrize('tag', [['x'], {'x': 1}, 5, None])
