@@ -19,6 +19,7 @@ from kombu_couchdb.couchdb.client import Document, Row
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
 from kombu_couchdb.documents import parcel
 from kombu_couchdb.documents.body import stub
+from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger
@@ -48,7 +49,7 @@ class _Channel(Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tag, self.items = '', list[Document]()
+        self.tag, self.items = '', list[WorkItem]()
 
     def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
         prepared = super()._prepared(message, exchange, routing_key)
@@ -149,7 +150,7 @@ class Mover:
         """Move parcels, or refuse them; return how many of them were settled."""
         reasons: dict[str, str] = {}
         items: dict[str, str] = {}  # the parcel of each item
-        new: list[Document] = []
+        new: list[WorkItem] = []
         for doc in docs:
             try:
                 made = self._items_of(doc)
@@ -175,7 +176,7 @@ class Mover:
             logger.warning('parcel %s is refused: %s', doc_id, reason)
         return sum(result.is_stored for result in self._client.bulk(changes))
 
-    def _items_of(self, doc: Document) -> list[Document]:
+    def _items_of(self, doc: Document) -> list[WorkItem]:
         """Return the items that the message of a parcel is stored as.
 
         *Raises* `Refused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be sent.

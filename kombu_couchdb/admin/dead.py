@@ -8,8 +8,10 @@ from typing import Any
 from .. import design
 from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import items, members, number
-from ..documents import workitem
+from ..documents import dead_letter, workitem
+from ..documents.job_key import job_id
 from ..documents.reasons import NO_QUEUE
+from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
 
@@ -87,7 +89,7 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
     """
     back: list[Document] = []
     refused: dict[str, str] = {}
-    plain: list[tuple[Document, Document]] = []
+    plain: list[tuple[Document, WorkItem]] = []
     for doc in docs:
         alive = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
         if not doc.get('status'):
@@ -103,7 +105,7 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
             else:
                 refused[doc['_id']] = 'another message with its job key waits'
         else:
-            plain.append((doc, workitem.replay(doc, client.clock.now())))
+            plain.append((doc, dead_letter.replayed(workitem.checked(doc), client.clock.now())))
     for part in chunks(plain, _BATCH):
         for (doc, _), result in zip(part, client.bulk([changed for _, changed in part]), strict=True):
             if result.is_stored:
@@ -115,8 +117,9 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
 
 def _is_back_in_place(client: Client, letter: Document) -> bool:
     """Enqueue a dead unique job again, unless another one of its key waits: tell whether that was done."""
-    job = workitem.job_id(letter['queue'], letter['message']['headers'].get('task'), letter['key'])
-    again = {**workitem.replay(letter, client.clock.now()), '_id': job}
+    job = job_id(letter['queue'], letter['message']['headers'].get('task'), letter['key'])
+    again = dead_letter.replayed(workitem.checked(letter), client.clock.now())
+    again['_id'] = job
     del again['_rev']
     [found] = client.fetch([job])
     if merge(found, again, client.clock.now())[1].what == MOVED:

@@ -87,8 +87,11 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
 def _items(doc: Document, now: float) -> Iterator[Document]:
     """Yield an item, and those that wait behind it as they will be."""
     yield doc
-    while doc.get('next') and not (doc := workitem.acked(doc, now)).get('_deleted'):
-        yield {**doc, 'behind': True}
+    while doc.get('next'):
+        doc = {**workitem.acked(doc, now), 'behind': True}
+        if doc.get('_deleted'):
+            return
+        yield doc
 
 
 def state(client: Client, task_id: str) -> str:

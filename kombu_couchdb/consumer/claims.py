@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
-from ..documents import workitem
+from ..documents import dead_letter, workitem
 from ..documents.body import stub
 from ..documents.reasons import DELIVERY_LIMIT
 from ..leases.lease import Lease
@@ -115,7 +115,7 @@ class Claims:
             logger.error(
                 'message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason
             )
-            return workitem.bury(doc, reason, now), failed
+            return dead_letter.made_of(doc, reason, now), failed
 
         now = self._store.client.clock.now()
         if reason := workitem.flaw(doc) or body.reason:
@@ -127,7 +127,7 @@ class Claims:
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
             return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never done')
-        claimed = workitem.acked(doc, now) if final else workitem.claim(doc, self._lease.id, now)
+        claimed = workitem.acked(doc, now) if final else workitem.claim(workitem.checked(doc), self._lease.id, now)
 
         def answered(result: WriteResult) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted

@@ -10,7 +10,7 @@ Members may write whatever they like into the database. So a document that was r
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, final
 
 __all__ = [
     'DIRECT',
@@ -29,6 +29,7 @@ __all__ = [
     'Leader',
     'Message',
     'Parcel',
+    'Published',
     'Queue',
     'Tombstone',
     'WorkItem',
@@ -118,6 +119,7 @@ class _WorkItemOptions(TypedDict, total=False):
     failed: float
 
 
+@final
 class WorkItem(Follower, _WorkItemOptions, Stored):
     """A message in the broker's database."""
 
@@ -235,6 +237,7 @@ class _ParcelOptions(TypedDict, total=False):
     failed: float
 
 
+@final
 class Parcel(_ParcelOptions, Stored):
     """A message on its way to the broker's database, in a database of parcels."""
 
@@ -249,3 +252,7 @@ class Parcel(_ParcelOptions, Stored):
     #: Parcels are moved in this order.
     published: float
     message: Message
+
+
+#: A document that publishing a message creates, in the broker's database or in a database of parcels.
+Published = WorkItem | Parcel

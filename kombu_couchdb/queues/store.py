@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document, chunks
@@ -14,8 +14,9 @@ from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
-from ..documents import conflict_rules, workitem
+from ..documents import conflict_rules, dead_letter, workitem
 from ..documents.ids import CONSUMER, JOB
+from ..documents.types import Parcel, Published, WorkItem
 from ..errors import ServerUnavailable
 from ..log import get_logger
 from . import waiting
@@ -24,6 +25,8 @@ from .unique_jobs import enqueue
 __all__ = ['Store']
 
 logger = get_logger(__name__)
+
+_Published = TypeVar('_Published', WorkItem, Parcel)
 
 #: The rows of the views, and of their reductions by queue or kind.
 _REVS = members(
@@ -55,7 +58,7 @@ class Store:
 
     # -- publish
 
-    def publish(self, docs: Sequence[Document]) -> None:
+    def publish(self, docs: Sequence[Published]) -> None:
         """Store new items, in one request, and one more for each unique job. Storing the same twice is storing them once.
 
         *Raises* `ServerUnavailable` (whether they are stored is unknown: publish the same documents again),
@@ -82,7 +85,7 @@ class Store:
                 if result.is_refused:
                     raise result.exception(self.client.address.url)
 
-    def publish_once(self, docs: Sequence[Document]) -> list[WriteResult]:
+    def publish_once(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
         """Store those of new items under whose ids there never was one; two requests, and one more for each unique job.
 
         Return the results of those that CouchDB refused. *Raises* `ServerUnavailable`: publish the same documents again. No
@@ -99,7 +102,7 @@ class Store:
             if not result.is_stored
         ]
 
-    def unpublished(self, docs: Sequence[Document]) -> list[Document]:
+    def unpublished(self, docs: Sequence[_Published]) -> list[_Published]:
         """Return those of new items under whose ids there never was one, and the unique jobs, which look for themselves."""
         missing = {doc['_id'] for doc in never_stored(self.client, docs)}
         return [doc for doc in docs if 'key' in doc or doc['_id'] in missing]
@@ -158,15 +161,15 @@ class Store:
 
     def release(self, docs: Iterable[Document]) -> int:
         """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
-        count, size, part = 0, 0, list[Document]()
+        count, size, part = 0, 0, list[Mapping[str, Any]]()
         now = self.client.clock.now()
         for doc in docs:
             if part and (len(part) >= _BATCH or size + workitem.size(doc) > self.client.request_bytes):
                 count, size, part = count + self._written(part), 0, []
-            size, part = size + workitem.size(doc), [*part, *workitem.apart(releasable(doc, now), now)]
+            size, part = size + workitem.size(doc), [*part, *dead_letter.apart(releasable(doc, now), now)]
         return count + self._written(part)
 
-    def _written(self, docs: list[Document]) -> int:
+    def _written(self, docs: Sequence[Mapping[str, Any]]) -> int:
         results = self.client.bulk(docs)
         for doc, result in zip(docs, results, strict=True):
             if result.is_permanent:
@@ -182,9 +185,9 @@ class Store:
         )
         return changes is not None and write_each(self.client, changes)
 
-    def heal(self, leaves: list[Document], living: Collection[str]) -> list[Document] | None:
-        """Return what is to be written about an item with these leaves; see `conflict_rules.heal`."""
-        return conflict_rules.heal(leaves, self._claimants(leaves, living), self.client.clock.now())
+    def heal(self, leaves: list[Document], living: Collection[str]) -> list[Mapping[str, Any]] | None:
+        """Return what is to be written about an item with these leaves; see `conflict_rules.resolve`."""
+        return conflict_rules.resolve(leaves, self._claimants(leaves, living), self.client.clock.now())
 
     def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
         """Return those of the claimants that live: the view which said so may have lagged behind."""
@@ -282,7 +285,9 @@ class Store:
 
         Behind a unique job others may wait, and its time is not in the view: its document is read, and is to be `unwanted`.
         """
-        gone = [{'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(JOB)]
+        gone: list[Mapping[str, Any]] = [
+            {'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(JOB)
+        ]
         jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(JOB)])
         gone += [
             workitem.acked(doc, self.client.clock.now())
@@ -295,4 +300,4 @@ class Store:
 def releasable(doc: Document, now: float) -> Document:
     """Return `doc` released, or buried if it is spoilt: a spoilt one can be neither counted nor delivered."""
     reason = workitem.flaw(doc)
-    return workitem.bury(doc, reason, now) if reason else workitem.release(doc)
+    return dead_letter.made_of(doc, reason, now) if reason else workitem.release(doc)

@@ -13,6 +13,7 @@ from ..documents import workitem
 from ..documents.body import decoded, encoded
 from ..documents.compressed import check_unpacked
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
+from ..documents.types import WorkItem
 from ..documents.validation import check_names, check_value
 from ..errors import ServerUnavailable
 from .publish_batch import PublishBatch
@@ -80,7 +81,7 @@ class Publisher(virtual.Channel):
         elif refused := self.connection.publish_once(docs):
             raise refused[0].exception(self.connection.couchdb.url)
 
-    def _items(self, message: Document, exchange: str, queues: Collection[str]) -> list[Document]:
+    def _items(self, message: Document, exchange: str, queues: Collection[str]) -> list[WorkItem]:
         """Return the WorkItems of a message, one for each of its queues."""
         now, tag = self.connection.couchdb.clock.now(), message['properties']['delivery_tag']
         return [

@@ -14,7 +14,7 @@ from celery_couchdb.cli import dead as cli_dead
 from celery_couchdb.jobs import Jobs
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.transport import publisher
 from tests.conftest import wait_for
@@ -120,7 +120,7 @@ def test_replay_that_comes_too_late_forgets_no_result(
 def test_what_dies_again_while_all_are_replayed_is_for_the_next_time(app: Celery, client: Client) -> None:
     def letter(number: int, queue: str) -> dict[str, Any]:
         return {
-            **workitem.bury(
+            **dead_letter.made_of(
                 workitem.new(f'{queue}{number:03}', queue, {'body': '', 'headers': {}, 'properties': {}}, 1.0),
                 'test',
                 1e9 + number,

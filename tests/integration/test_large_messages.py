@@ -19,7 +19,7 @@ from kombu_couchdb.documents import body, workitem
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, items, publish, publish_many, replace_in_clients
 
-LARGE = body.LARGE + 100
+LARGE = body.MAX_INLINE + 100
 
 
 def of(number: int, size: int = LARGE) -> str:
