@@ -1,7 +1,7 @@
 """Storage of message bodies: small ones in the document, as text or base64; large ones as attachments.
 
-A document whose body is an attachment is read and written without it: readers get a *stub*, and write that back. So claims,
-releases and dead letters cost the same for a message of 20 kB and for one of 20 MB.
+A document whose body is an attachment is read and written without it: readers get a *stub*, and write that back. So
+claims, releases and dead letters cost the same for a message of 20 kB and for one of 20 MB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from .types import Attachment, Document, Message
 
 __all__ = ['attached', 'decoded', 'encoded', 'is_large', 'stub']
 
-#: The name and type of the attachment, which has the bytes of the message. CouchDB would compress an attachment of a text type.
+#: The name and type of the attachment, which has the bytes of the message. CouchDB would compress an attachment of a
+#: text type.
 NAME, _TYPE = 'body', 'application/octet-stream'
 
 #: Bodies that are longer are attached; in characters as stored. (Measured on CouchDB 3.5: see docs/performance.rst.)
@@ -35,7 +36,7 @@ def encoded(body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
 
 
 def decoded(body: Any, body_encoding: str | None = None) -> Any:
-    """Return a body as it was sent, from the member of the document or the bytes of the attachment; *raises* `ValueError`."""
+    """Return a body as it was sent, from a document's member or an attachment's bytes; *raises* `ValueError`."""
     if body_encoding not in ('base64', 'utf-8', None):
         raise ValueError(f'unknown body_encoding {body_encoding!r}')
     if isinstance(body, bytes):
@@ -61,7 +62,7 @@ def attached(message: Message) -> tuple[Message, dict[str, Attachment]]:
 
 
 def stub(doc: Mapping[str, Any]) -> Document | None:
-    """Return the stub of the attachment that is the body of a document's message; None if the body is in the document."""
+    """Return the stub of the attachment with the body of a document; None if the body is in the document."""
     message, attachments = doc.get('message'), doc.get('_attachments')
     if (
         'key' in doc

@@ -19,8 +19,8 @@ from ..errors import Unstorable
 
 __all__ = ['TooLarge', 'check_unpacked', 'unpacked']
 
-#: A body may decompress to this number of bytes, or to this many times its own size if that is more. JSON of many similar rows
-#: is compressed to a twentieth. A worker holds as many messages as it has prefetched.
+#: A body may decompress to this number of bytes, or to this many times its own size if that is more. JSON of many
+#: similar rows is compressed to a twentieth. A worker holds as many messages as it has prefetched.
 _MIN_LIMIT_BYTES, _MAX_RATIO = 16_000_000, 30
 
 #: The most streams that a body may consist of, one after the other.
@@ -37,8 +37,8 @@ class TooLarge(ValueError):
 def unpacked(body: Any, compression: Any) -> Any:
     """Return a decompressed body; *raises* `ValueError` if that fails, `TooLarge` above the limit.
 
-    `compression` is the name of a method in kombu's registry. The limit applies to kombu's own methods, and not to those that
-    an application registers.
+    `compression` is the name of a method in kombu's registry. The limit applies to kombu's own methods, and not to
+    those that an application registers.
     """
     try:
         decoder = get_decoder(compression)

@@ -1,27 +1,29 @@
 """Conflict rules of WorkItems: which of several leaf revisions stays.
 
-When consumers claim the same item at once on different nodes of a cluster, each node stores the claim that it received. The
-document then has several leaves. At most one consumer got a proven answer (201) to its claim. It holds the item, and its ack
-deletes its own leaf. Every other leaf is an *unproven claim*. CouchDB may show it as the winner (measured: an unproven claim wins
-in 19 to 39 of 100 such documents).
+When consumers claim the same item at once on different nodes of a cluster, each node stores the claim that it received.
+The document then has several leaves. At most one consumer got a proven answer (201) to its claim. It holds the item,
+and its ack deletes its own leaf. Every other leaf is an *unproven claim*. CouchDB may show it as the winner (measured:
+an unproven claim wins in 19 to 39 of 100 such documents).
 
-The consumer that made an unproven claim decides about its own leaf (`decide`). It does so some seconds later, when the nodes
-have replicated to each other:
+The consumer that made an unproven claim decides about its own leaf (`decide`). It does so some seconds later, when the
+nodes have replicated to each other:
 
-* If another leaf is done (deleted, or a unique job continued with its next message) or a dead letter, it deletes its leaf.
+* If another leaf is done (deleted, or a unique job continued with its next message) or a dead letter, it deletes its
+  leaf.
 * If another leaf is the winner, it deletes its leaf and marks the deletion with `void`: the message is not done.
 * If its leaf is the winner and a living consumer has another leaf, it waits.
 * If its leaf is the winner and no living consumer has another leaf, it releases its leaf.
 
-Sweepers resolve the other conflicts (`resolve`): leaves of consumers whose lease has expired, and of a network that was cut in
-two:
+Sweepers resolve the other conflicts (`resolve`): leaves of consumers whose lease has expired, and of a network that was
+cut in two:
 
 * If one leaf is done, the others are deleted: done wins over everything else.
 * While a living consumer has one of the leaves, nothing else is decided.
-* Otherwise one leaf stays: a dead letter, or the winner, which is released. The others are deleted and marked with `void`. If the
-  item is a unique job, their messages are added to `next` of the leaf that stays.
+* Otherwise one leaf stays: a dead letter, or the winner, which is released. The others are deleted and marked with
+  `void`. If the item is a unique job, their messages are added to `next` of the leaf that stays.
 
-Invariant: a leaf is deleted only if a leaf of higher order remains, and the order of a leaf never decreases. So no item is lost.
+Invariant: a leaf is deleted only if a leaf of higher order remains, and the order of a leaf never decreases. So no item
+is lost.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ def decide(
 ) -> list[Mapping[str, Any]] | None:
     """Return the documents to write about an unproven claim, in this order, or None to wait.
 
-    `leaves` are all leaves of the document, with the deleted ones. `winner` is the revision that CouchDB shows, `unproven` that
-    of the claim, and `living` has the ids of the living consumers.
+    `leaves` are all leaves of the document, with the deleted ones. `winner` is the revision that CouchDB shows,
+    `unproven` that of the claim, and `living` has the ids of the living consumers.
     """
     leaves = list(leaves)
     ours = next((leaf for leaf in leaves if leaf['_rev'] == unproven and not leaf.get('_deleted')), None)
@@ -94,7 +96,7 @@ def _tags_done(leaves: list[Document]) -> set[str]:
 
 
 def _done(leaf: Document, others: list[Document], now: float) -> Mapping[str, Any]:
-    """Return the document to write for a leaf whose message is done. A unique job goes on with messages that only it has."""
+    """Return the document to write for a done leaf. A unique job goes on with messages that only it has."""
     return workitem.acked(without_known(leaf, others) if 'key' in leaf else leaf, now)
 
 

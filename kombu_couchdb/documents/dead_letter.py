@@ -1,7 +1,7 @@
 """The dead letter: a WorkItem that is kept for an operator, and is not delivered, with the reason for that.
 
-A dead letter has `status: "fail"`, `reason` (see `reasons`) and `failed` (when). It keeps its id, unless it is a unique job with
-other messages in `next`: these run under that id, and the dead letter gets an id of its own (`apart`).
+A dead letter has `status: "fail"`, `reason` (see `reasons`) and `failed` (when). It keeps its id, unless it is a unique
+job with other messages in `next`: these run under that id, and the dead letter gets an id of its own (`apart`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def made_of(doc: Mapping[str, Any], reason: str, now: float) -> Document:
 def apart(doc: Mapping[str, Any], now: float) -> list[Mapping[str, Any]]:
     """Return the documents to write for a changed item, in this order.
 
-    That is the item. A dead letter with messages in `next` becomes a copy under another id, and then its own document becomes
-    the first of these messages.
+    That is the item. A dead letter with messages in `next` becomes a copy under another id, and then its own document
+    becomes the first of these messages.
     """
     if not doc.get('status') or not doc.get('next'):
         return [doc]
@@ -55,7 +55,7 @@ def copy(doc: Mapping[str, Any]) -> Document:
 
 
 def replayed(doc: WorkItem, now: float) -> WorkItem:
-    """Return a dead letter as waiting at the end of its queue, as if it had never been delivered; it does not expire any more."""
+    """Return a dead letter as waiting at the end of its queue, as if it had never been delivered; it never expires."""
     dropped = ('status', 'reason', 'failed', 'expires', 'consumer')
     kept = {name: value for name, value in doc.items() if name not in dropped}
     headers = {name: None if name == 'expires' else value for name, value in doc['message']['headers'].items()}

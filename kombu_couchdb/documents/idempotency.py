@@ -1,8 +1,9 @@
 """Idempotent publishing: a process that publishes again after another one was killed publishes nothing twice.
 
-Within `idempotent(key)` the id of a message is made of the key and of the id of its task, instead of the time. CouchDB remembers
-the id of a message after the message was done and deleted, so a successor can tell that it was published. A publisher that was
-paused between looking and writing does not create the message a second time either: see `Bulk.create_once`.
+Within `idempotent(key)` the id of a message is made of the key and of the id of its task, instead of the time. CouchDB
+remembers the id of a message after the message was done and deleted, so a successor can tell that it was published. A
+publisher that was paused between looking and writing does not create the message a second time either: see
+`Bulk.create_once`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def idempotent(key: str, *, repeated: bool = False) -> Iterator[None]:
 
 
 def fixed_id(message: Mapping[str, Any]) -> str | None:
-    """Return the id of a message in this context; None outside of `idempotent`, and for a message that names no task."""
+    """Return the id of a message in this context; None outside of `idempotent`, or if it names no task."""
     context = _context.get()
     task_id = (message.get('headers') or {}).get('id')
     if context is None or not isinstance(task_id, str):
@@ -51,8 +52,8 @@ def fixed_id(message: Mapping[str, Any]) -> str | None:
 def copy_id(tag: str, queue: str) -> str:
     """Return the id of the copy of a message for one queue of an exchange.
 
-    It depends on nothing else. So a publisher that repeats a request without a response stores each copy once, even if queues
-    were bound or unbound in the meantime.
+    It depends on nothing else. So a publisher that repeats a request without a response stores each copy once, even if
+    queues were bound or unbound in the meantime.
     """
     return f'{tag}-{sha256(queue.encode()).hexdigest()[:12]}'
 

@@ -8,9 +8,10 @@
      "published": 1763709000.123456,            the order in which parcels are moved
      "message": {…}}                            as in a WorkItem; a large body is an attachment
 
-A program without Celery may write parcels, too: `{"task", "args", "kwargs"}`, and optionally `"id"`, `"queue"`, `"date"` (when
-the task is due), `"expires"` (both in seconds since the epoch) and `"priority"`. A parcel is deleted when it was moved. A refused
-parcel stays, with `"status": "fail"`, `"reason"` and `"failed"` (when). Only one message is ever moved under one id.
+A program without Celery may write parcels, too: `{"task", "args", "kwargs"}`, and optionally `"id"`, `"queue"`,
+`"date"` (when the task is due), `"expires"` (both in seconds since the epoch) and `"priority"`. A parcel is deleted
+when it was moved. A refused parcel stays, with `"status": "fail"`, `"reason"` and `"failed"` (when). Only one message
+is ever moved under one id.
 """
 
 from __future__ import annotations

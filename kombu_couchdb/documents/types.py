@@ -1,11 +1,11 @@
 """The documents of the broker's database and of a database of parcels, as types.
 
-docs/reference/documents.rst explains the members for users, and a test compares that page with the documents that are written.
-Optional members are in a base class with `total=False`. CouchDB's own members are optional everywhere: `_rev` is missing until
-a document is written, `_deleted` is there in deletions only.
+docs/reference/documents.rst explains the members for users, and a test compares that page with the documents that are
+written. Optional members are in a base class with `total=False`. CouchDB's own members are optional everywhere: `_rev`
+is missing until a document is written, `_deleted` is there in deletions only.
 
-Members may write whatever they like into the database. So a document that was read is a `Document` until it was checked (see
-`workitem.flaw`), and functions that decide about such documents take any `Mapping`.
+Members may write whatever they like into the database. So a document that was read is a `Document` until it was checked
+(see `workitem.flaw`), and functions that decide about such documents take any `Mapping`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Expiring(TypedDict, total=False):
 
 
 class Follower(_Expiring):
-    """The part of a WorkItem that belongs to its message. A running unique job keeps others in `next`, to run after it."""
+    """The part of a WorkItem that belongs to its message. `next` of a unique job has others, which run after it."""
 
     priority: int
     #: When the message is due; None: at once.
@@ -99,7 +99,7 @@ class Follower(_Expiring):
 
 
 class _WorkItemOptions(TypedDict, total=False):
-    #: The id of the Consumer that held the item last, if it was released after a delivery or became a dead letter.
+    #: The id of the Consumer that held the item last; after a release or a rejection.
     consumer: str
     #: The job key. This member and the four below are of unique jobs only.
     key: str
@@ -214,7 +214,8 @@ class Broadcast(Stored):
     exchange: str
     routing_key: str
     publisher: str
-    #: The number of the broadcast among those of its publisher. A listener that misses a number knows that it fell behind.
+    #: The number of the broadcast among those of its publisher. A listener that misses a number knows that it fell
+    #: behind.
     number: int
     date: float
     expires: float

@@ -1,14 +1,14 @@
 """Rules of unique jobs: merge a message into the job of its key, and merge conflicting leaves of a job.
 
-The header `job_key` makes a job unique within its queue and task. A new message for a job has one of three outcomes, as in the
-rules of CouchDB's RFC 007 (background jobs):
+The header `job_key` makes a job unique within its queue and task. A new message for a job has one of three outcomes, as
+in the rules of CouchDB's RFC 007 (background jobs):
 
 * `ENQUEUED`: there was no such job, or it was done or a dead letter. (The dead letter is kept under another id.)
 * `MOVED`: the job waits, now or for later. It gets the due date and the expiry of the newest message.
 * `AGAIN`: the job runs. The message is added to `next` of the item and runs after it: once, however often it is sent.
 
-The ack of the running job is then in conflict. Its consumer reads the item again and applies its decision to the new revision
-(`PendingWrites.resettle`). A retry that a task sends of itself comes before the other messages in `next`.
+The ack of the running job is then in conflict. Its consumer reads the item again and applies its decision to the new
+revision (`PendingWrites.resettle`). A retry that a task sends of itself comes before the other messages in `next`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ __all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'add_missing', 'merge', 'wit
 
 ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
 
-#: In seconds: that a job was sent again is written if the last such note is older. Message TTLs of queues count from the note.
+#: In seconds: that a job was sent again is written if the last such note is older. Message TTLs of queues count from
+#: the note.
 _NOTE_INTERVAL = 1.0
 
 #: The members of an item that belong to its message, and not to the job.
@@ -96,7 +97,7 @@ def _followers(doc: Mapping[str, Any]) -> list[Document]:
 
 
 def _moved(item: Mapping[str, Any], doc: WorkItem) -> Document:
-    """Return an item with the due date and expiry of `doc`, also in the headers of its message, where Celery reads them."""
+    """Return an item with the due date and expiry of `doc`, also in its headers, where Celery reads them."""
     moved = {name: value for name, value in item.items() if name != 'expires'}
     headers = {
         **item['message']['headers'],
@@ -121,7 +122,7 @@ def _message_of(doc: Mapping[str, Any]) -> Document:
 
 
 def add_missing(kept: Document, others: list[Document], done: Collection[Any]) -> Document:
-    """Return a job with the messages in `next` that only the `others`, leaves of the same document, have; the oldest first.
+    """Return a job with the messages that only other leaves of its document have added to `next`; the oldest first.
 
     `done` has the delivery tags of messages that are done.
     """

@@ -19,7 +19,7 @@ _MAX_NUMBER, _MIN_NUMBER = 10**308, 1e-307
 
 
 def check_names(**names: Any) -> None:
-    """Raise `ConfigurationError` if the name of a `queue`, an `exchange` or a `routing_key` is invalid; None is accepted."""
+    """Raise `ConfigurationError` for an invalid `queue`, `exchange` or `routing_key`; None is accepted."""
     for what, name in names.items():
         try:
             fit = name is None or (isinstance(name, str) and len(name.encode('utf-8')) <= _MAX_NAME_BYTES)
@@ -32,7 +32,7 @@ def check_names(**names: Any) -> None:
 
 
 def is_deeper(value: Any, levels: int = _MAX_LEVELS) -> bool:
-    """Tell whether lists and objects in `value` are nested in more than `levels` levels; of any depth, without recursion."""
+    """Tell whether lists and objects are nested in more than `levels` levels; without recursion, for any depth."""
     layer = [value] if isinstance(value, (dict, list)) else []
     for _ in range(levels):
         if not layer:

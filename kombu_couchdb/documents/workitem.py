@@ -5,22 +5,21 @@
     {"_id": "0000647…", "type": "WorkItem", "queue": "celery", "priority": 0,
      "date": null,                     when it is due, in seconds since the epoch; null: at once
      "published": 1763709000.123456,   orders the messages that are due at once
-     "attempts": 0,                    how often it was delivered, without deliveries to consumers that stopped regularly
+     "attempts": 0,                    how often it was delivered, without deliveries that do not count
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
-     "expires": 1763709060.1,          only if the message has an expiration: from then on it is not delivered any more
+     "expires": 1763709060.1,          only if the message expires: from then on it is not delivered
      "consumer": "broker:consumer:…",  only after a release: the consumer that held it last
-     "key": "customer-42",             only of a unique job, see `unique_merge`, with `next`: the messages that run after it;
-                                       `sent`: when its newest message was sent, or its turn came; and `done`: the delivery
-                                       tag of the message that ran before, or in its tombstone of the one that ran last
+     "key": "customer-42",             only of a unique job, which may also have `next`, `sent` and `done`; see `types`
      "message": {"body", "headers", "properties", "content-type", "content-encoding"},
      "_attachments": {"body": …}}      only of a large message: its body, which is null in `message` then; see `body`
 
-A dead letter also has `status: "fail"`, `reason` and `failed` (when); see `dead_letter`. The state is derived from the members:
-dead, claimed, scheduled (`date` is in the future) or ready. An acknowledged item is deleted; its tombstone has no body.
+A dead letter also has `status: "fail"`, `reason` and `failed` (when); see `dead_letter`. The state is derived from the
+members: dead, claimed, scheduled (`date` is in the future) or ready. An acknowledged item is deleted; its tombstone has
+no body.
 
-No function here does input or output. Each returns a new document and does not change the one that it was given. Dates are
-seconds since the epoch, UTC. Functions that take a `Mapping` accept documents that anybody may have changed by hand. `flaw`
-tells whether a document can be delivered; `checked` makes a `WorkItem` of one that can.
+No function here does input or output. Each returns a new document and does not change the one that it was given. Dates
+are seconds since the epoch, UTC. Functions that take a `Mapping` accept documents that anybody may have changed by
+hand. `flaw` tells whether a document can be delivered; `checked` makes a `WorkItem` of one that can.
 """
 
 from __future__ import annotations
@@ -65,11 +64,13 @@ __all__ = [
     'without_room',
 ]
 
-#: Blanks in a unique job with a large body. CouchDB may accept a document of its greatest size when it is published, but later
-#: states of the job are larger (claimed, or with a reason) and must fit, too: they are written without these blanks.
+#: Blanks in a unique job with a large body. CouchDB may accept a document of its greatest size when it is published,
+#: but later states of the job are larger (claimed, or with a reason) and must fit, too: they are written without these
+#: blanks.
 _ROOM = ' ' * 600
 
-#: The most levels that an item is nested in: those of the published message, and those around a message that waits in `next`.
+#: The most levels that an item is nested in: those of the published message, and those around a message that waits in
+#: `next`.
 _MAX_LEVELS = 110
 
 #: An item with more attempts is malformed.
@@ -86,8 +87,8 @@ def new_id(now: float) -> str:
 def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> WorkItem:
     """Return the WorkItem for a message as kombu's virtual transports represent it.
 
-    A message with a job key in its headers is a unique job: its id is made of the key, and `doc_id` is not used. *Raises*
-    `ConfigurationError` for an invalid job key, `Unstorable` for a body that has no form in JSON.
+    A message with a job key in its headers is a unique job: its id is made of the key, and `doc_id` is not used.
+    *Raises* `ConfigurationError` for an invalid job key, `Unstorable` for a body that has no form in JSON.
     """
     doc: WorkItem = {
         '_id': doc_id,
@@ -132,9 +133,7 @@ def is_announced(doc: Mapping[str, Any]) -> bool:
 
     Celery does not run such a task but counts it as revoked. Without that count its chord would never end.
     """
-    message = doc.get('message')
-    headers = message.get('headers') if isinstance(message, dict) else None
-    return isinstance(headers, dict) and all(isinstance(headers.get(name), str) for name in ('group', 'expires'))
+    return _header(doc, 'group') is not None and _header(doc, 'expires') is not None
 
 
 def ready_since(doc: Mapping[str, Any]) -> float:
@@ -167,7 +166,7 @@ def holder(doc: Mapping[str, Any]) -> Document:
 
 
 def state(doc: Mapping[str, Any], now: float) -> str:
-    """Return `dead`, `running` (claimed), `scheduled`, `pending`, or `gone` for an expired item that is not delivered."""
+    """Return `dead`, `running` (claimed), `scheduled`, `pending`, or `gone` if it has expired and is not delivered."""
     if doc.get('status'):
         return 'dead'
     if claimant(doc):
@@ -208,7 +207,7 @@ def rank(priority: int) -> int:
 
 
 def flaw(doc: Mapping[str, Any]) -> str | None:
-    """Return the reason why an item cannot be delivered, since somebody changed it by hand; None if it can be delivered."""
+    """Return the reason why a changed or incomplete item cannot be delivered; None if it can."""
     message = doc.get('message')
     if not isinstance(message, dict):
         return malformed('message is missing or not an object')
@@ -240,8 +239,8 @@ def checked(doc: Document) -> WorkItem:
 def claim(doc: WorkItem, by: str, now: float) -> WorkItem:
     """Return the item as claimed by the Consumer `by`.
 
-    `by` and `now` make each claim unique: CouchDB gives two equal bodies with the same parent the same revision, so that it
-    would tell two consumers with equal claims that they won.
+    `by` and `now` make each claim unique: CouchDB gives two equal bodies with the same parent the same revision, so
+    that it would tell two consumers with equal claims that they won.
     """
     claimed = doc.copy()
     claimed.pop('room', None)

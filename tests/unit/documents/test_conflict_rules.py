@@ -174,7 +174,7 @@ def test_two_who_heal_at_once_seeing_different_leaves_lose_nothing() -> None:
     all_leaves = [leaf('2-a', 'dead'), leaf('2-b', None), leaf('3-c', 'dead'), leaf('2-d', None, status='fail')]
     for first, second in itertools.permutations(itertools.combinations(all_leaves, 2), 2):
         stored = {doc['_rev']: doc for doc in all_leaves}
-        plans = [heal(list(seen), set(), NOW) or [] for seen in (first, second)]
+        plans = [resolve(list(seen), set(), NOW) or [] for seen in (first, second)]
         for plan in plans:
             for doc in plan:
                 if doc['_rev'] not in stored:
