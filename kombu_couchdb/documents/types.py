@@ -39,7 +39,8 @@ __all__ = [
 Document = dict[str, Any]
 
 #: The types of exchanges.
-DIRECT, TOPIC, FANOUT = 'direct', 'topic', 'fanout'
+DIRECT, TOPIC = 'direct', 'topic'
+FANOUT: Literal['fanout'] = 'fanout'
 
 #: The `status` of a dead letter, and of a parcel that was refused.
 FAIL: Literal['fail'] = 'fail'

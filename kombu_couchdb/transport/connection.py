@@ -31,7 +31,7 @@ from ..couchdb.client import Client
 from ..couchdb.urls import joined
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import BROADCAST, CONSUMER
-from ..documents.types import WorkItem
+from ..documents.types import DIRECT, FANOUT, TOPIC, WorkItem
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
 from ..leases.temporary import Gets
@@ -66,7 +66,7 @@ class Transport(virtual.Transport):
     implements = virtual.Transport.implements.extend(
         asynchronous=True,
         batch_publish=True,
-        exchange_type=frozenset(['direct', 'topic', 'fanout']),
+        exchange_type=frozenset([DIRECT, TOPIC, FANOUT]),
     )
 
     connection_errors = (*virtual.Transport.connection_errors, *errors.RETRIED)

@@ -13,7 +13,7 @@ from ..documents import workitem
 from ..documents.body import decoded, encoded
 from ..documents.compressed import check_unpacked
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
-from ..documents.types import WorkItem
+from ..documents.types import FANOUT, TOPIC, WorkItem
 from ..documents.validation import check_names, check_value
 from ..errors import ServerUnavailable
 from .publish_batch import PublishBatch
@@ -121,7 +121,7 @@ class Publisher(virtual.Channel):
         kind = self._type(exchange)
         # Where another process has declared the exchange as fanout, that counts, however it was declared here.
         queues = (
-            self.connection.topology.lookup(exchange, routing_key, topic=kind == 'topic') if kind != 'fanout' else None
+            self.connection.topology.lookup(exchange, routing_key, topic=kind == TOPIC) if kind != FANOUT else None
         )
         if queues is None:
             return None
