@@ -15,8 +15,9 @@ from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import ContinuousFeed
-from kombu_couchdb.couchdb.client import Document, Row
+from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
+from kombu_couchdb.design.rows import ParcelRow
 from kombu_couchdb.documents import parcel
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
@@ -123,13 +124,13 @@ class Mover:
         rows = self._client.view(
             design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_PAGE, reduce=False
         )
-        chosen, size = list[Row](), 0
-        for row in rows:
-            if chosen and size + row['value'][1] > _TOGETHER:
+        chosen, size = list[ParcelRow](), 0
+        for row in map(ParcelRow.of, rows):
+            if chosen and size + row.size > _TOGETHER:
                 break
-            chosen, size = [*chosen, row], size + row['value'][1]
-        docs = self._client.fetch([row['id'] for row in chosen])
-        unread = sum(self._refuse_unread(row['id']) for row, doc in zip(chosen, docs, strict=True) if doc is None)
+            chosen, size = [*chosen, row], size + row.size
+        docs = self._client.fetch([row.id for row in chosen])
+        unread = sum(self._refuse_unread(row.id) for row, doc in zip(chosen, docs, strict=True) if doc is None)
         return self._settle([doc for doc in docs if doc and parcel.is_waiting(doc)]) + unread
 
     def _refuse_unread(self, doc_id: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from .. import design
 from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import items, members, number
+from ..design.rows import DeadRow
 from ..documents import dead_letter, workitem
 from ..documents.job_key import job_id
 from ..documents.reasons import NO_QUEUE
@@ -62,18 +63,19 @@ def _letter(client: Client, row: Row) -> Document | None:
     """Return the letter in a row of the view; of one that cannot be read what the view has of it; None if it is gone."""
     if row.get('doc'):
         return as_letter(row['doc'])
-    rev = client.rev(row['id']) if client.unusable.has(row['id'], None) else None
+    found = DeadRow.of(row)
+    rev = client.rev(found.id) if client.unusable.has(found.id, None) else None
     return (
         None
         if rev is None
         else {
-            '_id': row['id'],
+            '_id': found.id,
             '_rev': rev,
             'type': 'WorkItem',
             'status': 'fail',
-            'reason': row['value'],
-            'queue': design.queue_of(row['key'][0]),
-            'failed': row['key'][1],
+            'reason': found.reason,
+            'queue': found.queue,
+            'failed': found.failed,
         }
     )
 

@@ -14,6 +14,7 @@ from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
+from ..design.rows import MALFORMED_DATE, ClaimCount, Lease, QueueCount, WaitingRow, revision_in
 from ..documents import conflict_rules, dead_letter, workitem
 from ..documents.ids import CONSUMER, JOB
 from ..documents.types import Parcel, Published, WorkItem
@@ -32,10 +33,10 @@ _Published = TypeVar('_Published', WorkItem, Parcel)
 _REVS = members(
     id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
 )
-_RANK = members(key=exactly(text, number))
+_RANK = members(key=exactly(text, number), value=number)
 _LEASES = members(key=exactly(text, maybe(text)), value=members(count=number, min=number, max=number))
 _IDS = members(id=text)
-_CLAIMED = members(key=exactly(text, text, anything))
+_CLAIMED = members(key=exactly(text, text, anything), value=members(count=number))
 
 #: Documents published in one request.
 _PUBLISHED = 5000
@@ -109,7 +110,7 @@ class Store:
 
     # -- consume
 
-    def ready(self, queue: str, limit: int) -> list[waiting.Row]:
+    def ready(self, queue: str, limit: int) -> list[WaitingRow]:
         """Return up to `limit` items that are due, with their documents, next first: highest priority, then oldest. Two requests.
 
         An item may have been claimed a moment ago: its document decides.
@@ -137,10 +138,8 @@ class Store:
         """
         leases: dict[str, dict[str, Document]] = {'consumer': {}, 'claim': {}, 'queue': {}, 'limit': {}, 'expiry': {}}
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
-            kind, name = row['key']
-            leases.setdefault(kind, {})[str(design.queue_of(name)) if kind in ('queue', 'limit') else name] = row[
-                'value'
-            ]
+            lease = Lease.of(row)
+            leases.setdefault(lease.kind, {})[lease.name] = lease.stats
         return leases
 
     def claims(self, consumer: str) -> Iterator[Document]:
@@ -219,7 +218,7 @@ class Store:
         rows = self.client.view(
             design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3
         )
-        return design.key_of(queue) not in {row['key'][2] for row in rows}
+        return queue not in {ClaimCount.of(row).queue for row in rows}
 
     def purge(self, queue: str, until: float = inf) -> int:
         """Delete what waits in a queue, now or for later, and return how many; claimed items are left.
@@ -244,10 +243,10 @@ class Store:
                 'waiting',
                 lambda doc: workitem.ready_since(doc) <= last,
                 until,
-                startkey=[name, row['key'][1], waiting.SPOILT + 1],
-                endkey=[name, row['key'][1], last],
+                startkey=[name, row.rank, MALFORMED_DATE + 1],
+                endkey=[name, row.rank, last],
             )
-            for row in rows
+            for row in map(QueueCount.of, rows)
         )
 
     def exceeds(self, queue: str, length: int) -> bool:
@@ -272,9 +271,7 @@ class Store:
     def _drop(self, view: str, unwanted: Callable[[Document], bool], until: float, **where: Any) -> int:
         count = 0
         while rows := self.client.view(design.NAME, view, _REVS, limit=_BATCH, reduce=False, **where):
-            # The value of a row is the revision, alone or behind another number.
-            revs = [row['value'] if isinstance(row['value'], str) else row['value'][1] for row in rows]
-            deleted = self._delete([(row['id'], rev) for row, rev in zip(rows, revs, strict=True)], unwanted)
+            deleted = self._delete([(row['id'], revision_in(row)) for row in rows], unwanted)
             count += deleted
             if not deleted or time.monotonic() >= until:
                 break  # others are faster: what is left is theirs; or it is left for later
