@@ -72,7 +72,7 @@ def queue_of(key: Any) -> str | None:
 
 
 def rows_of(queue: str, *after: float) -> dict[str, Any]:
-    """Return `startkey` and `endkey` for the rows of one queue; with `after`, for those whose keys go on with it or more."""
+    """Return `startkey` and `endkey` for the rows of a queue; with `after`, for keys that go on with these values or more."""
     name = key_of(queue)
     return {'startkey': [name, *after], 'endkey': [name, {}]}  # an object sorts after every number
 
