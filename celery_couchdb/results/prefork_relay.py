@@ -23,7 +23,7 @@ from typing import BinaryIO
 from kombu.utils.json import dumps
 
 from kombu_couchdb.couchdb.group_commit import GroupCommit
-from kombu_couchdb.couchdb.write_result import Outcome, WriteResult
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
@@ -171,8 +171,8 @@ class _Link:
         return _received(self._incoming)
 
 
-def _result(doc_id: str, outcome: str, rev: str, error: str, reason: str) -> WriteResult:
-    return WriteResult(doc_id, Outcome(outcome), rev, error, reason)
+def _result(doc_id: str, status: str, rev: str, error: str, reason: str) -> WriteResult:
+    return WriteResult(doc_id, WriteStatus(status), rev, error, reason)
 
 
 def _send(end: socket.socket, text: bytes) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
 from typing import Any, cast
-from urllib.parse import quote
 
 from .. import errors
-from .http import Http, encoded
-from .shapes import Shape, document, equal, exactly, items, maybe, members, revision, text
-from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, Outcome, WriteResult
+from .http import encoded
+from .reads import Document, Reads, path_of
+from .shapes import Shape, equal, exactly, items, members, revision, text
+from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
 __all__ = ['Bulk', 'Document', 'deletion', 'path_of']
-
-#: A document or a part of one.
-Document = dict[str, Any]
 
 #: Writes documents, given also as JSON, in one request, and returns a result for each.
 Write = Callable[[Sequence[Mapping[str, Any]], Sequence[bytes]], list[WriteResult]]
@@ -37,27 +34,13 @@ _REFUSALS: dict[type[errors.CouchDBError], str] = {
 }
 
 
-class Bulk(Http):
+class Bulk(Reads):
     """Writes to one database; *every* method raises the errors of `kombu_couchdb.errors`."""
 
     #: The most bytes of documents in one request at present: halved after a request without an answer, doubled after
     #: several requests with one.
     request_bytes = MOST_BYTES
     _answered = 0
-
-    def leaves(self, doc_id: str, **params: Any) -> list[Document]:
-        """Return all leaf revisions of a document, deleted ones included; an empty list if it never existed."""
-        try:
-            found = self.request(
-                'GET',
-                path_of(doc_id),
-                {'open_revs': 'all', **params},
-                repeat=True,
-                shape=items(members(ok=maybe(document(doc_id)))),
-            )
-        except errors.NotFound:
-            return []
-        return [answer['ok'] for answer in found if answer.get('ok')]
 
     def put(self, doc: Mapping[str, Any], *, text: bytes | None = None) -> str:
         """Write a document under its `_id` and return the new revision; *raises* `Conflict`. For the rest see `bulk`."""
@@ -146,7 +129,7 @@ class Bulk(Http):
         results = {
             answer['id']: WriteResult.of(answer) for answer in refused
         }  # CouchDB does not list stored documents here
-        return [results.get(doc['_id'], WriteResult(doc['_id'], Outcome.STORED, doc['_rev'])) for doc in docs]
+        return [results.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
 
     def _separate(
         self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], exc: errors.CouchDBError, write: Write
@@ -173,16 +156,7 @@ class Bulk(Http):
         if found is None:
             return result
         # Nobody knows how many nodes of a cluster stored it.
-        return WriteResult(doc['_id'], Outcome.UNPROVEN if self.replicas > 1 else Outcome.STORED, found['_rev'])
-
-
-def path_of(doc_id: str) -> str:
-    """Return the path of a document below its database."""
-    # The slash after _design is part of the path: CouchDB redirects if it is encoded.
-    prefix, slash, name = doc_id.partition('/') if doc_id.startswith(('_design/', '_local/')) else ('', '', doc_id)
-    # Clients, proxies and servers resolve '.' and '..' in a path unless the dots are encoded.
-    quoted = name.replace('.', '%2E') if name in ('.', '..') else quote(name, safe='')
-    return f'/{prefix}{slash}{quoted}'
+        return WriteResult(doc['_id'], WriteStatus.UNPROVEN if self.replicas > 1 else WriteStatus.STORED, found['_rev'])
 
 
 def deletion(doc: Mapping[str, Any]) -> Document:

@@ -17,7 +17,7 @@ from .address import Address
 from .client import Client
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
-from .write_result import Outcome, WriteResult
+from .write_result import WriteResult, WriteStatus
 
 __all__ = ['GroupCommit']
 
@@ -134,7 +134,7 @@ class GroupCommit:
 
     def _put(self, doc: Mapping[str, Any], text: bytes) -> WriteResult:
         try:
-            return WriteResult(doc['_id'], Outcome.STORED, self._client.put(doc, text=text))
+            return WriteResult(doc['_id'], WriteStatus.STORED, self._client.put(doc, text=text))
         except Conflict as exc:
             return WriteResult.conflict(doc['_id'], str(exc))
 
