@@ -15,10 +15,12 @@ from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import ContinuousFeed
-from kombu_couchdb.couchdb.client import Document, Row
+from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
+from kombu_couchdb.design.rows import ParcelRow
 from kombu_couchdb.documents import parcel
 from kombu_couchdb.documents.body import stub
+from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger
@@ -48,7 +50,7 @@ class _Channel(Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tag, self.items = '', list[Document]()
+        self.tag, self.items = '', list[WorkItem]()
 
     def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
         prepared = super()._prepared(message, exchange, routing_key)
@@ -122,13 +124,13 @@ class Mover:
         rows = self._client.view(
             design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_PAGE, reduce=False
         )
-        chosen, size = list[Row](), 0
-        for row in rows:
-            if chosen and size + row['value'][1] > _TOGETHER:
+        chosen, size = list[ParcelRow](), 0
+        for row in map(ParcelRow.of, rows):
+            if chosen and size + row.size > _TOGETHER:
                 break
-            chosen, size = [*chosen, row], size + row['value'][1]
-        docs = self._client.fetch([row['id'] for row in chosen])
-        unread = sum(self._refuse_unread(row['id']) for row, doc in zip(chosen, docs, strict=True) if doc is None)
+            chosen, size = [*chosen, row], size + row.size
+        docs = self._client.fetch([row.id for row in chosen])
+        unread = sum(self._refuse_unread(row.id) for row, doc in zip(chosen, docs, strict=True) if doc is None)
         return self._settle([doc for doc in docs if doc and parcel.is_waiting(doc)]) + unread
 
     def _refuse_unread(self, doc_id: str) -> bool:
@@ -149,7 +151,7 @@ class Mover:
         """Move parcels, or refuse them; return how many of them were settled."""
         reasons: dict[str, str] = {}
         items: dict[str, str] = {}  # the parcel of each item
-        new: list[Document] = []
+        new: list[WorkItem] = []
         for doc in docs:
             try:
                 made = self._items_of(doc)
@@ -175,7 +177,7 @@ class Mover:
             logger.warning('parcel %s is refused: %s', doc_id, reason)
         return sum(result.is_stored for result in self._client.bulk(changes))
 
-    def _items_of(self, doc: Document) -> list[Document]:
+    def _items_of(self, doc: Document) -> list[WorkItem]:
         """Return the items that the message of a parcel is stored as.
 
         *Raises* `Refused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be sent.

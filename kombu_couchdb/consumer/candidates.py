@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
+from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..leases.peers import Turns
-from ..queues.waiting import HORIZON, Page, Row
+from ..queues.waiting import HORIZON, Page
 from .paging import Paging, Reading
 from .probes import STAGGER_SECONDS, Candidate, Probes
 
@@ -179,7 +180,7 @@ class QueueCandidates:
         key = date if date is not None else doc.get('published')
         self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc)
 
-    def _add_row(self, row: Row, since: float | None = None) -> None:
+    def _add_row(self, row: WaitingRow, since: float | None = None) -> None:
         self._add(row.id, row.rank, row.date, due=row.date if row.planned else None, since=since)
 
     def _add(

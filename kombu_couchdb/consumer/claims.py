@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
-from ..documents import workitem
+from ..documents import dead_letter, workitem
 from ..documents.body import stub
+from ..documents.reasons import DELIVERY_LIMIT
 from ..leases.lease import Lease
 from ..leases.unproven import UnprovenClaims
 from ..log import get_logger
@@ -120,7 +121,7 @@ class Claims:
             logger.error(
                 'message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason
             )
-            return workitem.bury(doc, reason, now), failed
+            return dead_letter.made_of(doc, reason, now), failed
 
         now = self._store.client.clock.now()
         if reason := workitem.flaw(doc) or body.reason:
@@ -131,8 +132,8 @@ class Claims:
             return workitem.acked(doc, now), failed
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
-            return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
-        claimed = workitem.acked(doc, now) if final else workitem.claim(doc, self._lease.id, now)
+            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never done')
+        claimed = workitem.acked(doc, now) if final else workitem.claim(workitem.checked(doc), self._lease.id, now)
 
         def answered(result: WriteResult) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted

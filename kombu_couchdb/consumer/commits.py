@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..couchdb.uncertain import still_writable
 from ..couchdb.write_result import MISSING_STUB, WriteResult
-from ..documents import workitem
+from ..documents import dead_letter
 from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..leases.unproven import UnprovenClaims
@@ -44,7 +44,7 @@ class Commits:
                 )  # two changes of one document: the first wins, as in CouchDB
         # Of a dead unique job with others behind it a copy is written, too, and before it.
         now = self._store.client.clock.now()
-        docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
+        docs = [part for doc, _ in first.values() for part in dead_letter.apart(doc, now)]
         failure = None
         try:
             results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()

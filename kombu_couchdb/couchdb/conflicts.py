@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from ..errors import RETRIED, AccessDenied, Conflict, NotFound
 from ..log import get_logger
@@ -30,7 +31,7 @@ _AT_ONCE = 200
 
 #: Returns what is to be written, in this order, about a document with these leaves, deleted ones too, where these consumers live;
 #: None: that cannot be told yet.
-Rule = Callable[[list[Document], Collection[str]], 'list[Document] | None']
+Rule = Callable[[list[Document], Collection[str]], Sequence[Mapping[str, Any]] | None]
 
 
 class ConflictResolver:
@@ -120,7 +121,7 @@ class ConflictResolver:
             )
 
 
-def write_each(client: Client, docs: Collection[Document]) -> bool:
+def write_each(client: Client, docs: Collection[Mapping[str, Any]]) -> bool:
     """Write leaves of one document, each in a request of its own, and tell whether all are proven; stop at the first that is not.
 
     What is kept comes first: what follows is only right if that is there.

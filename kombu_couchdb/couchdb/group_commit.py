@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 from ..errors import RETRIED, Conflict, CouchDBError
 from .address import Address
-from .client import Client, Document
+from .client import Client
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
 from .write_result import WriteResult, WriteStatus
@@ -28,7 +29,7 @@ _LOOK = 1.0
 
 
 class _Entry:
-    def __init__(self, docs: Sequence[Document]) -> None:
+    def __init__(self, docs: Sequence[Mapping[str, Any]]) -> None:
         self.docs = docs
         #: Encoded by the thread that writes it: what cannot be encoded is its own affair.
         self.texts = [encoded(doc) for doc in docs]
@@ -71,7 +72,7 @@ class GroupCommit:
         """Close the idle connections; who goes on to write opens new ones."""
         self._client.close()
 
-    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
+    def write(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
         """Write documents and return the result for each, as `Client.bulk` does; *raises* what that raises.
 
         After `ServerUnavailable` it is unknown which of them are stored.
@@ -131,7 +132,7 @@ class GroupCommit:
         for entry in batch:
             entry.results, results = results[: len(entry.docs)], results[len(entry.docs) :]
 
-    def _put(self, doc: Document, text: bytes) -> WriteResult:
+    def _put(self, doc: Mapping[str, Any], text: bytes) -> WriteResult:
         try:
             return WriteResult(doc['_id'], WriteStatus.STORED, self._client.put(doc, text=text))
         except Conflict as exc:

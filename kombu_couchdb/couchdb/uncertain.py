@@ -13,20 +13,23 @@ Three kinds of writers ask three questions:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
-from .client import Client, Document
+from .client import Client
 
 __all__ = ['never_stored', 'still_current', 'still_writable']
 
+_Doc = TypeVar('_Doc', bound=Mapping[str, Any])
 
-def never_stored(client: Client, docs: Sequence[Document]) -> list[Document]:
+
+def never_stored(client: Client, docs: Sequence[_Doc]) -> list[_Doc]:
     """Return the new documents under whose ids there is no document and never was one, not even a deleted one."""
     known = client.known([doc['_id'] for doc in docs])
     return [doc for doc in docs if doc['_id'] not in known]
 
 
-def still_writable(client: Client, docs: Sequence[Document]) -> list[bool]:
+def still_writable(client: Client, docs: Sequence[Mapping[str, Any]]) -> list[bool]:
     """Tell of each document whether it still can be written: its revision is a leaf, or all leaves are deleted for a new one."""
     return [
         any(leaf['_rev'] == doc['_rev'] for leaf in leaves)
@@ -36,7 +39,7 @@ def still_writable(client: Client, docs: Sequence[Document]) -> list[bool]:
     ]
 
 
-def still_current(client: Client, docs: Sequence[Document]) -> list[Document]:
+def still_current(client: Client, docs: Sequence[_Doc]) -> list[_Doc]:
     """Return the documents whose revision is the one that CouchDB shows; new ones if CouchDB shows none."""
     found = client.find([doc['_id'] for doc in docs])
     return [doc for doc, now in zip(docs, found, strict=True) if (now or {}).get('_rev') == doc.get('_rev')]

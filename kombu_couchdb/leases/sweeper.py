@@ -57,7 +57,7 @@ class Sweeper:
                 'WorkItem': store.heal,
                 **dict.fromkeys(
                     ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader'),
-                    lambda leaves, living: conflict_rules.keep_seen(leaves),
+                    lambda leaves, living: conflict_rules.keep_winner(leaves),
                 ),
             },
         )

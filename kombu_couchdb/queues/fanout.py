@@ -13,11 +13,12 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.ids import BROADCAST
+from ..documents.types import Broadcast, Message
 from ..errors import Conflict
 from ..log import get_logger
 
@@ -60,6 +61,7 @@ class Broadcaster:
         self._number, self._sent = self._number + 1, now
         self._store(
             {
+                '_id': BROADCAST + workitem.new_id(now),  # unless it is written over an old one
                 'type': 'Broadcast',
                 'exchange': exchange,
                 'routing_key': routing_key,
@@ -67,12 +69,12 @@ class Broadcaster:
                 'number': self._number,
                 'date': now,
                 'expires': now + self._retention,
-                'message': message,
+                'message': cast(Message, message),
             },
             now,
         )
 
-    def _store(self, doc: Document, now: float) -> None:
+    def _store(self, doc: Broadcast, now: float) -> None:
         assert self._own is not None
         while self._own and self._own[0][0] <= now:
             _, doc_id, rev = self._own.pop(0)
@@ -81,8 +83,7 @@ class Broadcaster:
                 return
             except Conflict:
                 continue  # another publisher took it over
-        doc_id = BROADCAST + workitem.new_id(now)
-        self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id})))
+        self._own.append((now + self._retention, doc['_id'], self._client.put(doc)))
 
     def _adoptable(self, now: float) -> list[tuple[float, str, str]]:
         rows = self._client.id_range(BROADCAST, docs=True, limit=_ADOPT)

@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared
 from ..errors import ConfigurationError
 
@@ -40,7 +39,7 @@ class Limits:
     def __init__(self) -> None:
         self._queues: dict[str, Limit] = {}
 
-    def seen(self, doc: Document) -> None:
+    def seen(self, doc: Mapping[str, Any]) -> None:
         """Take in a Queue document."""
         if (limit := limit_in(doc)) != _NONE:
             self._queues[str(doc.get('name'))] = limit

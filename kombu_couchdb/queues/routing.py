@@ -14,11 +14,13 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared, reset_in_child
 from ..couchdb.shapes import equal, maybe, members, text
 from ..documents.ids import BINDING
+from ..documents.types import FANOUT, FanoutExchange
 
 __all__ = [
     'Routes',
@@ -54,7 +56,7 @@ class Routes:
     def reset(self) -> None:
         """Start over: nothing is known. In a forked child no feed keeps the table of its parent up to date."""
         self._lock = threading.Lock()
-        self._bindings: dict[str, Document] = {}
+        self._bindings: dict[str, Mapping[str, Any]] = {}
         self._read: dict[str, float] = {}
         self._updated: dict[str, float] = {}  # when, by the monotonic clock, a binding was last told of alone
         self._gone: dict[str, int] = {}  # of those that were deleted here, how often they had been written
@@ -78,7 +80,7 @@ class Routes:
             kept = {k: v for k, v in self._bindings.items() if k in newer or not k.startswith(prefix)}
             self._bindings = kept | {k: v for k, v in bindings.items() if k not in newer}
 
-    def update(self, doc: Document) -> None:
+    def update(self, doc: Mapping[str, Any]) -> None:
         """Take in one Binding or Exchange that was written or deleted; a feed may tell of an older state than is known here."""
         generation = int(str(doc.get('_rev', 0)).partition('-')[0])
         with self._lock:
@@ -164,7 +166,7 @@ def topic_matches(binding: str, routing_key: str) -> bool:
 
 
 is_binding = members(exchange=text, routing_key=text, queue=text, pattern=maybe(text))
-_is_fanout = members(type=equal('Exchange'), kind=equal('fanout'))
+_is_fanout = members(type=equal('Exchange'), kind=equal(FANOUT))
 
 
 def binding_id(exchange: str, routing_key: str, queue: str) -> str:
@@ -193,9 +195,9 @@ def exchange_in(doc_id: str) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def fanout(exchange: str) -> Document:
+def fanout(exchange: str) -> FanoutExchange:
     """Return the document that makes an exchange a fanout exchange."""
-    return {'_id': exchange_id(exchange), 'type': 'Exchange', 'name': exchange, 'kind': 'fanout'}
+    return {'_id': exchange_id(exchange), 'type': 'Exchange', 'name': exchange, 'kind': FANOUT}
 
 
 def _quoted(text: str) -> str:

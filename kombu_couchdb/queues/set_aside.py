@@ -7,8 +7,9 @@ CouchDB keeps the last.
 from __future__ import annotations
 
 from ..couchdb.client import Client
-from ..documents import workitem
+from ..documents import dead_letter
 from ..documents.ids import BROKER
+from ..documents.reasons import malformed
 from ..errors import Conflict, DocumentTooLarge, NotFound, RequestRefused
 from ..log import get_logger
 
@@ -29,7 +30,7 @@ def set_aside(client: Client) -> None:
             text = client.raw(doc_id)
             if _ITEM in text:
                 client.extend(
-                    doc_id, text, {'claimed': None, **workitem.buried(f'spoilt: {reason}', client.clock.now())}
+                    doc_id, text, {'claimed': None, **dead_letter.members(malformed(reason), client.clock.now())}
                 )
                 logger.error('message %s was set aside as a dead letter: %s', doc_id, reason)
         except (Conflict, NotFound):

@@ -14,6 +14,7 @@ from typing import Any
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, Row
 from ..documents.ids import BINDING, QUEUE
+from ..documents.types import Binding, FanoutExchange, Queue
 from ..errors import Conflict
 from .limits import LIMITS, Limit, check_limits, limits_of
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
@@ -33,7 +34,7 @@ class Topology:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.routes, self.limits = routes_of(client.address.url), limits_of(client.address.url)
-        self._declared: dict[str, Document] = {}
+        self._declared: dict[str, Mapping[str, Any]] = {}
         self._deleted: set[str] = set()  # ids of what was declared here and deleted by others
         self._seen: dict[str, str] = {}  # revisions of what was there a moment ago, by id
         self._seen_at, self._complete = float('-inf'), False
@@ -50,7 +51,7 @@ class Topology:
         """Store again what was declared through this object: the database was deleted and made anew."""
         self._store_missing(list(self._declared.values()))  # kombu's thread may declare more meanwhile
 
-    def declared_queue(self, name: str) -> Document | None:
+    def declared_queue(self, name: str) -> Mapping[str, Any] | None:
         """Return a queue as it was declared through this object."""
         return self._declared.get(QUEUE + name)
 
@@ -76,7 +77,7 @@ class Topology:
         if check or any(doc['_id'] in self._deleted for doc in docs):
             self._store_missing(docs)
 
-    def _store_missing(self, docs: list[Document]) -> None:
+    def _store_missing(self, docs: list[Mapping[str, Any]]) -> None:
         found = self.client.find([doc['_id'] for doc in docs])
         now = self.client.clock.now()
         missing = [
@@ -110,7 +111,7 @@ class Topology:
             self.limits.seen(doc)
         return bool(doc['auto_delete'])
 
-    def _store_queue(self, wanted: Document, limited: bool) -> Document:
+    def _store_queue(self, wanted: Queue, limited: bool) -> Queue:
         """Store a Queue, or change the limits of the one that is there; return what is there then."""
         doc = wanted
         found = self._declared_before(doc['_id'], is_new=bool(doc['lifetime']))
@@ -132,7 +133,7 @@ class Topology:
             doc = {**wanted, 'auto_delete': bool(found.get('auto_delete')), 'lifetime': found.get('lifetime')}
         return doc
 
-    def _queue(self, name: str, arguments: Document, auto_delete: bool) -> Document:
+    def _queue(self, name: str, arguments: dict[str, Any], auto_delete: bool) -> Queue:
         lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY if auto_delete else None)
         return {
             '_id': QUEUE + name,
@@ -218,7 +219,7 @@ class Topology:
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         """Store a binding; with a `pattern` (see `topic_pattern`) the exchange is a topic exchange."""
-        doc: Document = {
+        doc: Binding = {
             '_id': binding_id(exchange, routing_key, queue),
             'type': 'Binding',
             'exchange': exchange,
@@ -233,7 +234,7 @@ class Topology:
             if not known and self.has_fanout(exchange):
                 self.routes.update(fanout(exchange))
 
-    def _store_once(self, doc: Document, *, is_new: bool = False) -> None:
+    def _store_once(self, doc: Binding | FanoutExchange, *, is_new: bool = False) -> None:
         """Store a Binding or an Exchange, if it is not there; it never changes."""
         if not (self._just_seen(doc['_id']) and self._seen[doc['_id']].startswith('1-')):
             found = self._declared_before(doc['_id'], is_new=is_new)
@@ -305,7 +306,7 @@ class Topology:
             self.routes.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
 
 
-def _queue_of(doc: Document | None) -> Any:
+def _queue_of(doc: Mapping[str, Any] | None) -> Any:
     """Return the queue that a Queue or a Binding is about; None for an Exchange, and for no document."""
     return doc.get('queue', doc['name'] if doc['type'] == 'Queue' else None) if doc else None
 

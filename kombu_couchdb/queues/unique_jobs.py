@@ -4,12 +4,14 @@ decides between publishers. A publisher that lost reads the document again, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
+from ..documents.types import WorkItem
 from ..documents.unique_merge import Outcome, merge
 from ..errors import Conflict, NestedTooDeeply, ServerUnavailable
 from ..log import get_logger
@@ -37,7 +39,7 @@ def collect_outcomes() -> Iterator[list[Outcome]]:
             outer += outcomes
 
 
-def enqueue(client: Client, doc: Document) -> Outcome:
+def enqueue(client: Client, doc: WorkItem) -> Outcome:
     """Store a new item with a job key, or merge it with the one that is there. One request if there is none.
 
     *Raises* `ServerUnavailable` (enqueue the same again: it is known by its tag), `DocumentTooLarge`, `AccessDenied`.
@@ -67,7 +69,7 @@ def _found(client: Client, job: str) -> Document | None:
         return None if rev is None else {'_id': job, '_rev': rev}
 
 
-def _store(client: Client, doc: Document, job: str) -> None:
+def _store(client: Client, doc: Mapping[str, Any], job: str) -> None:
     """Write one document; *raises* `Conflict` if the job was changed by others."""
     [result] = client.bulk([doc])
     if doc['_id'] != job and result.is_permanent:
@@ -82,7 +84,7 @@ def _store(client: Client, doc: Document, job: str) -> None:
         raise Conflict(f'{client.address.url}: {job} was changed by others')
 
 
-def _yields(client: Client, doc: Document, rev: str) -> bool:
+def _yields(client: Client, doc: Mapping[str, Any], rev: str) -> bool:
     """Take back what a cluster accepted on too few nodes, if others have changed the job on other ones; tell whether that was so.
 
     If nobody has, the nodes are down, or cut off, and it stays. If a consumer has taken it meanwhile, it stays, too.
@@ -93,7 +95,7 @@ def _yields(client: Client, doc: Document, rev: str) -> bool:
     return result.is_stored
 
 
-def _is_rival(leaf: Document, ours: Document) -> bool:
+def _is_rival(leaf: Document, ours: Mapping[str, Any]) -> bool:
     """Tell whether what others wrote stands for what we wrote over: if it comes of the same, or there was nothing."""
     if '_rev' not in ours:
         return not leaf.get('_deleted')

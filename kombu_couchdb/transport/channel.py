@@ -13,6 +13,8 @@ from kombu.utils.uuid import uuid
 
 from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.unacked import Unacked
+from ..documents.reasons import undecodable
+from ..documents.types import DIRECT, FANOUT, TOPIC
 from ..documents.validation import check_names, check_value
 from ..log import get_logger
 from ..queues.routing import topic_pattern
@@ -117,7 +119,7 @@ class Channel(Publisher):
                 'message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc
             )
             if not delivery.final:
-                self.unacked.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
+                self.unacked.bury(delivery.tag, undecodable(exc))
             return None
         if no_ack and not delivery.final:
             self.unacked.ack(delivery.tag)
@@ -130,7 +132,7 @@ class Channel(Publisher):
     def exchange_declare(
         self,
         exchange: str | None = None,
-        type: str = 'direct',
+        type: str = DIRECT,
         durable: bool = False,
         auto_delete: bool = False,
         arguments: Any = None,
@@ -145,7 +147,7 @@ class Channel(Publisher):
         if passive and exchange not in self.state.exchanges and self.connection.topology.has_exchange(exchange):
             return
         super().exchange_declare(exchange, type, durable, auto_delete, arguments, nowait, passive)
-        if type == 'fanout' and not passive:
+        if type == FANOUT and not passive:
             self.connection.topology.declare_fanout(exchange or 'amq.fanout')
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
@@ -194,10 +196,10 @@ class Channel(Publisher):
         """Bind a queue to an exchange, for all processes at once."""
         exchange = exchange or 'amq.direct'
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
-        if self._type(exchange) == 'fanout':
+        if self._type(exchange) == FANOUT:
             self.connection.listen(exchange, queue)
             return
-        pattern = topic_pattern(routing_key or '') if self._type(exchange) == 'topic' else None
+        pattern = topic_pattern(routing_key or '') if self._type(exchange) == TOPIC else None
         self.connection.topology.bind(exchange, routing_key or '', pattern, queue)
 
     def queue_unbind(
@@ -205,7 +207,7 @@ class Channel(Publisher):
     ) -> None:
         """Remove a binding."""
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
-        if exchange and self._type(exchange) == 'fanout':
+        if exchange and self._type(exchange) == FANOUT:
             self.connection.listener.unbind(queue, exchange)
         else:
             self.connection.topology.unbind(exchange or 'amq.direct', routing_key or '', queue)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import requests
@@ -27,10 +27,11 @@ from ..consumer.notifier import Notifier
 from ..consumer.pull import Pull
 from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
-from ..couchdb.client import Client, Document
+from ..couchdb.client import Client
 from ..couchdb.urls import joined
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import BROADCAST, CONSUMER
+from ..documents.types import DIRECT, FANOUT, TOPIC, WorkItem
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
 from ..leases.temporary import Gets
@@ -65,7 +66,7 @@ class Transport(virtual.Transport):
     implements = virtual.Transport.implements.extend(
         asynchronous=True,
         batch_publish=True,
-        exchange_type=frozenset(['direct', 'topic', 'fanout']),
+        exchange_type=frozenset([DIRECT, TOPIC, FANOUT]),
     )
 
     connection_errors = (*virtual.Transport.connection_errors, *errors.RETRIED)
@@ -224,13 +225,13 @@ class Transport(virtual.Transport):
 
     # -- for channels
 
-    def publish(self, docs: list[Document]) -> None:
+    def publish(self, docs: Sequence[WorkItem]) -> None:
         """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
         self._name_node()
         self.store.publish(docs)
         self._trim_all({doc['queue'] for doc in docs})
 
-    def publish_once(self, docs: list[Document]) -> list[WriteResult]:
+    def publish_once(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
         """Store those of new items that an earlier try has not stored, and return what `Store.publish_once` does."""
         self._name_node()
         refused = self.store.publish_once(docs) if docs else []

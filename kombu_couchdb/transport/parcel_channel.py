@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ..couchdb.client import Document
 from ..documents import parcel
+from ..documents.types import DIRECT, FANOUT
 from ..errors import ConfigurationError
 from .channel import Channel
 from .declared import Declared
@@ -24,7 +25,7 @@ class ParcelChannel(Channel):
     def _publish(
         self, message: Document, exchange: str, routing_key: str, _publish_batch: PublishBatch | None, again: bool
     ) -> None:
-        if not isinstance(message['headers'].get('task'), str) or self._type(exchange) == 'fanout':
+        if not isinstance(message['headers'].get('task'), str) or self._type(exchange) == FANOUT:
             self._refuse('it takes tasks, and neither events nor remote control')
         docs = [parcel.new(message, exchange, routing_key, self.connection.couchdb.clock.now())]
         if again:
@@ -43,7 +44,7 @@ class ParcelChannel(Channel):
     def exchange_declare(
         self,
         exchange: str | None = None,
-        type: str = 'direct',
+        type: str = DIRECT,
         durable: bool = False,
         auto_delete: bool = False,
         arguments: Any = None,

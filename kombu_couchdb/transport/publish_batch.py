@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kombu import exceptions
 
 from ..couchdb.client import Document
+from ..documents.types import Published
 from ..errors import CouchDBError
 from ..queues.fanout import Broadcaster
 
@@ -21,10 +22,10 @@ class PublishBatch:
     """Gathers documents until `max_size`, or until it is flushed. A batch that failed is of no more use."""
 
     def __init__(
-        self, channel: Any, publish: Callable[[list[Document]], None], broadcaster: Broadcaster, max_size: int
+        self, channel: Any, publish: Callable[[Sequence[Published]], None], broadcaster: Broadcaster, max_size: int
     ) -> None:
         self.channel, self._publish, self._broadcaster, self._max_size = channel, publish, broadcaster, max_size
-        self._docs: list[Document] = []
+        self._docs: list[Published] = []
         self._broadcasts: list[tuple[str, str, Document]] = []
         self._ended: str | None = None
         self._failure: BaseException | None = None
@@ -36,7 +37,7 @@ class PublishBatch:
         if len(self._docs) + len(self._broadcasts) >= self._max_size:
             self.flush()
 
-    def add(self, docs: list[Document]) -> None:
+    def add(self, docs: Sequence[Published]) -> None:
         """Add the documents of a message."""
         self._docs += docs
 

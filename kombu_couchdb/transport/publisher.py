@@ -13,6 +13,7 @@ from ..documents import workitem
 from ..documents.body import decoded, encoded
 from ..documents.compressed import check_unpacked
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
+from ..documents.types import FANOUT, TOPIC, WorkItem
 from ..documents.validation import check_names, check_value
 from ..errors import ServerUnavailable
 from .publish_batch import PublishBatch
@@ -80,7 +81,7 @@ class Publisher(virtual.Channel):
         elif refused := self.connection.publish_once(docs):
             raise refused[0].exception(self.connection.couchdb.url)
 
-    def _items(self, message: Document, exchange: str, queues: Collection[str]) -> list[Document]:
+    def _items(self, message: Document, exchange: str, queues: Collection[str]) -> list[WorkItem]:
         """Return the WorkItems of a message, one for each of its queues."""
         now, tag = self.connection.couchdb.clock.now(), message['properties']['delivery_tag']
         return [
@@ -120,7 +121,7 @@ class Publisher(virtual.Channel):
         kind = self._type(exchange)
         # Where another process has declared the exchange as fanout, that counts, however it was declared here.
         queues = (
-            self.connection.topology.lookup(exchange, routing_key, topic=kind == 'topic') if kind != 'fanout' else None
+            self.connection.topology.lookup(exchange, routing_key, topic=kind == TOPIC) if kind != FANOUT else None
         )
         if queues is None:
             return None

@@ -8,6 +8,7 @@ from typing import Any
 from kombu.transport import virtual
 
 from ..documents.compressed import unpacked
+from ..documents.reasons import REJECTED, rejected, undecodable
 
 __all__ = ['Message', 'QoS']
 
@@ -49,7 +50,7 @@ class QoS:
         if requeue:
             self.channel.unacked.release(delivery_tag)
         else:
-            self.channel.unacked.bury(delivery_tag, flaw or 'rejected')
+            self.channel.unacked.bury(delivery_tag, flaw or REJECTED)
 
     def spoilt(self, delivery_tag: str, flaw: str) -> None:
         """Note why a message cannot be used: it becomes a dead letter also if it is acknowledged, as Celery does then."""
@@ -112,14 +113,14 @@ class Message(virtual.Message):
     def _why(self, exc: BaseException) -> str:
         task = self.headers.get('task')
         if isinstance(exc, KeyError) and task is not None and exc.args == (task,):
-            return f'rejected: the worker that took it does not know the task {task}'[:300]
+            return rejected(f'the worker that took it does not know the task {task}')[:300]
         if isinstance(exc, KeyError) and task is None and exc.args == ('task',):
-            return 'rejected: it is not the message of a task, for it names none'
-        return f'rejected: {type(exc).__name__}: {exc}'[:300]
+            return rejected('it is not the message of a task, for it names none')
+        return rejected(f'{type(exc).__name__}: {exc}')[:300]
 
     def _decode(self) -> Any:
         try:
             return super()._decode()
         except Exception as exc:
-            self.channel.qos.spoilt(self.delivery_tag, f'spoilt: the body cannot be decoded ({str(exc)[:300]})')
+            self.channel.qos.spoilt(self.delivery_tag, undecodable(str(exc)[:300]))
             raise

@@ -15,7 +15,7 @@ from kombu_couchdb.consumer import candidates, paging, probes
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.couchdb.unusable import Unusable
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.leases.peers import Turns
 from kombu_couchdb.queues.waiting import HORIZON
 
@@ -452,7 +452,7 @@ def test_what_is_gone_or_dead_when_it_is_read_again_is_forgotten(store: FakeStor
     for name in (gone, dead):
         queue_candidates.offer(store.add(name))
     del store.docs[gone]
-    store.docs[dead] = workitem.bury(store.docs[dead], 'because', NOW)
+    store.docs[dead] = dead_letter.made_of(store.docs[dead], 'because', NOW)
     store.passed += 1.0
     assert queue_candidates.take(10) == []
     assert len(queue_candidates) == 0
