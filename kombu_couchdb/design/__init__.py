@@ -28,7 +28,7 @@ __all__ = [
     'rows_of',
 ]
 
-NAME, JOBS, CONFLICTED = 'celery-v4', 'celery-jobs-v1', 'celery-conflicted-v1'
+NAME, JOBS, CONFLICTED = 'celery-v5', 'celery-jobs-v1', 'celery-conflicted-v1'
 
 #: The design document of a database of parcels: a publisher recognises the database by it. Its name sorts behind
 #: `NAME`, see `queues.database`.
