@@ -239,7 +239,7 @@ def test_what_python_cannot_read_is_set_aside_unread(
 def test_who_is_no_consumer_holds_nothing(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     item = good(client, connection)
-    names = ['', '_all_docs', '_design/celery-v4', '_local/x', '..', 'a/b', 'broker:consumer:', '\0']
+    names = ['', '_all_docs', '_design/celery-v5', '_local/x', '..', 'a/b', 'broker:consumer:', '\0']
     client.bulk(
         [{**item, '_id': f'{number}', 'claimed': {'by': name, 'date': LONG_AGO}} for number, name in enumerate(names)]
     )
