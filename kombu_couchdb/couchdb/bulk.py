@@ -67,6 +67,13 @@ class Bulk(Http):
         stored = members(id=equal(doc['_id']), rev=revision)
         return cast(str, self.request('PUT', path_of(doc['_id']), body=text or doc, shape=stored)['rev'])
 
+    def try_put(self, doc: Document) -> str | None:
+        """Write a document like `put` and return the new revision, or None if the write is in conflict."""
+        try:
+            return self.put(doc)
+        except errors.Conflict:
+            return None
+
     def bulk(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[Document]:
         """Write many documents and return CouchDB's answer for each, in the same order.
 

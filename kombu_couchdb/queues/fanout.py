@@ -18,7 +18,6 @@ from typing import Any
 from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.ids import BROADCAST
-from ..errors import Conflict
 from ..log import get_logger
 
 __all__ = ['Broadcaster', 'Listener']
@@ -76,11 +75,10 @@ class Broadcaster:
         assert self._own is not None
         while self._own and self._own[0][0] <= now:
             _, doc_id, rev = self._own.pop(0)
-            try:
-                self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id, '_rev': rev})))
-                return
-            except Conflict:
-                continue  # another publisher took it over
+            new = self._client.try_put({**doc, '_id': doc_id, '_rev': rev})
+            if new is not None:
+                self._own.append((now + self._retention, doc_id, new))
+                return  # otherwise another publisher has overwritten this document: try the next one
         doc_id = BROADCAST + workitem.new_id(now)
         self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id})))
 

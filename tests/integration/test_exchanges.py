@@ -144,17 +144,18 @@ def bind_and_fail(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object], *, stored: bool
 ) -> None:
     """Let the first try to publish on a connection get no answer, with a change of the bindings before the next one."""
-    publish, tries = connection.transport.publish, list[object]()
+    store_items, tries = connection.transport.store_items, list[object]()
 
-    def lose(docs: list[dict[str, object]]) -> None:
+    def lose(docs: list[dict[str, object]], **kwargs: bool) -> object:
         if tries or stored:
-            publish(docs)
+            store_items(docs, **kwargs)
         tries.append(docs)
         if len(tries) == 1:
             change()
             raise ServerUnavailable('the answer was lost')
+        return []
 
-    monkeypatch.setattr(connection.transport, 'publish', lose)
+    monkeypatch.setattr(connection.transport, 'store_items', lose)
 
 
 @pytest.mark.parametrize('stored', [True, False])
@@ -196,7 +197,7 @@ old(parent.default_channel).declare()
 Consumer(parent.channel(), [Queue('other')], on_message=lambda message: None).consume()
 producer = parent.Producer(exchange=direct, routing_key='k', serializer='json')
 topology = parent.transport.topology
-topology.lookup('direct', 'k', topic=False)
+topology.lookup('direct', 'k')
 while not topology.routes.known('direct'):
     pass
 import time; time.sleep(0.5)

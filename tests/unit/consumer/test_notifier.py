@@ -50,7 +50,7 @@ class Nobody:
     def routes(self) -> Nobody:
         return self
 
-    limits = routes
+    limits = declarations = routes
     wanted: frozenset[str] = frozenset()
     exchanges = wanted
 

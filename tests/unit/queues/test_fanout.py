@@ -36,6 +36,12 @@ class FakeClient:
         self.docs[doc['_id']] = {**doc, '_rev': rev}
         return rev
 
+    def try_put(self, doc: Document) -> str | None:
+        try:
+            return self.put(doc)
+        except Conflict:
+            return None
+
     def id_range(self, prefix: str, *, docs: bool, limit: int) -> list[Document]:
         self.reads += 1
         ids = sorted(name for name in self.docs if name.startswith(prefix))
