@@ -16,8 +16,8 @@ logger = get_logger(__name__)
 
 #: The number of rows that are read when a connection is established.
 SEEN = 200
-#: CouchDB's `_revs_limit`: how many revisions of a document it remembers. Heartbeats and broadcasts are written repeatedly, and
-#: each would have 1,000 revisions without this.
+#: CouchDB's `_revs_limit`: how many revisions of a document it remembers. Heartbeats and broadcasts are written
+#: repeatedly, and each would have 1,000 revisions without this.
 REVISIONS = 20
 
 

@@ -1,4 +1,4 @@
-"""Declarations of one connection: the queues, exchanges and bindings that it declared, and those that it saw when it connected."""
+"""Queues, exchanges and bindings that a connection declared, and those that existed when it connected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..documents.ids import QUEUE
 
 __all__ = ['Declarations']
 
-#: Documents that were seen when the connection was established are not read again before they are declared, for this many seconds.
+#: Documents that were seen when the connection was established are not read again before they are declared, for this
+#: many seconds.
 _FRESH_SECONDS = 1.0
 
 
@@ -63,7 +64,7 @@ class Declarations:
     # -- What other processes deleted of it.
 
     def was_deleted(self, doc_id: str) -> None:
-        """Note that another process deleted a document. Only temporary queues and their bindings are declared again later."""
+        """Note that another process deleted a document. Only temporary queues and their bindings are restored."""
         queue = _queue_of(self._docs.get(doc_id))
         if queue is not None and self.is_temporary(queue):
             self._deleted.add(doc_id)

@@ -4,8 +4,8 @@
 * `x-max-length`: if a queue has more ready messages than this, the first ones are dropped;
 * `x-delivery-limit`: after this many deliveries a message becomes a dead letter. It overrides the transport option.
 
-A publisher that knows the limits of a queue drops the messages over its length. Consumers drop messages that are too old instead of
-delivering them. The sweep drops the rest. A queue without limits costs no request and no write.
+A publisher that knows the limits of a queue drops the messages over its length. Consumers drop messages that are too
+old instead of delivering them. The sweep drops the rest. A queue without limits costs no request and no write.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Routing: the bindings of a database as a table, and the matching of routing keys.
 
-A Binding leads from an exchange to a queue. An Exchange document marks a fanout exchange. Bindings of topic exchanges have a
-pattern; all other exchanges are direct. The ids of both documents start with `BINDING` and the name of the exchange, so one range
-read returns everything that is stored about an exchange.
+A Binding leads from an exchange to a queue. An Exchange document marks a fanout exchange. Bindings of topic exchanges
+have a pattern; all other exchanges are direct. The ids of both documents start with `BINDING` and the name of the
+exchange, so one range read returns everything that is stored about an exchange.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ __all__ = [
     'topic_pattern',
 ]
 
-#: For how many seconds the bindings of an exchange are trusted after they were read, if no changes feed keeps them up to date.
+#: For how many seconds the bindings of an exchange are trusted after they were read, if no changes feed keeps them up
+#: to date.
 _MAX_AGE = 0.05
 
 #: For how many seconds the time of an update is remembered: longer than any read of the bindings takes.
@@ -44,10 +45,10 @@ _FANOUT = 'fanout'
 
 
 class Routes:
-    """The bindings of the exchanges of one database to which this process publishes; all its connections share the table.
+    """The bindings of the exchanges to which this process publishes, for one database; its connections share the table.
 
-    While a consuming connection follows the changes feed, it keeps the table up to date, and a lookup makes no request. Otherwise a
-    lookup reads the bindings of the exchange, unless they were read less than 50 ms ago.
+    While a consuming connection follows the changes feed, it keeps the table up to date, and a lookup makes no request.
+    Otherwise a lookup reads the bindings of the exchange, unless they were read less than 50 ms ago.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class Routes:
         self._followed_until = 0.0
 
     def follow(self, seconds: float, exchanges: Iterable[str] = ()) -> None:
-        """Trust the table for these exchanges, and for those of earlier calls, for `seconds`: a changes feed reports all updates.
+        """Trust the table for these exchanges and those of earlier calls for `seconds`: a changes feed reports updates.
 
         With 0 seconds, trust it for no exchange any more.
         """
@@ -85,7 +86,7 @@ class Routes:
             self._bindings = kept | {k: v for k, v in bindings.items() if k not in newer}
 
     def update(self, doc: Document) -> None:
-        """Take in a Binding or Exchange that was written or deleted. A changes feed may report an older state than is known here."""
+        """Take in a Binding or Exchange that was written or deleted; ignore a state older than a known deletion."""
         generation = int(str(doc.get('_rev', 0)).partition('-')[0])
         with self._lock:
             now = time.monotonic()

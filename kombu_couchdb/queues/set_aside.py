@@ -1,7 +1,7 @@
 """Dead letters from WorkItems that cannot be read or written back, so that consumers do not read them again.
 
-Such an item is not decoded. The members of a dead letter are appended to its JSON text: if a name appears twice, CouchDB keeps the
-last member.
+Such an item is not decoded. The members of a dead letter are appended to its JSON text: if a name appears twice,
+CouchDB keeps the last member.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ITEM = b'"type":"WorkItem"'
 
 
 def set_aside(client: Client) -> None:
-    """Make dead letters of the WorkItems that were found unusable since the last call; *raises* the errors of `Client`."""
+    """Make dead letters of WorkItems that were found unusable since the last call; *raises* the errors of `Client`."""
     for doc_id, reason in client.unusable.take():
         if doc_id.startswith(BROKER):
             continue  # not a WorkItem

@@ -1,8 +1,9 @@
 """Queues, exchanges and bindings as documents, for all processes.
 
-A Queue is `{type, name, arguments, auto_delete, expires, lifetime}`, a Binding `{type, exchange, routing_key, pattern, queue}`,
-an Exchange `{type, name, kind}`. Their ids are made of their names, so two processes that declare the same write one document.
-Only fanout exchanges are stored: a publisher that has not declared one must know that it broadcasts.
+A Queue is `{type, name, arguments, auto_delete, expires, lifetime}`, a Binding `{type, exchange, routing_key, pattern,
+queue}`, an Exchange `{type, name, kind}`. Their ids are made of their names, so two processes that declare the same
+write one document. Only fanout exchanges are stored: a publisher that has not declared one must know that it
+broadcasts.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ class Topology:
         self._store_missing(self.declarations.all())
 
     def restore(self, queues: Collection[str], *, check: bool = False) -> None:
-        """Store the temporary queues among `queues` that were declared here, and their bindings, if other processes deleted them.
+        """Store deleted temporary queues again: those among `queues` that were declared here, with their bindings.
 
-        Without `check` this makes no request unless `declarations.was_deleted` was called; with it the database is always read.
+        Without `check` this makes no request unless `declarations.was_deleted` was called; with it the database is
+        always read.
         """
         if docs := self.declarations.to_restore(queues, check=check):
             self._store_missing(docs)
@@ -69,8 +71,9 @@ class Topology:
     def declare_queue(self, name: str, arguments: Mapping[str, Any], auto_delete: bool) -> bool:
         """Store a queue, or change the limits of a stored one to those in `arguments`; nothing else of it changes.
 
-        `x-expires` in `arguments` is the lifetime of an unused queue, in milliseconds as in AMQP. Return whether the queue is
-        deleted with its last consumer, as it is stored. *Raises* `ConfigurationError` for a limit that is not a number.
+        `x-expires` in `arguments` is the lifetime of an unused queue, in milliseconds as in AMQP. Return whether the
+        queue is deleted with its last consumer, as it is stored. *Raises* `ConfigurationError` for a limit that is not
+        a number.
         """
         check_limits(name, arguments)
         doc = self._queue(name, dict(arguments), auto_delete)
@@ -121,7 +124,7 @@ class Topology:
         return self.limits.of(name)
 
     def prolong(self, doc: Document, seconds: float) -> bool:
-        """Let a queue expire in `seconds` from now; return False if another process has changed `doc` since it was read."""
+        """Let a queue expire in `seconds` from now; return False if `doc` was changed since it was read."""
         [answer] = self.client.bulk([{**doc, 'expires': self.client.clock.now() + seconds}])
         return bool(answer.get('ok'))
 
@@ -130,7 +133,7 @@ class Topology:
         return self.client.find([QUEUE + name])[0] is not None
 
     def queues(self, names: list[str]) -> list[Document]:
-        """Return the Queue documents of the queues among `names` that are declared, without those whose name is malformed."""
+        """Return the Queue documents of those queues that are declared; a document with a wrong name is left out."""
         docs = self.client.find([QUEUE + name for name in names])
         return [doc for name, doc in zip(names, docs, strict=True) if doc and doc.get('name') == name]
 
@@ -143,9 +146,9 @@ class Topology:
     def delete_unused(self, doc: Document) -> bool | None:
         """Delete a queue in the revision that was found unused, and its bindings.
 
-        Return True if it was deleted, None if another process changed it meanwhile, and False if a cluster could not prove that no
-        process did. Declarations of this connection are kept: if a consumer subscribes to the queue at this moment, `restore`
-        stores the queue again.
+        Return True if it was deleted, None if another process changed it meanwhile, and False if a cluster could not
+        prove that no process did. Declarations of this connection are kept: if a consumer subscribes to the queue at
+        this moment, `restore` stores the queue again.
         """
         [answer] = self.client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}])
         if not answer.get('ok'):
@@ -182,7 +185,7 @@ class Topology:
         self._delete(docs)
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
-        """Store a binding. With a `pattern` (see `topic_pattern`) it matches as in a topic exchange, else as in a direct one."""
+        """Store a binding: of a topic exchange with a `pattern` (see `topic_pattern`), of a direct exchange without."""
         doc: Document = {
             '_id': binding_id(exchange, routing_key, queue),
             'type': 'Binding',
@@ -205,7 +208,8 @@ class Topology:
             if not found and not self.client.try_put(doc):
                 found = self.client.find([doc['_id']])[0]
             if found and doc != {name: value for name, value in found.items() if name != '_rev'}:
-                # The stored document is malformed. If this write is in conflict, another process has repaired the document.
+                # The stored document is malformed. If this write is in conflict, another process has repaired the
+                # document.
                 self.client.bulk([{**doc, '_rev': found['_rev']}])
         self.routes.update(doc)
 
@@ -217,16 +221,16 @@ class Topology:
     def is_broadcast(self, queue: str) -> bool:
         """Tell whether a message that names only a queue is for the fanout exchange of the same name.
 
-        This is so if the queue was bound here to an exchange of its own name, as if that were a direct one: Celery does so for a
-        queue that only `task_routes` names, and then publishes without an exchange.
+        This is so if the queue was bound here to an exchange of its own name, as if that were a direct one: Celery does
+        so for a queue that only `task_routes` names, and then publishes without an exchange.
         """
         return self.routes.is_fanout(queue) and self.declarations.get(binding_id(queue, queue, queue)) is not None
 
     def lookup(self, exchange: str, routing_key: str, *, recheck: bool = True) -> set[str] | None:
         """Return the queues of a message for an exchange, or None for a fanout exchange.
 
-        With `recheck` the bindings are read again if the known ones match no queue: a reply may arrive here before the changes feed
-        reports the binding of its queue.
+        With `recheck` the bindings are read again if the known ones match no queue: a reply may arrive here before the
+        changes feed reports the binding of its queue.
         """
         if self.routes.known(exchange):
             if self.routes.is_fanout(exchange):
@@ -246,10 +250,10 @@ class Topology:
         return [doc for doc in docs if is_binding(doc)]
 
     def _declared_before(self, doc_id: str, *, is_new: bool) -> Document | None:
-        """Read a document that another process has probably stored; None if it is not stored, or certainly new (`is_new`).
+        """Read a document that another process has probably stored; return None if it is new (`is_new`) or not stored.
 
-        A write without a read would do as well, but a cluster responds with a conflict only after each node has reported it or is
-        known to be down: that may take a minute.
+        A write without a read would do as well, but a cluster responds with a conflict only after each node has
+        reported it or is known to be down: that may take a minute.
         """
         return None if is_new else self.client.find([doc_id])[0]
 

@@ -54,8 +54,8 @@ class Channel(Publisher):
     ) -> str:
         """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events.
 
-        Return the consumer tag: `consumer_tag`, or a new one. With `no_ack` a message is acknowledged when it is delivered.
-        *Raises* `amqp.NotAllowed` if the channel already has a consumer with this tag.
+        Return the consumer tag: `consumer_tag`, or a new one. With `no_ack` a message is acknowledged when it is
+        delivered. *Raises* `amqp.NotAllowed` if the channel already has a consumer with this tag.
         """
         check_names(queue=queue)
         if self.connection is None:
@@ -139,9 +139,9 @@ class Channel(Publisher):
     ) -> None:
         """Declare an exchange.
 
-        Fanout exchanges are stored, and stay fanout exchanges for all processes, even if a process declares one with another type.
-        *Raises* `ConfigurationError` if the type is not supported, and `ChannelError` (404) for a passive declaration if no
-        process has declared a fanout exchange of this name or bound a queue to the exchange.
+        Fanout exchanges are stored, and stay fanout exchanges for all processes, even if a process declares one with
+        another type. *Raises* `ConfigurationError` if the type is not supported, and `ChannelError` (404) for a passive
+        declaration if no process has declared a fanout exchange of this name or bound a queue to the exchange.
         """
         check_names(exchange=exchange)
         check_exchange_type(exchange, type)
@@ -168,9 +168,10 @@ class Channel(Publisher):
         arguments: Any = None,
         **kwargs: Any,
     ) -> queue_declare_ok_t:
-        """Declare a queue and return `(name, ready messages, 0)`; *raises* `amqp.NotFound` for a passive one of an unknown queue.
+        """Declare a queue and return `(name, ready messages, 0)`.
 
-        The messages are counted when you read the number. If the queue exists, its first declaration decides about `auto_delete`.
+        *Raises* `amqp.NotFound` if `passive` is true and the queue does not exist. The messages are counted when you
+        read the number. If the queue exists, its first declaration decides about `auto_delete`.
         """
         queue = queue or f'amq.gen-{uuid()}'
         check_names(queue=queue)
@@ -210,8 +211,8 @@ class Channel(Publisher):
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
         """Delete a queue, its bindings and its ready and scheduled messages; return the number of messages.
 
-        Messages that consumers have claimed are kept. With `if_empty` nothing is deleted if the queue has any message (ready,
-        scheduled or claimed), with `if_unused` nothing if the queue has a consumer.
+        Messages that consumers have claimed are kept. With `if_empty` nothing is deleted if the queue has any message
+        (ready, scheduled or claimed), with `if_unused` nothing if the queue has a consumer.
         """
         if (if_empty and not self.connection.store.is_empty(queue)) or (
             if_unused and self.connection.has_consumer(queue)

@@ -1,10 +1,11 @@
 """kombu's transport: one connection to one CouchDB database.
 
-* URL: `couchdb://user:password@host:5984/database`, or `couchdbs://…` for TLS. User, password and database are percent-encoded;
-  the default database is `celery`. A list `url;url` names the nodes of a cluster: if a node does not respond, the next one is used.
+* URL: `couchdb://user:password@host:5984/database`, or `couchdbs://…` for TLS. User, password and database are
+  percent-encoded; the default database is `celery`. A list `url;url` names the nodes of a cluster: if a node does not
+  respond, the next one is used.
 * Options: see `kombu_couchdb.options.Options`.
-* A connection that only publishes has no thread. A connection that consumes has two, for I/O and for the changes feed, while it
-  has something to do. They also end when the connection is garbage-collected without `close()`.
+* A connection that only publishes has no thread. A connection that consumes has two, for I/O and for the changes feed,
+  while it has something to do. They also end when the connection is garbage-collected without `close()`.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Transport(virtual.Transport):
         return self
 
     def name_node(self) -> None:
-        """Let kombu's connection name the node in use: in its `port`, its `as_uri()`, and in Celery's "Connected to …"."""
+        """Let kombu's connection name the node in use: its `port`, its `as_uri()`, and Celery's "Connected to …"."""
         node, client = self.couchdb.node, self.client
         if node is not self._named and client is not None:
             self._named = node
@@ -170,7 +171,7 @@ class Transport(virtual.Transport):
         return (self._consumer or self.consumer).unacked
 
     def _engage(self, take: Callable[[Unacked], bool]) -> Consumer:
-        """Return the consumer for which `take` succeeds: it fails if the I/O thread ends at this moment, and a new one starts."""
+        """Return the consumer for which `take` succeeds: if the I/O thread has just ended, that is a new one."""
         while not take((consumer := self.consumer).unacked):
             pass
         return consumer
@@ -178,9 +179,9 @@ class Transport(virtual.Transport):
     # -- events
 
     def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Deliver one message; *raises* `TimeoutError` if none arrives within `timeout` seconds, or the error of the I/O thread.
+        """Deliver one message, and never more: kombu's pidbox calls this once for each reply that it expects.
 
-        It never delivers more than one: kombu's pidbox calls it once for each reply that it expects.
+        *Raises* `TimeoutError` if no message arrives within `timeout` seconds, or the error that ended the I/O thread.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._ask()
@@ -227,8 +228,8 @@ class Transport(virtual.Transport):
     def store_items(self, docs: list[Document], *, once: bool = False) -> list[Document]:
         """Store new WorkItems, and drop the first messages of queues that are longer than their limit.
 
-        With `once` only those that were never stored before are stored: see `Store.publish_once`. Return CouchDB's responses for
-        the items that it refused, always none without `once`. *Raises* what `Store.publish` raises.
+        With `once` only those that were never stored before are stored: see `Store.publish_once`. Return CouchDB's
+        responses for the items that it refused, always none without `once`. *Raises* what `Store.publish` raises.
         """
         self.name_node()
         refused: list[Document] = []
@@ -244,7 +245,8 @@ class Transport(virtual.Transport):
         try:
             self._trim({doc['queue'] for doc in docs})
         except CouchDBError as exc:
-            # The messages are stored, so an error would make the caller publish them twice. A sweep trims the queues later.
+            # The messages are stored, so an error would make the caller publish them twice. A sweep trims the queues
+            # later.
             logger.warning(
                 'messages over the length limit of a queue could not be dropped; a sweep drops them: %s', exc
             )

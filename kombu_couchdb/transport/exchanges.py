@@ -1,7 +1,7 @@
 """Exchange types: which queues a message goes to, and how a queue is bound.
 
-The classes fill in the hooks of kombu's exchange types: `prepare_bind`, `lookup` and `deliver`; `declare`, `bind` and `unbind` are
-ours. To add an exchange type, write one class and add it to `EXCHANGE_TYPES`.
+The classes fill in the hooks of kombu's exchange types: `prepare_bind`, `lookup` and `deliver`; `declare`, `bind` and
+`unbind` are ours. To add an exchange type, write one class and add it to `EXCHANGE_TYPES`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ['EXCHANGE_TYPES', 'Direct', 'Fanout', 'Topic', 'Unrouted', 'check_exc
 
 
 class _Routed(virtual.ExchangeType):
-    """An exchange that delivers a copy to each queue with a matching binding. Its bindings are stored, the exchange is not."""
+    """An exchange that delivers a copy to each queue with a matching binding. Only its bindings are stored."""
 
     #: Whether the bindings are read once more before a message goes to no queue.
     rechecks = True
@@ -36,10 +36,10 @@ class _Routed(virtual.ExchangeType):
         self.channel.connection.topology.unbind(exchange, routing_key, queue)
 
     def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> set[str] | None:
-        """Return the queues with a matching binding, or None if another process has declared a fanout exchange of this name.
+        """Return the queues with a matching binding, or None if a process has declared a fanout exchange of this name.
 
-        The bindings decide how a key matches, not the class: a publisher may use an exchange that it has not declared, and kombu
-        takes that for a direct one.
+        The bindings decide how a key matches, not the class: a publisher may use an exchange that it has not declared,
+        and kombu takes that for a direct one.
         """
         return table.lookup(exchange, routing_key, recheck=self.rechecks)
 

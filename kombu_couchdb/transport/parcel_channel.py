@@ -1,6 +1,7 @@
 """The channel of a connection to a database of parcels: it stores tasks that a worker moves into the broker's database.
 
-The transport chooses this channel if it finds the design document of parcels when it connects, so a publisher needs only the URL.
+The transport chooses this channel if it finds the design document of parcels when it connects, so a publisher needs
+only the URL.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class ParcelChannel(Channel):
         store = partial(_store, self.connection.store)
         return PublishBatch(self, store, self.connection.broadcaster, max_size)
 
-    # -- Publishers declare queues before they publish. The worker that moves a parcel declares them in the broker's database.
+    # -- Publishers declare queues before they publish. The worker that moves a parcel declares them in the broker's
+    # database.
 
     def exchange_declare(
         self,

@@ -1,6 +1,7 @@
 """The publishing half of a channel: messages become WorkItems, one for each queue, or broadcasts.
 
-A message passes `basic_publish`, `deliver` of its exchange's type, `_put`, and `Store.publish`. All but the last are hooks of kombu.
+A message passes `basic_publish`, `deliver` of its exchange's type, `_put`, and `Store.publish`. All but the last are
+hooks of kombu.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ __all__ = ['Publisher', 'closed']
 class _PublishTag(str):
     """The id of a message while it is being published.
 
-    It is kept in the properties of the message, which kombu passes again when it retries. So a message is not stored twice if the
-    first attempt was stored but its response was lost, not even if the message was acknowledged and deleted meanwhile. After a
-    successful call the property is a plain string: the next call with these properties publishes another message.
+    It is kept in the properties of the message, which kombu passes again when it retries. So a message is not stored
+    twice if the first attempt was stored but its response was lost, not even if the message was acknowledged and
+    deleted meanwhile. After a successful call the property is a plain string: the next call with these properties
+    publishes another message.
     """
 
     __slots__ = ()
@@ -51,9 +53,9 @@ class Publisher(virtual.Channel):
     ) -> None:
         """Store a message: one document for each of its queues, all in one request, or add it to a batch.
 
-        `message` is as `prepare_message` returns it. *Raises* `ConfigurationError` for names that are not valid, `Unstorable` for a
-        message that CouchDB cannot hold, and the errors of `Store.publish`. After `ServerUnavailable`, call this with the same
-        `message` to retry.
+        `message` is as `prepare_message` returns it. *Raises* `ConfigurationError` for names that are not valid,
+        `Unstorable` for a message that CouchDB cannot hold, and the errors of `Store.publish`. After
+        `ServerUnavailable`, call this with the same `message` to retry.
         """
         check_names(exchange=exchange, routing_key=routing_key)
         if self.connection is None:
@@ -86,7 +88,7 @@ class Publisher(virtual.Channel):
         return decoded(body, encoding)
 
     def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
-        """Return the message as it is stored, with its id; `message` itself stays unchanged, so that kombu can retry."""
+        """Return the message as it is stored, with its id; `message` itself is not changed, so that kombu can retry."""
         body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
         check_value('the message', {**message, 'body': body})
         if compression := (message.get('headers') or {}).get('compression'):

@@ -39,9 +39,9 @@ class TemporaryQueues:
         self._queues.discard(queue)
 
     def consumer_added(self, queue: str) -> None:
-        """If the queue is temporary, wait until other processes can see its new consumer in the heartbeat of this connection.
+        """If the queue is temporary, wait until the stored heartbeat names it, so that no other process deletes it.
 
-        It waits for at most `request_timeout` seconds: the I/O thread retries while the server does not respond.
+        This waits for at most `request_timeout` seconds: the I/O thread retries while the server does not respond.
         """
         if queue in self._queues:
             self._connection.consumer.announced.wait_for(queue, self._connection.options.request_timeout)
