@@ -30,6 +30,7 @@ from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
 from ..couchdb.client import Client, Document
 from ..couchdb.urls import joined
+from ..couchdb.write_result import WriteResult
 from ..documents.ids import BROADCAST, CONSUMER
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
@@ -225,20 +226,20 @@ class Transport(virtual.Transport):
 
     # -- for channels
 
-    def store_items(self, docs: list[Document], *, once: bool = False) -> list[Document]:
+    def store_items(self, docs: list[Document], *, once: bool = False) -> list[WriteResult]:
         """Store new WorkItems, and drop the first messages of queues that are longer than their limit.
 
-        With `once` only those that were never stored before are stored: see `Store.publish_once`. Return CouchDB's
-        responses for the items that it refused, always none without `once`. *Raises* what `Store.publish` raises.
+        With `once` only those that were never stored before are stored: see `Store.publish_once`. Return the
+        results of the items that CouchDB refused, always none without `once`. *Raises* what `Store.publish` raises.
         """
         self.name_node()
-        refused: list[Document] = []
+        refused: list[WriteResult] = []
         if not once:
             self.store.publish(docs)
         elif docs:
             refused = self.store.publish_once(docs)
         if logger.isEnabledFor(logging.DEBUG):
-            failed = {response['id'] for response in refused}
+            failed = {result.id for result in refused}
             for doc in docs:
                 if doc['_id'] not in failed:
                     logger.debug('published message %s to queue %s', doc['_id'], doc['queue'])

@@ -18,7 +18,7 @@ from ..documents.body import decoded, encoded
 from ..documents.compressed import check_unpacked
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
 from ..documents.validation import check_names, check_value
-from ..errors import ServerUnavailable, from_answer
+from ..errors import ServerUnavailable
 from .exchanges import EXCHANGE_TYPES
 from .publish_batch import PublishBatch
 
@@ -122,7 +122,7 @@ class Publisher(virtual.Channel):
         if batch is not None:
             batch.add(docs)
         elif refused := self.connection.store_items(docs, once=once):
-            raise from_answer(refused[0], self.connection.couchdb.url)
+            raise refused[0].exception(self.connection.couchdb.url)
 
     def _put_fanout(
         self,
