@@ -246,11 +246,8 @@ class Transport(virtual.Transport):
         try:
             self._trim({doc['queue'] for doc in docs})
         except CouchDBError as exc:
-            # The messages are stored, so an error would make the caller publish them twice. A sweep trims the queues
-            # later.
-            logger.warning(
-                'messages over the length limit of a queue could not be dropped; a sweep drops them: %s', exc
-            )
+            # The messages are stored, so an error would make the caller publish them twice.
+            logger.warning('messages over the length limit of a queue are left to a sweep: %s', exc)
         return refused
 
     def _trim(self, queues: set[str]) -> None:
