@@ -6,7 +6,7 @@ whatever is killed or paused in between. What is not accepted stays in its docum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from kombu import Producer
@@ -57,13 +57,16 @@ class _Channel(Channel):
         prepared['properties']['delivery_tag'] = self.tag
         return prepared
 
-    def _publish(self, message: Document, exchange: str, routing_key: str, _publish_batch: Any, again: bool) -> None:
-        if 'task' not in message['headers']:
-            return  # the event that a task was sent
-        found = self._lookup(exchange, routing_key)
-        if found is None:
-            raise Refused(f'exchange {exchange!r} is for broadcasts')
-        self.items += self._items(message, exchange, found)
+    def basic_publish(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Gather the items of a task; the event that the task was sent is dropped."""
+        if 'task' in message['headers']:
+            super().basic_publish(message, exchange, routing_key, **kwargs)
+
+    def _put(self, queues: Collection[str], message: Document, **kwargs: Any) -> None:
+        self.items += self._items(queues, message)
+
+    def _put_fanout(self, exchange: str, message: Document, routing_key: str, **kwargs: Any) -> None:
+        raise Refused(f'exchange {exchange!r} is for broadcasts')
 
 
 class Mover:
@@ -167,7 +170,7 @@ class Mover:
             new += made
         reasons.update(
             (items[result.id], f'CouchDB refuses its message: {result.reason}')
-            for result in self._transport.publish_once(new)
+            for result in self._transport.store_items(new, once=True)
         )
         now = self._client.clock.now()
         changes = [

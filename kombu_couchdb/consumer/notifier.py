@@ -218,7 +218,7 @@ class Notifier:
 
     def _note(self, doc: Document) -> None:
         if doc.get('_deleted'):
-            self._topology.was_deleted(doc['_id'])
+            self._topology.declarations.was_deleted(doc['_id'])
             exchange = exchange_in(doc['_id'])
             # It may have been declared anew meanwhile, and bound to.
             if exchange is not None and self.listener.listens_to(exchange) and not self._topology.has_fanout(exchange):

@@ -90,7 +90,11 @@ class PendingWrites:
         self._outbox.append((doc, lambda result: self._settled(held, change, doc, result)))
 
     def _settled(
-        self, held: Document, change: Callable[[Document], Mapping[str, Any]], doc: Mapping[str, Any], result: WriteResult
+        self,
+        held: Document,
+        change: Callable[[Document], Mapping[str, Any]],
+        doc: Mapping[str, Any],
+        result: WriteResult,
     ) -> None:
         if result.is_conflict and 'key' in held:
             self._conflicted.append((held, change))

@@ -47,6 +47,13 @@ class Bulk(Reads):
         stored = members(id=equal(doc['_id']), rev=revision)
         return cast(str, self.request('PUT', path_of(doc['_id']), body=text or doc, shape=stored)['rev'])
 
+    def try_put(self, doc: Mapping[str, Any]) -> str | None:
+        """Write a document like `put` and return the new revision, or None if the write is in conflict."""
+        try:
+            return self.put(doc)
+        except errors.Conflict:
+            return None
+
     def bulk(self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
         """Write many documents and return the result for each, in the same order; some may be stored and others not.
 

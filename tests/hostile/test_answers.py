@@ -92,7 +92,7 @@ def declared(client: Client) -> Topology:
 
 def matched(client: Client) -> Any:
     topology = Topology(client)
-    return topology.lookup('direct', 'a', topic=False) | topology.lookup('topic', 'a.b', topic=True)
+    return topology.lookup('direct', 'a') | topology.lookup('topic', 'a.b', recheck=False)
 
 
 def heard(client: Client) -> Any:

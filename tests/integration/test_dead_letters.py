@@ -201,4 +201,6 @@ def test_a_body_that_would_unpack_to_too_much_is_set_aside(
     inbox = Inbox(connection)
     assert inbox.wait(1) == ['hello']
     [doc] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
-    assert doc['reason'].startswith('malformed: the body cannot be decoded (it decompresses to more than 16,000,000 bytes')
+    assert doc['reason'].startswith(
+        'malformed: the body cannot be decoded (it decompresses to more than 16,000,000 bytes'
+    )

@@ -185,9 +185,7 @@ def test_temporary_queue_is_one_for_who_declares_it_as_durable(
     first = Inbox(connect(), Queue('temporary', auto_delete=True))
     second = connect()
     second.connect()
-    wait_for(
-        lambda: time.monotonic() - second.transport.topology._seen_at > 1, 'what was there not to be fresh any more'
-    )
+    wait_for(lambda: not second.transport.topology.declarations.is_fresh, 'what was seen to be trusted no longer')
     last = Inbox(second, Queue('temporary'))
     wait_for(
         lambda: sum('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)) == 2

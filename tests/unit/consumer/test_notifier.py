@@ -53,7 +53,7 @@ class Nobody:
     def routes(self) -> Nobody:
         return self
 
-    limits = routes
+    limits = declarations = routes
     wanted: frozenset[str] = frozenset()
     exchanges = wanted
 

@@ -229,7 +229,12 @@ def test_every_later_state_of_a_large_unique_job_fits_where_the_new_one_did(leng
     consumer = f'broker:consumer:{"h" * 64}:4194304:{"f" * 32}'
     claimed = {**workitem.claim(doc, consumer, NOW), '_rev': '2-' + 'b' * 32}
     reason = 'malformed: the body cannot be decoded (Only base64 data is allowed)'
-    states = [claimed, workitem.release(claimed), dead_letter.made_of(claimed, reason, NOW), dead_letter.made_of(doc, reason, NOW)]
+    states = [
+        claimed,
+        workitem.release(claimed),
+        dead_letter.made_of(claimed, reason, NOW),
+        dead_letter.made_of(doc, reason, NOW),
+    ]
     if length > MAX_INLINE:
         assert max(map(size, states)) <= size(doc)
     else:
