@@ -13,10 +13,8 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict, final
 
 __all__ = [
-    'DIRECT',
     'FAIL',
     'FANOUT',
-    'TOPIC',
     'Attachment',
     'Binding',
     'Broadcast',
@@ -39,7 +37,6 @@ __all__ = [
 Document = dict[str, Any]
 
 #: The types of exchanges.
-DIRECT, TOPIC = 'direct', 'topic'
 FANOUT: Literal['fanout'] = 'fanout'
 
 #: The `status` of a dead letter, and of a parcel that was refused.

@@ -14,7 +14,6 @@ from kombu.utils.uuid import uuid
 from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.unacked import Unacked
 from ..documents.reasons import undecodable
-from ..documents.types import DIRECT
 from ..documents.validation import check_names, check_value
 from ..log import get_logger
 from .declared import Declared
@@ -132,7 +131,7 @@ class Channel(Publisher):
     def exchange_declare(
         self,
         exchange: str | None = None,
-        type: str = DIRECT,
+        type: str = Direct.type,
         durable: bool = False,
         auto_delete: bool = False,
         arguments: Any = None,

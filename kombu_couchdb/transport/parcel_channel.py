@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 from ..couchdb.client import Document
 from ..documents import parcel
-from ..documents.types import DIRECT, Published
+from ..documents.types import Published
 from ..errors import ConfigurationError
 from ..log import get_logger
 from ..queues.store import Store
@@ -62,7 +62,7 @@ class ParcelChannel(Channel):
     def exchange_declare(
         self,
         exchange: str | None = None,
-        type: str = DIRECT,
+        type: str = Direct.type,
         durable: bool = False,
         auto_delete: bool = False,
         arguments: Any = None,
