@@ -1,7 +1,7 @@
 """Create the CouchDB user of the workers, or give it a new password. It needs an administrator, and is run once.
 
-`COUCHDB_URL` is the server, such as `http://couchdb:5984`. `COUCHDB_ADMIN` and `COUCHDB_ADMIN_PASSWORD` are the name and
-password of an administrator. `COUCHDB_USER` and `COUCHDB_PASSWORD_FILE` are those that the workers have.
+`COUCHDB_URL` is the server, such as `http://couchdb:5984`. `COUCHDB_ADMIN` and `COUCHDB_ADMIN_PASSWORD` are the name
+and password of an administrator. `COUCHDB_USER` and `COUCHDB_PASSWORD_FILE` are those that the workers have.
 """
 
 from __future__ import annotations
