@@ -19,7 +19,7 @@ Document = dict[str, Any]
 #: The name of the attachment. CouchDB would compress one of a text type; it has whatever bytes the message had.
 NAME, _TYPE = 'body', 'application/octet-stream'
 
-#: The size from which on a body is attached, in characters as it is stored. (Measured on CouchDB 3.5: see docs/performance.rst.)
+#: The size from which on a body is attached, in characters as it is stored. (Measured on CouchDB 3.5: see docs/production/performance.rst.)
 LARGE = 16_000
 
 
