@@ -66,12 +66,12 @@ def options_of_redis() -> set[str]:
 def test_every_option_of_redis_has_its_counterpart() -> None:
     options = options_of_redis()
     assert options >= {'visibility_timeout', 'priority_steps', 'master_name', 'deadletter_queue'}
-    assert options <= rows(page('howto/moving-from-redis.rst'))
+    assert options <= rows(page('start/from-redis.rst'))
 
 
 def test_counterparts_exist() -> None:
     """What stands as an equivalent in the tables is an option of ours, or one of kombu's."""
-    text = page('howto/moving-from-redis.rst')
+    text = page('start/from-redis.rst')
     named = set(re.findall(r'^``\w+``\s+``(\w+)``', text, re.MULTILINE))
     known = {
         field.name
