@@ -60,10 +60,10 @@ CONTAINERS = {kind: KUBERNETES[kind]['spec']['template']['spec'] for kind in ('J
 
 def commands() -> Iterator[list[str]]:
     """Yield each command that starts a program of Celery, as a list of words."""
-    run = re.search(r'^CMD (\[.*\])$', text('Dockerfile'), re.MULTILINE)
+    run = re.search(r'^CMD (\[.*\])$', text('Dockerfile').replace('\\\n', ''), re.MULTILINE)
     assert run is not None
     yield json.loads(run[1])
-    yield shlex.split(UNIT['Service']['ExecStart'].replace('%%', '%'))
+    yield shlex.split(UNIT['Service']['ExecStart'].replace('\\\n', ' ').replace('%%', '%'))
     yield CONTAINERS['Deployment']['containers'][0]['command']
     for shell in (COMPOSE['services']['prepare']['command'], CONTAINERS['Job']['containers'][0]['command']):
         assert shell[:2] == ['sh', '-c']
