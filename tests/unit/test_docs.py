@@ -97,9 +97,11 @@ def logged() -> dict[str, str]:
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and ast.unparse(node.func.value) == 'logger'
-                and node.func.attr in ('warning', 'error', 'critical', 'exception')
+                and node.func.attr in ('warning', 'error', 'critical', 'exception', 'log')
             ):
-                text = ''.join(str(part.value) for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant))
+                text = ''.join(
+                    str(part.value) for arg in node.args for part in ast.walk(arg) if isinstance(part, ast.Constant)
+                )
                 found[f'{path.relative_to(ROOT)}:{node.lineno}'] = text
     return found
 
