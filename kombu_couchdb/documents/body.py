@@ -19,7 +19,7 @@ __all__ = ['attached', 'decoded', 'encoded', 'is_large', 'stub']
 #: text type.
 NAME, _TYPE = 'body', 'application/octet-stream'
 
-#: Bodies that are longer are attached; in characters as stored. (Measured on CouchDB 3.5: see docs/performance.rst.)
+#: Bodies that are longer are attached; in characters as stored. (Measured on CouchDB 3.5: see docs/production/performance.rst.)
 MAX_INLINE = 16_000
 
 

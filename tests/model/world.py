@@ -307,7 +307,7 @@ class ModelClock:
 
     @property
     def agrees(self) -> bool:
-        # Who starts when a clock has just been set cannot know how old a heartbeat is: see docs/model.rst.
+        # Who starts when a clock has just been set cannot know how old a heartbeat is: see docs/explanation/model.rst.
         return self._offset == 0.0 and self._began - self._world.set_at > LEASE
 
     def observe(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ('kombu_couchdb', 'celery_couchdb')
 
-#: What the modules of a folder may import of the other folders of their package; see docs/architecture.rst.
+#: What the modules of a folder may import of the other folders of their package; see docs/explanation/architecture.rst.
 BELOW_QUEUES = {'documents', 'couchdb', 'design'}
 BELOW_CONSUMER = {'leases', 'queues', *BELOW_QUEUES}
 FOLDERS: dict[str, set[str]] = {
