@@ -1,4 +1,4 @@
-"""Which of several leaves of a result stays (`celery_couchdb.results.conflict_rules`)."""
+"""Conflict rules of results: which leaf revision is kept (`celery_couchdb.results.conflict_rules`)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def leaf(generation: int, status: str, *delivery: int) -> dict[str, Any]:
         ],
         [leaf(2, 'FAILURE'), leaf(1, 'FAILURE', 0, 0, 2), leaf(1, 'FAILURE', 0, 0, 10), leaf(1, 'RETRY', 0, 1, 2)],
         [leaf(2, 'STARTED'), leaf(3, 'STARTED'), leaf(2, 'FAILURE')],
-        [{**leaf(2, 'FAILURE'), 'delivery': 'spoilt'}, leaf(1, 'FAILURE', 0, 0, 2)],
+        [{**leaf(2, 'FAILURE'), 'delivery': 'malformed'}, leaf(1, 'FAILURE', 0, 0, 2)],
     ],
-    ids=['states', 'deliveries', 'no deliveries', 'spoilt'],
+    ids=['states', 'deliveries', 'no deliveries', 'malformed'],
 )
-def test_the_last_of_these_stays_in_whatever_order_they_are_found(leaves: list[dict[str, Any]]) -> None:
+def test_last_of_these_is_kept_in_every_order(leaves: list[dict[str, Any]]) -> None:
     for number, doc in enumerate(leaves):
-        doc['_rev'] += str(number)  # each is a leaf of its own
+        doc['_rev'] += str(number)  # a leaf revision of its own
     for found in itertools.permutations(leaves):
         assert {doc['_rev'] for doc in keep_best([*found])} == {doc['_rev'] for doc in leaves[:-1]}

@@ -1,4 +1,7 @@
-"""Results of a pool's children, stored through their parent (`results.prefork_relay`), with real processes and no server."""
+"""Results of a pool's children, stored through their parent process (`results.prefork_relay`).
+
+The processes are real; a fake takes the place of the server.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from tests.conftest import PATIENCE, wait_for
 
-pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
+pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork')
 
 
 class Commit:
-    """Notes what is written, and by which process."""
+    """Records the ids of written documents. The revision that it returns is the id of the process that wrote."""
 
     def __init__(self) -> None:
         self.written: list[list[str]] = []
@@ -50,7 +53,7 @@ def commit() -> Commit:
 
 @pytest.fixture
 def relay(commit: Commit) -> Iterator[Relay]:
-    relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
+    relay = Relay(cast(GroupCommit, commit), timeout=PATIENCE)
     yield relay
     relay.reset()
 
@@ -82,11 +85,11 @@ def docs(*ids: str) -> list[Document]:
 
 def by(relay: Relay, *ids: str) -> int:
     """Write documents and return the id of the process that did it."""
-    [pid] = {int(answer.rev) for answer in relay.write(docs(*ids))}
+    [pid] = {int(result.rev) for result in relay.write(docs(*ids))}
     return pid
 
 
-def test_a_child_writes_through_its_parent(relay: Relay, commit: Commit) -> None:
+def test_child_writes_through_its_parent(relay: Relay, commit: Commit) -> None:
     parent = os.getpid()
     relay.open()
     child = start(relay, lambda: [by(relay, 'a'), by(relay, 'b', 'c')] == [parent, parent])
@@ -102,25 +105,25 @@ def test_several_children_at_the_same_time(relay: Relay, commit: Commit) -> None
     assert sorted(doc_id for [doc_id] in commit.written) == sorted(f'{n}-{m}' for n in range(5) for m in range(20))
 
 
-def test_dates_and_the_like_are_written_as_ever(relay: Relay, commit: Commit) -> None:
+def test_dates_can_be_written(relay: Relay, commit: Commit) -> None:
     relay.open()
     doc = {'_id': 'a', 'date': datetime(2026, 1, 1, tzinfo=timezone.utc)}
     assert ended(start(relay, lambda: bool(relay.write([doc])))) == 0
     assert commit.written == [['a']]
 
 
-def test_without_a_parent_who_serves_a_child_writes_itself(relay: Relay) -> None:
+def test_child_writes_itself_if_the_parent_does_not_serve_it(relay: Relay) -> None:
     assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
 
 
-def test_the_parent_itself_needs_no_socket(relay: Relay, commit: Commit) -> None:
+def test_parent_writes_without_a_socket(relay: Relay, commit: Commit) -> None:
     relay.open()
     relay.open()
     assert by(relay, 'a') == os.getpid()
 
 
-def test_nothing_is_left_in_the_file_system(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nobody would remove what a process leaves there that is killed."""
+def test_relay_creates_no_files(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that is killed could not remove its files."""
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
     parent = os.getpid()
     relay.open()
@@ -128,15 +131,15 @@ def test_nothing_is_left_in_the_file_system(relay: Relay, monkeypatch: pytest.Mo
     assert not [*tmp_path.iterdir()]
 
 
-def test_no_other_process_can_reach_the_parent(relay: Relay) -> None:
-    """Its sockets have no name, neither a path, whose rights would matter, nor an abstract one, which has none."""
+def test_other_processes_cannot_connect_to_the_parent(relay: Relay) -> None:
+    """Its sockets have no name: neither a path, which has file permissions, nor an abstract name, which has none."""
     relay.open()
-    assert relay._arrivals is not None
-    assert relay._door is not None
-    assert not any((end.getsockname(), end.getpeername()) != ('', '') for end in (relay._arrivals, relay._door))
+    assert relay._parent_end is not None
+    assert relay._child_end is not None
+    assert not any((end.getsockname(), end.getpeername()) != ('', '') for end in (relay._parent_end, relay._child_end))
 
 
-def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(
+def test_child_writes_itself_if_the_parent_has_too_many_open_files(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive = socket.recv_fds
@@ -145,7 +148,7 @@ def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(
         monkeypatch.undo()
         call, numbers, flags, address = receive(end, *args)
         for number in numbers:
-            os.close(number)  # as the system does it
+            os.close(number)  # as the operating system does
         return call, [], flags, address
 
     monkeypatch.setattr(socket, 'recv_fds', too_many)
@@ -154,7 +157,7 @@ def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(
     assert ended(start(relay, lambda: (by(relay, 'a'), by(relay, 'b')) == (os.getpid(), parent))) == 0
 
 
-def test_what_the_parent_cannot_write_the_child_tries_and_learns_why(relay: Relay, commit: Commit) -> None:
+def test_child_raises_the_error_if_the_parent_cannot_write(relay: Relay, commit: Commit) -> None:
     relay.open()
     commit.error = DocumentTooLarge('too large')
 
@@ -168,8 +171,8 @@ def test_what_the_parent_cannot_write_the_child_tries_and_learns_why(relay: Rela
     assert ended(start(relay, refused)) == 0
 
 
-def test_when_the_parent_no_longer_answers_the_child_writes_itself(commit: Commit) -> None:
-    relay = Relay(cast(GroupCommit, commit), patience=0.2)
+def test_child_writes_itself_after_the_timeout(commit: Commit) -> None:
+    relay = Relay(cast(GroupCommit, commit), timeout=0.2)
     relay.open()
     commit.gate.clear()
 
@@ -182,17 +185,17 @@ def test_when_the_parent_no_longer_answers_the_child_writes_itself(commit: Commi
     commit.gate.set()
 
 
-def test_after_the_end_of_the_parent_the_child_writes_itself(relay: Relay, commit: Commit) -> None:
+def test_child_writes_itself_after_the_parent_has_ended(relay: Relay, commit: Commit) -> None:
     relay.open()
-    assert relay._arrivals is not None
-    relay._arrivals.shutdown(socket.SHUT_RDWR)
-    relay._arrivals.close()
+    assert relay._parent_end is not None
+    relay._parent_end.shutdown(socket.SHUT_RDWR)
+    relay._parent_end.close()
     assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
 
 
-def test_a_child_whose_parent_was_killed_ends_all_the_same(commit: Commit) -> None:
-    relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
-    told, tell = os.pipe()
+def test_child_ends_after_its_parent_was_killed(commit: Commit) -> None:
+    relay = Relay(cast(GroupCommit, commit), timeout=PATIENCE)
+    results, report = os.pipe()
     parent = os.fork()
     if not parent:
         relay.open()
@@ -200,21 +203,21 @@ def test_a_child_whose_parent_was_killed_ends_all_the_same(commit: Commit) -> No
 
         def orphaned() -> bool:
             wait_for(lambda: os.getppid() != killed, 'the end of the parent')
-            return os.write(tell, b'+' if by(relay, 'a') == os.getpid() else b'-') > 0
+            return os.write(report, b'+' if by(relay, 'a') == os.getpid() else b'-') > 0
 
         for _ in range(4):
             start(relay, orphaned)
         os.kill(killed, signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
-    os.close(tell)
-    with os.fdopen(told, 'rb') as answers:
-        assert answers.read() == b'++++'  # ends with the last of them
+    os.close(report)
+    with os.fdopen(results, 'rb') as reports:
+        assert reports.read() == b'++++'  # ends with the last of them
 
 
-def test_a_sibling_does_not_hold_the_connection_of_a_child_whose_parent_was_killed(commit: Commit) -> None:
-    """Children that are forked later, in place of others, inherit what the parent has open."""
-    relay = Relay(cast(GroupCommit, commit), patience=60.0)
-    told, tell = os.pipe()
+def test_sibling_does_not_keep_the_connection_of_a_killed_parent_open(commit: Commit) -> None:
+    """Children that are forked later inherit the open connections of the parent."""
+    relay = Relay(cast(GroupCommit, commit), timeout=60.0)
+    results, report = os.pipe()
     connected, connect = os.pipe()
     going, go = os.pipe()
     held, hold = os.pipe()
@@ -226,7 +229,7 @@ def test_a_sibling_does_not_hold_the_connection_of_a_child_whose_parent_was_kill
             by(relay, 'a')
             os.write(connect, b'.')
             os.read(going, 1)
-            return os.write(tell, b'+' if by(relay, 'b') == os.getpid() else b'-') > 0
+            return os.write(report, b'+' if by(relay, 'b') == os.getpid() else b'-') > 0
 
         start(relay, waits)
         os.read(connected, 1)
@@ -236,16 +239,16 @@ def test_a_sibling_does_not_hold_the_connection_of_a_child_whose_parent_was_kill
         os.kill(os.getpid(), signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
     try:
-        assert select.select([told], [], [], PATIENCE / 3)[0], 'the child waits'
-        assert os.read(told, 1) == b'+'
+        assert select.select([results], [], [], PATIENCE / 3)[0], 'the child waits'
+        assert os.read(results, 1) == b'+'
     finally:
         os.write(hold, b'.')
-        for end in (told, tell, connected, connect, going, go, held, hold):
+        for end in (results, report, connected, connect, going, go, held, hold):
             os.close(end)
 
 
-def test_a_task_that_is_broken_off_leaves_no_answer_for_the_next(relay: Relay, commit: Commit) -> None:
-    """A soft time limit strikes anywhere: also between a question and its answer."""
+def test_response_to_an_interrupted_task_is_not_read_by_the_next_task(relay: Relay, commit: Commit) -> None:
+    """A soft time limit can interrupt a task between the request to the parent and its response."""
     relay.open()
 
     def check() -> bool:
@@ -255,12 +258,12 @@ def test_a_task_that_is_broken_off_leaves_no_answer_for_the_next(relay: Relay, c
         def interrupted(*args: Any) -> bytes:
             raise Interrupted
 
-        received, module._received = module._received, interrupted
+        receive, module._receive = module._receive, interrupted
         try:
             relay.write(docs('a'))
         except Interrupted:
-            module._received = received
-        return [answer.id for answer in relay.write(docs('b'))] == ['b']
+            module._receive = receive
+        return [result.id for result in relay.write(docs('b'))] == ['b']
 
     assert ended(start(relay, check)) == 0
     assert sorted(doc_id for [doc_id] in commit.written) == ['a', 'b']
