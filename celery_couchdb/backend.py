@@ -6,7 +6,7 @@ waiting is done in `waiting`, what ends a chord in `chords.completion`, and how 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -29,7 +29,7 @@ from .chords.counter import Chords
 from .options import Options
 from .results.address import address_of
 from .results.conflict_rules import RULES
-from .results.documents import Document, delivery_of, is_final, pack, stamp, unpack
+from .results.documents import ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
 from .results.store import ResultTooLarge
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
@@ -68,12 +68,12 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         conf = self.app.conf
         failures = conf.get('result_failure_expires')
         self.failure_expires = self.expires if failures is None else self.prepare_expires(failures)
-        self.reader = Subscriber.of(
+        self.subscriber = Subscriber.of(
             address_of(url or 'couchdb://', self.options.credentials, self.options.auth), self.options
         )
-        self.store, self.client = self.reader.store, self.reader.store.client
-        self.callbacks = Callbacks(self.reader, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
-        self.ahead = ReadAhead(self.store, self.callbacks.following)
+        self.store, self.client = self.subscriber.store, self.subscriber.store.client
+        self.callbacks = Callbacks(self.subscriber, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
+        self.read_ahead = ReadAhead(self.store, self.callbacks.following)
         self.chords = Chords(
             self.store,
             self.chord_keyprefix,
@@ -126,7 +126,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists; two requests."""
-        self.ahead.drop()
+        self.read_ahead.clear()
         self.store.delete(bytes_to_str(key))
 
     def get_many(
@@ -170,7 +170,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             return result
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        return self.decode_document(self.ahead.read(self.get_key_for_task(task_id)))
+        return self.decode_document(self.read_ahead.read(self.get_key_for_task(task_id)))
 
     def _store_result(
         self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
@@ -181,7 +181,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         task_id = bytes_to_str(task_id)
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta['task_id'] = task_id
-        doc = {
+        doc: Result = {
             '_id': self.get_key_for_task(task_id),
             'type': 'Result',
             'status': state,
@@ -191,7 +191,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         if delivery := delivery_of(request, task_id):
             doc['delivery'] = delivery
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
-        part: Document | None = None
+        part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):
             chord = self._chord_lifetime()
             lifetime = max(lifetime, chord) if lifetime and chord else None
@@ -216,7 +216,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         except (NotFound, DatabaseMissing):
             self.store.set_up()
             unfinished = expiry.sweep(self.store, self.chords, is_over)
-        self.end_unfinished_chords(unfinished)
+        self.complete_unfinished_chords(unfinished)
         self.resolver.look()
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
@@ -263,7 +263,12 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         return max(chord, self.expires) if chord and self.expires else None
 
     def _write(
-        self, doc: Document, lifetime: float | None, *, final_stays: bool = False, also: Document | None = None
+        self,
+        doc: Mapping[str, Any],
+        lifetime: float | None,
+        *,
+        final_stays: bool = False,
+        also: ChordPart | None = None,
     ) -> None:
-        self.ahead.drop()
+        self.read_ahead.clear()
         self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)

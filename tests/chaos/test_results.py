@@ -16,7 +16,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, Server, wait_for
 
-COMPLAINT = 'results are not heard of'
+COMPLAINT = 'results are not received'
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ class Waiting(threading.Thread):
 
     def waits(self) -> bool:
         """Whether its longpoll is open."""
-        return self.app.backend.reader._longpoll._response is not None
+        return self.app.backend.subscriber._longpoll._response is not None
 
 
 @pytest.mark.parametrize('count', [3, 120], ids=['few', 'many'])
@@ -111,8 +111,8 @@ def test_timeout_holds_while_the_server_is_away(away: Celery, proxy: Proxy) -> N
     timed_out = threading.Event()
     waiting = threading.Thread(target=get)
     waiting.start()
-    reader = away.backend.reader
-    wait_for(lambda: reader._longpoll._response is not None or timed_out.is_set(), 'the wait')
+    subscriber = away.backend.subscriber
+    wait_for(lambda: subscriber._longpoll._response is not None or timed_out.is_set(), 'the wait')
     proxy.refuse()
     waiting.join()
     assert timed_out.is_set()

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from celery_couchdb.waiting.subscriber import Waiter
+from celery_couchdb.waiting.subscriber import Mailbox
 from kombu_couchdb.couchdb import bounds
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AnswerTooLarge
@@ -61,11 +61,11 @@ def test_messages_and_results(
         app.backend.store_result(result.id, body, 'SUCCESS')
     assert [result.get(timeout=PATIENCE) for result in results] == bodies
     # Who waits for all of them hears of all at once.
-    waiter, ids = Waiter(), {app.backend.get_key_for_task(result.id) for result in results}
-    app.backend.reader.watch(waiter, ids)
+    mailbox, ids = Mailbox(), {app.backend.get_key_for_task(result.id) for result in results}
+    app.backend.subscriber.watch(mailbox, ids)
     heard: set[str] = set()
-    wait_for(lambda: heard.update(doc['_id'] for doc in waiter.take(0.1)) or heard == ids, 'the results')
-    app.backend.reader.drop(waiter, ids)
+    wait_for(lambda: heard.update(doc['_id'] for doc in mailbox.receive(0.1)) or heard == ids, 'the results')
+    app.backend.subscriber.unwatch(mailbox, ids)
 
 
 def test_body_is_as_large_as_it_is(

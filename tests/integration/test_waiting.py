@@ -19,7 +19,7 @@ from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.waiting.subscriber import Waiter
+from celery_couchdb.waiting.subscriber import Mailbox
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 from tests.conftest import PATIENCE, PATIENT, wait_for
@@ -42,9 +42,9 @@ def threads_named(name: str) -> int:
 @pytest.fixture(autouse=True)
 def no_threads_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever was waited for: the threads end when nobody waits any more."""
-    monkeypatch.setattr('celery_couchdb.waiting.subscriber._IDLE', 0.1)
-    monkeypatch.setattr('celery_couchdb.waiting.callbacks._IDLE', 0.1)
-    monkeypatch.setattr('celery_couchdb.waiting.callbacks._TICK', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.subscriber._IDLE_SECONDS', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.callbacks._IDLE_SECONDS', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.callbacks._CHECK_SECONDS', 0.1)
     for moment in ('before', 'after'):
         gc.collect()
         wait_for(lambda: not threads_named(READER), f'the readers of {moment} to end')
@@ -182,7 +182,7 @@ def test_many_threads_share_one_reader(app: Celery, worker: CouchDBBackend, sent
 def test_two_wait_for_the_same(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     [task_id] = ids(1)
     waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
-    wait_for(lambda: len(app.backend.reader._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both')
+    wait_for(lambda: len(app.backend.subscriber._mailboxes.get(f'celery-task-meta-{task_id}', ())) == 2, 'both')
     worker.mark_as_done(task_id, 7)
     assert [thread.value() for thread in waiting] == [7, 7]
 
@@ -256,12 +256,12 @@ def test_new_waits_do_not_keep_the_others_from_their_results(
     first, *others = ids(40)
     waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
     wait_for(lambda: is_listening(sent, first), 'the wait')
-    reader, waiter = app.backend.reader, Waiter()
+    subscriber, mailbox = app.backend.subscriber, Mailbox()
     go_on = threading.Event()
 
     def press() -> None:
         while not go_on.wait(0.002):  # more often than any answer can come
-            reader.watch(waiter, [f'celery-task-meta-{others[0]}'])
+            subscriber.watch(mailbox, [f'celery-task-meta-{others[0]}'])
 
     pressing = threading.Thread(target=press)
     pressing.start()
@@ -271,7 +271,7 @@ def test_new_waits_do_not_keep_the_others_from_their_results(
     finally:
         go_on.set()
         pressing.join()
-        reader.drop(waiter, [f'celery-task-meta-{others[0]}'])
+        subscriber.unwatch(mailbox, [f'celery-task-meta-{others[0]}'])
 
 
 def test_answers_that_no_json_reader_can_take(
@@ -321,7 +321,7 @@ def test_abandoned_iteration_leaves_nothing(app: Celery, worker: CouchDBBackend)
     assert next(iteration)[0] == first
     del iteration
     gc.collect()
-    assert app.backend.reader._waiters == {}
+    assert app.backend.subscriber._mailboxes == {}
 
 
 # -- groups
@@ -431,7 +431,7 @@ def test_group_raises_the_error_of_the_task_before_it(
         worker.mark_as_failure(parent, LookupError('no'))
     outcome = waiting.value()
     assert isinstance(outcome, LookupError)
-    wait_for(lambda: not app.backend.reader._waiters, 'nothing to be watched any more')
+    wait_for(lambda: not app.backend.subscriber._mailboxes, 'nothing to be watched any more')
 
 
 def test_group_that_is_never_sent_without_raising(app: Celery, worker: CouchDBBackend) -> None:
