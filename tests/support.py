@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from celery import Celery
@@ -24,7 +24,9 @@ from kombu.message import Message
 
 from kombu_couchdb.couchdb.client import Client
 
-from .conftest import PATIENCE
+from .conftest import PATIENCE, wait_for
+
+T = TypeVar('T')
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -95,12 +97,22 @@ class Inbox:
         """What came so far, decoded."""
         return [message.decode() for message in self.messages]
 
-    def drain(self, seconds: float) -> None:
-        """Take what comes within so many seconds, up to one event."""
+    def drain(self, seconds: float) -> Inbox:
+        """Handle the next event, if one arrives within `seconds`, and return this inbox."""
         try:
             self.connection.drain_events(timeout=seconds)
         except TimeoutError:
             pass
+        return self
+
+    def drain_until(self, condition: Callable[[], T], what: str = '') -> T:
+        """Receive messages until `condition()` is true, and return its value; fail the test if that takes too long."""
+
+        def drained() -> T:
+            self.drain(0.1)
+            return condition()
+
+        return wait_for(drained, what)
 
     def wait(self, count: int, timeout: float = PATIENCE) -> list[Any]:
         """Return the bodies once there are `count` of them; fail the test if that takes too long."""

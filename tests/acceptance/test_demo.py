@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.errors import DatabaseMissing
-from tests.conftest import PATIENCE, Server, wait_for
+from tests.conftest import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Server
+from celery_couchdb.testing import Server
 from tests.support import ROOT
 
 PACKAGES = ('kombu_couchdb', 'celery_couchdb')

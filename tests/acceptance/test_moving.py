@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -64,7 +65,7 @@ def migrate(source: str, destination: str) -> None:
 def send(url: str) -> list[str]:
     """Send four tasks, one of them for later, and return their ids; they have the names of tasks that a worker knows."""
     app = Celery('old', set_as_current=False, broker=url)
-    options = [{}, {'queue': 'mails'}, {'priority': 3}, {'countdown': 3600}]
+    options: list[dict[str, Any]] = [{}, {'queue': 'mails'}, {'priority': 3}, {'countdown': 3600}]
     ids = [
         app.send_task('add', (number, 1), task_id=str(uuid.uuid4()), **option).id
         for number, option in enumerate(options)

@@ -200,11 +200,12 @@ def test_publisher_without_rights_on_the_broker(
 
 def test_other_uses_of_a_database_of_parcels_are_refused_in_one_sentence(publisher: Celery, parcels: Client) -> None:
     with publisher.connection_for_read() as connection:
-        for use in (
+        uses: list[Callable[[], Any]] = [
             lambda: connection.SimpleQueue('celery').get(block=False),
             lambda: connection.default_channel.queue_delete('celery'),
             lambda: connection.default_channel.queue_purge('celery'),
-        ):
+        ]
+        for use in uses:
             with pytest.raises(ConfigurationError, match='is a database of parcels: '):
                 use()
     with pytest.raises(

@@ -80,7 +80,7 @@ def test_scheduled_tasks_are_shown_soonest_first(site: Site) -> None:
     def ids(shown: list[Any]) -> list[str]:
         return [one['request']['id'] for one in shown]
 
-    shown = wait_for(lambda: next(iter((inspect.scheduled() or {}).values()), None), 'an answer')
+    shown: Any = wait_for(lambda: next(iter((inspect.scheduled() or {}).values()), None), 'a reply')
     assert ids(shown) == ['in-3600', 'in-5400', 'in-7200']
     first = shown[0]
     assert set(first) == {'eta', 'priority', 'request'}

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.errors import DatabaseMissing
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 from tests.support import ROOT, run_python
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
-from tests.conftest import Server
 from tests.patience import PatientConnection
 from tests.support import release_all
 

@@ -14,9 +14,10 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from chaos.proxy import Answer, Proxy
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import PATIENCE, PATIENT, Server, wait_for
+from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items, publish, publish_many, release_all
 
@@ -66,7 +67,7 @@ def test_consumer_keeps_what_it_holds_when_its_node_dies(
     assert sorted(inbox.wait(20)) == list(range(20))
     for message in inbox.messages[10:]:
         message.ack()
-    wait_for(lambda: inbox.drain(0.1) or not items(client), 'all to be acknowledged')
+    inbox.drain_until(lambda: not items(client), 'all to be acknowledged')
     assert not [record for record in caplog.records if 'lease' in record.message or 'had been taken' in record.message]
 
 
@@ -129,7 +130,7 @@ def test_one_node_without_others_is_tried_again(
     inbox = Inbox(connect_to_all())
     for node in nodes:
         node.refuse()
-    wait_for(lambda: inbox.drain(0.1) or [r for r in caplog.records if 'trying again' in r.message], 'the log')
+    inbox.drain_until(lambda: [r for r in caplog.records if 'trying again' in r.message], 'the log')
     nodes[1].restore()
     publish(connect_to_all(), 'hello')
     assert inbox.wait(1) == ['hello']

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from celery_couchdb.testing import Server
 from chaos.faults import faults_of
 from chaos.plan import plan
 from chaos.report import complaints
 from chaos.run import run
 from chaos.server import Server as Victim
 from chaos.site import Site
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 
 
 def test_promises_hold(server: Server, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.embedded import EmbeddedServer
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, publish, release_all
 
@@ -37,7 +38,7 @@ def test_restart(
     publish(reach(), 'before')
     inbox.wait(1)
     own_server.stop(kill)
-    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice')
     own_server.start()
     publish(reach(), 'after')
     inbox.wait(2)
@@ -52,7 +53,7 @@ def test_hanging_server(
     inbox.wait(1)
     own_server.pause()
     try:
-        wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+        inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice')
     finally:
         own_server.resume()
     publish(publisher, 'after')

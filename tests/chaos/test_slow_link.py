@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all
 
 from .link import Link

@@ -92,7 +92,10 @@ def declared(client: Client) -> Topology:
 
 def matched(client: Client) -> Any:
     topology = Topology(client)
-    return topology.lookup('direct', 'a', topic=False) | topology.lookup('topic', 'a.b', topic=True)
+    direct, topic = topology.lookup('direct', 'a', topic=False), topology.lookup('topic', 'a.b', topic=True)
+    assert direct is not None
+    assert topic is not None
+    return direct | topic
 
 
 def heard(client: Client) -> Any:
@@ -210,7 +213,7 @@ def reshaped(data: Any, answer: Any) -> Any:
     return data.draw(retyped({'answer': answer})).get('answer') if how == 'spoilt' and answer else answer
 
 
-_OTHERS = json_values() | st.sampled_from(
+_OTHERS: st.SearchStrategy[Any] = json_values() | st.sampled_from(
     [[], {}, None, True, 0, '', {'rows': []}, {'rows': [{}]}, {'ok': True}, b'[' * 5000, b'{']
 )
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import Server, wait_for
 from tests.support import Inbox, publish
 
 
@@ -74,6 +74,6 @@ def test_consumer_is_held_for_as_long_as_a_request_may_take(
         with Connection(server.couchdb_url(database)) as other, caplog.at_level(logging.WARNING):
             publish(other, 2)
             told = 'request_timeout); trying again until it answers'
-            wait_for(lambda: inbox.drain(0.1) or told in caplog.text, 'the time limit')
+            inbox.drain_until(lambda: told in caplog.text, 'the time limit')
             dripping.drips = False
-            wait_for(lambda: inbox.drain(0.1) or 2 in inbox.bodies, 'the message')
+            inbox.drain_until(lambda: 2 in inbox.bodies, 'the message')

@@ -28,7 +28,7 @@ from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.nodes import Node
 from kombu_couchdb.errors import RETRIED, AnswerTooLarge, BrokenAnswer, CouchDBError, NotCouchDB, ServerUnavailable
-from tests.conftest import PATIENCE, PATIENT, wait_for
+from tests.conftest import PATIENCE, PATIENT
 from tests.support import Inbox, publish, run_python
 
 from .fake import _Body
@@ -464,8 +464,8 @@ def test_a_consumer_outlives_it_and_delivers(
     for number, first in enumerate(range(0, len(TROUBLE), 5), 1):
         publish(publisher, number)
         troubled.left = TROUBLE[first:] + TROUBLE[:first]
-        wait_for(lambda: inbox.drain(0.05) or not troubled.left, 'the trouble to be over')
+        inbox.drain_until(lambda: not troubled.left, 'the trouble to be over')
     numbers = list(range(number + 1))
-    wait_for(lambda: inbox.drain(0.2) or sorted(set(inbox.bodies)) == numbers, 'all to be delivered')
+    inbox.drain_until(lambda: sorted(set(inbox.bodies)) == numbers, 'all to be delivered')
     publish(publisher, 'last')
-    wait_for(lambda: inbox.drain(0.2) or 'last' in inbox.bodies, 'the last one')
+    inbox.drain_until(lambda: 'last' in inbox.bodies, 'the last one')

@@ -20,7 +20,7 @@ from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE
 from tests.support import Inbox, items, publish
 
 from .documents import BROKER, RESULTS
@@ -95,14 +95,13 @@ def test_a_consumer_lives_on_and_delivers(
         producer.publish(text + ' topical', exchange=topic, routing_key='a.b', serializer='json')
         publish(connection, text + ' short', 'short')
         wanted = {f'{text} {kind}' for kind in ('straight', 'bound', 'topical', 'short')}
-        wait_for(lambda: inbox.drain(0.2) or wanted <= {str(_text(message)) for message in inbox.messages}, f'{wanted}')
+        inbox.drain_until(lambda: wanted <= {str(_text(message)) for message in inbox.messages}, f'{wanted}')
 
     round_trip('first')
     # Whatever was to be delivered, or set aside, is; and so is what was claimed by those who are gone.
-    wait_for(
+    inbox.drain_until(
         lambda: (
-            inbox.drain(0.2)
-            or not [
+            not [
                 doc
                 for doc in items(client)
                 if doc.get('queue') == 'q' and not doc.get('status') and not isinstance(doc.get('claimed'), dict)

@@ -86,7 +86,7 @@ def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client:
 
     each()
     inbox = Inbox(connection)
-    wait_for(lambda: inbox.drain(0.5) or len(inbox.messages) >= len(sent), 'all that was accepted')
+    inbox.drain_until(lambda: len(inbox.messages) >= len(sent), 'all that was accepted')
     assert sent
     assert refused
     for message in inbox.messages:
@@ -140,9 +140,7 @@ def test_odd_dates_priorities_and_lifetimes_stop_no_queue(connect: Callable[...,
     assert not [reason for item in stored if (reason := workitem.flaw(item))]
     publish(connection, 'last')
     inbox = Inbox(connect(), prefetch=3)
-    wait_for(
-        lambda: inbox.drain(0.5) or any(message.body == b'"last"' for message in inbox.messages), 'the last message'
-    )
+    inbox.drain_until(lambda: any(message.body == b'"last"' for message in inbox.messages), 'the last message')
     now = client.clock.now()
     wait_for(
         lambda: all(item['date'] and item['date'] > now for item in items(client)),
@@ -155,5 +153,5 @@ def test_a_body_of_any_size_arrives(connection: Connection, size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b'\xff' * (size % 256) if size < 5_000_000 else b'x' * size
     send(connection, body, content_encoding='binary' if size < 5_000_000 else 'utf-8')
     inbox = Inbox(connection)
-    wait_for(lambda: inbox.drain(0.5) or inbox.messages, 'the message')
+    inbox.drain_until(lambda: inbox.messages, 'the message')
     assert inbox.messages[0].body == body

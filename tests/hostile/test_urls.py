@@ -203,6 +203,7 @@ def test_couchdbs_is_tls_whatever_follows(query: str, setting: str, read: Any) -
 
 @pytest.mark.parametrize('urls', ['couchdb://a;redis://b', 'couchdb://a;b'])
 def test_a_list_is_of_nodes_of_one_cluster(urls: str) -> None:
+    read: Any
     for setting, read in WAYS:
         with pytest.raises(
             ConfigurationError, match=f'^{setting}: unknown scheme; write couchdb://, or couchdbs:// for TLS'

@@ -52,7 +52,7 @@ def _texts(
         for depth in levels:
             doc = copy.deepcopy(kinds[name])
             doc['_id'] += f' {kind} {depth}'
-            inner = doc
+            inner: Any = doc
             for step in path[:-1]:
                 inner = inner[int(step)] if step.isdecimal() else inner[step]
             inner[path[-1]] = _HERE
@@ -142,7 +142,8 @@ def store(client: Any, texts: list[str]) -> None:
     """Store documents that are JSON texts."""
     texts = list({text.partition('", "type"')[0]: text for text in texts}.values())
     while texts:
-        size, part = 0, []
+        size = 0
+        part: list[str] = []
         while texts and (not part or size + len(texts[0]) < 1_000_000):
             size += len(texts[0])
             part.append(texts.pop(0))

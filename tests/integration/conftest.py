@@ -9,11 +9,12 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from tests.conftest import PATIENT, PATIENT_BROKER, Server, wait_for
+from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, Request, end, record_requests, release_all
 

@@ -11,12 +11,13 @@ import requests
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb import auth
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.couchdb.nodes import Node
-from tests.conftest import PATIENCE, Server, Users, wait_for
+from tests.conftest import PATIENCE, Users, wait_for
 from tests.support import Inbox, publish
 
 

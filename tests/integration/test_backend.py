@@ -132,7 +132,8 @@ def test_retry_started_and_custom_states(backend: CouchDBBackend, task_id: str) 
     assert (result.state, result.info) == (states.STARTED, {'pid': 1, 'hostname': 'me'})
     backend.mark_as_retry(task_id, ValueError('again'), traceback='…')
     assert result.state == states.RETRY
-    assert isinstance(result.info, ValueError)
+    info: Any = result.info
+    assert isinstance(info, ValueError)
     backend.store_result(task_id, {'done': 50}, 'PROGRESS')
     assert (result.state, result.info) == ('PROGRESS', {'done': 50})
     backend.mark_as_done(task_id, 'end')
@@ -496,7 +497,7 @@ def test_writers_at_once(backend: CouchDBBackend, task_id: str) -> None:
         lambda: backend.store_result(task_id, {'done': 1}, 'PROGRESS'),
     ]
     for _ in range(10):
-        start, failed = threading.Barrier(len(writes)), []
+        start, failed = threading.Barrier(len(writes)), list[Exception]()
 
         def run(write: Callable[[], Any], start: threading.Barrier = start, failed: list[Any] = failed) -> None:
             start.wait()

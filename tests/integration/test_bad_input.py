@@ -6,11 +6,13 @@ import http.server
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import (
     AccessDenied,
@@ -21,7 +23,6 @@ from kombu_couchdb.errors import (
     NotCouchDB,
     ServerUnavailable,
 )
-from tests.conftest import Server
 from tests.support import Inbox, items, publish
 
 PASSWORD = 'unguessable-77'
@@ -184,7 +185,7 @@ def test_database_name_that_couchdb_refuses(server: Server, database: str) -> No
 
 
 #: A unique job keeps its body in its document, and so it cannot be larger than that.
-UNIQUE = {'headers': {'id': 'a', 'task': 't', 'job_key': 'k'}}
+UNIQUE: dict[str, Any] = {'headers': {'id': 'a', 'task': 't', 'job_key': 'k'}}
 
 
 def test_unique_job_that_is_too_large(connection: Connection, client: Client, apache_couchdb: bool) -> None:

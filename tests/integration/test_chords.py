@@ -642,7 +642,7 @@ def test_body_that_is_a_chord_after_its_worker_was_killed(site: Site, monkeypatc
 def test_spoilt_chord_does_not_stop_the_sweep(site: Site, client: Client) -> None:
     parts = site.send('a')
     worker = site.backend()
-    worker.chords.claim = lambda *_: None
+    worker.chords.claim = lambda *_: None  # type: ignore[method-assign]
     end(worker, parts[0])
     spoilt = {'type': 'Chord', 'size': 1, 'added': [], 'claimed': 'x', 'sent': False, 'nested': False, 'date': 1.0}
     client.put({'_id': 'chord-unlock-0000', **spoilt, 'body': {'value': 'no JSON'}})

@@ -14,7 +14,6 @@ from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
-from tests.conftest import wait_for
 from tests.support import Inbox, Peer, items, publish, publish_many
 
 #: The lease, in seconds, of who is to keep it, also on a machine that stands still for some seconds.
@@ -65,9 +64,7 @@ def test_who_lives_keeps_its_lease(
     sweeps.clear()
     jump(seconds)
     started = Inbox(connect(visibility_timeout=LEASE), ack=False)  # a worker is started just then
-    wait_for(
-        lambda: started.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease'
-    )
+    started.drain_until(lambda: sweeps and sweeps[-1] - sweeps[0] > LEASE, 'sweeps for the length of a lease')
     assert not started.messages
     assert {item['claimed']['by']: item['attempts'] for item in items(client)} == {
         holder.connection.transport.consumer.id: 1 for holder in holders
@@ -97,9 +94,7 @@ def test_temporary_queue_of_another_process_stays(
         inbox = Inbox(connect(visibility_timeout=LEASE), Queue('temporary', auto_delete=True), 'other')
         inbox.consumer.cancel_by_queue('temporary')
         sweeps.clear()
-        wait_for(
-            lambda: inbox.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease'
-        )
+        inbox.drain_until(lambda: sweeps and sweeps[-1] - sweeps[0] > LEASE, 'sweeps for the length of a lease')
         assert queues(client) >= {'temporary'}
         publish(connect(), 'after', 'temporary')
         assert peer.next()['got'] == 'after'

@@ -106,9 +106,15 @@ def test_unproven_claim_is_not_run_and_given_back(
     monkeypatch.setattr('kombu_couchdb.leases.sweeper.SYNC', 0.5)
     publish(connect(), 'hello')
     claimed: list[Document] = []
-    cluster.unproven = lambda doc: bool(doc.get('claimed')) and not claimed.append(doc)
+
+    def claims(doc: Document) -> bool:
+        if doc.get('claimed'):
+            claimed.append(doc)
+        return bool(doc.get('claimed'))
+
+    cluster.unproven = claims
     inbox = Inbox(connect())
-    wait_for(lambda: inbox.drain(0.05) or len(claimed) >= 2, 'a second claim, of what was given back after the first')
+    inbox.drain_until(lambda: len(claimed) >= 2, 'a second claim, of what was given back after the first')
     assert inbox.messages == []
     cluster.unproven = lambda doc: False
     assert inbox.wait(1) == ['hello']
@@ -176,10 +182,17 @@ def test_heartbeat_whose_answer_was_lost_is_its_own(
     inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
     inbox.wait(1)
     lost: list[Document] = []
-    cluster.lost = lambda doc: is_heartbeat(doc) and not lost and not lost.append(doc)
-    wait_for(lambda: inbox.drain(0.05) or lost, 'a heartbeat whose answer is lost')
+
+    def first_heartbeat(doc: Document) -> bool:
+        if lost or not is_heartbeat(doc):
+            return False
+        lost.append(doc)
+        return True
+
+    cluster.lost = first_heartbeat
+    inbox.drain_until(lambda: lost, 'a heartbeat whose answer is lost')
     beats = lease_of(inbox)._beats
-    wait_for(lambda: inbox.drain(0.05) or lease_of(inbox)._beats > beats, 'the next heartbeat')
+    inbox.drain_until(lambda: lease_of(inbox)._beats > beats, 'the next heartbeat')
     inbox.messages[0].ack()
     wait_for(lambda: not items(client), 'the ack, of what is still held')
     assert lost_leases(caplog) == []
@@ -192,7 +205,7 @@ def test_unproven_heartbeat_does_not_prolong_the_lease(
     inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
     inbox.wait(1)
     cluster.unproven = is_heartbeat
-    wait_for(lambda: inbox.drain(0.05) or not lease_of(inbox).valid, 'the end of the lease')
+    inbox.drain_until(lambda: not lease_of(inbox).valid, 'the end of the lease')
     publish(connect(), 'not to be handed over')
     inbox.stays(1, LEASE / 2)
     cluster.unproven = lambda doc: False
@@ -212,11 +225,11 @@ def test_who_was_swept_while_it_was_cut_off_learns_of_it(
     inbox.wait(1)
     cluster.unproven = is_heartbeat
     name = lease_of(inbox).id
-    wait_for(lambda: inbox.drain(0.05) or not lease_of(inbox).valid, 'the end of the lease')
+    inbox.drain_until(lambda: not lease_of(inbox).valid, 'the end of the lease')
     leave_leaf(client, name, '2-0123456789abcdef0123456789abcdef', _deleted=True)  # the nodes on the other side
     assert client.fetch([name])[0] is not None
     cluster.unproven = lambda doc: False
-    wait_for(lambda: inbox.drain(0.05) or lost_leases(caplog), 'the log to say so')
+    inbox.drain_until(lambda: lost_leases(caplog), 'the log to say so')
     assert lease_of(inbox).id != name
     assert inbox.wait(2) == ['held', 'held']
 
@@ -228,4 +241,4 @@ def test_node_that_cannot_prove_a_heartbeat_is_left(
     replace_in_clients(monkeypatch, database, 'leave_node', lambda self: left.append(True))
     cluster.unproven = is_heartbeat
     inbox = Inbox(connect())
-    wait_for(lambda: inbox.drain(0.05) or left, 'another node to be asked')
+    inbox.drain_until(lambda: left, 'another node to be asked')

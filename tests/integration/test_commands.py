@@ -15,7 +15,6 @@ from kombu import Connection
 
 from celery_couchdb.cli import couchdb
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
 Run = Callable[..., Result]
@@ -122,7 +121,7 @@ def test_a_log_line_cannot_be_forged_by_an_id(
     with caplog.at_level(logging.DEBUG, 'kombu_couchdb'):
         inbox = Inbox(connect())
         assert inbox.wait(1) == ['hello']
-        wait_for(lambda: inbox.drain(0.1) or any(r'x\x1b[2J' in line for line in caplog.messages), 'its line')
+        inbox.drain_until(lambda: any(r'x\x1b[2J' in line for line in caplog.messages), 'its line')
     assert [line for line in caplog.messages if not line.isprintable()] == []
 
 

@@ -54,7 +54,7 @@ def live(client: Client, doc_id: str) -> list[Document]:
 
 def is_one(client: Client, resolver: Inbox, doc_id: str) -> Document:
     """Return the document once it has one leaf."""
-    wait_for(lambda: resolver.drain(0.05) or len(live(client, doc_id)) == 1, 'the document to be one')
+    resolver.drain_until(lambda: len(live(client, doc_id)) == 1, 'the document to be one')
     return live(client, doc_id)[0]
 
 
@@ -82,7 +82,7 @@ def test_two_claims_of_consumers_that_are_gone(
     for rev, name in ((f'2-{LOW}', GONE), (f'2-{HIGH}', GONE + 'too')):
         leave(client, claimed(item, name), rev)
     found = is_one(client, resolver, item['_id'])
-    wait_for(lambda: resolver.drain(0.05) or workitem.is_waiting(live(client, item['_id'])[0]), 'the release')
+    resolver.drain_until(lambda: workitem.is_waiting(live(client, item['_id'])[0]), 'the release')
     assert found['attempts'] == 1
     inbox = Inbox(connect())
     assert inbox.wait(1) == ['hello']
@@ -97,7 +97,7 @@ def test_deletion_beside_an_update(
         pytest.skip('the embedded server shows no view that a deleted leaf is there')
     leave(client, {'_id': item['_id'], '_deleted': True}, f'2-{LOW}')
     leave(client, claimed(item, GONE) if other == 'claimed' else item, f'2-{HIGH}')
-    wait_for(lambda: resolver.drain(0.05) or not live(client, item['_id']), 'what is done to win')
+    resolver.drain_until(lambda: not live(client, item['_id']), 'what is done to win')
 
 
 def test_dead_letter_beside_an_update(client: Client, item: Document, resolver: Inbox) -> None:
@@ -126,7 +126,7 @@ def test_held_beside_a_claim_of_one_that_is_gone(
     other = Inbox(connect(visibility_timeout=2.0))
     other.stays(0, 5.0)
     holder.messages[0].ack()
-    wait_for(lambda: other.drain(0.05) or not live(client, item['_id']), 'all leaves to be gone')
+    other.drain_until(lambda: not live(client, item['_id']), 'all leaves to be gone')
     assert (len(holder.messages), other.messages) == (1, [])
 
 

@@ -64,7 +64,12 @@ def test_messages_and_results(
     waiter, ids = Waiter(), {app.backend.get_key_for_task(result.id) for result in results}
     app.backend.reader.watch(waiter, ids)
     heard: set[str] = set()
-    wait_for(lambda: heard.update(doc['_id'] for doc in waiter.take(0.1)) or heard == ids, 'the results')
+
+    def heard_of_all() -> bool:
+        heard.update(doc['_id'] for doc in waiter.take(0.1))
+        return heard == ids
+
+    wait_for(heard_of_all, 'the results')
     app.backend.reader.drop(waiter, ids)
 
 

@@ -120,7 +120,7 @@ def test_body_that_cannot_be_read_for_a_while_is_read_later(
     connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_many(connection, [of(number) for number in range(5)])
-    request, failures = Client.request, []
+    request, failures = Client.request, list[object]()
 
     def failing(self: Client, method: str, path: str | None, params: Any = None, *args: Any, **kwargs: Any) -> Any:
         if params and params.get('attachments') and len(failures) < 3:
@@ -238,16 +238,12 @@ def test_forged_attachment_stops_nobody(
     inbox = Inbox(connection)
     publish(connection, 'plain')
     publish(connection, of(1))
-    wait_for(
-        lambda: (
-            inbox.drain(0.1) or {b'"plain"', json.dumps(of(1)).encode()} <= {message.body for message in inbox.messages}
-        ),
+    inbox.drain_until(
+        lambda: {b'"plain"', json.dumps(of(1)).encode()} <= {message.body for message in inbox.messages},
         'the others',
     )
     # It is delivered or a dead letter, and no obstacle in either case.
-    wait_for(
-        lambda: inbox.drain(0.1) or all(doc.get('status') for doc in items(client)), 'it to be delivered or set aside'
-    )
+    inbox.drain_until(lambda: all(doc.get('status') for doc in items(client)), 'it to be delivered or set aside')
     dead.drop(client, list(dead.letters(client)))
     assert not [record for record in caplog.records if record.exc_info]
     assert stored['_id']

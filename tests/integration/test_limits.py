@@ -13,6 +13,7 @@ from kombu import Connection, Queue
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
+from kombu_couchdb.queues import waiting
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
@@ -119,7 +120,7 @@ def test_who_dies_with_a_message_each_time(client: Client, url: str, connect: Ca
             assert peer.next()['got'] == 'deadly'
     # Two processes died with it; this one sweeps, and is not given it.
     inbox = Inbox(connect(**options))
-    wait_for(lambda: inbox.drain(0.1) or any(doc.get('status') for doc in items(client)), 'a dead letter')
+    inbox.drain_until(lambda: any(doc.get('status') for doc in items(client)), 'a dead letter')
     assert inbox.messages == []
     [dead] = items(client)
     assert 'delivered 2 times' in dead['reason']
@@ -356,12 +357,12 @@ def test_publishers_together_drop_none_too_many(connect: Callable[..., Connectio
     # Others drop some between this one's first count and its reading.
     ready = store.ready
 
-    def slow(*args: object, **kwargs: object) -> list[dict[str, object]]:
-        rows = ready(*args, **kwargs)  # type: ignore[arg-type]
+    def slow(*args: Any, **kwargs: Any) -> list[waiting.Row]:
+        rows = ready(*args, **kwargs)
         Store(client).trim('q', 10)
         return rows
 
-    store.ready = slow  # type: ignore[method-assign,assignment]
+    store.ready = slow  # type: ignore[method-assign]
     store.trim('q', 10)
     assert [doc['message']['body'] for doc in items(client)] == [str(number) for number in range(20, 30)]
 

@@ -98,7 +98,9 @@ def test_set_aside_with_a_reason(
     publish(connection, 'next')
     inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
     assert inbox.wait(1) == ['next']
-    dead = wait_for(lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the item to be set aside')
+    dead: Any = wait_for(
+        lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the item to be set aside'
+    )
     assert (dead['_id'], dead['status']) == ('spoilt', 'fail')
     assert dead['reason'].startswith('spoilt: ')
     assert '\n' not in dead['reason']
@@ -192,7 +194,7 @@ def test_body_that_cannot_be_decoded_is_kept_whatever_the_application_does(
     publish(connection, '{broken json', serializer=None, content_type='application/json', content_encoding='utf-8')
     publish(connection, 'hello')
     inbox = Inbox(connection, ack=False)
-    wait_for(lambda: inbox.drain(0.5) or len(inbox.messages) == 2)
+    inbox.drain_until(lambda: len(inbox.messages) == 2)
     spoilt, good = sorted(inbox.messages, key=lambda message: len(message.body), reverse=True)
     assert good.decode() == 'hello'
     with pytest.raises(DecodeError):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import Server
 from tests.support import Inbox, items, publish, run_python
 
 #: A user name and a password that use every printable ASCII character, and more. A user name has no colon: HTTP's rule.

@@ -10,11 +10,12 @@ from celery import Celery
 from kombu import Connection
 
 from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENT_BROKER, Server, wait_for
+from tests.conftest import PATIENT_BROKER, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 

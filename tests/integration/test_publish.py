@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import requests
@@ -20,7 +21,7 @@ needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='Produce
 
 @pytest.mark.parametrize('properties', [{}, {'priority': 9}, {'headers': eta(3600)}, {'serializer': 'pickle'}])
 def test_one_request_and_one_document(
-    connection: Connection, client: Client, sent: list[Request], properties: dict[str, object]
+    connection: Connection, client: Client, sent: list[Request], properties: dict[str, Any]
 ) -> None:
     publish(connection, 'the first may set the database up')
     sent.clear()
@@ -62,9 +63,9 @@ def test_answer_that_was_lost(
 ) -> None:
     """The first try is stored, though its answer never comes: the second must not store the message once more."""
     publish(connection, 'the first may set the database up')
-    request, lost = Client.request, []
+    request, lost = Client.request, list[object]()
 
-    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = request(self, method, *args, **kwargs)
         if method == 'PUT' and not lost:
             lost.append(answer)
@@ -84,7 +85,7 @@ def test_message_that_was_done_before_its_publisher_tries_again(
     publish(connection, 'the first may set the database up')
     request, lost = Client.request, list[object]()
 
-    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = request(self, method, *args, **kwargs)
         if method == 'PUT' and not lost:
             lost.append(answer)
@@ -140,7 +141,7 @@ def test_prepared_message_whose_first_try_failed_is_one(
     publish(connection, 'the first may set the database up', to='other')
     channel, request, lost = connection.channel(), Client.request, list[object]()
 
-    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = request(self, method, *args, **kwargs)
         if method == 'PUT' and not lost:
             lost.append(answer)

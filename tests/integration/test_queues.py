@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Queue
@@ -83,7 +84,7 @@ def test_purge(connect: Callable[..., Connection], client: Client) -> None:
 
 
 def test_purge_more_than_one_batch(connection: Connection, client: Client) -> None:
-    docs = [
+    docs: list[dict[str, Any]] = [
         {
             '_id': f'{number:04}',
             'type': 'WorkItem',
@@ -99,9 +100,14 @@ def test_purge_more_than_one_batch(connection: Connection, client: Client) -> No
     ]
     connection.connect()
     client.bulk(docs)
-    channel, purged = connection.channel(), list[int]()
+    channel, purged = connection.channel(), [0]
     # On a cluster a view may be read from a copy that has not heard of all yet.
-    wait_for(lambda: purged.append(channel.queue_purge('q')) or sum(purged) == 1100, 'all to be purged')
+
+    def purge() -> bool:
+        purged.append(channel.queue_purge('q'))
+        return sum(purged) == 1100
+
+    wait_for(purge, 'all messages to be purged')
     assert not items(client)
 
 

@@ -16,11 +16,12 @@ import requests
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, CouchDBError
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 from tests.support import items, publish
 
 

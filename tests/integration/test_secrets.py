@@ -15,11 +15,12 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 from tests.support import Inbox, publish
 
 

@@ -11,12 +11,13 @@ import pytest
 from kombu import Connection
 
 import celery_couchdb.design
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.queues.database import REVISIONS
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, publish
 
 

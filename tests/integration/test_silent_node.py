@@ -17,7 +17,6 @@ from kombu import Connection
 from celery_couchdb.backend import CouchDBBackend
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import Conflict, ServerUnavailable
-from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
 
@@ -119,15 +118,15 @@ def test_consumer_whose_write_was_not_answered_goes_on(
     inbox = Inbox(connect(visibility_timeout=3.0))
     publish(connect(), 'before')
     inbox.wait(1)
-    wait_for(lambda: inbox.drain(0.05) or not items(client), 'the first ack')
+    inbox.drain_until(lambda: not items(client), 'the first ack')
     node.lose = lost
     publisher = connect()
     publish(publisher, 'meanwhile')
     assert inbox.wait(2) == ['before', 'meanwhile']
-    wait_for(lambda: inbox.drain(0.05) or node.silent, 'the answer to be lost')
+    inbox.drain_until(lambda: node.silent, 'the answer to be lost')
     publish(publisher, 'after')
     assert inbox.wait(3) == ['before', 'meanwhile', 'after']
-    wait_for(lambda: inbox.drain(0.05) or not items(client), 'the last ack')
+    inbox.drain_until(lambda: not items(client), 'the last ack')
     assert node.unanswered == []
     assert not [record for record in caplog.records if 'lost its lease' in record.message]
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish, publish_many
 
 
@@ -52,7 +53,7 @@ def test_messages_are_counted_by_queue_and_state(
     wait_for(lambda: any(item.get('status') for item in items(client)), 'the dead letter')
     found = status(client)
     assert {
-        name: {k: queue[k] for k in ('ready', 'scheduled', 'held', 'running', 'dead')}  # type: ignore[literal-required]
+        name: {k: queue[k] for k in ('ready', 'scheduled', 'held', 'running', 'dead')}
         for name, queue in found['queues'].items()
     } == {
         'q': {'ready': 7, 'scheduled': 4, 'held': 2, 'running': 2, 'dead': 0},

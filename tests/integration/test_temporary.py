@@ -99,7 +99,7 @@ def test_consumer_that_comes_before_the_last_one_goes_keeps_the_queue(
         old.consumer.cancel()
         assert queues(client) == {'temporary'}, f'after {number} of them'
         old.connection.release()
-    wait_for(lambda: not items(client) or inbox.drain(0.1), 'all messages to be delivered')
+    inbox.drain_until(lambda: not items(client), 'all messages to be delivered')
 
 
 def test_consumer_of_another_process_that_comes_before_the_last_one_goes(
@@ -159,10 +159,12 @@ def test_sweeper_looks_again_before_it_removes_a_queue(
         return found
 
     monkeypatch.setattr(store, 'leases', leases_and_subscription)
-    wait_for(
-        lambda: sweep_now(sweeper) or (late and client.get('broker:queue:expiring')['expires'] > time.time() + 60),
-        'the queue to be prolonged',
-    )
+
+    def extended() -> bool:
+        sweep_now(sweeper)
+        return bool(late) and client.get('broker:queue:expiring')['expires'] > time.time() + 60
+
+    wait_for(extended, 'the lifetime of the queue to be extended')
 
 
 # -- declarations that differ
@@ -296,7 +298,12 @@ def test_queue_that_is_prolonged_while_it_is_swept_stays(
         return delete(doc)
 
     monkeypatch.setattr(topology, 'delete_unused', get_and_delete)
-    wait_for(lambda: sweep_now(sweeper) or got, 'the sweep')
+
+    def swept() -> list[Any]:
+        sweep_now(sweeper)
+        return got
+
+    wait_for(swept, 'the sweep')
     publish(connect(), 'done', 'other')
     monkeypatch.undo()
     assert queues(client) == {'expiring', 'other'}

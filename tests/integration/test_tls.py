@@ -15,9 +15,10 @@ from celery import Celery
 from kombu import Connection
 from urllib3.exceptions import InsecureRequestWarning
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, CouchDBError, ServerUnavailable
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 from tests.support import Inbox, publish
 
 

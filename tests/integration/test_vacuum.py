@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from kombu import Connection
 
 from celery_couchdb.cli import couchdb
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin import vacuum as module
 from kombu_couchdb.admin.cluster import Refused
@@ -23,7 +24,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.queues.database import ensure
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
 MESSAGE = {'body': '', 'headers': {}, 'properties': {}}

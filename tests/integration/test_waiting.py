@@ -9,6 +9,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_on_interval_is_called(app: Celery, worker: CouchDBBackend, least: int) 
 
 def test_many_threads_share_one_reader(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     names = ids(20)
-    waiting = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in names]
+    waiting = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in names]
     wait_for(lambda: is_listening(sent, *names), 'all waits')
     assert threads_named(READER) == 1
     for name in names:
@@ -189,7 +190,7 @@ def test_two_wait_for_the_same(app: Celery, worker: CouchDBBackend, sent: list[R
 
 def test_only_what_is_awaited_is_watched(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     first, second, third = ids(3)
-    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (first, second)]
+    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (first, second)]
     wait_for(lambda: is_listening(sent, first, second), 'both waits')
     worker.mark_as_done(first, 1)
     assert waits[0].value() == 1
@@ -210,7 +211,7 @@ def test_spoilt_document_concerns_only_who_waits_for_it(
     app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], doc: dict[str, Any]
 ) -> None:
     spoilt, good = ids(2)
-    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (spoilt, good)]
+    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (spoilt, good)]
     wait_for(lambda: is_listening(sent, spoilt, good), 'both waits')
     client.put({'_id': f'celery-task-meta-{spoilt}', 'type': 'Result', 'status': 'SUCCESS', **doc})
     assert isinstance(waits[0].value(), Exception)
@@ -280,13 +281,13 @@ def test_answers_that_no_json_reader_can_take(
     if not apache_couchdb:
         pytest.skip('the embedded server takes such a document and cannot return it')
     deep, good = ids(2)
-    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (deep, good)]
+    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (deep, good)]
     wait_for(lambda: is_listening(sent, deep, good), 'both waits')
     text = '[' * 100_000 + ']' * 100_000
     answer = requests.put(
         f'{client.address.url}/celery-task-meta-{deep}',
         data=f'{{"type": "Result", "value": {text}}}',
-        auth=(client.address.user, client.address.password),
+        auth=(str(client.address.user), str(client.address.password)),
         timeout=PATIENCE,
     )
     if answer.status_code != 201:
@@ -556,10 +557,15 @@ def test_callback_is_called_once_though_its_result_is_polled(app: Celery, worker
     for name in ids(20):
         called: list[int] = []
         result = app.AsyncResult(name)
-        result.then(lambda _, called=called: (time.sleep(0.01), called.append(1)))
+
+        def slow(_: Any, called: list[int] = called) -> None:
+            time.sleep(0.01)
+            called.append(1)
+
+        result.then(slow)
         worker.mark_as_done(name, 1)
-        wait_for(lambda result=result: result.ready(), 'the result')
-        wait_for(lambda called=called: called, 'the callback')
+        wait_for(result.ready, 'the result')
+        wait_for(partial(len, called), 'the callback')
         time.sleep(0.02)  # a second call would end by now
         assert called == [1]
 
@@ -569,10 +575,10 @@ def test_callback_is_called_once_though_somebody_waits_too(app: Celery, worker: 
         called: list[Any] = []
         result = app.AsyncResult(name)
         result.then(lambda _, called=called: called.append(1))
-        waiting = Waiting(lambda result=result: result.get(timeout=PATIENCE))
+        waiting = Waiting(partial(result.get, timeout=PATIENCE))
         worker.mark_as_done(name, 1)
         assert waiting.value() == 1
-        wait_for(lambda called=called: called, 'the callback')
+        wait_for(partial(len, called), 'the callback')
         assert called == [1]
 
 

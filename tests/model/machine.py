@@ -37,8 +37,14 @@ class Protocol(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
-        self.world: World | None = None
+        self._world: World | None = None
         logging.disable(logging.CRITICAL)
+
+    @property
+    def world(self) -> World:
+        """The world, which `begin` makes."""
+        assert self._world is not None
+        return self._world
 
     @initialize(
         skews=st.tuples(*[st.sampled_from([0.0, 1.9])] * 3),
@@ -47,7 +53,7 @@ class Protocol(RuleBasedStateMachine):
         wrong=st.sampled_from(PUBLISHED),
     )
     def begin(self, skews: tuple[float, ...], credit: int, salt: int, wrong: float = 0.0) -> None:
-        self.world = World(self.nodes, salt)
+        self._world = World(self.nodes, salt)
         self.stack.enter_context(self.world.in_place())
         self.world.wrong = wrong
         for name in ('a', 'b'):
@@ -181,7 +187,7 @@ class Protocol(RuleBasedStateMachine):
     def run(self, process: Process, until: str, at: int) -> None:
         for _ in range(200):
             process.go(at)
-            if until == 'next' or not process.asks or (until == 'write' and process.waiting.write):
+            if until == 'next' or not process.asks or (until == 'write' and process.write):
                 break
 
     # -- at every moment
@@ -189,7 +195,7 @@ class Protocol(RuleBasedStateMachine):
     @invariant()
     def at_every_moment(self) -> None:
         """What is promised always."""
-        if self.world:
+        if self._world:
             self.one_holder()
             self.nothing_is_lost()
             # In a cluster an honoured lease may have been proven to one only: its holder asks.
@@ -210,11 +216,11 @@ class Protocol(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if self.world:
+            if self._world:
                 self.heal()
                 self.at_rest()
         finally:
-            if self.world:
+            if self._world:
                 self.world.close()
             self.stack.close()
             logging.disable(logging.NOTSET)
@@ -224,7 +230,7 @@ class Protocol(RuleBasedStateMachine):
         self.world.wrong = 0.0
         for _ in range(ROUNDS):
             for write in list(self.world.couchdb.under_way):
-                if not any(process.asks and process.waiting.write is write for process in self.world.processes):
+                if not any(process.asks and process.write is write for process in self.world.processes):
                     for node in range(self.nodes):
                         self.world.couchdb.land(write, node)
             for who in range(len(self.world.processes)):

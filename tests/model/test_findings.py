@@ -9,7 +9,7 @@ import pytest
 
 from .couchdb import Write
 from .machine import PUBLISHED, WRONG, Cluster, Protocol, Single
-from .world import LEASE
+from .world import LEASE, Process
 
 
 @contextmanager
@@ -24,6 +24,12 @@ def begun(machine: type[Protocol], credit: int = 1, salt: int = 0, wrong: float 
         run.teardown()
 
 
+def write_of(process: Process) -> Write:
+    """Return the write that a process is about to send."""
+    assert process.write is not None
+    return process.write
+
+
 def about_to_end_a_lease(run: Protocol, who: int) -> Write:
     """Let a sweeper go on, while time passes, until it is about to delete a heartbeat, and return that write."""
     for _ in range(60):
@@ -31,8 +37,8 @@ def about_to_end_a_lease(run: Protocol, who: int) -> Write:
         process = run.world.processes[who]
         if not process.asks:
             run.tick(seconds=0.9)
-        elif process.waiting.write and any(doc.get('_deleted') for doc in process.waiting.write.docs):
-            return process.waiting.write
+        elif process.write and any(doc.get('_deleted') for doc in process.write.docs):
+            return process.write
     raise AssertionError('it does not')
 
 
@@ -86,7 +92,7 @@ def test_lease_ends_only_if_that_is_proven() -> None:
         run.go(who=0, until='idle', at=0)
         run.tick(seconds=LEASE + 5.0)
         run.go(who=0, until='write', at=0)
-        deletion, beat = about_to_end_a_lease(run, 1), holder.waiting.write
+        deletion, beat = about_to_end_a_lease(run, 1), write_of(holder)
         for node in (1, 2):
             couchdb.land(beat, node)
         for node in (0, 1, 2):
@@ -121,10 +127,10 @@ def test_claim_that_stands_beside_another_s(salt: int, crash: bool) -> None:
         for who in (0, 1):
             run.go(who=who, until='write', at=0)
             run.go(who=who, until='write', at=0)
-        run.world.couchdb.land(loser.waiting.write, 0)
+        run.world.couchdb.land(write_of(loser), 0)
         for node in (1, 2):
-            run.world.couchdb.land(holder.waiting.write, node)
-            run.world.couchdb.land(loser.waiting.write, node)
+            run.world.couchdb.land(write_of(holder), node)
+            run.world.couchdb.land(write_of(loser), node)
         for who in (1, 0):
             run.go(who=who, until='next', at=0)
         assert (sorted(holder.held), sorted(loser.held)) == (['a', 'b'], [])

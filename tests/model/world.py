@@ -161,10 +161,10 @@ class Process:
             client,
             Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES),
             self._mailbox,
-            _DeafNews(),
+            _DeafNews(),  # type: ignore[arg-type]
             Topology(client),
             'model',
-        )  # type: ignore[arg-type]
+        )
         self.unacked = self.consumer.unacked
         self.unacked.subscribe(Subscription(QUEUE, Credit(credit)))
         #: What kombu has been given and has not settled.
@@ -226,6 +226,11 @@ class Process:
     def asks(self) -> bool:
         """Whether the I/O thread waits for an answer."""
         return not self.ended and isinstance(self.waiting, Request)
+
+    @property
+    def write(self) -> Write | None:
+        """The write whose response the I/O thread waits for, or None."""
+        return self.waiting.write if isinstance(self.waiting, Request) else None
 
     @property
     def ended(self) -> bool:

@@ -52,7 +52,7 @@ def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[A
     try:
         names['main']()
     except Exception:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     return others
 
 

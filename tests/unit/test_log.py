@@ -29,7 +29,7 @@ SHOWN = r'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9
     ],
 )
 def test_each_is_one_line(args: tuple[object, ...], line: str, caplog: pytest.LogCaptureFixture) -> None:
-    logger.warning(*args)  # type: ignore[arg-type]
+    logger.warning(*args)
     assert [record.getMessage() for record in caplog.records] == [line]
 
 

@@ -72,7 +72,9 @@ def ended(child: int) -> int:
         pid, found = os.waitpid(child, os.WNOHANG)
         return (pid, found) if pid else None
 
-    return os.waitstatus_to_exitcode(wait_for(status, 'the end of the child')[1])
+    ended = wait_for(status, 'the end of the child')
+    assert ended is not None
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def docs(*ids: str) -> list[Document]:
@@ -254,7 +256,7 @@ def test_a_task_that_is_broken_off_leaves_no_answer_for_the_next(relay: Relay, c
         def interrupted(*args: Any) -> bytes:
             raise Interrupted
 
-        received, module._received = module._received, interrupted
+        received, module._received = module._received, interrupted  # type: ignore[assignment]
         try:
             relay.write(docs('a'))
         except Interrupted:
