@@ -14,7 +14,8 @@ from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Peer, due, eta, items, publish, publish_many
 
-#: How late a message may be, in seconds: two by promise, and the rest for a busy machine. The floor of polling is above.
+#: How late a message may be, in seconds: two by promise, and the rest for a busy machine. The floor of polling is
+#: above.
 LATE = PATIENCE
 
 

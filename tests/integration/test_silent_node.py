@@ -1,7 +1,8 @@
 """A node of a cluster is silent, and not yet known to be down: what waits for that node is not asked for as a rule.
 
-Measured on three nodes of CouchDB 3.5 of which one was cut off: what a majority can answer is answered, but for two things. A
-write in conflict, and `_bulk_get` of a document that never was, wait until the node is known to be down: a minute.
+Measured on three nodes of CouchDB 3.5 of which one was cut off: what a majority can answer is answered, but for two
+things. A write in conflict, and `_bulk_get` of a document that never was, wait until the node is known to be down: a
+minute.
 """
 
 from __future__ import annotations

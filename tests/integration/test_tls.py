@@ -69,8 +69,9 @@ def _pass_on(here: socket.socket, there: socket.socket) -> None:
 
 @pytest.fixture(scope='module')
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a CA (`ca.pem`), and certificates with keys that it signed: `server` and `client`, for localhost, and of
-    servers `expired` and, for another host, `elsewhere`."""
+    """A folder with a CA (`ca.pem`), and certificates with keys that it signed: `server` and `client`, for localhost,
+    and of servers `expired` and, for another host, `elsewhere`.
+    """
     if shutil.which('openssl') is None:
         pytest.skip('openssl is not installed')
     folder = tmp_path_factory.mktemp('certificates')

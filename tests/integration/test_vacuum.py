@@ -63,7 +63,10 @@ def finish(client: Client, count: int) -> list[str]:
 
 
 def vacuum_all(client: Client) -> int:
-    """Return how many tombstones went. In a cluster a copy may hear of a deletion when a vacuum has begun: the next takes it."""
+    """Return how many tombstones went.
+
+    In a cluster a copy may hear of a deletion when a vacuum has begun: the next takes it.
+    """
     reports = [vacuum(client, quiet, age=0)]
     while reports[-1].young:
         reports.append(vacuum(client, quiet, age=0))
