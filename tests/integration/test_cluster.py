@@ -159,9 +159,8 @@ def test_unproven_unique_job_gives_way_to_another(
     def elsewhere(self: Client, docs: Any, **options: Any) -> list[Document]:
         answers = bulk(self, docs, **options)
         if docs[0]['_id'] == there['_id'] and len(client.leaves(there['_id'])) == 1:
-            leave_leaf(
-                client, there['_id'], '1-ffffffffffffffffffffffffffffffff', **there
-            )  # another node has stored a job before
+            # Another node has stored a job with this key before.
+            leave_leaf(client, there['_id'], '1-ffffffffffffffffffffffffffffffff', **there)
         return answers
 
     replace_in_clients(monkeypatch, database, 'bulk', elsewhere)
@@ -224,9 +223,8 @@ def test_partitioned_consumer_learns_that_its_lease_was_ended(
     cluster.unproven = is_heartbeat
     name = lease_of(inbox).id
     inbox.drain_until(lambda: not lease_of(inbox).valid, 'the lease to expire')
-    leave_leaf(
-        client, name, '2-0123456789abcdef0123456789abcdef', _deleted=True
-    )  # written by the other side of the network partition
+    # The other side of the network partition has ended the lease.
+    leave_leaf(client, name, '2-0123456789abcdef0123456789abcdef', _deleted=True)
     assert client.fetch([name])[0] is not None
     cluster.unproven = lambda doc: False
     inbox.drain_until(lambda: lost_leases(caplog), 'the log line about the lost lease')

@@ -98,7 +98,8 @@ def test_prefetch_count_holds_for_no_ack(connect: Callable[..., Connection], cli
 KILLED = """
 import os, sys, kombu, kombu_couchdb
 with kombu.Connection(sys.argv[1] if len(sys.argv) > 1 else os.environ['URL'],
-                      transport_options={'visibility_timeout': 4, 'request_timeout': 3.9, 'connect_timeout': 3.9}) as connection:
+                      transport_options={'visibility_timeout': 4, 'request_timeout': 3.9,
+                                         'connect_timeout': 3.9}) as connection:
     channel = connection.channel()
     channel.basic_qos(0, 10, False)
     with kombu.Consumer(channel, [kombu.Queue('q')], no_ack=True, on_message=lambda message: os._exit(9)):
@@ -115,9 +116,8 @@ def test_killed_no_ack_consumer_loses_no_undelivered_message(
     assert run_python(KILLED, check=False, URL=url).returncode == 9
     inbox = Inbox(connect(visibility_timeout=3))
     drain(inbox.connection, lambda: not items(client))
-    assert set(range(1, 10)) <= set(
-        inbox.bodies
-    )  # the first message was delivered before the kill, and may not be deleted yet
+    # The first message was delivered before the kill, and may not be deleted yet.
+    assert set(range(1, 10)) <= set(inbox.bodies)
 
 
 # -- without a prefetch limit

@@ -81,9 +81,8 @@ def test_unroutable_message_is_discarded(connection: Connection, client: Client)
 
 def test_binding_of_another_process_is_used_at_once(connect: Callable[..., Connection], client: Client) -> None:
     publisher = connect()
-    Inbox(
-        publisher, Queue('other', DIRECT, routing_key='other')
-    )  # a connection that follows the bindings through the changes feed
+    # A consuming connection follows the bindings through the changes feed.
+    Inbox(publisher, Queue('other', DIRECT, routing_key='other'))
     send(publisher, DIRECT, 'new')
     assert not items(client)
     run_python(

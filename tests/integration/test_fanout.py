@@ -66,9 +66,7 @@ def test_broadcasts_of_several_publishers(connect: Callable[..., Connection], cl
     bodies = inbox.wait(60)
     for name in range(3):
         numbers = [number for n, number in bodies if n == name]
-        assert (sorted(numbers) if client.is_cluster() else numbers) == list(
-            range(20)
-        )  # a cluster does not keep the order
+        assert (sorted(numbers) if client.is_cluster() else numbers) == list(range(20))  # a cluster keeps no order
 
 
 def test_new_queue_gets_no_old_broadcasts(connect: Callable[..., Connection], client: Client) -> None:
@@ -151,7 +149,7 @@ def test_deleted_exchange_delivers_to_no_queue_of_any_process(
     NEWS(here.channel).delete()
     wait_for(
         lambda: not there.connection.transport.listener.listens_to('news'),
-        'the other connection to notice the deletion',
+        'the other connection to notice',
     )
     NEWS(connect().channel()).declare()
     for exchange in (NEWS, SPORTS):
@@ -186,7 +184,7 @@ def test_publisher_that_declares_no_fanout_exchange_reaches_all_queues(
     assert not items(client)
 
 
-def test_binding_to_a_fanout_exchange_of_the_same_name_counts_only_where_declared(
+def test_publish_by_queue_name_uses_the_fanout_exchange_only_where_it_was_bound(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     inboxes, publisher, other = [listen(connect(), name) for name in ('one', 'two')], connect(), connect()

@@ -1,4 +1,4 @@
-"""Connections that are garbage collected or idle: their messages are released, and threads, leases and files are freed."""
+"""Garbage-collected and idle connections: messages are released, and threads, leases and files are freed."""
 
 from __future__ import annotations
 

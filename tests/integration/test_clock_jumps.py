@@ -1,4 +1,4 @@
-"""Jumps of the server's clock: valid leases and queues in use survive, and messages of killed workers are redelivered."""
+"""Jumps of the server's clock: valid leases and used queues survive, and messages of killed workers are redelivered."""
 
 from __future__ import annotations
 
