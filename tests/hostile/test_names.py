@@ -22,8 +22,8 @@ from tests.support import Inbox, items, publish
 from .strategies import ODD, any_text
 from .test_messages import clear
 
-#: Names that CouchDB collates as equal: with and without invisible characters, one letter in two encodings, digits of two
-#: scripts.
+#: Names that CouchDB collates as equal: with and without invisible characters, one letter in two encodings, digits of
+#: two scripts.
 TWINS = ['a', 'a\0', 'a\u200b', 'a\u00ad', 'a\ufeff', '\u00e9', 'e\u0301', 'K', '\u212a', 'q1', 'q\u0661', '\U0001d41a']
 
 

@@ -18,8 +18,8 @@ from .worst import deep, store
 
 def forged(levels: int) -> str:
     return (
-        '{"_id": "celery-task-meta-t", "type": "Result", "status": "SUCCESS", '
-        f'"value": {{"task_id": "t", "status": "SUCCESS", "result": {deep(levels)}, "traceback": null, "children": []}}}}'
+        '{"_id": "celery-task-meta-t", "type": "Result", "status": "SUCCESS", "value": {"task_id": "t", '
+        f'"status": "SUCCESS", "result": {deep(levels)}, "traceback": null, "children": []}}}}'
     )
 
 
