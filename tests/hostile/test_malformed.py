@@ -59,8 +59,8 @@ def spoil(client: Client, kinds: dict[str, dict[str, Any]]) -> int:
     unique = {doc['_id']: doc for doc in [*docs, *FOREIGN]}
     # Bindings are stored valid and changed afterwards, because their first revision is not read again.
     bindings = [kind for kind in kinds.values() if kind['_id'] in unique and kind['_id'].startswith('broker:binding')]
-    for answer in client.bulk(bindings) if bindings else ():
-        unique[answer['id']]['_rev'] = answer['rev']
+    for result in client.bulk(bindings) if bindings else ():
+        unique[result.id]['_rev'] = result.rev
     for part in chunks(list(unique.values()), 500):
         client.bulk(part)
     return len(unique)

@@ -17,6 +17,7 @@ from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import AccessDenied, DocumentTooLarge, ServerUnavailable
 from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, items
@@ -742,7 +743,7 @@ def test_unproven_claim_of_a_chord(site: Site, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         worker.client,
         'bulk',
-        lambda docs, **options: [{**answer, 'accepted': True} for answer in bulk(docs, **options)],
+        lambda docs, **options: [answer._replace(status=WriteStatus.UNPROVEN) for answer in bulk(docs, **options)],
     )
     end(worker, part)
     assert site.bodies() == []

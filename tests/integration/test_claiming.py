@@ -62,12 +62,12 @@ class Claims:
         lock, bulk = threading.Lock(), Client.bulk
 
         def counted(client: Client, docs: Any) -> Any:
-            answers = bulk(client, docs)
-            mine = [answer for doc, answer in zip(docs, answers, strict=True) if doc.get('claimed')]
+            results = bulk(client, docs)
+            mine = [result for doc, result in zip(docs, results, strict=True) if doc.get('claimed')]
             with lock:
                 self.tried += len(mine)
-                self.lost += sum(1 for answer in mine if answer.get('error') == 'conflict')
-            return answers
+                self.lost += sum(result.is_conflict for result in mine)
+            return results
 
         replace_in_clients(monkeypatch, database, 'bulk', counted)
 

@@ -9,6 +9,7 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.unique import ENQUEUED, MOVED, Outcome, told
 from tests.conftest import wait_for
@@ -28,12 +29,12 @@ class Cluster:
         self.lost: Callable[[Document], bool] = lambda doc: False
         bulk = Client.bulk
 
-        def altered(client: Client, docs: Any, **options: Any) -> list[Document]:
+        def altered(client: Client, docs: Any, **options: Any) -> list[WriteResult]:
             answers = bulk(client, docs, **options)
             if any(self.lost(doc) for doc in docs):
                 raise ServerUnavailable('the answer was lost')
             return [
-                {**answer, 'accepted': True} if answer.get('ok') and self.unproven(doc) else answer
+                answer._replace(status=WriteStatus.UNPROVEN) if answer.is_stored and self.unproven(doc) else answer
                 for doc, answer in zip(docs, answers, strict=True)
             ]
 
@@ -156,7 +157,7 @@ def test_unproven_unique_job_gives_way_to_another(
     there = {**job, '_id': job['_id'].replace('"x"', '"y"'), 'key': 'y'}
     bulk = Client.bulk
 
-    def elsewhere(self: Client, docs: Any, **options: Any) -> list[Document]:
+    def elsewhere(self: Client, docs: Any, **options: Any) -> list[WriteResult]:
         answers = bulk(self, docs, **options)
         if docs[0]['_id'] == there['_id'] and len(client.leaves(there['_id'])) == 1:
             # Another node has stored a job with this key before.

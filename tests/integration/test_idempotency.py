@@ -80,6 +80,6 @@ def test_large_message_is_stored_once(
 def test_refused_message_is_reported_and_the_others_are_stored(client: Client, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server responds with status 500')
-    answers = client.create_once([{'_id': 'a', 'n': 1}, {'_id': 'b', '_foo': 1}, {'_id': 'c', 'n': 3}])
-    assert [answer.get('error') for answer in answers] == [None, 'refused', None]
+    results = client.create_once([{'_id': 'a', 'n': 1}, {'_id': 'b', '_foo': 1}, {'_id': 'c', 'n': 3}])
+    assert [result.error for result in results] == ['', 'refused', '']
     assert [row['id'] for row in client.id_range('')] == ['a', 'c']

@@ -55,7 +55,7 @@ def test_watch_a_job_from_scheduled_to_completed(
 
     def watch() -> None:
         for state in Jobs(app).watch(task_id, PATIENCE):
-            states.append(state)  # noqa: PERF402 - each as it comes
+            states.append(state)  # noqa: PERF402 - one at a time
 
     watching = threading.Thread(target=watch)
     watching.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import leader
 from kombu_couchdb.leases.leader import LEASE, RENEWED, Leader
@@ -86,7 +87,9 @@ def test_leader_keeps_its_lead_during_an_outage_until_its_lease_expires(
 
 def test_unproven_write_gives_no_lead(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     bulk = client.bulk
-    monkeypatch.setattr(client, 'bulk', lambda docs: [{**answer, 'accepted': True} for answer in bulk(docs)])
+    monkeypatch.setattr(
+        client, 'bulk', lambda docs: [answer._replace(status=WriteStatus.UNPROVEN) for answer in bulk(docs)]
+    )
     assert not Leader(client, 'job').step()
 
 

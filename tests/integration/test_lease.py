@@ -11,6 +11,7 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish, publish_many, replace_in_clients
@@ -114,7 +115,7 @@ def test_lost_response_to_a_heartbeat_keeps_the_lease(
     publish(connect(), 'hello')
     bulk, beats = Client.bulk, list[object]()
 
-    def bulk_and_lose(self: Client, docs: Sequence[Document], **options: Any) -> list[Document]:
+    def bulk_and_lose(self: Client, docs: Sequence[Document], **options: Any) -> list[WriteResult]:
         answers = bulk(self, docs, **options)
         if any(doc.get('type') == 'Consumer' for doc in docs):
             beats.append(answers)

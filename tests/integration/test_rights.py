@@ -23,6 +23,7 @@ from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from tests.conftest import PATIENCE
 from tests.support import items, publish
@@ -68,7 +69,7 @@ def test_member_cannot_change_security_or_design_documents(own: Client, client: 
     with pytest.raises(CouchDBError):
         own.request('PUT', '/_security', body={})
     [answer] = own.bulk([{**before[1], 'views': {}}])
-    assert answer['error'] == 'forbidden'
+    assert answer.error == 'forbidden'
     assert (client.request('GET', '/_security'), client.get(f'_design/{design.NAME}')) == before
 
 
@@ -112,7 +113,7 @@ def test_member_can_read_and_write_all_documents(own: Client, connect: Callable[
     [item] = items(own)
     assert 'the arguments' in str(item['message'])
     [answer] = own.bulk([{**item, '_deleted': True}])
-    assert answer['ok']
+    assert answer.is_stored
 
 
 # -- replication: CouchDB sends requests on behalf of any user
@@ -278,8 +279,8 @@ def test_validate_doc_update_does_not_protect_existing_documents(
     client.put({'_id': '_design/publishers', 'validate_doc_update': ADD_ONLY})
     publish(connect(), 'the arguments')
     [item] = items(own)
-    [answer] = own.bulk([{**item, 'queue': 'mine'}])
-    assert answer == {'id': item['_id'], 'error': 'forbidden', 'reason': 'only workers change what is there'}
+    [result] = own.bulk([{**item, 'queue': 'mine'}])
+    assert result == WriteResult.refused(item['_id'], 'forbidden', 'only workers change what is there')
     forged = {**item, 'queue': 'mine', '_rev': f'9-{"a" * 32}'}
     own.request('POST', '/_bulk_docs', body={'new_edits': False, 'docs': [forged]})
     assert [item['queue'] for item in items(own)] == ['mine']

@@ -52,7 +52,7 @@ def create(client: Client, count: int) -> list[dict[str, Any]]:
 
 
 def write(client: Client, docs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**doc, '_rev': answer['rev']} for doc, answer in zip(docs, client.bulk(docs), strict=True)]
+    return [{**doc, '_rev': result.rev} for doc, result in zip(docs, client.bulk(docs), strict=True)]
 
 
 def finish(client: Client, count: int) -> list[str]:
@@ -156,7 +156,7 @@ def recreated(couch: Client) -> Callable[[], tuple[Tombstone, str]]:
         pytest.skip('which rows are lost depends on the node that responds')
 
     def recreated() -> tuple[Tombstone, str]:
-        deleted = couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])[0]['rev']
+        deleted = couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])[0].rev
         rev = couch.put({'_id': JOB, 'type': 'WorkItem', 'queue': 'q', 'n': 2})
         assert len(rows(couch)) == 1
         return Tombstone(JOB, (deleted,)), rev

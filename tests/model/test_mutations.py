@@ -40,8 +40,8 @@ FAULTS = [
         Single,
         Sweeper,
         '_fence',
-        "self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])",
-        "[{'ok': True} for d in docs]",
+        'self._store.client.bulk([deletion(doc) for doc in docs])',
+        "[type('', (), {'is_proven': True}) for doc in docs]",
     ),
     Fault(
         'a consumer that lost its lease keeps its messages',
@@ -76,7 +76,12 @@ FAULTS = [
         'seen.since',
     ),
     Fault(
-        'an unproven heartbeat renews the lease', Cluster, Heartbeat, '_beaten', "not answer.get('accepted')", 'True'
+        'an unproven heartbeat renews the lease',
+        Cluster,
+        Heartbeat,
+        '_beaten',
+        'proven = result.is_proven',
+        'proven = True',
     ),
 ]
 

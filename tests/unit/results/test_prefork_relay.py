@@ -19,6 +19,7 @@ from celery_couchdb.results import prefork_relay as module
 from celery_couchdb.results.prefork_relay import Relay
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.couchdb.group_commit import GroupCommit
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from tests.conftest import PATIENCE, wait_for
 
@@ -34,12 +35,12 @@ class Commit:
         self.gate = threading.Event()
         self.gate.set()
 
-    def write(self, docs: Sequence[Document]) -> list[Document]:
+    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
         assert self.gate.wait(PATIENCE)
         if self.error is not None:
             raise self.error
         self.written.append([doc['_id'] for doc in docs])
-        return [{'ok': True, 'id': doc['_id'], 'rev': str(os.getpid())} for doc in docs]
+        return [WriteResult(doc['_id'], WriteStatus.STORED, str(os.getpid())) for doc in docs]
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def docs(*ids: str) -> list[Document]:
 
 def by(relay: Relay, *ids: str) -> int:
     """Write documents and return the id of the process that wrote them."""
-    [pid] = {int(answer['rev']) for answer in relay.write(docs(*ids))}
+    [pid] = {int(answer.rev) for answer in relay.write(docs(*ids))}
     return pid
 
 
@@ -261,7 +262,7 @@ def test_interrupted_task_leaves_no_response_for_the_next(relay: Relay, commit: 
             relay.write(docs('a'))
         except Interrupted:
             module._received = received
-        return [answer['id'] for answer in relay.write(docs('b'))] == ['b']
+        return [answer.id for answer in relay.write(docs('b'))] == ['b']
 
     assert ended(start(relay, check)) == 0
     assert sorted(doc_id for [doc_id] in commit.written) == ['a', 'b']
