@@ -17,7 +17,7 @@ from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.write_result import WriteStatus
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import AccessDenied, DocumentTooLarge, ServerUnavailable
 from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, items
@@ -305,9 +305,7 @@ def test_part_that_the_server_refuses_is_reported(site: Site, monkeypatch: pytes
 
     def forbid_parts(docs: Any, **options: Any) -> Any:
         return [
-            {'id': doc['_id'], 'error': 'forbidden', 'reason': 'no parts here'}
-            if doc['type'] == 'Part'
-            else bulk([doc])[0]
+            WriteResult.refused(doc['_id'], 'forbidden', 'no parts here') if doc['type'] == 'Part' else bulk([doc])[0]
             for doc in docs
         ]
 

@@ -172,15 +172,17 @@ def test_refused_heartbeat_raises_and_releases_the_messages(
     transport = connection.transport
     bulk, beats = transport.couchdb.bulk, list[Document]()
 
-    def bulk_and_refuse(docs: Sequence[Document], **options: Any) -> list[Document]:
+    def bulk_and_refuse(docs: Sequence[Document], **options: Any) -> list[WriteResult]:
         mine = [doc for doc in docs if doc.get('type') == 'Consumer']
         beats.extend(mine)
         if not mine or len(beats) <= beat:
             return bulk(docs, **options)
         rest = [doc for doc in docs if doc not in mine]
-        answers = dict(zip([doc['_id'] for doc in rest], bulk(rest) if rest else [], strict=True))
-        refusal = {'error': 'forbidden', 'reason': 'no heartbeats here'}
-        return [answers.get(doc['_id']) or {'id': doc['_id'], **refusal} for doc in docs]
+        results = {result.id: result for result in bulk(rest)} if rest else {}
+        return [
+            results.get(doc['_id']) or WriteResult.refused(doc['_id'], 'forbidden', 'no heartbeats here')
+            for doc in docs
+        ]
 
     monkeypatch.setattr(transport.couchdb, 'bulk', bulk_and_refuse)
     inbox = Inbox(connection, ack=False)
