@@ -1,4 +1,4 @@
-"""Log lines cannot be forged by what they quote."""
+"""Log lines cannot be forged by the values in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kombu_couchdb.log import get_logger
 
 logger = get_logger('kombu_couchdb.tests.log')
 
-#: As the id of a document could be.
+#: A possible id of a document.
 FORGED = 'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9b'
 SHOWN = r'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9b'
 
@@ -28,17 +28,17 @@ SHOWN = r'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9
         (('100 %',), '100 %'),
     ],
 )
-def test_each_is_one_line(args: tuple[object, ...], line: str, caplog: pytest.LogCaptureFixture) -> None:
-    logger.warning(*args)  # type: ignore[arg-type]
+def test_log_record_is_one_line(args: tuple[object, ...], line: str, caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning(*args)
     assert [record.getMessage() for record in caplog.records] == [line]
 
 
-def test_the_text_before_it_is_filled_in_stays(caplog: pytest.LogCaptureFixture) -> None:
-    """What collects logs groups them by it."""
+def test_message_template_is_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+    """Log collectors group records by their template."""
     logger.error('message %s is gone', FORGED)
     assert caplog.records[0].msg == 'message %s is gone'
 
 
-def test_asking_twice_gives_the_same() -> None:
+def test_get_logger_returns_the_same_logger() -> None:
     assert get_logger(logger.name) is logger
     assert isinstance(logger, logging.Logger)

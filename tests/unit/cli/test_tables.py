@@ -1,4 +1,4 @@
-"""Numbers, ages, sizes and tables as the commands print them."""
+"""Numbers, ages, sizes and tables in the output of commands."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_size(octets: int | None, text: str) -> None:
     assert size(octets) == text
 
 
-def test_a_number_has_separators_and_its_style_unless_it_is_zero() -> None:
+def test_number_has_separators_and_zero_has_no_style() -> None:
     assert count(1234567, fg='red') == Cell('1,234,567', {'fg': 'red'})
     assert count(0, fg='red') == Cell('0', {'dim': True})
     assert count(None).text == '-'
@@ -76,27 +76,28 @@ def test_rate(per_second: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(('length', 'text'), [(9, 'abcdefgh'), (8, 'abcdefgh'), (7, 'abc…fgh'), (4, 'ab…h'), (1, '…')])
-def test_the_middle_of_what_is_too_long_is_left_out(length: int, text: str) -> None:
+def test_long_text_is_cut_in_the_middle(length: int, text: str) -> None:
     assert shortened('abcdefgh', length) == text
 
 
-#: Clears the screen, begins a line, and the same by a character of C1; writes from right to left; half of a surrogate pair.
+#: Control characters: clear the screen, start a line, both as C1 characters, right-to-left text, and a single
+#: surrogate.
 EVIL = 'a\x1b[2J\r\nb\x9b2J\x85\u2028\u202e\ud800'
 
 
-def test_a_name_cannot_write_to_the_terminal() -> None:
+def test_control_characters_in_a_name_are_escaped() -> None:
     assert printable('müll\x1b[2J\n') == r'müll\x1b[2J\n'
     assert printable(EVIL) == r'a\x1b[2J\r\nb\x9b2J\x85\u2028\u202e\ud800'
     assert '\x1b' not in table([Column('NAME')], [['\x1b[2J']], 80).split('\n')[1]
 
 
-def test_a_line_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_a_line_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     say(EVIL)
     say(EVIL, err=True)
     assert capsys.readouterr() == (printable(EVIL) + '\n', printable(EVIL) + '\n')
 
 
-def test_json_cannot_write_to_the_terminal_and_says_the_same() -> None:
+def test_control_characters_in_json_are_escaped() -> None:
     value = {EVIL: ['grün', EVIL, '\U000e0001', object]}
     line = json_line(value)
     assert line.isprintable()
@@ -104,7 +105,7 @@ def test_json_cannot_write_to_the_terminal_and_says_the_same() -> None:
     assert json.loads(line) == {EVIL: ['grün', EVIL, '\U000e0001', repr(object)]}
 
 
-def test_numbers_are_aligned_to_the_right_and_names_to_the_left() -> None:
+def test_numbers_are_right_aligned_and_names_left_aligned() -> None:
     text = table([Column('QUEUE'), Column('READY', right=True)], [['q', count(12)], ['longer name', count(1234)]], 80)
     assert click.unstyle(text).split('\n') == [
         'QUEUE        READY',
@@ -113,7 +114,7 @@ def test_numbers_are_aligned_to_the_right_and_names_to_the_left() -> None:
     ]
 
 
-def test_only_what_may_be_shortened_is_the_longest_first() -> None:
+def test_longest_shortenable_column_is_cut_first() -> None:
     columns = [Column('QUEUE', least=5), Column('HOST', least=5), Column('READY', right=True)]
     lines = click.unstyle(table(columns, [['q' * 60, 'h' * 30, '1,234,567']], 60)).split('\n')
     assert max(map(len, lines)) == 60
@@ -123,14 +124,14 @@ def test_only_what_may_be_shortened_is_the_longest_first() -> None:
     assert narrow[1] == 'qq…qq  hh…hh  1,234,567'
 
 
-def test_colour_takes_no_room() -> None:
+def test_colours_do_not_affect_the_width() -> None:
     plain, styled = (table([Column('A'), Column('B')], [[Cell('x', style), 'y']], 80) for style in ({}, {'fg': 'red'}))
     assert styled != plain
     assert click.unstyle(styled) == click.unstyle(plain)
 
 
 @pytest.mark.parametrize('no_color', [True, False])
-def test_who_wants_no_colour_gets_none(no_color: bool) -> None:
+def test_colours_can_be_switched_off(no_color: bool) -> None:
     class Celery:
         pass
 
