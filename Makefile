@@ -11,6 +11,9 @@ TEST_JOBS = -n 3 --dist loadfile
 # Coverage has a floor, `fail_under` in pyproject.toml. Only the whole suite can reach it: a part of the suite is not measured.
 COVERAGE = $(if $(strip $(PYTEST_ARGS)),,--cov --cov-report=)
 
+# Each of these examples is a program whose module is called `shop`: their types are checked one folder after the other.
+SHOPS = django fastapi flask guide periodic
+
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_USER = 0
 unexport PYTHONHOME PYTHONPATH
@@ -35,6 +38,9 @@ lint: $(VENV)/installed-dev  ## Check style and types
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
+	@for folder in $(SHOPS); do \
+		MYPYPATH=examples/$$folder $(RUN) -m mypy --explicit-package-bases examples/$$folder || exit 1; \
+	done
 
 docs: $(VENV)/installed-docs  ## Build the documentation into build/docs; a warning is an error
 	@$(RUN) -m sphinx -q -E -n -W --keep-going docs build/docs

@@ -11,7 +11,7 @@ app = Celery('benchmarks')
 app.conf.update(json.loads(os.environ['BENCHMARK_SETTINGS']))
 
 
-@app.task(name='add')  # type: ignore[untyped-decorator]
+@app.task(name='add')
 def add(x: int, y: int) -> int:
     """Return the sum."""
     return x + y

@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -62,8 +62,8 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidy up then, too
     kinds = faults_of(stopping=bool(stop_server), killing=bool(kill_server))
     verdicts: dict[str, Verdict] = {}
-    with nullcontext() if url else EmbeddedServer() as own:
-        server = Server(url or own.url, start_server, stop_server, kill_server)
+    with ExitStack() as stack:
+        server = Server(url or stack.enter_context(EmbeddedServer()).url, start_server, stop_server, kill_server)
         for seed in seeds or (random.randrange(1_000_000),):
             folder, started = output / f'{seed}-{time.strftime("%H%M%S")}', time.monotonic()
             tell(f'seed {seed}; ledger and logs are in {folder}')

@@ -13,7 +13,7 @@ __all__ = ['faults_table', 'verdicts_table']
 
 def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
     """Return a column for each run, by its name."""
-    figures = {
+    figures: dict[str, list[int] | list[str]] = {
         'Tasks accepted': [verdict.tasks for verdict in verdicts.values()],
         'Chords among them': [verdict.chords for verdict in verdicts.values()],
         'Faults survived': [verdict.faults.total() for verdict in verdicts.values()],

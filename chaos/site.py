@@ -78,7 +78,7 @@ class Site:
             for name, queue in now['queues'].items()
             for state in ('ready', 'scheduled', 'running', 'dead')
             if (count := queue[state])
-        ]  # type: ignore[literal-required]
+        ]
         found += [f'{consumer["id"]} has a heartbeat' for consumer in now['consumers'] if consumer['pid'] not in living]
         found += [f'{row["id"]} is left of a chord' for row in self.result_client.id_range('chord-unlock-')]
         return found

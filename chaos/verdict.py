@@ -128,9 +128,11 @@ def _judge_doubles(
         sent = {one['delivery'].rpartition(':')[0] for one in received.get(which, ())}
         if not inherited and len(sent) > 1:
             verdict.sent_twice.append(key)
-        came = {(one['worker'], one['delivery']): one['at'] for one in received.get(which, ())}
+        came: dict[tuple[str, str], float] = {
+            (one['worker'], one['delivery']): one['at'] for one in received.get(which, ())
+        }
         for first, second in pairwise(runs):
-            since = min(came.get((run['worker'], run['delivery']), run['at']) for run in (first, second))
+            since = min(came.get((run['worker'], run['delivery']), float(run['at'])) for run in (first, second))
             explained = inherited or any(
                 fault['interrupts']
                 and (_hits(fault, first) or _hits(fault, second))

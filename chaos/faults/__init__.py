@@ -34,5 +34,5 @@ _ALWAYS: tuple[type[Fault], ...] = (
 
 def faults_of(*, stopping: bool, killing: bool) -> Mapping[str, type[Fault]]:
     """Return the kinds of faults by name; those of the server only where it may be stopped or killed."""
-    kinds = [*_ALWAYS, *([ServerStopped] if stopping else []), *([ServerKilled] if killing else [])]
+    kinds: list[type[Fault]] = [*_ALWAYS, *([ServerStopped] if stopping else []), *([ServerKilled] if killing else [])]
     return {kind.name: kind for kind in kinds}

@@ -82,7 +82,8 @@ class WorkerStopped(WorkerFault):
     which began at that very moment, may be repeated.
     """
 
-    name, touches = 'worker stopped', 1.0
+    name = 'worker stopped'
+    touches: float | None = 1.0
     #: By how many seconds the clock of the next one is wrong.
     astray = 0.0
 

@@ -102,7 +102,9 @@ class Transport(virtual.Transport):
         #: What takes the deliveries of each subscription: the I/O thread knows nothing of channels.
         self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
         self._consumer: Consumer | None = None
-        self._abandon: weakref.finalize[Any, Any]
+        # A connection that is dropped without close(). Once there is an I/O thread, that one closes the mailbox.
+        self._abandon: weakref.finalize[Any, Any] = weakref.finalize(self, self._mailbox.close)
+        self._abandon.atexit = False
         self._pid = os.getpid()
 
     @property
@@ -140,8 +142,8 @@ class Transport(virtual.Transport):
         if self._pid != os.getpid():
             return  # a copy after fork(): everything here is the parent's
         super().close_connection(connection)
+        self._abandon.detach()
         if self._consumer is not None:
-            self._abandon.detach()
             self._consumer.close(self.options.request_timeout + self.options.connect_timeout)
             self._consumer = None
         self._mailbox.close()
@@ -153,8 +155,7 @@ class Transport(virtual.Transport):
     def consumer(self) -> Consumer:
         """The I/O thread, started with the first use, and again after it has retired."""
         if self._consumer is None or self._consumer.unacked.retired:
-            if self._consumer is not None:
-                self._abandon.detach()
+            self._abandon.detach()
             name = f'couchdb-{self.address.database}'
             notifier = Notifier(self.couchdb, self.topology, self.listener, name)
             self._consumer = Consumer(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)
