@@ -1,4 +1,4 @@
-"""The Celery app that the worker under test runs; its settings come from `BENCHMARK_SETTINGS`, as JSON."""
+"""The Celery app of the worker under test. Its settings are JSON in `BENCHMARK_SETTINGS`."""
 
 from __future__ import annotations
 

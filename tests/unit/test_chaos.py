@@ -308,7 +308,7 @@ def test_clock_that_is_ahead_is_why_a_task_runs_early(ahead: float, began: float
 def test_listener_hears_the_last_event(events: list[Event], deaf: bool) -> None:
     verdict = judge(events)
     assert (verdict.deaf, verdict.holds) == (deaf, not deaf)
-    assert ('deaf: the listener' in complaints(verdict)) == deaf
+    assert ('missed the last event: the listener' in complaints(verdict)) == deaf
 
 
 def test_progress_knows_what_was_heard(tmp_path: Path) -> None:
