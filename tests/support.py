@@ -200,9 +200,7 @@ class Peer:
         )
         self.log: list[str] = []
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._readers = [
-            threading.Thread(target=target, daemon=True) for target in (self._read_events, self._read_log)
-        ]
+        self._readers = [threading.Thread(target=target, daemon=True) for target in (self._read_events, self._read_log)]
         for reader in self._readers:
             reader.start()
         self.tell(given)
