@@ -52,7 +52,7 @@ class CouchDBError(Exception):
     """The root: catch this to catch all that `kombu_couchdb` and `celery_couchdb` raise."""
 
     #: Of a write of many documents in several requests: CouchDB's answers to the requests before the one that failed.
-    answered: Sequence[dict[str, Any]] = ()
+    answered: Sequence[Any] = ()
 
 
 class ServerUnavailable(CouchDBError, ConnectionError):

@@ -13,6 +13,7 @@ from kombu import Producer
 
 from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Document, Row
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
@@ -163,19 +164,16 @@ class Mover:
             items.update((item['_id'], doc['_id']) for item in made)
             new += made
         reasons.update(
-            (items[answer['id']], f'CouchDB refuses its message: {answer.get("reason")}')
-            for answer in self._transport.publish_once(new)
+            (items[result.id], f'CouchDB refuses its message: {result.reason}')
+            for result in self._transport.publish_once(new)
         )
         now = self._client.clock.now()
         changes = [
-            parcel.refused(doc, reasons[doc['_id']], now)
-            if doc['_id'] in reasons
-            else {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
-            for doc in docs
+            parcel.refused(doc, reasons[doc['_id']], now) if doc['_id'] in reasons else deletion(doc) for doc in docs
         ]
         for doc_id, reason in reasons.items():
             logger.warning('parcel %s is refused: %s', doc_id, reason)
-        return sum(1 for answer in self._client.bulk(changes) if answer.get('ok'))
+        return sum(result.is_stored for result in self._client.bulk(changes))
 
     def _items_of(self, doc: Document) -> list[Document]:
         """Return the items that the message of a parcel is stored as.

@@ -107,8 +107,8 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
         else:
             plain.append((doc, workitem.replay(doc, client.clock.now())))
     for part in chunks(plain, _BATCH):
-        for (doc, _), answer in zip(part, client.bulk([changed for _, changed in part]), strict=True):
-            if answer.get('ok'):
+        for (doc, _), result in zip(part, client.bulk([changed for _, changed in part]), strict=True):
+            if result.is_stored:
                 back.append(doc)
             else:
                 refused[doc['_id']] = 'it was changed by somebody else just now'
@@ -131,4 +131,4 @@ def _is_back_in_place(client: Client, letter: Document) -> bool:
 def drop(client: Client, docs: Sequence[Document]) -> int:
     """Delete dead letters for good and return how many; what is none any more is left."""
     gone = [workitem.deleted(doc) for doc in docs if doc.get('status')]
-    return sum(1 for part in chunks(gone, _BATCH) for answer in client.bulk(part) if answer.get('ok'))
+    return sum(1 for part in chunks(gone, _BATCH) for result in client.bulk(part) if result.is_stored)
