@@ -8,8 +8,8 @@ RUN = $(VENV)/bin/python
 # The tests wait for most of their time: three processes need half of it, on two cores. To use a debugger: TEST_JOBS=
 TEST_JOBS = -n 3 --dist loadfile
 
-# Coverage has a floor, `fail_under` in pyproject.toml. Only the whole suite can reach it: a part of the suite is not measured.
-COVERAGE = $(if $(strip $(PYTEST_ARGS)),,--cov --cov-report=)
+# Coverage has a floor, `fail_under` in pyproject.toml. Only the whole suite reaches it: a part of the suite is not measured.
+MEASURED = $(if $(strip $(PYTEST_ARGS)),,yes)
 
 # Each of these examples is a program whose module is called `shop`: their types are checked one folder after the other.
 SHOPS = $(patsubst examples/%/,%,$(filter-out examples/demo/ examples/__pycache__/,$(wildcard examples/*/)))
@@ -26,7 +26,9 @@ demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on
 	@$(RUN) -m examples.demo
 
 test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an embedded server; PYTEST_ARGS="-k lease -x"
-	@$(RUN) -m pytest $(TEST_JOBS) $(COVERAGE) $(PYTEST_ARGS)
+	@$(if $(MEASURED),$(RUN) -m coverage erase)
+	@$(RUN) $(if $(MEASURED),-m coverage run) -m pytest $(TEST_JOBS) $(PYTEST_ARGS)
+	@$(if $(MEASURED),$(RUN) -m coverage combine -q && printf 'Coverage in percent: ' && $(RUN) -m coverage report --format=total)
 
 versions: $(VENV)/installed-dev  ## Run tests with other Pythons and Celerys, those that are there; TOX_ARGS="-e py310-oldest -- -x"
 	@$(RUN) -m tox run $(TOX_ARGS)

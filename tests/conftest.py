@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -20,6 +21,10 @@ from tests import patience
 pytest_plugins = ['celery_couchdb.testing']
 
 T = TypeVar('T')
+
+# Coverage measures the processes of pytest-xdist. Programs that tests start would be slower for it, and less like those of users.
+if 'PYTEST_XDIST_WORKER' in os.environ:
+    os.environ.pop('COVERAGE_PROCESS_CONFIG', None)
 
 # A shell has its background jobs ignore Ctrl-C, and so would whatever the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
