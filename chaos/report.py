@@ -18,15 +18,15 @@ def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
         'Chords among them': [verdict.chords for verdict in verdicts.values()],
         'Faults survived': [verdict.faults.total() for verdict in verdicts.values()],
         'Lost': [len(verdict.lost) for verdict in verdicts.values()],
-        'Twice, unexplained': [len(verdict.twice) for verdict in verdicts.values()],
-        'Twice, explained by a fault': [len(verdict.explained) for verdict in verdicts.values()],
+        'Twice, without a fault': [len(verdict.twice) for verdict in verdicts.values()],
+        'Twice, because of a fault': [len(verdict.explained) for verdict in verdicts.values()],
         'Sent twice': [len(verdict.sent_twice) for verdict in verdicts.values()],
-        'Too early': [len(verdict.too_early) for verdict in verdicts.values()],
+        'Before their time': [len(verdict.too_early) for verdict in verdicts.values()],
         'Listeners that miss the last event': [int(verdict.deaf) for verdict in verdicts.values()],
         'Left in the databases': [len(verdict.remains) for verdict in verdicts.values()],
         'Acknowledged early, lost with a killed process': [len(verdict.at_most_once) for verdict in verdicts.values()],
-        'Pauses by the operating system': [verdict.pauses for verdict in verdicts.values()],
-        'Longest time without progress': [f'{verdict.standstill:.1f} s' for verdict in verdicts.values()],
+        'Pauses by the machine itself': [verdict.pauses for verdict in verdicts.values()],
+        'Longest standstill': [f'{verdict.standstill:.1f} s' for verdict in verdicts.values()],
     }
     return simple_table(
         [

@@ -22,7 +22,7 @@ pytest_plugins = ['celery_couchdb.testing']
 
 T = TypeVar('T')
 
-# Coverage measures the processes of pytest-xdist. Programs that tests start would be slower for it, and less like those of users.
+# Coverage measures the processes of pytest-xdist, but no programs that tests start: it would slow them down.
 if 'PYTEST_XDIST_WORKER' in os.environ:
     os.environ.pop('COVERAGE_PROCESS_CONFIG', None)
 

@@ -1,4 +1,4 @@
-"""A breakable network and a breakable server for each test."""
+"""Servers and networks that may be broken, for each test its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def connect(server: Server, client: Client, database: str, proxy: Proxy) -> Iterator[Callable[..., Connection]]:
-    """A function that connects to the test's database, directly or `through_proxy`; arguments are transport options."""
+    """Returns a function that connects to the test's database: directly, or with `through_proxy` through the proxy."""
     opened: list[Connection] = []
 
     def connect(*, through_proxy: bool = False, **options: Any) -> Connection:
@@ -42,8 +42,8 @@ def connect(server: Server, client: Client, database: str, proxy: Proxy) -> Iter
 
 @pytest.fixture
 def own_server() -> Iterator[EmbeddedServer]:
-    """A running embedded server for this test only."""
+    """An embedded server of the test's own, which runs."""
     with EmbeddedServer() as own:
         yield own
-        if own.process is None:  # a test failed after it had stopped the server
+        if own.process is None:  # the end of a test that failed half-way
             own.start()

@@ -1,4 +1,4 @@
-"""A slow network link: a TCP proxy on loopback with one rate limit per direction for all connections together."""
+"""A slow network link: a TCP proxy on loopback that passes on so many bytes a second in each direction, for all connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ['Link']
 
-#: Bytes forwarded at once, and the size of socket buffers: larger values would hide how slow the link is.
+#: Bytes that are passed on at once, and those that a socket takes in before: more would hide how slow the link is.
 _PIECE, _BUFFER = 4096, 32_768
 
 
@@ -21,7 +21,7 @@ class _Direction:
         self._lock = threading.Lock()
 
     def wait(self, size: int) -> None:
-        """Wait until the rate limit allows `size` more bytes."""
+        """Wait until so many bytes have their turn."""
         with self._lock:
             self.passed += size
             self._free = max(time.monotonic(), self._free) + size / self.rate
@@ -30,7 +30,7 @@ class _Direction:
 
 
 class Link:
-    """Forwards connections to `(host, port)` at `rate` bytes per second; a context manager."""
+    """Passes everything on to `(host, port)`, at `rate` bytes a second; a context manager."""
 
     def __init__(self, host: str, port: int, rate: float) -> None:
         self._target = (host, port)

@@ -1,4 +1,4 @@
-"""Network failures: a consumer recovers by itself and logs each failure once."""
+"""The network fails: a consumer goes on by itself, says so once, and consumes again soon after the return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, record_requests
 
-#: Short time limits in seconds, to notice soon that the server does not respond.
+#: Time limits of requests for who shall notice soon that nothing is answered, in seconds. Who is refused notices at once.
 QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
 
 
@@ -30,7 +30,7 @@ def returns(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def told_in_turn(caplog: pytest.LogCaptureFixture) -> bool:
-    """Return whether failures and recoveries alternate in the log, so that each is logged once."""
+    """Tell whether each trouble, and the end of each, was told of once, however many a busy machine made of it."""
     said = [
         words for record in caplog.records for words in ('trying again', 'answers again') if words in record.message
     ]
@@ -59,7 +59,7 @@ def test_server_that_refuses_connections(
     inbox.wait(3)
 
 
-def test_pauses_between_retries_are_neither_short_nor_long(
+def test_retries_neither_hammer_nor_sleep(
     connect: Callable[..., Connection],
     proxy: Proxy,
     database: str,
@@ -73,7 +73,7 @@ def test_pauses_between_retries_are_neither_short_nor_long(
     wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
     tried = record_requests(monkeypatch, database)
     wait_for(lambda: inbox.drain(0.1) or (tried and tried[-1].at - tried[0].at > 8), 'tries for eight seconds')
-    # Pauses grow from 0.1 s to 2 s; an attempt may be several requests.
+    # Waits grow from a tenth of a second to two; a try may be several requests.
     assert len(tried) < 60 * (tried[-1].at - tried[0].at) / 8
 
 
@@ -89,7 +89,7 @@ def test_cut_connections_are_hardly_noticed(connect: Callable[..., Connection], 
     wait_for(lambda: not items(client), 'all to be acknowledged')
 
 
-def test_network_that_drops_everything(
+def test_network_that_swallows_everything(
     connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox(connect(through_proxy=True, **QUICK))
@@ -105,7 +105,7 @@ def test_network_that_drops_everything(
     assert sorted(inbox.bodies) == ['after', 'before', 'meanwhile']
 
 
-def test_acks_are_written_after_a_reconnection(
+def test_acks_outlive_the_connection(
     connect: Callable[..., Connection], proxy: Proxy, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox(connect(through_proxy=True), ack=False)
@@ -140,7 +140,7 @@ def test_cut_off_for_longer_than_the_lease(
     wait_for(lambda: not items(client), 'the ack of the new holder')
 
 
-def test_broadcasts_sent_during_the_failure_are_received(
+def test_broadcasts_of_the_time_between(
     connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     news = Exchange('news', type='fanout')

@@ -1,4 +1,4 @@
-"""Several nodes of a cluster in the URL: while one does not respond, the next one is used.
+"""Several nodes of a cluster in the URL: while one does not answer the next is asked, and nobody notices but the log.
 
 The nodes are two proxies in front of the server under test, so that these tests need no cluster.
 """
@@ -20,7 +20,7 @@ from tests.conftest import PATIENCE, PATIENT, Server, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items, publish, publish_many, release_all
 
-#: The time limit of a request in seconds, after which the next node is used. A node that refuses is left at once.
+#: The time limit of a request after which a node that is silent is left, in seconds. One that refuses is left at once.
 QUICK = {'request_timeout': 5.0}
 
 
@@ -32,7 +32,7 @@ def nodes(server: Server) -> Iterator[list[Proxy]]:
 
 @pytest.fixture
 def list_of(server: Server, nodes: list[Proxy]) -> Callable[[str], str]:
-    """A function that returns the list of URLs of a database, one for each node."""
+    """Returns a function that gives the list of URLs of a database, one for each node."""
 
     def list_of(database: str) -> str:
         url = server.couchdb_url(database)
@@ -70,9 +70,7 @@ def test_consumer_keeps_what_it_holds_when_its_node_dies(
     assert not [record for record in caplog.records if 'lease' in record.message or 'had been taken' in record.message]
 
 
-def test_next_node_is_used_if_one_does_not_respond(
-    connect_to_all: Callable[..., Connection], nodes: list[Proxy]
-) -> None:
+def test_node_that_is_silent_is_left(connect_to_all: Callable[..., Connection], nodes: list[Proxy]) -> None:
     inbox = Inbox(connect_to_all(**QUICK))
     publisher = connect_to_all(**QUICK)
     publish(publisher, 'before')
@@ -86,7 +84,7 @@ def test_next_node_is_used_if_one_does_not_respond(
 def test_what_one_node_does_not_confirm_is_published_once(
     connect_to_all: Callable[..., Connection], nodes: list[Proxy], client: Client, trouble: str
 ) -> None:
-    """The publisher sees no error, and so it does not publish again."""
+    """The publisher is told of nothing, and so nobody sends it again."""
     publisher = connect_to_all(**QUICK)
     publish(publisher, 'before')
     if trouble == 'silent':
@@ -99,7 +97,7 @@ def test_what_one_node_does_not_confirm_is_published_once(
     assert [json.loads(doc['message']['body']) for doc in items(client)] == ['before', 'meanwhile']
 
 
-def test_nodes_fail_in_turn(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
+def test_back_and_forth(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
     inbox, publisher = Inbox(connect_to_all()), connect_to_all()
     for number in range(4):
         nodes[number % 2].refuse()

@@ -1,4 +1,4 @@
-"""A server that does not respond for longer than the lease: no consumer loses its messages."""
+"""A server that answers nobody for longer than the lease: nobody's messages are given away when it is back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish_many
 
-#: The lease of all consumers in seconds, and time limits of requests well below it.
+#: The lease of all consumers, in seconds, and time limits of requests that are honest beside it.
 LEASE = 12.0
 QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
 
 
-def test_running_messages_keep_their_consumers(
-    connect: Callable[..., Connection], proxy: Proxy, client: Client
-) -> None:
+def test_running_messages_stay_where_they_are(connect: Callable[..., Connection], proxy: Proxy, client: Client) -> None:
     publish_many(connect(), range(5))
     inboxes = [
         Inbox(connect(through_proxy=True, visibility_timeout=LEASE, **QUICK), ack=False, prefetch=1) for _ in range(5)
@@ -35,7 +33,7 @@ def test_running_messages_keep_their_consumers(
     hung = time.monotonic()
     wait_for(lambda: time.monotonic() - hung > LEASE + 3.0, 'the leases to be over')
     proxy.go_on()
-    # The first consumer that is back sweeps. If it released messages of the others, their claims would change.
+    # Whoever is back first sweeps the others; what it takes from them is claimed anew.
     back = time.time()
     wait_for(
         lambda: len(beats()) == 5 and min(beats().values()) > back + LEASE,

@@ -1,7 +1,7 @@
-"""The short form of `make chaos`: each kind of fault once while workers run 200 tasks.
+"""The short form of `make chaos`: every kind of fault once, while real workers run 200 tasks.
 
-The server itself is not stopped: the embedded one would lose its data, and the one in `COUCHDB_URL` is not ours.
-Instead, proxies refuse connections.
+The server itself is not stopped here: the embedded one would lose its data, and the other is not ours. The network plays the dead
+server, by refusing connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.conftest import PATIENCE, Server
 
 
 def test_promises_hold(server: Server, tmp_path: Path) -> None:
-    pytest.importorskip('time_machine', reason='time-machine, which sets clocks wrong, is not installed')
+    pytest.importorskip('time_machine', reason='time-machine is not installed, by which clocks are set wrong')
     kinds = faults_of(stopping=False, killing=False)
     planned = plan(6, 200, len(kinds), {name: (kind.span[0], kind.span[0]) for name, kind in kinds.items()})
     with Site(Victim(server.url), tmp_path) as site:

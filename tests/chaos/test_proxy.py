@@ -1,4 +1,4 @@
-"""The proxy of the chaos suite: its faults have the described effects."""
+"""The proxy that plays a broken network: what it does to requests is what it says."""
 
 from __future__ import annotations
 

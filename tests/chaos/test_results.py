@@ -1,4 +1,4 @@
-"""Waiting for results while the server does not respond."""
+"""Who waits for a result goes on waiting while the server is away, and misses nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPLAINT = 'results are not heard of'
 
 @pytest.fixture(autouse=True)
 def warnings_are_captured(caplog: pytest.LogCaptureFixture) -> None:
-    """Set the log level: a worker in this process may have changed it."""
+    """A worker that ran in this process before may have set the level."""
     caplog.set_level('WARNING')
 
 
@@ -46,7 +46,7 @@ def worker(url: str, client: Client) -> Any:
 
 
 class Waiting(threading.Thread):
-    """Waits for results in a separate thread."""
+    """Waits for some results in a thread of its own."""
 
     def __init__(self, app: Celery, names: list[str]) -> None:
         super().__init__(daemon=True)
@@ -60,7 +60,7 @@ class Waiting(threading.Thread):
         }
 
     def waits(self) -> bool:
-        """Whether its longpoll request is open."""
+        """Whether its longpoll is open."""
         return self.app.backend.reader._longpoll._response is not None
 
 
@@ -99,7 +99,7 @@ def test_results_stored_while_the_server_is_silent(
     assert waiting.values == {name: name for name in names}
 
 
-def test_timeout_is_kept_while_the_server_does_not_respond(away: Celery, proxy: Proxy) -> None:
+def test_timeout_holds_while_the_server_is_away(away: Celery, proxy: Proxy) -> None:
     result = away.AsyncResult(str(uuid.uuid4()))
     assert not result.ready()
 
@@ -120,7 +120,7 @@ def test_timeout_is_kept_while_the_server_does_not_respond(away: Celery, proxy: 
         away.AsyncResult(str(uuid.uuid4())).get(timeout=1.0)
 
 
-def test_results_are_stored_when_the_server_responds_again(
+def test_results_are_stored_when_the_server_is_back(
     away: Celery, client: Client, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = str(uuid.uuid4())
@@ -133,7 +133,7 @@ def test_results_are_stored_when_the_server_responds_again(
     assert client.get(f'celery-task-meta-{name}')['value']['result'] == 'kept'
 
 
-def test_storing_a_result_ends_with_the_retry_policy(
+def test_result_is_given_up_when_the_policy_says_so(
     server: Server, client: Client, database: str, proxy: Proxy
 ) -> None:
     url = server.couchdb_url(database).replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{proxy.port}/')

@@ -1,4 +1,4 @@
-"""A server that stops, is killed or hangs, and starts again without its data, as the embedded one does."""
+"""The server itself stops, is killed or hangs; it comes back without its data, as the embedded one does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_network import QUICK, complaints, told_in_turn
 
 @pytest.fixture
 def reach(own_server: EmbeddedServer) -> Iterator[Callable[..., Connection]]:
-    """A function that connects to the server of this test."""
+    """Returns a function that connects to the test's own server."""
     opened: list[Connection] = []
 
     def reach(**options: Any) -> Connection:

@@ -1,4 +1,4 @@
-"""Large messages over a link on which they take much longer than the time limits of a request."""
+"""Large messages over a link that takes much longer for them than the time limits of a request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support import Inbox, items, publish, publish_many, release_all
 
 from .link import Link
 
-#: The time limits of a request in seconds, and the rate of the link in bytes per second: 1 MB takes longer.
+#: The time limits of a request, in seconds, and what the link passes on in a second, in bytes: no time limit fits a megabyte.
 LIMITS = {'request_timeout': 2.0, 'connect_timeout': 2.0}
 RATE = 400_000
 
-#: The number of messages, and their size in characters.
+#: So many messages of so many characters are sent.
 COUNT, SIZE = 40, 100_000
 
 
@@ -32,7 +32,7 @@ def link(server: Server) -> Iterator[Link]:
 
 @pytest.fixture
 def slow(server: Server, client: Client, database: str, link: Link) -> Iterator[Callable[..., Connection]]:
-    """A function that connects to the test's database over the link; arguments are transport options."""
+    """Returns a function that connects to the test's database over the link; its arguments are transport options."""
     opened: list[Connection] = []
 
     def slow(**options: Any) -> Connection:
@@ -48,7 +48,7 @@ def text(number: int) -> str:
     return f'{number:05d}' * (SIZE // 5)
 
 
-def test_time_to_publish_grows_with_the_size(
+def test_publish_takes_as_long_as_its_size_asks_for(
     connect: Callable[..., Connection], slow: Callable[..., Connection]
 ) -> None:
     connection, body = slow(), 'x' * 3_000_000
@@ -57,7 +57,7 @@ def test_time_to_publish_grows_with_the_size(
         try:
             publish(connection, body)
         except ServerUnavailable:
-            return False  # the machine paused for 2 s; the next attempt may succeed
+            return False  # a machine that stands still for two seconds; the next try is another one
         return True
 
     wait_for(published, 'the message to be published')
@@ -76,10 +76,10 @@ def test_large_messages_are_delivered_and_read_once(
 
 
 @pytest.mark.parametrize('attached', [True, False], ids=['attached', 'inline'])
-def test_large_messages_of_an_expired_lease_are_delivered_again(
+def test_what_a_dead_consumer_held_of_them_comes_back(
     connect: Callable[..., Connection], slow: Callable[..., Connection], client: Client, attached: bool
 ) -> None:
-    """Messages of earlier versions, and unique jobs, have their bodies in their documents."""
+    """Those of earlier versions, and unique jobs, have their bodies in their documents."""
     publish_many(connect(), [text(number) for number in range(COUNT)])
     for doc in items(client):
         if not attached:
@@ -95,7 +95,7 @@ def test_large_messages_of_an_expired_lease_are_delivered_again(
     wait_for(lambda: not items(client), 'all to be acknowledged')
 
 
-def test_stopped_consumer_releases_messages_that_it_has_not_read(
+def test_stopped_consumer_gives_back_what_it_has_not_read(
     connect: Callable[..., Connection], slow: Callable[..., Connection], client: Client
 ) -> None:
     publish_many(connect(), [text(number) for number in range(COUNT)])
