@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -20,6 +21,10 @@ from tests import patience
 pytest_plugins = ['celery_couchdb.testing']
 
 T = TypeVar('T')
+
+# Coverage measures the processes of pytest-xdist, but no programs that tests start: it would slow them down.
+if 'PYTEST_XDIST_WORKER' in os.environ:
+    os.environ.pop('COVERAGE_PROCESS_CONFIG', None)
 
 # A shell starts background jobs with SIGINT ignored. The processes that tests start would inherit this, and could not
 # be interrupted.

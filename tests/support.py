@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -213,8 +213,9 @@ class Peer:
         )
         self.log: list[str] = []
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
-        for target in (self._read_events, self._read_log):
-            threading.Thread(target=target, daemon=True).start()
+        self._readers = [threading.Thread(target=target, daemon=True) for target in (self._read_events, self._read_log)]
+        for reader in self._readers:
+            reader.start()
         self.tell(given)
         assert self.next() == {'ready': True}
 
@@ -251,6 +252,11 @@ class Peer:
             self.process.kill()
             self.process.send_signal(signal.SIGCONT)
         self.process.wait()
+        for reader in self._readers:
+            reader.join(PATIENCE)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            with suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
 
 
 def run_python(code: str, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -112,7 +112,7 @@ def test_demo_succeeds(start: Callable[[str], Demo], server: Server) -> None:
     assert status == 0, demo.output
     for what in WORK:
         assert re.search(rf'^{what} .* ok$', demo.output, re.M), demo.output
-    assert 'All of it came true' in demo.output
+    assert 'Everything succeeded' in demo.output
     assert_nothing_left(demo, server)
 
 
@@ -135,7 +135,7 @@ def test_worker_that_ends_is_a_failure(start: Callable[[str], Demo], server: Ser
     for process in psutil.Process(demo.process.pid).children():
         process.kill()
     assert demo.process.wait(WHOLE) == 1
-    assert re.search(r'^- w\d ended by itself, with status -9$', demo.output, re.M), demo.output
+    assert re.search(r'^- w\d ended unexpectedly, with status -9$', demo.output, re.M), demo.output
     assert 'The end of the log of w1:' in demo.output
     assert_nothing_left(demo, server)
 

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from celery_couchdb.testing import Server
-from tests.conftest import , Users
+from tests.conftest import Users
 from tests.support import ROOT
 
 FOLDER = ROOT / 'examples/deployment'

@@ -13,6 +13,7 @@ from kombu import Connection, Queue
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
+from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.queues import waiting
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for

@@ -53,6 +53,8 @@ def relay(commit: Commit) -> Iterator[Relay]:
     relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
     yield relay
     relay.reset()
+    if relay._door is not None:
+        relay._door.close()
 
 
 def start(relay: Relay, check: Callable[[], bool]) -> int:
