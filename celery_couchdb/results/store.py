@@ -22,8 +22,8 @@ from kombu_couchdb.errors import (
     DocumentTooLarge,
     NestedTooDeeply,
     NotFound,
+    access_denied,
     from_answer,
-    may_not,
 )
 from kombu_couchdb.log import get_logger
 
@@ -215,7 +215,7 @@ class Store:
             except Conflict:
                 pass  # another process was first, with the same
             except AccessDenied as exc:
-                raise may_not(
+                raise access_denied(
                     self.client.address.url,
                     self.client.user,
                     'write the design document',
@@ -274,7 +274,7 @@ class Store:
             try:
                 self.client.create()
             except AccessDenied as exc:
-                raise may_not(
+                raise access_denied(
                     address.url,
                     self.client.user,
                     'create the database, which does not exist',

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from ..couchdb.client import Client
 from ..couchdb.shapes import items, maybe, members, number, text
-from ..errors import AccessDenied, CouchDBError, who
+from ..errors import AccessDenied, CouchDBError, describe_user
 
 __all__ = ['Cluster', 'Refused']
 
@@ -48,7 +48,7 @@ class Cluster:
             if 'server admin' not in str(exc):
                 raise  # the password is wrong
             raise AccessDenied(
-                f'{self.client.address.url}: {who(self.client.user)} is no server administrator, and '
+                f'{self.client.address.url}: {describe_user(self.client.user)} is no server administrator, and '
                 f'CouchDB lets nobody else purge: name one with --admin'
             ) from exc
 

@@ -18,7 +18,7 @@ from .. import design
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
 from ..documents.ids import CONSUMER
-from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, who
+from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, describe_user
 
 __all__ = ['Step', 'Wanted', 'layouts', 'plan']
 
@@ -244,7 +244,7 @@ def _administers(user: Document, security: Document) -> bool:
 
 def _denied(client: Client) -> AccessDenied:
     return AccessDenied(
-        f'{client.address.url}: {who(client.user)} may not set up the database; name an administrator of CouchDB '
+        f'{client.address.url}: {describe_user(client.user)} may not set up the database; name an administrator of CouchDB '
         f'with --admin'
     )
 
