@@ -61,7 +61,7 @@ class Waiting(threading.Thread):
 
     def waits(self) -> bool:
         """Whether its longpoll is open."""
-        return self.app.backend.reader._longpoll._response is not None
+        return self.app.backend.subscriber._longpoll._response is not None
 
 
 @pytest.mark.parametrize('count', [3, 120], ids=['few', 'many'])
@@ -111,7 +111,7 @@ def test_timeout_holds_while_the_server_is_away(away: Celery, proxy: Proxy) -> N
     timed_out = threading.Event()
     waiting = threading.Thread(target=get)
     waiting.start()
-    reader = away.backend.reader
+    reader = away.backend.subscriber
     wait_for(lambda: reader._longpoll._response is not None or timed_out.is_set(), 'the wait')
     proxy.refuse()
     waiting.join()

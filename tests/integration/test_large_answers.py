@@ -62,10 +62,10 @@ def test_messages_and_results(
     assert [result.get(timeout=PATIENCE) for result in results] == bodies
     # Who waits for all of them hears of all at once.
     waiter, ids = Waiter(), {app.backend.get_key_for_task(result.id) for result in results}
-    app.backend.reader.watch(waiter, ids)
+    app.backend.subscriber.watch(waiter, ids)
     heard: set[str] = set()
     wait_for(lambda: heard.update(doc['_id'] for doc in waiter.take(0.1)) or heard == ids, 'the results')
-    app.backend.reader.drop(waiter, ids)
+    app.backend.subscriber.drop(waiter, ids)
 
 
 def test_body_is_as_large_as_it_is(

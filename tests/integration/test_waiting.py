@@ -182,7 +182,7 @@ def test_many_threads_share_one_reader(app: Celery, worker: CouchDBBackend, sent
 def test_two_wait_for_the_same(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     [task_id] = ids(1)
     waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
-    wait_for(lambda: len(app.backend.reader._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both')
+    wait_for(lambda: len(app.backend.subscriber._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both')
     worker.mark_as_done(task_id, 7)
     assert [thread.value() for thread in waiting] == [7, 7]
 
@@ -256,7 +256,7 @@ def test_new_waits_do_not_keep_the_others_from_their_results(
     first, *others = ids(40)
     waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
     wait_for(lambda: is_listening(sent, first), 'the wait')
-    reader, waiter = app.backend.reader, Waiter()
+    reader, waiter = app.backend.subscriber, Waiter()
     go_on = threading.Event()
 
     def press() -> None:
@@ -321,7 +321,7 @@ def test_abandoned_iteration_leaves_nothing(app: Celery, worker: CouchDBBackend)
     assert next(iteration)[0] == first
     del iteration
     gc.collect()
-    assert app.backend.reader._waiters == {}
+    assert app.backend.subscriber._waiters == {}
 
 
 # -- groups
@@ -431,7 +431,7 @@ def test_group_raises_the_error_of_the_task_before_it(
         worker.mark_as_failure(parent, LookupError('no'))
     outcome = waiting.value()
     assert isinstance(outcome, LookupError)
-    wait_for(lambda: not app.backend.reader._waiters, 'nothing to be watched any more')
+    wait_for(lambda: not app.backend.subscriber._waiters, 'nothing to be watched any more')
 
 
 def test_group_that_is_never_sent_without_raising(app: Celery, worker: CouchDBBackend) -> None:
