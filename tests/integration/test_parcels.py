@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,6 +134,19 @@ def test_id_that_is_used_again_is_not_moved_again(mover: Callable[[], Mover], cl
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
 
 
+def test_moved_and_refused_parcels_are_logged_with_their_ids(
+    mover: Callable[[], Mover], client: Client, parcels: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(parcels, 'a')
+    parcels.put({'_id': 'b', 'task': 'not accepted', 'args': []})
+    with caplog.at_level(logging.DEBUG, 'celery_couchdb.parcels'):
+        mover().step()
+    [message] = items(client)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+    assert f'parcel a was moved: {message["_id"]}; its document was updated' in lines
+    assert 'parcel b was refused; its document was updated' in lines
+
+
 @pytest.mark.parametrize('levels', [700, 1_500])
 def test_parcel_that_is_nested_deeply_is_refused(
     mover: Callable[[], Mover], client: Client, parcels: Client, apache_couchdb: bool, levels: int
@@ -148,13 +162,13 @@ def test_parcel_that_is_nested_deeply_is_refused(
     assert parcels.view(design.PARCELS, 'parcels', reduce=False, key=[0, 0]) == []
 
 
-def test_news_wake_the_mover(app: Celery, client: Client, parcels: Client) -> None:
+def test_new_parcel_wakes_the_mover(app: Celery, client: Client, parcels: Client) -> None:
     woken: list[bool] = []
     with app.connection_for_write() as connection:
         one = Mover(app, connection.connection, lambda: woken.append(True))
         one.step()
         put(parcels, 'a')
-        wait_for(lambda: woken, 'the news')
+        wait_for(lambda: woken, 'the call of wake()')
         one.step()
         one.close()
     assert bodies(client) == ['a']

@@ -98,7 +98,7 @@ def test_what_is_no_signature_is_refused(embedded: Any) -> None:
     """Celery takes the name of a task for a signature."""
     assert (
         ACCEPT.refusal('add', embedded)
-        == 'what follows its task is not written as callbacks, chains, groups and chords are'
+        == 'its callbacks, chain or chord are not written as Celery writes them'
     )
 
 
@@ -168,7 +168,7 @@ def test_message_keeps_only_the_properties_that_a_publisher_may_give() -> None:
         ({'headers': {'task': 'add'}}, 'no task and its id'),
         ({'headers': {'task': 'add', 'id': 'a\nforged'}}, 'id must be printable text'),
         ({'headers': {'task': 'add', 'id': 'a' * 256}}, 'id must be printable text'),
-        ({'body': '[[], {}, {"errbacks": ["subtract"]}]'}, 'is not written as'),
+        ({'body': '[[], {}, {"errbacks": ["subtract"]}]'}, 'are not written as'),
         ({'headers': {'task': 'add', 'id': 'a', 'n': 1e309}}, 'cannot hold the number'),
         ({'content-type': 'application/x-python-serialize'}, 'is not accepted'),
         ({'content-type': 'text/plain'}, 'is not accepted'),
