@@ -166,7 +166,12 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
 @pytest.fixture
 def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
     """Returns a function that makes a call against spoilt answers, often, and counts how it ended: well, and with an error."""
-    for module, limit in ((cluster, '_SYNC'), (indexes, '_STUCK'), (indexes, '_PAUSE'), (vacuum, '_SETTLED')):
+    for module, limit in (
+        (cluster, '_REPLICATION_SECONDS'),
+        (indexes, '_STUCK_SECONDS'),
+        (indexes, '_PAUSE_SECONDS'),
+        (vacuum, '_IDLE_SECONDS'),
+    ):
         monkeypatch.setattr(module, limit, 0.0)  # a server that says that it is busy is so for ever
 
     def run(

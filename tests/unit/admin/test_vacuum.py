@@ -120,12 +120,12 @@ class Database:
 def test_the_latest_mark_that_is_old_enough_counts() -> None:
     database: Any = Database()
     marks = Marks(database)
-    assert marks.old(0) is None
+    assert marks.latest(0) is None
     for at in (1000, 1100, 1200):
         database.clock.time = at
-        marks.take(150)
+        marks.add(150)
     database.clock.time = 1260
-    assert [marks.old(age) for age in (0, 60, 61, 160, 161, 260, 261)] == [
+    assert [marks.latest(age) for age in (0, 60, 61, 160, 161, 260, 261)] == [
         '3-opaque',
         '3-opaque',
         '2-opaque',
@@ -136,24 +136,24 @@ def test_the_latest_mark_that_is_old_enough_counts() -> None:
     ]
 
 
-def test_what_is_left_to_wait_is_told() -> None:
+def test_time_until_a_mark_is_old_enough() -> None:
     database: Any = Database()
     marks = Marks(database)
     assert marks.ready_in(300) == 300
-    marks.take(300)
+    marks.add(300)
     database.clock.time += 100
-    marks.take(300)
+    marks.add(300)
     assert marks.ready_in(300) == 200
     database.clock.time += 500
     assert marks.ready_in(300) == 0
 
 
-def test_marks_that_a_later_one_replaces_are_forgotten() -> None:
+def test_marks_that_a_later_one_replaces_are_deleted() -> None:
     database: Any = Database()
     marks = Marks(database)
     for number in range(50):
         database.clock.time = 1000.0 + number * 100
-        marks.take(300)
+        marks.add(300)
     assert [mark['date'] for mark in database.docs['_design/celery-marks']['marks']] == [5600.0, 5700.0, 5800.0, 5900.0]
 
 
@@ -199,7 +199,7 @@ def test_notes_that_somebody_spoilt_are_none(monkeypatch: pytest.MonkeyPatch) ->
             client, 'get', lambda doc_id, spoilt=spoilt: {'_id': doc_id, 'marks': spoilt, 'purging': spoilt}
         )
         marks = Marks(client)
-        assert (marks.old(0.0), marks.purging(), marks.ready_in(5.0)) == (None, [], 5.0)
+        assert (marks.latest(0.0), marks.purging(), marks.ready_in(5.0)) == (None, [], 5.0)
 
 
 NODES = {'all_nodes': ['a@host', 'b@host', 'c@host'], 'cluster_nodes': ['a@host', 'b@host']}
@@ -215,7 +215,7 @@ def test_a_node_that_may_have_missed_deletions_stops_it(monkeypatch: pytest.Monk
     cluster(monkeypatch, systems()).synchronise(300)
     with pytest.raises(Refused, match=r'node b@host was started 20 s ago'):
         cluster(monkeypatch, systems(uptime=20)).synchronise(300)
-    monkeypatch.setattr('kombu_couchdb.admin.cluster._SYNC', 0.0)
+    monkeypatch.setattr('kombu_couchdb.admin.cluster._REPLICATION_SECONDS', 0.0)
     with pytest.raises(Refused, match='still sends'):
         cluster(monkeypatch, systems(internal_replication_jobs=3)).synchronise(300)
 
