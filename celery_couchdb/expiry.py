@@ -1,4 +1,4 @@
-"""Deletion of expired results, in a thread of each worker; beat is not needed.
+"""Deletion of expired results in a thread of each worker. Celery's beat is not needed.
 
 The thread reads one view at random intervals, which is cheap while nothing has expired. Several workers do not repeat
 each other's work, because deleted documents leave the view. Reading an expired result returns nothing even before it is

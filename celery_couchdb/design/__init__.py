@@ -1,6 +1,6 @@
 """The design document of the database of results. Each `.js` file in this folder is the map function of one view.
 
-Its name ends in a version, see `kombu_couchdb.design`. The index is updated only when it is read: workers and publishers
+Its name ends in a version, see `kombu_couchdb.design`. The index is updated only when it is read: workers and programs
 read results by id, and only housekeeping and people read the views.
 """
 

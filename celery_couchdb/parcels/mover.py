@@ -178,8 +178,8 @@ class Mover:
             new += items
         parcel_of = {item_id: doc_id for doc_id, item_ids in messages.items() for item_id in item_ids}
         reasons.update(
-            (parcel_of[answer['id']], f'CouchDB refuses its message: {answer.get("reason")}')
-            for answer in self._transport.publish_once(new)
+            (parcel_of[result['id']], f'CouchDB refuses its message: {result.get("reason")}')
+            for result in self._transport.publish_once(new)
         )
         now = self._client.clock.now()
         changes = [
@@ -190,15 +190,15 @@ class Mover:
         ]
         for doc_id, reason in reasons.items():
             logger.warning('parcel %s is refused: %s', doc_id, reason)
-        answers = self._client.bulk(changes)
-        for doc, answer in zip(docs, answers, strict=True):
+        results = self._client.bulk(changes)
+        for doc, result in zip(docs, results, strict=True):
             logger.debug(
                 'parcel %s was %s; its document %s',
                 doc['_id'],
                 'refused' if doc['_id'] in reasons else f'moved: {", ".join(messages[doc["_id"]])}',
-                'was updated' if answer.get('ok') else 'has changed and was not updated',
+                'was updated' if result.get('ok') else 'has changed and was not updated',
             )
-        return sum(1 for answer in answers if answer.get('ok'))
+        return sum(1 for result in results if result.get('ok'))
 
     def _items_of(self, doc: Document) -> list[Document]:
         """Return the WorkItems for the message of a parcel.

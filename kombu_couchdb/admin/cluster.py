@@ -54,14 +54,14 @@ class Cluster:
 
     def nodes(self) -> list[str]:
         """Return the names of all nodes; *raises* `Refused` if a node is down."""
-        answer = self.server.request('GET', '/_membership', repeat=True, shape=_MEMBERSHIP)
-        down = sorted(set(answer['cluster_nodes']) - set(answer['all_nodes']))
+        response = self.server.request('GET', '/_membership', repeat=True, shape=_MEMBERSHIP)
+        down = sorted(set(response['cluster_nodes']) - set(response['all_nodes']))
         if down:
             raise Refused(
                 f'{self.client.address.server}: node {down[0]} is down, and what is purged now would come back from '
                 f'it: start it, or take it out of the cluster'
             )
-        return sorted(answer['cluster_nodes'])
+        return sorted(response['cluster_nodes'])
 
     def synchronise(self, age: float) -> None:
         """Wait until every node knows all changes that are older than `age` seconds.

