@@ -31,7 +31,7 @@ def state(connection: Connection, *queues: str) -> Any:
 @pytest.fixture(autouse=True)
 def held(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's own timer holds a task."""
-    monkeypatch.setattr(control, '_held_by_worker', lambda state, **kwargs: [HELD])
+    monkeypatch.setattr(control, '_scheduled_in_worker', lambda state, **kwargs: [HELD])
 
 
 def shown(connection: Connection, *queues: str) -> list[dict[str, Any]]:

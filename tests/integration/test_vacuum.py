@@ -183,11 +183,11 @@ def test_document_that_lives_again_stays_as_it_is(
 def test_killed_just_after_a_purge(
     couch: Client, reborn: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next vacuum finds in its note what may have lived again."""
+    """The next vacuum reads in its note which documents may have been created anew."""
     couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
     with monkeypatch.context() as context:
         context.setattr(Tombstones, 'purge', between(Tombstones.purge, reborn))
-        context.setattr(Tombstones, '_revive', killed)
+        context.setattr(Tombstones, '_rewrite', killed)
         with pytest.raises(KeyboardInterrupt):
             vacuum(couch, quiet, age=0)
     assert rows(couch) == []
@@ -478,7 +478,7 @@ def test_command_that_is_stopped_says_how_to_go_on(
     monkeypatch.setattr(module._Vacuum, '_compact', lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     done = run('--yes', '--age', '0.6')
     assert done.exit_code == 1
-    assert 'another run goes on' in done.output
+    assert 'another run continues' in done.output
     assert 'Traceback' not in done.output
 
 

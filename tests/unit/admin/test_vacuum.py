@@ -1,4 +1,4 @@
-"""Decisions of the vacuum without a server: whose tombstones, which are old, how many in a request, and when to refuse."""
+"""Decisions of the vacuum without a server: which tombstones are ours, which are old, and when to refuse."""
 
 from __future__ import annotations
 
