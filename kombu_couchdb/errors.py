@@ -52,8 +52,8 @@ __all__ = [
 class CouchDBError(Exception):
     """Base class. Catch it to catch every error that `kombu_couchdb` and `celery_couchdb` raise."""
 
-    #: After a bulk write that needed several requests: CouchDB's responses to the requests before the one that failed.
-    answered: Sequence[dict[str, Any]] = ()
+    #: After a bulk write that needed several requests: the results of the requests before the one that failed.
+    answered: Sequence[Any] = ()
 
 
 class ServerUnavailable(CouchDBError, ConnectionError):

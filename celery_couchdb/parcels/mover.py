@@ -14,6 +14,7 @@ from kombu import Producer
 
 from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Document, Row
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
@@ -178,15 +179,12 @@ class Mover:
             new += items
         parcel_of = {item_id: doc_id for doc_id, item_ids in messages.items() for item_id in item_ids}
         reasons.update(
-            (parcel_of[result['id']], f'CouchDB refuses its message: {result.get("reason")}')
+            (parcel_of[result.id], f'CouchDB refuses its message: {result.reason}')
             for result in self._transport.publish_once(new)
         )
         now = self._client.clock.now()
         changes = [
-            parcel.refused(doc, reasons[doc['_id']], now)
-            if doc['_id'] in reasons
-            else {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
-            for doc in docs
+            parcel.refused(doc, reasons[doc['_id']], now) if doc['_id'] in reasons else deletion(doc) for doc in docs
         ]
         for doc_id, reason in reasons.items():
             logger.warning('parcel %s is refused: %s', doc_id, reason)
@@ -196,9 +194,9 @@ class Mover:
                 'parcel %s was %s; its document %s',
                 doc['_id'],
                 'refused' if doc['_id'] in reasons else f'moved: {", ".join(messages[doc["_id"]])}',
-                'was updated' if result.get('ok') else 'has changed and was not updated',
+                'was updated' if result.is_stored else 'has changed and was not updated',
             )
-        return sum(1 for result in results if result.get('ok'))
+        return sum(1 for result in results if result.is_stored)
 
     def _items_of(self, doc: Document) -> list[Document]:
         """Return the WorkItems for the message of a parcel.

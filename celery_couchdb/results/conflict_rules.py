@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.conflicts import Rule
 
 from .documents import Document, precedence
@@ -18,7 +19,7 @@ def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Docu
     That is the result of the highest `precedence`, the chord that is furthest, else what readers see.
     """
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
-    return [{'_id': leaf['_id'], '_rev': leaf['_rev'], '_deleted': True} for leaf in sorted(live, key=_rank)[:-1]]
+    return [deletion(leaf) for leaf in sorted(live, key=_rank)[:-1]]
 
 
 def _rank(leaf: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from typing import BinaryIO
 from kombu.utils.json import dumps
 
 from kombu_couchdb.couchdb.group_commit import GroupCommit
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
@@ -69,15 +70,15 @@ class Relay:
             undo.pop_all()
         self._arrivals, self._door, self._owner = arrivals, door, os.getpid()
 
-    def write(self, docs: Sequence[Document]) -> list[Document]:
-        """Write documents and return CouchDB's answer for each; *raises* what `GroupCommit.write` raises."""
+    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
+        """Write documents and return the result for each; *raises* what `GroupCommit.write` raises."""
         if self._door is not None and self._owner != os.getpid() and self._lock.acquire(blocking=False):
             try:
-                answers = self._ask(docs, self._door)
+                results = self._ask(docs, self._door)
             finally:
                 self._lock.release()
-            if answers is not None:
-                return answers
+            if results is not None:
+                return results
         return self._commit.write(docs)
 
     def reset(self) -> None:
@@ -91,18 +92,19 @@ class Relay:
 
     # -- in a child
 
-    def _ask(self, docs: Sequence[Document], door: socket.socket) -> list[Document] | None:
+    def _ask(self, docs: Sequence[Document], door: socket.socket) -> list[WriteResult] | None:
         """Let the parent write; return None if it did not, or if that is unknown."""
         link, self._link = self._link, None
         text = dumps(docs).encode()
         try:
             link = link or _Link(door, self._patience)
-            answers: list[Document] | None = json.loads(link.ask(text))
-        except (OSError, EOFError, ValueError) as exc:
+            found: list[list[str]] | None = json.loads(link.ask(text))
+            results = None if found is None else [_result(*fields) for fields in found]
+        except (OSError, EOFError, ValueError, TypeError) as exc:
             logger.debug('the parent does not store results: %r', exc)
             return None
         self._link = link  # not after an exception: an answer may be on its way that nobody waits for
-        return answers
+        return results
 
     # -- in the parent
 
@@ -138,7 +140,7 @@ class Relay:
         finally:
             self._served.discard(end)
 
-    def _written(self, text: bytes) -> list[Document] | None:
+    def _written(self, text: bytes) -> list[WriteResult] | None:
         try:
             return self._commit.write(json.loads(text))
         except CouchDBError:
@@ -167,6 +169,10 @@ class _Link:
         """Send one message and return the answer to it."""
         _send(self._end, text)
         return _received(self._incoming)
+
+
+def _result(doc_id: str, status: str, rev: str, error: str, reason: str) -> WriteResult:
+    return WriteResult(doc_id, WriteStatus(status), rev, error, reason)
 
 
 def _send(end: socket.socket, text: bytes) -> None:

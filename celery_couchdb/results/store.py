@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 from kombu.exceptions import EncodeError
 from kombu.utils.functional import retry_over_time
 
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.shapes import Shape
+from kombu_couchdb.couchdb.uncertain import still_current
 from kombu_couchdb.errors import (
     RETRIED,
     AccessDenied,
@@ -23,7 +25,6 @@ from kombu_couchdb.errors import (
     NestedTooDeeply,
     NotFound,
     access_denied,
-    from_answer,
 )
 from kombu_couchdb.log import get_logger
 
@@ -172,7 +173,7 @@ class Store:
         self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
             current = self.current(doc_id)
-            if current is None or self._put_surely(_deleted(current)) is not None:
+            if current is None or self._put_surely(deletion(current)) is not None:
                 return
         raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
 
@@ -182,23 +183,23 @@ class Store:
         Nothing of a body stays in what CouchDB keeps of them.
         """
         count = 0
-        for part in chunks([_deleted(doc) for doc in docs], _DELETE):
-            count += sum(1 for answer in self._retried(self.client.bulk, part) if answer.get('ok'))
+        for part in chunks([deletion(doc) for doc in docs], _DELETE):
+            count += sum(result.is_stored for result in self._retried(self.client.bulk, part))
         return count
 
     def claim(self, doc: Document) -> str | None:
-        """Write a document by its revision; return the new one if nobody else can believe that he did so.
+        """Write a document by its revision; return the new one if CouchDB proves that no other process wrote it.
 
-        An `accepted` of a cluster is no proof, nor is an answer that was lost: then nobody has it, and a later try decides.
+        Neither an unproven write nor a lost answer is a proof: then no process has the claim, and a later try decides.
         """
-        [answer] = self._retried(self.client.bulk, [doc])
-        return answer['rev'] if answer.get('ok') and not answer.get('accepted') else None
+        [result] = self._retried(self.client.bulk, [doc])
+        return result.rev if result.is_proven else None
 
     def try_to_write(self, doc: Document) -> None:
         """Store a new document and delete it again, once; two requests. Not deleted is no error: it is to expire by itself."""
         rev = self._call(self.client.put, doc)
         try:
-            self.client.put(_deleted({**doc, '_rev': rev}))
+            self.client.put(deletion({**doc, '_rev': rev}))
         except CouchDBError as exc:
             logger.debug('%s is left to its expiry: %s', doc['_id'], exc)
 
@@ -231,22 +232,23 @@ class Store:
     def _put(self, docs: list[Document], *, again: bool) -> str | None:
         """Return the new revision of the first, None in case of a conflict; what other threads store meanwhile goes with it.
 
-        If it was tried before (`again`), some may have been stored, and the answer lost. To write them once more would do, but
-        a cluster may take a minute to say that a write is in conflict.
+        After an earlier attempt (`again`) some of them may have been stored: those are not written again, see
+        `kombu_couchdb.couchdb.uncertain`.
         """
         left, first = docs, docs[0]
         if again:
-            found = self._call(self.client.find, [doc['_id'] for doc in docs])
-            left = [doc for doc, there in zip(docs, found, strict=True) if (there or {}).get('_rev') == doc.get('_rev')]
+            left = self._call(lambda docs: still_current(self.client, docs), docs)
         try:
-            answers = self._call(self.relay.write, left) if left else []
-            for answer in answers:
-                if answer.get('error', 'conflict') != 'conflict':
-                    raise from_answer(answer, self.client.address.url)
+            results = self._call(self.relay.write, left) if left else []
+            for result in results:
+                if result.is_refused:
+                    raise result.exception(self.client.address.url)
         except DocumentTooLarge as exc:
             what = f'the result of {first["task"]}' if first.get('task') else first['_id']
             raise ResultTooLarge(f'{what} cannot be stored: {exc}') from exc
-        return next((answer.get('rev') for doc, answer in zip(left, answers, strict=True) if doc is first), None)
+        return next(
+            (result.rev for doc, result in zip(left, results, strict=True) if doc is first and result.is_stored), None
+        )
 
     def _current(self, doc_id: str) -> Document | None:
         return self._call(self.client.get_or_none, doc_id)
@@ -282,7 +284,3 @@ class Store:
                     'result_backend',
                 ) from exc
         return request(argument)
-
-
-def _deleted(doc: Document) -> Document:
-    return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}

@@ -116,7 +116,7 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
             pairs.append((doc, workitem.replay(doc, client.clock.now())))
     for part in chunks(pairs, _BATCH_DOCS):
         for (doc, _), result in zip(part, client.bulk([changed for _, changed in part]), strict=True):
-            if result.get('ok'):
+            if result.is_stored:
                 replayed.append(doc)
             else:
                 refused[doc['_id']] = 'it was changed by somebody else just now'
@@ -139,4 +139,4 @@ def _replay_unique(client: Client, letter: Document) -> bool:
 def drop(client: Client, docs: Sequence[Document]) -> int:
     """Delete dead letters for good and return their number. Letters that were replayed or changed are kept."""
     deletions = [workitem.deleted(doc) for doc in docs if doc.get('status')]
-    return sum(1 for part in chunks(deletions, _BATCH_DOCS) for result in client.bulk(part) if result.get('ok'))
+    return sum(1 for part in chunks(deletions, _BATCH_DOCS) for result in client.bulk(part) if result.is_stored)

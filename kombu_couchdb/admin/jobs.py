@@ -156,7 +156,7 @@ def remove(client: Client, task_id: str) -> Removal:
             return Removal(removed, [doc for doc in docs if workitem.claimant(doc) and not doc.get('status')], dead)
         for doc in waiting:
             after = _without(client, doc) if doc.get('behind') else workitem.acked(doc, client.clock.now())
-            if after is None or client.bulk([after])[0].get('ok'):
+            if after is None or client.bulk([after])[0].is_stored:
                 removed.append(doc)
             # Otherwise a worker has claimed it, or somebody has changed it: the loop reads it again.
 

@@ -15,6 +15,7 @@ from typing import cast
 from urllib.parse import quote
 
 from .. import design
+from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
 from ..documents.ids import CONSUMER
@@ -176,7 +177,7 @@ def _store(client: Client, doc: Document) -> None:
 def _remove(client: Client, doc_id: str) -> None:
     for doc in client.find([doc_id]):
         if doc:
-            client.bulk([{'_id': doc_id, '_rev': doc['_rev'], '_deleted': True}])
+            client.bulk([deletion({**doc, '_id': doc_id})])
 
 
 # -- rights and limits

@@ -6,8 +6,8 @@ import itertools
 import time
 from collections.abc import Mapping
 
-from ..couchdb.bulk import REFUSALS
 from ..couchdb.client import Document
+from ..couchdb.write_result import WriteResult
 from ..documents import workitem
 from ..documents.body import stub
 from ..leases.lease import Lease
@@ -97,18 +97,18 @@ class Claims:
         """Return the claim of an item, for which credit was taken; if it is pulled without acknowledgement, its deletion."""
         final = pull is not None and pull.no_ack
 
-        def failed(answer: Document) -> None:
+        def failed(result: WriteResult) -> None:
             self._unacked.spend(credit, -1)
-            if queue_candidates is not None and answer.get('error') == 'conflict':
+            if queue_candidates is not None and result.is_conflict:
                 queue_candidates.lost(doc['_id'])
-            if answer.get('error') not in (None, 'conflict', 'unanswered'):
+            if result.is_refused:
                 logger.error(
-                    'message %s in queue %r cannot be taken: %s', doc['_id'], doc.get('queue'), answer.get('reason')
+                    'message %s in queue %r cannot be claimed: %s', doc['_id'], doc.get('queue'), result.reason
                 )
                 if pull is not None:
                     pull.refused.add(doc['_id'])
-                if answer['error'] in REFUSALS:
-                    self._store.client.unusable.note(doc['_id'], doc['_rev'], str(answer.get('reason')))
+                if result.is_permanent:
+                    self._store.client.unusable.note(doc['_id'], doc['_rev'], result.reason)
 
         def set_aside(reason: str) -> Change:
             logger.error(
@@ -128,17 +128,17 @@ class Claims:
             return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
         claimed = workitem.acked(doc, now) if final else workitem.claim(doc, self._lease.id, now)
 
-        def answered(answer: Document) -> None:
+        def answered(result: WriteResult) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted
             # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
-            if not answer.get('ok') or (answer.get('accepted') and not final):
-                if answer.get('accepted'):
-                    self._void[doc['_id']] = (answer['rev'], time.monotonic())
-                failed(answer)
+            if not (result.is_proven or (result.is_stored and final)):
+                if result.is_unproven:
+                    self._void[doc['_id']] = (result.rev, time.monotonic())
+                failed(result)
                 return
             if queue_candidates is not None:
                 queue_candidates.won(doc['_id'])
-            kept = doc if final else {**claimed, '_rev': answer['rev']}
+            kept = doc if final else {**claimed, '_rev': result.rev}
             delivery = Delivery(
                 kept,
                 credit,

@@ -6,14 +6,14 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from ..couchdb.client import Document
+from ..couchdb.uncertain import still_writable
+from ..couchdb.write_result import MISSING_STUB, WriteResult
 from ..documents import workitem
 from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..queues.store import Store
 from .pending_writes import Change
 from .unacked import Unacked
-from .uncertain import unwritten
 
 __all__ = ['Commits']
 
@@ -39,20 +39,22 @@ class Commits:
         first: dict[str, Change] = {}
         for change in itertools.chain(*lists):
             if first.setdefault(change[0]['_id'], change) is not change:
-                change[1]({'error': 'conflict'})  # two for one document in one request: the first wins, as in CouchDB
+                change[1](
+                    WriteResult.conflict(change[0]['_id'])
+                )  # two changes of one document: the first wins, as in CouchDB
         # Of a dead unique job with others behind it a copy is written, too, and before it.
         now = self._store.client.clock.now()
         docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
         failure = None
         try:
-            answers: Sequence[Document] = self._store.client.bulk(docs) if docs else ()
+            results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()
         except CouchDBError as exc:
-            answers, failure = exc.answered, exc
-        for answer in answers:
-            self._orphans |= answer.get('error') == 'missing_stub'  # some of a cluster's nodes may have stored it
-            if answer['id'] in first:
-                _, react = first.pop(answer['id'])
-                react(answer)
+            results, failure = exc.answered, exc
+        for result in results:
+            self._orphans |= result.error == MISSING_STUB  # some nodes of the cluster may have stored it
+            if result.id in first:
+                _, react = first.pop(result.id)
+                react(result)
         for changes in lists:
             changes[:] = [change for change in changes if first.get(change[0]['_id']) is change]
         if failure is not None:
@@ -61,7 +63,11 @@ class Commits:
     def find_out(self, outbox: list[Change]) -> None:
         """Take out of `outbox` what was stored by a request that was not answered."""
         if self._unsure:
-            outbox[:] = unwritten(self._store.client, outbox)
+            writable = still_writable(self._store.client, [doc for doc, _ in outbox])
+            for (doc, react), is_writable in zip(outbox, writable, strict=True):
+                if not is_writable:
+                    react(WriteResult.conflict(doc['_id']))
+            outbox[:] = [change for change, is_writable in zip(outbox, writable, strict=True) if is_writable]
             self._unsure = False
 
     def release_orphans(self) -> None:

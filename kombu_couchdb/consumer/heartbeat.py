@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..couchdb.client import Client, Document
-from ..errors import CouchDBError, NestedTooDeeply, from_answer
+from ..couchdb.write_result import WriteResult
+from ..errors import CouchDBError, NestedTooDeeply
 from ..leases.lease import Lease
 from ..log import get_logger
 from .pending_writes import Change
@@ -59,18 +60,18 @@ class Heartbeat:
         except NestedTooDeeply:
             return []  # somebody else has written there: it is no more ours than one that was deleted
 
-    def _beaten(self, answer: Document) -> None:
-        if answer.get('ok'):
-            proven = not answer.get('accepted')
+    def _beaten(self, result: WriteResult) -> None:
+        if result.is_stored:
+            proven = result.is_proven
             # While this node was cut off from the others, they may have swept this consumer without its knowing.
             self._conflicted |= proven and not self._lease.proven and not self._lease.valid
-            self._lease.beaten(answer['rev'], proven=proven and not self._conflicted)
+            self._lease.beaten(result.rev, proven=proven and not self._conflicted)
             if not proven:
                 self._client.leave_node()
-        elif answer.get('error') == 'conflict':
+        elif result.is_conflict:
             self._conflicted = True  # others have swept it, or the answer to the last heartbeat was lost
-        elif answer.get('error') != 'unanswered':
-            self._refused = from_answer(answer, f'{self._client.address.url}: the heartbeat was not stored')
+        elif result.is_refused:
+            self._refused = result.exception(f'{self._client.address.url}: the heartbeat was not stored')
         if self._conflicted or self._refused:
             self._unacked.wakeup.set()
 

@@ -17,7 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
+from ..couchdb.write_result import WriteResult
 from ..documents import workitem
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
 from ..leases.lease import Lease
@@ -278,8 +280,8 @@ class Consumer:
             self.announced.are(self._lease.announced)
         except CouchDBError:
             # Whether any of what is left was stored is unknown.
-            for _, react in changes:
-                react({'error': 'unanswered'})
+            for doc, react in changes:
+                react(WriteResult.unknown(doc['_id']))
             self.unacked.return_writes(outbox)
             raise
         if self._away_since is not None:
@@ -329,9 +331,7 @@ class Consumer:
                 self._commits.write(changes)
                 changes = []
             if self._lease.rev:
-                changes.append(
-                    ({'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}, lambda answer: None)
-                )
+                changes.append((deletion({'_id': self._lease.id, '_rev': self._lease.rev}), lambda result: None))
             self._commits.write(changes)
         except CouchDBError as exc:
             logger.warning('%s; what this consumer held comes back when its lease ends', exc)

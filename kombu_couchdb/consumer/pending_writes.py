@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ..couchdb.client import Document
+from ..couchdb.write_result import WriteResult
 from ..documents import workitem
 from ..log import get_logger
 from .wakeup import Wakeup
@@ -14,8 +15,8 @@ __all__ = ['Change', 'PendingWrites']
 
 logger = get_logger(__name__)
 
-#: A document to be written, and what to do with CouchDB's answer.
-Change = tuple[Document, Callable[[Document], None]]
+#: A document to be written, and the function that takes the result of the write.
+Change = tuple[Document, Callable[[WriteResult], None]]
 
 
 class PendingWrites:
@@ -54,7 +55,7 @@ class PendingWrites:
             # What was stored already conflicts with itself when it is sent again: that is no news.
             # A unique job may also conflict since a publisher has changed it: it is read again.
             again: list[Change] = [
-                (doc, react if workitem.is_unique(doc) else lambda answer, doc=doc: self._settling.discard(doc['_id']))  # type: ignore[misc]
+                (doc, react if workitem.is_unique(doc) else lambda result, doc=doc: self._settling.discard(doc['_id']))  # type: ignore[misc]
                 for doc, react in outbox
             ]
             self._outbox = again + self._outbox
@@ -85,23 +86,23 @@ class PendingWrites:
 
     def _write(self, held: Document, change: Callable[[Document], Document]) -> None:
         doc = change(held)
-        self._outbox.append((doc, lambda answer: self._settled(held, change, doc, answer)))
+        self._outbox.append((doc, lambda result: self._settled(held, change, doc, result)))
 
-    def _settled(self, held: Document, change: Callable[[Document], Document], doc: Document, answer: Document) -> None:
-        if answer.get('error') == 'conflict' and 'key' in held:
+    def _settled(
+        self, held: Document, change: Callable[[Document], Document], doc: Document, result: WriteResult
+    ) -> None:
+        if result.is_conflict and 'key' in held:
             self._conflicted.append((held, change))
             self.wakeup.set()
             return
         self._settling.discard(doc['_id'])
-        if answer.get('error') == 'conflict':
+        if result.is_conflict:
             logger.warning(
                 'message %s had been taken from this consumer before it was done with it (%s)',
                 doc['_id'],
-                answer.get('reason') or answer['error'],
+                result.reason,
             )
-        elif answer.get('error'):
-            logger.error(
-                'what became of message %s cannot be stored: %s', doc['_id'], answer.get('reason') or answer['error']
-            )
+        elif result.is_refused:
+            logger.error('the outcome of message %s cannot be stored: %s', doc['_id'], result.reason)
         elif workitem.is_waiting(doc):
-            self._returned.append({**doc, '_rev': answer['rev']})
+            self._returned.append({**doc, '_rev': result.rev})

@@ -1,210 +1,183 @@
-"""Writing many documents: in requests of bounded size, with an answer for each document whatever the server refuses."""
+"""Bulk writes: many documents in requests of bounded size, with a `WriteResult` for each document."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import md5
-from typing import Any, cast
-from urllib.parse import quote
+from typing import cast
 
 from .. import errors
-from .http import Http, encoded
-from .shapes import Shape, document, equal, exactly, items, maybe, members, revision, text
+from .http import encoded
+from .reads import Document, Reads, path_of
+from .shapes import Shape, equal, exactly, items, members, revision, text
+from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
-__all__ = ['REFUSALS', 'Bulk', 'Document', 'path_of']
+__all__ = ['Bulk', 'Document', 'deletion', 'path_of']
 
-#: A document or a part of one.
-Document = dict[str, Any]
+#: Writes documents, given also as JSON, in one request, and returns a result for each.
+Write = Callable[[Sequence[Document], Sequence[bytes]], list[WriteResult]]
 
-#: Writes documents, which are encoded already, in one request, and returns an answer for each.
-Write = Callable[[Sequence[Document], Sequence[bytes]], 'list[Document]']
-
-#: The most bytes of documents in one request, if it is not one document alone: at first, and after time-outs at the least.
+#: The most bytes of documents in one request of several documents: at first, and the smallest limit after time-outs.
 MOST_BYTES, LEAST_BYTES = 1_000_000, 64_000
 
-#: After so many requests that were about as large as they may be, and were answered, the next ones may be larger.
-_STEADY = 16
+#: After this many answered requests of about the largest size, the next ones may be larger.
+_STEADY_REQUESTS = 16
 
-#: The errors in an answer to `_bulk_docs` that are the server's decision; any other is its trouble.
-_DECIDED = frozenset({'conflict', 'forbidden', 'unauthorized', 'document_too_large'})
+#: The errors by which CouchDB decides about one document of `_bulk_docs`. Any other error means that the server has a problem.
+_DECISIONS = frozenset({'conflict', 'forbidden', 'unauthorized', DOCUMENT_TOO_LARGE})
 
-#: What the server refuses in one document it refuses for all in the request; and as what a document alone is answered then.
+#: CouchDB refuses a whole request with these errors for one document in it. The values are the error of that document alone.
 _REFUSALS: dict[type[errors.CouchDBError], str] = {
-    errors.DocumentTooLarge: 'document_too_large',
-    errors.RequestRefused: 'refused',
-    errors.Conflict: 'missing_stub',
+    errors.DocumentTooLarge: DOCUMENT_TOO_LARGE,
+    errors.RequestRefused: REFUSED,
+    errors.Conflict: MISSING_STUB,
 }
 
 
-#: The answers for a document that the server would refuse however often it were sent.
-REFUSALS = frozenset({*_REFUSALS.values(), 'unstorable'})
-
-
-class Bulk(Http):
+class Bulk(Reads):
     """Writes to one database; *every* method raises the errors of `kombu_couchdb.errors`."""
 
-    #: The most bytes of documents in one request just now: half as many after a request that was not answered, and twice as many
-    #: after some that were.
+    #: The most bytes of documents in one request at present: halved after a request without an answer, doubled after
+    #: several requests with one.
     request_bytes = MOST_BYTES
     _answered = 0
-
-    def leaves(self, doc_id: str, **params: Any) -> list[Document]:
-        """Return all leaves of a document, deleted ones too; none if there never was one."""
-        try:
-            found = self.request(
-                'GET',
-                path_of(doc_id),
-                {'open_revs': 'all', **params},
-                repeat=True,
-                shape=items(members(ok=maybe(document(doc_id)))),
-            )
-        except errors.NotFound:
-            return []
-        return [answer['ok'] for answer in found if answer.get('ok')]
 
     def put(self, doc: Document, *, text: bytes | None = None) -> str:
         """Write a document under its `_id` and return the new revision; *raises* `Conflict`. For the rest see `bulk`."""
         stored = members(id=equal(doc['_id']), rev=revision)
         return cast(str, self.request('PUT', path_of(doc['_id']), body=text or doc, shape=stored)['rev'])
 
-    def bulk(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[Document]:
-        """Write many documents and return CouchDB's answer for each, in the same order.
+    def bulk(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
+        """Write many documents and return the result for each, in the same order; some may be stored and others not.
 
-        An answer is `{'ok': true, 'id', 'rev'}`, with `accepted` where a cluster stored it on too few nodes to prove
-        anything, or `{'id', 'error', 'reason'}`. Some may be stored and others not. *Raises* `ServerUnavailable` also if
-        the server could not say so of each; its `answered` has the answers to the requests before.
+        `texts` are the documents as JSON, if the caller has encoded them. Documents that are too large for one request are
+        written in several.
 
-        What is too much for one request goes in several. If the server refuses a request of many for one document in it (413,
-        400, 412), that document has it for its answer, `document_too_large`, `refused` or `missing_stub`, and the others are
-        written. So they are if one cannot be encoded: its answer is `unstorable`. `texts` are the documents if they are encoded
-        already.
+        If CouchDB refuses a request for one document in it (status 413, 400 or 412), the result of that document is refused with
+        the error `document_too_large`, `refused` or `missing_stub`, and the others are written. A document that cannot be
+        encoded is refused as `unstorable`.
+
+        *Raises* `ServerUnavailable` if CouchDB did not decide about each document; `answered` of the error has the results of the
+        earlier requests.
         """
         if texts is None:
-            texts, unstorable = _texts(docs)
+            texts, unstorable = _encode(docs)
             if unstorable:
                 kept = [index for index in range(len(docs)) if index not in unstorable]
                 found = iter(self.bulk([docs[index] for index in kept], texts=[texts[index] for index in kept]))
                 return [unstorable.get(index) or next(found) for index in range(len(docs))]
         return self._in_parts(docs, texts, self._write)
 
-    def create_once(self, docs: Sequence[Document]) -> list[Document]:
-        """Create documents, those under whose ids there never was one, and return an answer for each, as `bulk` does.
+    def create_once(self, docs: Sequence[Document]) -> list[WriteResult]:
+        """Create the documents whose ids were never used, and return a result for each, as `bulk` does.
 
-        A document that is there stays as it is, and one that was deleted stays deleted: however late a request arrives, it
-        creates nothing a second time. For the first revision is made of the id alone, and is written as replication writes it:
-        CouchDB leaves a document alone that has this revision in its history (the newest 20, see `queues.database`, until it is
-        purged; measured on CouchDB 3.5 and PouchDB 9). The answer is the same either way.
+        An existing document stays as it is, and a deleted one stays deleted, however late a request arrives. The first revision
+        is computed from the id alone and written as replication writes it (`new_edits: false`). CouchDB ignores a revision that
+        the document has in its history: the newest 20 revisions, see `queues.database`, until the document is purged (measured on
+        CouchDB 3.5 and PouchDB 9). The result is "stored" in either case.
         """
         docs = [{**doc, '_rev': f'1-{md5(doc["_id"].encode(), usedforsecurity=False).hexdigest()}'} for doc in docs]
         return self._in_parts(docs, [encoded(doc) for doc in docs], self._create)
 
-    def _in_parts(self, docs: Sequence[Document], texts: Sequence[bytes], write: Write) -> list[Document]:
+    def _in_parts(self, docs: Sequence[Document], texts: Sequence[bytes], write: Write) -> list[WriteResult]:
         """Write documents in requests of bounded size."""
-        answers: list[Document] = []
-        while (start := len(answers)) < len(docs):
+        results: list[WriteResult] = []
+        while (start := len(results)) < len(docs):
             end, size = start + 1, len(texts[start])
             while end < len(docs) and size + len(texts[end]) <= self.request_bytes:
                 size, end = size + len(texts[end]), end + 1
             try:
-                answers += self._learning(docs[start:end], texts[start:end], write)
+                results += self._write_part(docs[start:end], texts[start:end], write)
             except errors.CouchDBError as exc:
-                exc.answered = answers
+                exc.answered = results
                 raise
-        return answers
+        return results
 
     def learn(self, size: int, *, answered: bool) -> None:
-        """Note whether a request that sent, or asked for, `size` bytes was answered: that limits those that follow."""
+        """Adapt `request_bytes` to whether a request that sent, or asked for, `size` bytes was answered in time."""
         if not answered:
             if size > LEAST_BYTES:
                 self.request_bytes, self._answered = max(LEAST_BYTES, min(self.request_bytes, size) // 2), 0
         elif 2 * size >= self.request_bytes:
             self._answered += 1
-            if self._answered >= _STEADY:
+            if self._answered >= _STEADY_REQUESTS:
                 self.request_bytes, self._answered = min(MOST_BYTES, 2 * self.request_bytes), 0
 
-    def _learning(self, docs: Sequence[Document], texts: Sequence[bytes], write: Write) -> list[Document]:
+    def _write_part(self, docs: Sequence[Document], texts: Sequence[bytes], write: Write) -> list[WriteResult]:
         size = sum(map(len, texts))
         try:
-            answers = write(docs, texts)
+            results = write(docs, texts)
         except errors.ServerUnavailable:
             self.learn(size, answered=False)
             raise
         except tuple(_REFUSALS) as exc:
             return self._separate(docs, texts, exc, write)
         self.learn(size, answered=True)
-        for answer in answers:
-            if answer.get('error', 'conflict') not in _DECIDED:
-                raise errors.from_answer(answer, self.address.url)
-        return answers
+        for result in results:
+            if result.is_refused and result.error not in _DECISIONS:
+                raise result.exception(self.address.url)
+        return results
 
-    def _write(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[Document]:
-        return cast(
-            'list[Document]',
-            self.request(
-                'POST',
-                '/_bulk_docs',
-                body=b'{"docs":[' + b','.join(texts) + b']}',
-                shape=exactly(*(_decided(doc['_id']) for doc in docs)),
-            ),
-        )
+    def _write(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[WriteResult]:
+        body = b'{"docs":[' + b','.join(texts) + b']}'
+        shape = exactly(*(_shape_of_result(doc['_id']) for doc in docs))
+        return [WriteResult.of(answer) for answer in self.request('POST', '/_bulk_docs', body=body, shape=shape)]
 
-    def _create(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[Document]:
+    def _create(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[WriteResult]:
         body = b'{"new_edits":false,"docs":[' + b','.join(texts) + b']}'
-        refused = {
-            answer['id']: answer
-            for answer in self.request('POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))
-        }
-        return [refused.get(doc['_id'], {'ok': True, 'id': doc['_id'], 'rev': doc['_rev']}) for doc in docs]
+        refused = self.request('POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))
+        results = {
+            answer['id']: WriteResult.of(answer) for answer in refused
+        }  # CouchDB does not list stored documents here
+        return [results.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
 
     def _separate(
         self, docs: Sequence[Document], texts: Sequence[bytes], exc: errors.CouchDBError, write: Write
-    ) -> list[Document]:
-        """Write documents of which the server refused one, and all in its request for it: that one is found by halving."""
+    ) -> list[WriteResult]:
+        """Write documents whose request CouchDB refused for one of them; find that one by halving."""
         if len(docs) == 1:
             error = next(name for kind, name in _REFUSALS.items() if isinstance(exc, kind))
-            return [{'id': docs[0]['_id'], 'error': error, 'reason': str(exc).removeprefix(f'{self.address.url}: ')}]
+            return [WriteResult.refused(docs[0]['_id'], error, str(exc).removeprefix(f'{self.address.url}: '))]
         half = len(docs) // 2
-        answers = self._learning(docs[:half], texts[:half], write) + self._learning(docs[half:], texts[half:], write)
+        results = self._write_part(docs[:half], texts[:half], write) + self._write_part(
+            docs[half:], texts[half:], write
+        )
         if not isinstance(exc, errors.Conflict):
-            return answers
-        # A stub is missed by a shard, or by the node of a cluster that has not caught up yet; others have stored their part.
+            return results
+        # One shard, or a node that lags behind, lacks the attachment of a stub. Other shards have stored their documents.
         return [
-            self._own(doc, answer) if answer.get('error') == 'conflict' else answer
-            for doc, answer in zip(docs, answers, strict=True)
+            self._resolve_own_conflict(doc, result) if result.is_conflict else result
+            for doc, result in zip(docs, results, strict=True)
         ]
 
-    def _own(self, doc: Document, answer: Document) -> Document:
-        """Return the answer for a document in conflict, which may be with itself."""
+    def _resolve_own_conflict(self, doc: Document, result: WriteResult) -> WriteResult:
+        """Return the result for a document in conflict, which may be in conflict with its own earlier attempt."""
         found = next((leaf for leaf in self.leaves(doc['_id']) if _content(leaf) == _content(doc)), None)
         if found is None:
-            return answer
-        # How many nodes of a cluster have it nobody knows.
-        return {'ok': True, 'id': doc['_id'], 'rev': found['_rev'], **({'accepted': True} if self.replicas > 1 else {})}
+            return result
+        # Nobody knows how many nodes of a cluster stored it.
+        return WriteResult(doc['_id'], WriteStatus.UNPROVEN if self.replicas > 1 else WriteStatus.STORED, found['_rev'])
 
 
-def path_of(doc_id: str) -> str:
-    """Return the path of a document below its database."""
-    # The slash after _design is part of the path, not of a name: CouchDB redirects if it is encoded.
-    prefix, slash, name = doc_id.partition('/') if doc_id.startswith(('_design/', '_local/')) else ('', '', doc_id)
-    # A part of a path that is '.' or '..' means another path: to clients, proxies and servers, unless it is encoded.
-    quoted = name.replace('.', '%2E') if name in ('.', '..') else quote(name, safe='')
-    return f'/{prefix}{slash}{quoted}'
+def deletion(doc: Document) -> Document:
+    """Return the deletion of a document: CouchDB keeps only its id and revision."""
+    return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
 
 
-def _texts(docs: Sequence[Document]) -> tuple[list[bytes], dict[int, Document]]:
-    """Return documents as JSON, and the answers for those that cannot be written so, by their places."""
-    found, unstorable = list[bytes](), dict[int, Document]()
+def _encode(docs: Sequence[Document]) -> tuple[list[bytes], dict[int, WriteResult]]:
+    """Return documents as JSON, and the results for those that have no JSON form, by their positions in `docs`."""
+    found, unstorable = list[bytes](), dict[int, WriteResult]()
     for index, doc in enumerate(docs):
         try:
             found.append(encoded(doc))
         except errors.Unstorable as exc:
             found.append(b'')
-            unstorable[index] = {'id': doc['_id'], 'error': 'unstorable', 'reason': str(exc)}
+            unstorable[index] = WriteResult.refused(doc['_id'], UNSTORABLE, str(exc))
     return found, unstorable
 
 
-def _decided(doc_id: str) -> Shape:
-    """The answer for one document of `_bulk_docs`."""
+def _shape_of_result(doc_id: str) -> Shape:
+    """Return the shape of CouchDB's answer for one document of `_bulk_docs`."""
     is_its, is_stored, is_refused = members(id=equal(doc_id)), members(rev=revision), members(error=text)
     return lambda answer: is_its(answer) and (is_stored(answer) or is_refused(answer))
 

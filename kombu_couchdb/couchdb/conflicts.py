@@ -126,7 +126,7 @@ def write_each(client: Client, docs: Collection[Document]) -> bool:
     What is kept comes first: what follows is only right if that is there.
     """
     for doc in docs:
-        [answer] = client.bulk([doc])
-        if not answer.get('ok') or answer.get('accepted'):
+        [result] = client.bulk([doc])
+        if not result.is_proven:
             return False
     return True

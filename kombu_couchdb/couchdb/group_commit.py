@@ -16,6 +16,7 @@ from .address import Address
 from .client import Client, Document
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
+from .write_result import WriteResult, WriteStatus
 
 __all__ = ['GroupCommit']
 
@@ -32,7 +33,7 @@ class _Entry:
         #: Encoded by the thread that writes it: what cannot be encoded is its own affair.
         self.texts = [encoded(doc) for doc in docs]
         self.size = sum(map(len, self.texts))
-        self.answers: list[Document] | None = None
+        self.results: list[WriteResult] | None = None
         self.error: BaseException | None = None
         #: What it sends, if it leads.
         self.batch: list[_Entry] = []
@@ -41,7 +42,7 @@ class _Entry:
 
     @property
     def done(self) -> bool:
-        return self.answers is not None or self.error is not None
+        return self.results is not None or self.error is not None
 
 
 class GroupCommit:
@@ -70,8 +71,8 @@ class GroupCommit:
         """Close the idle connections; who goes on to write opens new ones."""
         self._client.close()
 
-    def write(self, docs: Sequence[Document]) -> list[Document]:
-        """Write documents and return CouchDB's answer for each, as `Client.bulk` does; *raises* what that raises.
+    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
+        """Write documents and return the result for each, as `Client.bulk` does; *raises* what that raises.
 
         After `ServerUnavailable` it is unknown which of them are stored.
         """
@@ -96,8 +97,8 @@ class GroupCommit:
             self._leave(entry)
         if entry.error is not None:
             raise entry.error
-        assert entry.answers is not None
-        return entry.answers
+        assert entry.results is not None
+        return entry.results
 
     def _next_batch(self, own: _Entry) -> list[_Entry]:
         """Return what goes in one request; what writes a document that another of them writes waits for the next."""
@@ -126,15 +127,15 @@ class GroupCommit:
     def _write(self, batch: list[_Entry]) -> None:
         docs = [doc for entry in batch for doc in entry.docs]
         texts = [text for entry in batch for text in entry.texts]
-        answers = [self._put(docs[0], texts[0])] if len(docs) == 1 else self._client.bulk(docs, texts=texts)
+        results = [self._put(docs[0], texts[0])] if len(docs) == 1 else self._client.bulk(docs, texts=texts)
         for entry in batch:
-            entry.answers, answers = answers[: len(entry.docs)], answers[len(entry.docs) :]
+            entry.results, results = results[: len(entry.docs)], results[len(entry.docs) :]
 
-    def _put(self, doc: Document, text: bytes) -> Document:
+    def _put(self, doc: Document, text: bytes) -> WriteResult:
         try:
-            return {'ok': True, 'id': doc['_id'], 'rev': self._client.put(doc, text=text)}
+            return WriteResult(doc['_id'], WriteStatus.STORED, self._client.put(doc, text=text))
         except Conflict as exc:
-            return {'id': doc['_id'], 'error': 'conflict', 'reason': str(exc)}
+            return WriteResult.conflict(doc['_id'], str(exc))
 
     def _leave(self, entry: _Entry) -> None:
         """Take back what is not written: of one's own nobody knows any more, and the others are sent by the next."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 
+from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, chunks
 from ..documents.ids import BINDING, BROADCAST, QUEUE
 from ..errors import NotFound
@@ -108,8 +109,8 @@ class Janitor:
 
     def _delete(self, docs: list[Document]) -> int:
         """Delete these revisions of documents, and no later ones; return how many were still there."""
-        gone = [{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs]
-        return sum(1 for part in chunks(gone, _PAGE) for answer in self._client.bulk(part) if answer.get('ok'))
+        gone = [deletion(doc) for doc in docs]
+        return sum(1 for part in chunks(gone, _PAGE) for result in self._client.bulk(part) if result.is_stored)
 
 
 def _is_over(doc: Document, now: float) -> bool:

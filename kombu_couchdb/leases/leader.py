@@ -18,7 +18,7 @@ import uuid
 
 from ..couchdb.client import Client, Document
 from ..documents.ids import LEADER
-from ..errors import CouchDBError, from_answer
+from ..errors import CouchDBError
 from ..log import get_logger
 
 __all__ = ['LEASE', 'RENEWED', 'Leader']
@@ -81,12 +81,12 @@ class Leader:
         return rev if released or asked - self._since >= LEASE else None
 
     def _write(self, rev: str, holder: str, asked: float) -> None:
-        [answer] = self._client.bulk([{**self._document(holder), **({'_rev': rev} if rev else {})}])
-        if answer.get('ok') and not answer.get('accepted'):  # on too few nodes of a cluster it proves nothing
-            self._own, self._until = str(answer['rev']), asked + LEASE
+        [result] = self._client.bulk([{**self._document(holder), **({'_rev': rev} if rev else {})}])
+        if result.is_proven:
+            self._own, self._until = result.rev, asked + LEASE
             return
-        if answer.get('error', 'conflict') != 'conflict':
-            raise from_answer(answer, self._client.address.url)
+        if result.is_refused:
+            raise result.exception(self._client.address.url)
         self._own, self._until = '', float('-inf')
 
     def _document(self, holder: str | None) -> Document:

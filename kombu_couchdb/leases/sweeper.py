@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from .. import design
+from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import conflict_rules
@@ -150,10 +151,8 @@ class Sweeper:
                 docs.append({'_id': name, '_rev': rev})  # no consumer of ours has written what cannot be read
         if not docs:
             return []
-        answers = self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])
-        gone = [
-            doc for doc, answer in zip(docs, answers, strict=True) if answer.get('ok') and not answer.get('accepted')
-        ]
+        results = self._store.client.bulk([deletion(doc) for doc in docs])
+        gone = [doc for doc, result in zip(docs, results, strict=True) if result.is_proven]
         for doc in gone:
             logger.warning(
                 'consumer %s on %s (pid %s) has not been heard of since its lease ended',

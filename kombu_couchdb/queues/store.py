@@ -8,14 +8,15 @@ from math import inf
 from typing import Any
 
 from .. import design
-from ..couchdb.bulk import REFUSALS
 from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
+from ..couchdb.uncertain import never_stored
+from ..couchdb.write_result import WriteResult
 from ..documents import conflict_rules, workitem
 from ..documents.ids import CONSUMER, JOB
-from ..errors import ServerUnavailable, from_answer
+from ..errors import ServerUnavailable
 from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue
@@ -68,23 +69,23 @@ class Store:
             self._commits = GroupCommit.of(self.client)
         for part in chunks(docs, _PUBLISHED):
             try:
-                answers = self._commits.write(part)
+                results = self._commits.write(part)
             except ServerUnavailable as exc:
                 if not (exc.was_cut or self.client.has_other_nodes):
                     raise
-                # They may have been stored, and what was done meanwhile must not be there again. To raise would do, but kombu
-                # tries again under ids of its own.
-                left = self.unpublished(part)
-                answers = self._commits.write(left) if left else []
-            for answer in answers:
-                # In conflict is what a try before this one has stored, whose answer was lost.
-                if answer.get('error') and answer['error'] != 'conflict':
-                    raise from_answer(answer, self.client.address.url)
+                # They may have been stored, and completed messages must not appear again. An error would make kombu publish
+                # them again, under new ids.
+                left = never_stored(self.client, part)
+                results = self._commits.write(left) if left else []
+            for result in results:
+                # A conflict means that an earlier attempt was stored.
+                if result.is_refused:
+                    raise result.exception(self.client.address.url)
 
-    def publish_once(self, docs: Sequence[Document]) -> list[Document]:
+    def publish_once(self, docs: Sequence[Document]) -> list[WriteResult]:
         """Store those of new items under whose ids there never was one; two requests, and one more for each unique job.
 
-        Return CouchDB's answers for those that it refused. *Raises* `ServerUnavailable`: publish the same documents again. No
+        Return the results of those that CouchDB refused. *Raises* `ServerUnavailable`: publish the same documents again. No
         process can store one a second time, not even one that was paused while another did the same for it: see
         `Bulk.create_once`.
         """
@@ -93,15 +94,15 @@ class Store:
             if 'key' in doc:
                 enqueue(self.client, doc)
         return [
-            answer
-            for answer in self.client.create_once([doc for doc in docs if 'key' not in doc])
-            if answer.get('error')
+            result
+            for result in self.client.create_once([doc for doc in docs if 'key' not in doc])
+            if not result.is_stored
         ]
 
     def unpublished(self, docs: Sequence[Document]) -> list[Document]:
         """Return those of new items under whose ids there never was one, and the unique jobs, which look for themselves."""
-        known = self.client.known([doc['_id'] for doc in docs])
-        return [doc for doc in docs if 'key' in doc or doc['_id'] not in known]
+        missing = {doc['_id'] for doc in never_stored(self.client, docs)}
+        return [doc for doc in docs if 'key' in doc or doc['_id'] in missing]
 
     # -- consume
 
@@ -166,11 +167,11 @@ class Store:
         return count + self._written(part)
 
     def _written(self, docs: list[Document]) -> int:
-        answers = self.client.bulk(docs)
-        for doc, answer in zip(docs, answers, strict=True):
-            if answer.get('error') in REFUSALS:
-                self.client.unusable.note(doc['_id'], doc.get('_rev'), str(answer.get('reason')))
-        return sum(1 for answer in answers if answer.get('ok'))
+        results = self.client.bulk(docs)
+        for doc, result in zip(docs, results, strict=True):
+            if result.is_permanent:
+                self.client.unusable.note(doc['_id'], doc.get('_rev'), result.reason)
+        return sum(result.is_stored for result in results)
 
     def settle_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
         """Do what is to be done about a claim that a cluster did not prove; tell whether that was all."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, Row
 from ..documents.ids import BINDING, QUEUE
 from ..errors import Conflict
@@ -151,8 +152,8 @@ class Topology:
 
     def prolong(self, doc: Document, seconds: float) -> bool:
         """Let a queue, as it was read, live so long from now on; tell whether it was stored: others may have changed it."""
-        [answer] = self.client.bulk([{**doc, 'expires': self.client.clock.now() + seconds}])
-        return bool(answer.get('ok'))
+        [result] = self.client.bulk([{**doc, 'expires': self.client.clock.now() + seconds}])
+        return result.is_stored
 
     def has_queue(self, name: str) -> bool:
         """Tell whether a queue is declared."""
@@ -180,13 +181,13 @@ class Topology:
         What was declared through this object is not forgotten: somebody may subscribe to the queue at this very moment, and then
         `restore` stores it again.
         """
-        [answer] = self.client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}])
-        if not answer.get('ok'):
+        [result] = self.client.bulk([deletion(doc)])
+        if not result.is_stored:
             return None
         self.was_deleted(doc['_id'])
         self._delete(self._bindings_of(doc['name']))
         self.limits.seen({'name': doc['name']})
-        return not answer.get('accepted')
+        return result.is_proven
 
     def _bindings_of(self, queue: str) -> list[Document]:
         return [row['doc'] for row in self.client.id_range(BINDING, docs=True) if row['doc'].get('queue') == queue]
@@ -298,7 +299,7 @@ class Topology:
 
     def _delete(self, docs: list[Document]) -> None:
         if docs:
-            self.client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in docs])
+            self.client.bulk([deletion(doc) for doc in docs])
         for doc in docs:
             self._seen.pop(doc['_id'], None)
             self.routes.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from ..couchdb.bulk import REFUSALS
 from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.unique_merge import Outcome, merge
-from ..errors import Conflict, NestedTooDeeply, ServerUnavailable, from_answer
+from ..errors import Conflict, NestedTooDeeply, ServerUnavailable
 from ..log import get_logger
 
 __all__ = ['collect_outcomes', 'enqueue']
@@ -70,16 +69,16 @@ def _found(client: Client, job: str) -> Document | None:
 
 def _store(client: Client, doc: Document, job: str) -> None:
     """Write one document; *raises* `Conflict` if the job was changed by others."""
-    [answer] = client.bulk([doc])
-    if doc['_id'] != job and answer.get('error', 'conflict') in REFUSALS:
-        # Nobody keeps others from sending the job by a dead letter of it that cannot be copied.
-        logger.error('the dead letter of the unique job %s could not be kept: %s', job, answer.get('reason'))
+    [result] = client.bulk([doc])
+    if doc['_id'] != job and result.is_permanent:
+        # A dead letter that cannot be copied must not keep publishers from sending the job.
+        logger.error('the dead letter of the unique job %s could not be kept: %s', job, result.reason)
         return
-    if answer.get('error', 'conflict') != 'conflict':
-        raise from_answer(answer, client.address.url)
+    if result.is_refused:
+        raise result.exception(client.address.url)
     if doc['_id'] != job:
-        return  # in conflict, a copy of the dead letter is there: another publisher has made it, too
-    if answer.get('error') or (answer.get('accepted') and _yields(client, doc, answer['rev'])):
+        return  # a conflict means that another publisher has stored the same copy of the dead letter
+    if result.is_conflict or (result.is_unproven and _yields(client, doc, result.rev)):
         raise Conflict(f'{client.address.url}: {job} was changed by others')
 
 
@@ -90,8 +89,8 @@ def _yields(client: Client, doc: Document, rev: str) -> bool:
     """
     if not any(_is_rival(leaf, doc) for leaf in client.leaves(doc['_id'], revs=True) if leaf['_rev'] != rev):
         return False
-    [answer] = client.bulk([{**workitem.deleted({**doc, '_rev': rev}), 'void': True}])
-    return bool(answer.get('ok'))
+    [result] = client.bulk([{**workitem.deleted({**doc, '_rev': rev}), 'void': True}])
+    return result.is_stored
 
 
 def _is_rival(leaf: Document, ours: Document) -> bool:

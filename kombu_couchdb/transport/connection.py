@@ -29,6 +29,7 @@ from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
 from ..couchdb.client import Client, Document
 from ..couchdb.urls import joined
+from ..couchdb.write_result import WriteResult
 from ..documents.ids import BROADCAST, CONSUMER
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
@@ -229,7 +230,7 @@ class Transport(virtual.Transport):
         self.store.publish(docs)
         self._trim_all({doc['queue'] for doc in docs})
 
-    def publish_once(self, docs: list[Document]) -> list[Document]:
+    def publish_once(self, docs: list[Document]) -> list[WriteResult]:
         """Store those of new items that an earlier try has not stored, and return what `Store.publish_once` does."""
         self._name_node()
         refused = self.store.publish_once(docs) if docs else []

@@ -14,7 +14,7 @@ from ..documents.body import decoded, encoded
 from ..documents.compressed import check_unpacked
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
 from ..documents.validation import check_names, check_value
-from ..errors import ServerUnavailable, from_answer
+from ..errors import ServerUnavailable
 from .publish_batch import PublishBatch
 
 __all__ = ['Publisher', 'closed']
@@ -78,7 +78,7 @@ class Publisher(virtual.Channel):
         elif not once:
             self.connection.publish(docs)
         elif refused := self.connection.publish_once(docs):
-            raise from_answer(refused[0], self.connection.couchdb.url)
+            raise refused[0].exception(self.connection.couchdb.url)
 
     def _items(self, message: Document, exchange: str, queues: Collection[str]) -> list[Document]:
         """Return the WorkItems of a message, one for each of its queues."""

@@ -17,6 +17,7 @@ from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import AccessDenied, DocumentTooLarge, ServerUnavailable
 from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, items
@@ -746,7 +747,7 @@ def test_claim_that_a_cluster_did_not_prove(site: Site, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         worker.client,
         'bulk',
-        lambda docs, **options: [{**answer, 'accepted': True} for answer in bulk(docs, **options)],
+        lambda docs, **options: [answer._replace(status=WriteStatus.UNPROVEN) for answer in bulk(docs, **options)],
     )
     end(worker, part)
     assert site.bodies() == []

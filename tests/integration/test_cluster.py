@@ -9,6 +9,7 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.unique import ENQUEUED, MOVED, Outcome, told
 from tests.conftest import wait_for
@@ -33,7 +34,7 @@ class Cluster:
             if any(self.lost(doc) for doc in docs):
                 raise ServerUnavailable('the answer was lost')
             return [
-                {**answer, 'accepted': True} if answer.get('ok') and self.unproven(doc) else answer
+                answer._replace(status=WriteStatus.UNPROVEN) if answer.is_stored and self.unproven(doc) else answer
                 for doc, answer in zip(docs, answers, strict=True)
             ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import leader
 from kombu_couchdb.leases.leader import LEASE, RENEWED, Leader
@@ -88,7 +89,9 @@ def test_a_write_that_a_cluster_does_not_prove_is_no_lead(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bulk = client.bulk
-    monkeypatch.setattr(client, 'bulk', lambda docs: [{**answer, 'accepted': True} for answer in bulk(docs)])
+    monkeypatch.setattr(
+        client, 'bulk', lambda docs: [answer._replace(status=WriteStatus.UNPROVEN) for answer in bulk(docs)]
+    )
     assert not Leader(client, 'job').step()
 
 

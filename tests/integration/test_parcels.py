@@ -66,7 +66,7 @@ def bodies(client: Client) -> list[str]:
 
 def put(parcels: Client, *names: str) -> None:
     answers = parcels.bulk([{'_id': name, 'task': 'add', 'args': [1, 2], 'id': name} for name in names])
-    assert all(answer.get('ok') for answer in answers)
+    assert all(answer.is_stored for answer in answers)
 
 
 def test_each_is_moved_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:

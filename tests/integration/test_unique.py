@@ -204,7 +204,7 @@ def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connectio
         inbox.messages[0].ack()
         outbox = unacked.take_writes()
         answers = client.bulk([doc for doc, _ in outbox])
-        assert [answer.get('ok') for answer in answers] == [True]
+        assert [answer.is_stored for answer in answers] == [True]
         assert send(connection, 'b') == Outcome(ENQUEUED, 'b')
         unacked.return_writes(outbox)
         unacked.wakeup.set()

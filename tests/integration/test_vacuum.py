@@ -152,7 +152,7 @@ def reborn(couch: Client) -> Callable[[], tuple[Tombstone, str]]:
         pytest.skip('which rows are lost depends on the copy that answers')
 
     def reborn() -> tuple[Tombstone, str]:
-        deleted = couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])[0]['rev']
+        deleted = couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])[0].rev
         rev = couch.put({'_id': JOB, 'type': 'WorkItem', 'queue': 'q', 'n': 2})
         assert len(rows(couch)) == 1
         return Tombstone(JOB, (deleted,)), rev

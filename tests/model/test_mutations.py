@@ -40,8 +40,8 @@ FAULTS = [
         Single,
         Sweeper,
         '_fence',
-        "self._store.client.bulk([{'_id': d['_id'], '_rev': d['_rev'], '_deleted': True} for d in docs])",
-        "[{'ok': True} for d in docs]",
+        'self._store.client.bulk([deletion(doc) for doc in docs])',
+        "[type('', (), {'is_proven': True}) for doc in docs]",
     ),
     Fault(
         'whoever lost its lease keeps what it held', Single, Heartbeat, '_begin_anew', 'self._unacked.drop_all()', '0'
@@ -70,7 +70,14 @@ FAULTS = [
         'min(now, seen.since + seconds)',
         'seen.since',
     ),
-    Fault('an accepted heartbeat is a heartbeat', Cluster, Heartbeat, '_beaten', "not answer.get('accepted')", 'True'),
+    Fault(
+        'an unproven heartbeat is a heartbeat',
+        Cluster,
+        Heartbeat,
+        '_beaten',
+        'proven = result.is_proven',
+        'proven = True',
+    ),
 ]
 
 

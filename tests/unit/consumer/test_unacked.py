@@ -15,6 +15,7 @@ from kombu_couchdb.consumer.mailbox import Mailbox
 from kombu_couchdb.consumer.pull import Pull
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.couchdb.clock import ServerClock
+from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import JOB
 from kombu_couchdb.leases.lease import Lease
@@ -55,7 +56,7 @@ class Desk:
         """Write the outbox, as the I/O thread does, and return the documents."""
         outbox = self.unacked.take_writes()
         for doc, react in outbox:
-            react(answer or {'ok': True, 'id': doc['_id'], 'rev': '3-c'})
+            react(WriteResult.of({'id': doc['_id'], **(answer or {'rev': '3-c'})}))
         return [doc for doc, _ in outbox]
 
 
@@ -282,7 +283,7 @@ def test_an_item_is_ours_until_its_ack_is_stored(desk: Desk) -> None:
     assert desk.unacked.ids() == {'a'}
     outbox = desk.unacked.take_writes()
     assert desk.unacked.ids() == {'a'}
-    outbox[0][1]({'ok': True, 'id': 'a', 'rev': '3-c'})
+    outbox[0][1](WriteResult.of({'id': 'a', 'rev': '3-c'}))
     assert desk.unacked.ids() == set()
 
 
@@ -310,7 +311,7 @@ def test_what_could_not_be_written_is_written_later_without_complaint(
     assert desk.unacked.ids() == {'a', 'b'}
     with caplog.at_level(logging.WARNING):
         (one, react), (two, _) = desk.unacked.take_writes()
-        react({'id': 'a', 'error': 'conflict'})  # it had been stored, its answer was lost
+        react(WriteResult.conflict('a'))  # it had been stored, its answer was lost
     assert (one['_id'], two['_id']) == ('a', 'b')
     assert caplog.records == []
     assert desk.unacked.ids() == {'b'}

@@ -49,7 +49,7 @@ def test_a_request_has_no_more_bytes_than_it_may() -> None:
     server = Server()
     answers = server.bulk([*docs(5, 300_000), {'_id': 'large', 'x': 'x' * 3_000_000}, {'_id': 'small'}])
     assert server.requests == [['0', '1', '2'], ['3', '4'], ['large'], ['small']]
-    assert [answer['id'] for answer in answers] == ['0', '1', '2', '3', '4', 'large', 'small']
+    assert [answer.id for answer in answers] == ['0', '1', '2', '3', '4', 'large', 'small']
 
 
 def test_what_came_before_an_error_is_known() -> None:
@@ -57,7 +57,7 @@ def test_what_came_before_an_error_is_known() -> None:
     server.bears = 700_000
     with pytest.raises(errors.ServerUnavailable) as caught:
         server.bulk([{'_id': 'first', 'x': 'x' * 600_000}, *docs(3, 450_000)])
-    assert [answer['id'] for answer in caught.value.answered] == ['first']
+    assert [answer.id for answer in caught.value.answered] == ['first']
 
 
 def test_requests_become_smaller_until_they_are_answered_and_grow_again() -> None:
@@ -96,8 +96,8 @@ def test_what_the_server_refuses_in_one_document_stops_no_other(exc: errors.Couc
     server = Server()
     server.refused['5'] = exc
     answers = server.bulk(docs(20, 10))
-    assert [answer['id'] for answer in answers] == [f'{number}' for number in range(20)]
-    assert {answer['id']: answer['error'] for answer in answers if 'error' in answer} == {'5': error}
+    assert [answer.id for answer in answers] == [f'{number}' for number in range(20)]
+    assert {answer.id: answer.error for answer in answers if answer.error} == {'5': error}
     assert len(server.requests) <= 11
 
 
@@ -106,8 +106,8 @@ def test_what_was_stored_though_its_request_was_refused_is_known_again() -> None
     server = Server()
     server.refused['stub'] = errors.Conflict('Invalid attachment stub')
     answers = server.bulk([{'_id': 'stub'}, {'_id': 'elsewhere', 'x': 1}, {'_id': 'b'}])
-    assert [answer.get('error') for answer in answers] == ['missing_stub', None, None]
-    assert answers[1]['rev'] == '1-a'
+    assert [answer.error for answer in answers] == ['missing_stub', '', '']
+    assert answers[1].rev == '1-a'
 
 
 def test_a_conflict_with_others_stays_one() -> None:
@@ -115,12 +115,12 @@ def test_a_conflict_with_others_stays_one() -> None:
     server.refused['stub'] = errors.Conflict('Invalid attachment stub')
     server.stored['b'] = {'_id': 'b', 'x': 'of somebody else'}
     answers = server.bulk([{'_id': 'stub'}, {'_id': 'b', 'x': 'ours'}])
-    assert [answer.get('error') for answer in answers] == ['missing_stub', 'conflict']
+    assert [answer.error for answer in answers] == ['missing_stub', 'conflict']
 
 
 def test_a_document_that_cannot_be_written_as_json_keeps_no_other_back() -> None:
     server = Server()
     answers = server.bulk([{'_id': 'a'}, {'_id': 'b', 'x': float('inf')}, {'_id': 'c'}])
     assert server.requests == [['a', 'c']]
-    assert [answer.get('error') for answer in answers] == [None, 'unstorable', None]
-    assert isinstance(errors.from_answer(answers[1], 'x'), errors.Unstorable)
+    assert [answer.error for answer in answers] == ['', 'unstorable', '']
+    assert isinstance(answers[1].exception('x'), errors.Unstorable)

@@ -27,6 +27,7 @@ from kombu_couchdb.couchdb import auth, clock, nodes
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.couchdb.fork_safety import Shared
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from tests.conftest import PATIENT
 
 #: A document as it is stored.
@@ -469,8 +470,8 @@ def test_what_is_too_much_for_one_request_goes_in_several(peer: Peer, client: Cl
         too_large,
     ]
     found = client.bulk(docs)
-    assert [one.get('rev') or one['error'] for one in found] == ['1-a', 'conflict', '1-c', 'document_too_large']
-    assert 'max_document_size' in found[-1]['reason']
+    assert [one.rev or one.error for one in found] == ['1-a', 'conflict', '1-c', 'document_too_large']
+    assert 'max_document_size' in found[-1].reason
     assert [[doc['_id'] for doc in request.body['docs']] for request in peer.seen] == [
         ['a', 'b', 'c', 'd'],
         ['a', 'b'],
@@ -596,7 +597,10 @@ def test_who_is_given_by_the_url_alone(peer: Peer, monkeypatch: pytest.MonkeyPat
 def test_each_document_of_many_has_its_answer(peer: Peer, client: Client, status: int) -> None:
     answers = [{'ok': True, 'id': 'a', 'rev': '1-a', 'accepted': True}, {'id': 'b', 'error': 'conflict', 'reason': 'x'}]
     peer.answers = [answer(answers, status)]  # CouchDB answers 500 if some of its nodes are down
-    assert client.bulk([{'_id': 'a'}, {'_id': 'b'}]) == answers
+    assert client.bulk([{'_id': 'a'}, {'_id': 'b'}]) == [
+        WriteResult('a', WriteStatus.UNPROVEN, '1-a'),
+        WriteResult('b', WriteStatus.CONFLICT, error='conflict', reason='x'),
+    ]
     assert peer.seen[0].path == '/a%2Fb/_bulk_docs'
     assert peer.seen[0].body == {'docs': [{'_id': 'a'}, {'_id': 'b'}]}
 

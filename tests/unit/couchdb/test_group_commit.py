@@ -14,6 +14,7 @@ import pytest
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.group_commit import GroupCommit
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import AccessDenied, Conflict, CouchDBError, DocumentTooLarge, ServerUnavailable, Unstorable
 from tests.conftest import PATIENCE, wait_for
 
@@ -36,7 +37,7 @@ class Server:
     def bulk(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[Document]:
         assert texts is None or [json.loads(text) for text in texts] == docs
         self._take(docs)
-        return [{'ok': True, 'id': doc['_id'], 'rev': '1-b'} for doc in docs]
+        return [WriteResult(doc['_id'], WriteStatus.STORED, '1-b') for doc in docs]
 
     def _take(self, docs: Sequence[Document]) -> None:
         self.requests.append([doc['_id'] for doc in docs])
@@ -73,18 +74,18 @@ def bench() -> Any:
         bench.server.open.set()
 
 
-def revs(answers: Sequence[Document]) -> list[str]:
-    return [answer['rev'] for answer in answers]
+def revs(answers: Sequence[WriteResult]) -> list[str]:
+    return [answer.rev for answer in answers]
 
 
 def test_alone_it_is_a_put(bench: Bench) -> None:
-    assert bench.go([bench.write('a')]) == [[{'ok': True, 'id': 'a', 'rev': '1-a'}]]
+    assert bench.go([bench.write('a')]) == [[WriteResult('a', WriteStatus.STORED, '1-a')]]
     assert bench.server.requests == [['a']]
 
 
 def test_who_comes_meanwhile_shares_the_next_request(bench: Bench) -> None:
     done = bench.go([bench.write('a'), bench.write('b'), bench.write('c', 'd'), bench.write('e')])
-    assert [[answer['id'] for answer in answers] for answers in done] == [['a'], ['b'], ['c', 'd'], ['e']]
+    assert [[answer.id for answer in answers] for answers in done] == [['a'], ['b'], ['c', 'd'], ['e']]
     assert [sorted(ids) for ids in bench.server.requests] == [['a'], ['b', 'c', 'd', 'e']]
 
 
@@ -120,7 +121,7 @@ def test_if_the_server_is_away_all_are_told(bench: Bench) -> None:
 def test_a_conflict_is_an_answer(bench: Bench) -> None:
     bench.server.refused['a'] = Conflict('changed')
     [[answer]] = bench.go([bench.write('a')])
-    assert (answer['id'], answer['error']) == ('a', 'conflict')
+    assert (answer.id, answer.error) == ('a', 'conflict')
 
 
 def test_who_is_told_to_stop_costs_the_others_nothing(bench: Bench) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents.ids import BINDING, QUEUE
 from kombu_couchdb.errors import Conflict, NotFound
 from kombu_couchdb.queues import routing
@@ -231,15 +232,17 @@ class FakeClient:
     def put(self, doc: Document) -> str:
         if (self.docs.get(doc['_id']) or {}).get('_rev') != doc.get('_rev'):
             raise Conflict(doc['_id'])
-        return self.bulk([doc])[0]['rev']
+        return self.bulk([doc])[0].rev
 
-    def bulk(self, docs: list[Document]) -> list[Document]:
+    def bulk(self, docs: list[Document]) -> list[WriteResult]:
         for doc in docs:
             if doc.get('_deleted'):
                 del self.docs[doc['_id']]
             else:
                 self.docs[doc['_id']] = {**doc, '_rev': f'{len(doc.get("_rev", "")) + 1}-x'}
-        return [{'ok': True, 'id': doc['_id'], 'rev': self.docs.get(doc['_id'], {}).get('_rev')} for doc in docs]
+        return [
+            WriteResult(doc['_id'], WriteStatus.STORED, self.docs.get(doc['_id'], {}).get('_rev', '')) for doc in docs
+        ]
 
     def find(self, ids: list[str]) -> list[Document | None]:
         return [self.docs.get(name) for name in ids]
@@ -443,9 +446,9 @@ def test_a_queue_that_was_changed_meanwhile_is_not_deleted(client: FakeClient) -
     topology.declare_queue('q', {'x-expires': 1000}, False)
     [doc] = topology.queues(['q'])
     bulk = client.bulk
-    client.bulk = lambda docs: [{'id': docs[0]['_id'], 'error': 'conflict'}]  # type: ignore[method-assign]
+    client.bulk = lambda docs: [WriteResult.conflict(docs[0]['_id'])]  # type: ignore[method-assign]
     assert topology.delete_unused(doc) is None
-    client.bulk = lambda docs: [{**answer, 'accepted': True} for answer in bulk(docs)]  # type: ignore[method-assign]
+    client.bulk = lambda docs: [answer._replace(status=WriteStatus.UNPROVEN) for answer in bulk(docs)]  # type: ignore[method-assign]
     assert topology.delete_unused(doc) is False
 
 

@@ -19,6 +19,7 @@ from celery_couchdb.results import prefork_relay as module
 from celery_couchdb.results.prefork_relay import Relay
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.couchdb.group_commit import GroupCommit
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from tests.conftest import PATIENCE, wait_for
 
@@ -39,7 +40,7 @@ class Commit:
         if self.error is not None:
             raise self.error
         self.written.append([doc['_id'] for doc in docs])
-        return [{'ok': True, 'id': doc['_id'], 'rev': str(os.getpid())} for doc in docs]
+        return [WriteResult(doc['_id'], WriteStatus.STORED, str(os.getpid())) for doc in docs]
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def docs(*ids: str) -> list[Document]:
 
 def by(relay: Relay, *ids: str) -> int:
     """Write documents and return the id of the process that did it."""
-    [pid] = {int(answer['rev']) for answer in relay.write(docs(*ids))}
+    [pid] = {int(answer.rev) for answer in relay.write(docs(*ids))}
     return pid
 
 
@@ -259,7 +260,7 @@ def test_a_task_that_is_broken_off_leaves_no_answer_for_the_next(relay: Relay, c
             relay.write(docs('a'))
         except Interrupted:
             module._received = received
-        return [answer['id'] for answer in relay.write(docs('b'))] == ['b']
+        return [answer.id for answer in relay.write(docs('b'))] == ['b']
 
     assert ended(start(relay, check)) == 0
     assert sorted(doc_id for [doc_id] in commit.written) == ['a', 'b']

@@ -1,0 +1,105 @@
+"""WriteResult: what CouchDB answered to the write of one document, or that it gave no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ..errors import CouchDBError, from_answer
+
+__all__ = ['WriteResult', 'WriteStatus']
+
+#: Errors that the client itself puts in place of a status code that CouchDB gave to a whole request, see `Bulk.bulk`.
+DOCUMENT_TOO_LARGE, REFUSED, MISSING_STUB, UNSTORABLE = 'document_too_large', 'refused', 'missing_stub', 'unstorable'
+
+#: With these errors CouchDB would refuse the document however often it was sent. `forbidden` and `unauthorized` are not
+#: among them: an administrator can grant the right.
+_PERMANENT = frozenset({DOCUMENT_TOO_LARGE, REFUSED, MISSING_STUB, UNSTORABLE})
+
+
+class WriteStatus(str, Enum):
+    """What is known of a write."""
+
+    #: Stored, and a quorum of the cluster's nodes confirmed it.
+    STORED = 'stored'
+    #: Stored on fewer nodes than a quorum (CouchDB's status 202): other nodes may have stored another revision.
+    UNPROVEN = 'unproven'
+    #: Not stored: the document has changed since it was read. Or an earlier attempt of the same write was stored.
+    CONFLICT = 'conflict'
+    #: Not stored: CouchDB refuses this document.
+    REFUSED = 'refused'
+    #: No answer: the document may have been stored, see `couchdb.uncertain`.
+    UNKNOWN = 'unknown'
+
+
+class WriteResult(NamedTuple):
+    """The result of writing one document."""
+
+    id: str
+    status: WriteStatus
+    #: The new revision, if the document was stored.
+    rev: str = ''
+    #: CouchDB's word for the error (`forbidden`), or one of the constants of this module.
+    error: str = ''
+    #: CouchDB's explanation of the error.
+    reason: str = ''
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> WriteResult:
+        """Return the result that one element of CouchDB's response to `_bulk_docs` describes."""
+        doc_id = str(answer.get('id'))
+        if 'rev' in answer and not answer.get('error'):
+            return cls(doc_id, WriteStatus.UNPROVEN if answer.get('accepted') else WriteStatus.STORED, answer['rev'])
+        error = str(answer.get('error'))
+        status = WriteStatus.CONFLICT if error == 'conflict' else WriteStatus.REFUSED
+        return cls(doc_id, status, error=error, reason=str(answer.get('reason') or error))
+
+    @classmethod
+    def conflict(cls, doc_id: str, reason: str = 'conflict') -> WriteResult:
+        """Return the result of a write that lost against another."""
+        return cls(doc_id, WriteStatus.CONFLICT, error='conflict', reason=reason)
+
+    @classmethod
+    def refused(cls, doc_id: str, error: str, reason: str) -> WriteResult:
+        """Return the result of a write that CouchDB, or the client, refuses."""
+        return cls(doc_id, WriteStatus.REFUSED, error=error, reason=reason)
+
+    @classmethod
+    def unknown(cls, doc_id: str) -> WriteResult:
+        """Return the result of a write whose request got no answer."""
+        return cls(doc_id, WriteStatus.UNKNOWN)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the document was stored, on a quorum of nodes or on fewer."""
+        return self.status in (WriteStatus.STORED, WriteStatus.UNPROVEN)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a quorum of nodes stored the document: no other process was told that its write won."""
+        return self.status is WriteStatus.STORED
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether fewer nodes than a quorum stored the document."""
+        return self.status is WriteStatus.UNPROVEN
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether the document had changed since it was read."""
+        return self.status is WriteStatus.CONFLICT
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether CouchDB refuses the document, for now or for ever."""
+        return self.status is WriteStatus.REFUSED
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether CouchDB would refuse the document however often it was sent."""
+        return self.status is WriteStatus.REFUSED and self.error in _PERMANENT
+
+    def exception(self, where: str) -> CouchDBError:
+        """Return our error for a result that is not stored; `where` is the URL that its message begins with."""
+        return from_answer({'error': self.error, 'reason': self.reason}, where)
