@@ -13,6 +13,7 @@ from uuid import uuid4
 import requests
 
 from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.types import WorkItem
 
 from .systems.couchdb import RAW_DESIGN
 
@@ -67,7 +68,7 @@ class Sender:
         """Close the connection."""
         self.database.session.close()
 
-    def _document(self, body: Any) -> dict[str, Any]:
+    def _document(self, body: Any) -> WorkItem:
         now = time.time()
         doc_id = workitem.new_id(now)
         return workitem.new(

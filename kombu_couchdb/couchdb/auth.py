@@ -163,7 +163,7 @@ class Auth:
         with self._lock:
             if self._headers is not used:
                 return True  # another thread was refused before
-            if _WRONG.search(reason := errors.reason_of(response)) or errors.is_lock(reason):
+            if _WRONG.search(reason := errors.reason_of(response)) or errors.is_account_lock(reason):
                 self._refuse(self._given, reason)
             elif response.status_code == 403 or not used.is_session:
                 return False
@@ -240,13 +240,13 @@ class Auth:
         return pair
 
     def _refuse(self, given: _Pair, reason: str) -> None:
-        rest = _LOCK_REST if errors.is_lock(reason) else _REST
+        rest = _LOCK_REST if errors.is_account_lock(reason) else _REST
         self._refused, self._reason, self._rests_until = given, reason.rstrip('.'), time.monotonic() + rest
 
     def _refusal(self) -> errors.CouchDBError:
-        if errors.is_lock(self._reason):
-            return errors.locked(self._address.server, self._user)
-        text = f'{self._address.server} refused {errors.who(self._user)}: {self._reason}; '
+        if errors.is_account_lock(self._reason):
+            return errors.account_locked(self._address.server, self._user)
+        text = f'{self._address.server} refused {errors.describe_user(self._user)}: {self._reason}; '
         rest = f'the same password is not sent again for {max(0.0, self._rests_until - time.monotonic()):.0f} s'
         if self._address.credentials or callable(self._address.password):
             return errors.ServerUnavailable(f'{text}{rest}, and its source is asked for another one')

@@ -62,7 +62,7 @@ class Waiting(threading.Thread):
 
     def waits(self) -> bool:
         """Return whether the longpoll of the thread is open."""
-        return self.app.backend.reader._longpoll._response is not None
+        return self.app.backend.subscriber._longpoll._response is not None
 
 
 @pytest.mark.parametrize('count', [3, 120], ids=['few', 'many'])
@@ -112,7 +112,7 @@ def test_timeout_ends_the_wait_during_an_outage(behind_proxy: Celery, proxy: Pro
     timed_out = threading.Event()
     waiting = threading.Thread(target=get)
     waiting.start()
-    reader = behind_proxy.backend.reader
+    reader = behind_proxy.backend.subscriber
     wait_for(lambda: reader._longpoll._response is not None or timed_out.is_set(), 'the longpoll to open')
     proxy.refuse()
     waiting.join()

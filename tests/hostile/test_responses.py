@@ -169,7 +169,12 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
 @pytest.fixture
 def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
     """A function that repeats a call with malformed responses, and returns the numbers of successes and errors."""
-    for module, limit in ((cluster, '_SYNC'), (indexes, '_STUCK'), (indexes, '_PAUSE'), (vacuum, '_SETTLED')):
+    for module, limit in (
+        (cluster, '_REPLICATION_SECONDS'),
+        (indexes, '_STUCK_SECONDS'),
+        (indexes, '_PAUSE_SECONDS'),
+        (vacuum, '_IDLE_SECONDS'),
+    ):
         monkeypatch.setattr(module, limit, 0.0)  # the simulated server never becomes ready
 
     def run(

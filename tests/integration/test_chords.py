@@ -643,9 +643,9 @@ def test_malformed_chord_does_not_stop_the_sweep(site: Site, client: Client) -> 
     worker = site.backend()
     worker.chords.claim = lambda *_: None  # type: ignore[method-assign]
     end(worker, parts[0])
-    spoilt = {'type': 'Chord', 'size': 1, 'added': [], 'claimed': 'x', 'sent': False, 'nested': False, 'date': 1.0}
-    client.put({'_id': 'chord-unlock-0000', **spoilt, 'body': {'value': 'no JSON'}})
-    client.put({'_id': 'chord-unlock-0001', **spoilt, 'body': {'value': {'body': 7}}})
+    malformed = {'type': 'Chord', 'size': 1, 'added': [], 'claimed': 'x', 'sent': False, 'nested': False, 'date': 1.0}
+    client.put({'_id': 'chord-unlock-0000', **malformed, 'body': {'value': 'no JSON'}})
+    client.put({'_id': 'chord-unlock-0001', **malformed, 'body': {'value': {'body': 7}}})
     sweep(site.backend())
     assert site.bodies() == [[[0]]]
 

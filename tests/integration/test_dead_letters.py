@@ -80,7 +80,7 @@ def test_many_dead_letters_are_read_in_pages(client: Client, connection: Connect
 
 def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> None:
     letter = {
-        '_id': 'spoilt',
+        '_id': 'malformed',
         'type': 'WorkItem',
         'queue': 'q',
         'status': 'fail',
@@ -93,7 +93,7 @@ def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> N
     [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
     assert back == []
-    assert refused == {'spoilt': 'it cannot be delivered: malformed: message.body is missing or of a wrong type'}
+    assert refused == {'malformed': 'it cannot be delivered: malformed: message.body is missing or of a wrong type'}
     assert dead.count(client) == 1
 
 
@@ -138,7 +138,7 @@ def test_message_that_fails_again_during_a_replay_is_replayed_only_once(app: Cel
         client.bulk([{**doc, 'failed': time.time() + 1} for doc in docs])
         return len(docs)
 
-    assert cli_dead._each(Jobs(app), (), None, True, True, 'Replay', replay) == (260, 260)
+    assert cli_dead._for_selected(Jobs(app), (), None, True, True, 'Replay', replay) == (260, 260)
     assert len(set(replayed)) == 260
 
 

@@ -31,7 +31,7 @@ def state(connection: Connection, *queues: str) -> Any:
 @pytest.fixture(autouse=True)
 def held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a task into the timer of the worker."""
-    monkeypatch.setattr(control, '_held_by_worker', lambda state, **kwargs: [HELD])
+    monkeypatch.setattr(control, '_scheduled_in_worker', lambda state, **kwargs: [HELD])
 
 
 def shown(connection: Connection, *queues: str) -> list[dict[str, Any]]:

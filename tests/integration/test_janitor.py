@@ -128,7 +128,7 @@ def test_bindings_in_use_are_kept(connection: Connection, client: Client) -> Non
 
 def test_broadcasts_are_deleted_an_hour_after_their_expiry(client: Client, topology: Topology) -> None:
     put_expired(client, 'broker:broadcast:', 'Broadcast', a=-60, b=HOUR + 100, c=HOUR - 100, d=2 * HOUR)
-    client.put({'_id': 'broker:broadcast:e', 'type': 'Broadcast', 'expires': 'spoilt'})
+    client.put({'_id': 'broker:broadcast:e', 'type': 'Broadcast', 'expires': 'malformed'})
     assert Janitor(client).tidy(100) == {**NOTHING, 'broadcasts': 2}
     assert ids(client, 'broker:broadcast:') == ['a', 'c', 'e']
 

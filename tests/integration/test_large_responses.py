@@ -62,7 +62,7 @@ def test_messages_and_results(
     assert [result.get(timeout=PATIENCE) for result in results] == bodies
     # The subscriber gets all results at once.
     waiter, ids = Waiter(), {app.backend.get_key_for_task(result.id) for result in results}
-    app.backend.reader.watch(waiter, ids)
+    app.backend.subscriber.watch(waiter, ids)
     heard: set[str] = set()
 
     def heard_of_all() -> bool:
@@ -70,7 +70,7 @@ def test_messages_and_results(
         return heard == ids
 
     wait_for(heard_of_all, 'the results')
-    app.backend.reader.drop(waiter, ids)
+    app.backend.subscriber.drop(waiter, ids)
 
 
 def test_body_may_be_larger_than_the_limit_for_responses(

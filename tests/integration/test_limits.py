@@ -11,10 +11,9 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
-from kombu_couchdb.design.rows import WaitingRow
-from kombu_couchdb.queues import waiting
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
@@ -288,12 +287,12 @@ def test_malformed_message_becomes_a_dead_letter_instead_of_being_dropped(
     Queue('q', message_ttl=0.2, max_length=1)(connection.channel()).declare()
     client.put(
         {
-            '_id': 'spoilt',
+            '_id': 'malformed',
             'type': 'WorkItem',
             'queue': 'q',
             'priority': 0,
             'date': None,
-            'published': 'spoilt',
+            'published': 'malformed',
             'attempts': 0,
             'claimed': None,
             'message': None,
@@ -302,7 +301,7 @@ def test_malformed_message_becomes_a_dead_letter_instead_of_being_dropped(
     for number in range(3):
         publish(connection, number)
     Store(client).drop_older('q', 0.0)
-    assert [doc['_id'] for doc in items(client)] == ['spoilt']
+    assert [doc['_id'] for doc in items(client)] == ['malformed']
 
 
 def test_later_declarations_change_limits(connect: Callable[..., Connection], client: Client) -> None:

@@ -25,7 +25,7 @@ def good(client: Client, connection: Connection) -> dict[str, Any]:
     [item] = wait_for(lambda: items(client), 'the message')
     client.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True}])
     del item['_rev']
-    return {**item, '_id': 'spoilt', 'published': LONG_AGO}
+    return {**item, '_id': 'malformed', 'published': LONG_AGO}
 
 
 def nested(levels: int) -> Any:
@@ -99,7 +99,7 @@ def test_malformed_item_becomes_a_dead_letter_with_a_reason(
     inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
     assert inbox.wait(1) == ['next']
     dead: Any = wait_for(lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the dead letter')
-    assert (dead['_id'], dead['status']) == ('spoilt', 'fail')
+    assert (dead['_id'], dead['status']) == ('malformed', 'fail')
     assert dead['reason'].startswith('malformed: ')
     assert '\n' not in dead['reason']
     inbox.stays(1, 0.2)
@@ -127,7 +127,7 @@ def test_item_whose_queue_is_not_a_name(connect: Callable[..., Connection], clie
     publish(connection, 'next')
     assert inbox.wait(1) == ['next']
     rows = client.view(design.NAME, 'dead', reduce=False)
-    assert [row['id'] for row in rows] == (['spoilt'] if queue != '' else [])
+    assert [row['id'] for row in rows] == (['malformed'] if queue != '' else [])
 
 
 @pytest.mark.parametrize('queue', [5, ['q'], ['q', 5], {'q': 1}])
@@ -135,12 +135,12 @@ def test_item_whose_queue_is_not_a_name_does_not_stop_a_waiting_consumer(
     connect: Callable[..., Connection], client: Client, queue: object
 ) -> None:
     connection = connect()
-    spoilt = {**good(client, connection), 'queue': queue}
+    malformed = {**good(client, connection), 'queue': queue}
     inbox = Inbox(connect())
     publish(connection, 'first')
     assert inbox.wait(1) == ['first']
     inbox.stays(1, 2)  # now the consumer waits for the changes feed
-    client.put(spoilt)
+    client.put(malformed)
     publish(connection, 'next')
     assert inbox.wait(2) == ['first', 'next']
 
@@ -158,7 +158,7 @@ def test_foreign_documents_are_not_changed(connect: Callable[..., Connection], c
         {'_id': 'broker:queue:foreign', 'type': 'Queue'},
         {'_id': 'consumer', 'type': 'Consumer'},
         {'_id': 'broadcast', 'type': 'Broadcast', 'message': 5, 'number': 'x'},
-        {'_id': 'broker:binding:spoilt', 'type': 'Binding', 'exchange': 'direct'},
+        {'_id': 'broker:binding:malformed', 'type': 'Binding', 'exchange': 'direct'},
         {'_id': 'broker:binding:regex', 'type': 'Binding', 'exchange': 'direct', 'pattern': '(', 'queue': 'q'},
     ]
     client.bulk(foreign)
@@ -193,12 +193,12 @@ def test_message_with_an_undecodable_body_becomes_a_dead_letter(
     publish(connection, 'hello')
     inbox = Inbox(connection, ack=False)
     inbox.drain_until(lambda: len(inbox.messages) == 2)
-    spoilt, good = sorted(inbox.messages, key=lambda message: len(message.body), reverse=True)
+    malformed, good = sorted(inbox.messages, key=lambda message: len(message.body), reverse=True)
     assert good.decode() == 'hello'
     with pytest.raises(DecodeError):
-        spoilt.decode()
+        malformed.decode()
     good.ack()
-    settle(spoilt)
+    settle(malformed)
     wait_for(lambda: [item.get('status') for item in items(client)] == ['fail'], 'the dead letter')
     assert items(client)[0]['reason'].startswith('malformed: the body cannot be decoded (')
 
@@ -229,11 +229,11 @@ def test_document_that_python_cannot_parse_becomes_a_dead_letter(
     inbox = Inbox(connect(visibility_timeout=1.5))
     assert inbox.wait(1) == ['next']
     [row] = wait_for(lambda: client.view(design.NAME, 'dead', reduce=False), 'the dead letter')
-    assert (row['id'], row['value'][:10]) == ('spoilt', 'malformed:')
+    assert (row['id'], row['value'][:10]) == ('malformed', 'malformed:')
     publish(connection, 'last')
     assert inbox.wait(2) == ['next', 'last']
     assert len([record for record in caplog.records if 'passed over' in record.getMessage()]) <= 1
-    assert deep(levels).encode() in client.raw('spoilt')
+    assert deep(levels).encode() in client.raw('malformed')
 
 
 def test_item_claimed_by_an_invalid_consumer_is_released(connect: Callable[..., Connection], client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,6 +135,19 @@ def test_parcel_with_a_reused_id_is_not_moved_again(
     one.step()
     assert bodies(client) == ['a', 'b']
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
+
+
+def test_moved_and_refused_parcels_are_logged_with_their_ids(
+    mover: Callable[[], Mover], client: Client, parcels: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(parcels, 'a')
+    parcels.put({'_id': 'b', 'task': 'not accepted', 'args': []})
+    with caplog.at_level(logging.DEBUG, 'celery_couchdb.parcels'):
+        mover().step()
+    [message] = items(client)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+    assert f'parcel a was moved: {message["_id"]}; its document was updated' in lines
+    assert 'parcel b was refused; its document was updated' in lines
 
 
 @pytest.mark.parametrize('levels', [700, 1_500])

@@ -63,7 +63,7 @@ def test_messages_are_counted_by_queue_and_state(
     assert 1000 <= (found['queues']['q']['oldest'] or 0) < 1100
     assert 0 <= (found['queues']['other']['oldest'] or 0) < 100
     assert found['queues']['broken']['oldest'] is None
-    assert found['spoilt'] == 0
+    assert found['malformed'] == 0
     assert sorted(tuple(consumer['queues']) for consumer in found['consumers']) == [('broken',), ('q',)]
 
 
@@ -151,7 +151,7 @@ def test_malformed_documents_do_not_break_the_status(connection: Connection, cli
     [item] = items(client)
     good = {name: value for name, value in item.items() if name != '_rev'}
     client.bulk(
-        [{**good, '_id': f'spoilt {i}', 'queue': queue} for i, queue in enumerate([5, None, ['q'], {'q': 1}, True])]
+        [{**good, '_id': f'malformed {i}', 'queue': queue} for i, queue in enumerate([5, None, ['q'], {'q': 1}, True])]
     )
     client.bulk(
         [
@@ -169,7 +169,7 @@ def test_malformed_documents_do_not_break_the_status(connection: Connection, cli
     assert found['queues'].keys() == {'q'}
     assert found['queues']['q']['ready'] == 3
     assert (found['queues']['q']['oldest'] or 0) < 100
-    assert found['spoilt'] == 7
+    assert found['malformed'] == 7
     assert [
         (consumer['queues'], consumer['rate'], consumer['pid'], consumer['alive']) for consumer in found['consumers']
     ] == [(['q'], 0, None, True), ([], 0, 5, False)]

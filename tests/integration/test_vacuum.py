@@ -196,7 +196,7 @@ def test_vacuum_killed_right_after_a_purge(
     couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
     with monkeypatch.context() as context:
         context.setattr(Tombstones, 'purge', between(Tombstones.purge, recreated))
-        context.setattr(Tombstones, '_revive', killed)
+        context.setattr(Tombstones, '_rewrite', killed)
         with pytest.raises(KeyboardInterrupt):
             vacuum(couch, quiet, age=0)
     assert rows(couch) == []
@@ -483,7 +483,7 @@ def test_interrupted_command_says_how_to_continue(
     monkeypatch.setattr(module._Vacuum, '_compact', lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     done = run('--yes', '--age', '0.6')
     assert done.exit_code == 1
-    assert 'another run goes on' in done.output
+    assert 'another run continues' in done.output
     assert 'Traceback' not in done.output
 
 
@@ -511,8 +511,8 @@ def test_age_shorter_than_the_lease_is_refused(client: Client, url: str, age: st
 
 def test_leases_of_workers_of_other_apps_count(client: Client, run: Callable[..., Result]) -> None:
     beat = {'_id': 'broker:consumer:a', 'type': 'Consumer', 'date': time.time() - 1, 'expires': time.time() + 899}
-    spoilt = {'_id': 'broker:consumer:b', 'type': 'Consumer', 'date': 'now', 'expires': time.time() + 9999}
-    client.bulk([beat, spoilt, {**beat, '_id': 'broker:consumer:c', 'date': 0, 'expires': time.time() - 1}])
+    malformed = {'_id': 'broker:consumer:b', 'type': 'Consumer', 'date': 'now', 'expires': time.time() + 9999}
+    client.bulk([beat, malformed, {**beat, '_id': 'broker:consumer:c', 'date': 0, 'expires': time.time() - 1}])
     done = run('--yes', '--age', '600')
     assert done.exit_code == 2
     assert '600 is not longer than the visibility timeout of the workers, 900 s.' in done.stderr

@@ -186,7 +186,7 @@ def test_two_threads_wait_for_the_same_result(app: Celery, worker: CouchDBBacken
     [task_id] = ids(1)
     waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
     wait_for(
-        lambda: len(app.backend.reader._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both threads to wait'
+        lambda: len(app.backend.subscriber._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both threads to wait'
     )
     worker.mark_as_done(task_id, 7)
     assert [thread.value() for thread in waiting] == [7, 7]
@@ -214,10 +214,10 @@ def test_only_awaited_results_are_watched(app: Celery, worker: CouchDBBackend, s
 def test_malformed_result_affects_only_its_own_caller(
     app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], doc: dict[str, Any]
 ) -> None:
-    spoilt, good = ids(2)
-    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (spoilt, good)]
-    wait_for(lambda: is_listening(sent, spoilt, good), 'a longpoll for both results')
-    client.put({'_id': f'celery-task-meta-{spoilt}', 'type': 'Result', 'status': 'SUCCESS', **doc})
+    malformed, good = ids(2)
+    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (malformed, good)]
+    wait_for(lambda: is_listening(sent, malformed, good), 'a longpoll for both results')
+    client.put({'_id': f'celery-task-meta-{malformed}', 'type': 'Result', 'status': 'SUCCESS', **doc})
     assert isinstance(waits[0].value(), Exception)
     worker.mark_as_done(good, 'fine')
     assert waits[1].value() == 'fine'
@@ -259,7 +259,7 @@ def test_new_waits_do_not_delay_other_results(app: Celery, worker: CouchDBBacken
     first, *others = ids(40)
     waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
     wait_for(lambda: is_listening(sent, first), 'the longpoll')
-    reader, waiter = app.backend.reader, Waiter()
+    reader, waiter = app.backend.subscriber, Waiter()
     go_on = threading.Event()
 
     def press() -> None:
@@ -324,7 +324,7 @@ def test_abandoned_iteration_frees_all_resources(app: Celery, worker: CouchDBBac
     assert next(iteration)[0] == first
     del iteration
     gc.collect()
-    assert app.backend.reader._waiters == {}
+    assert app.backend.subscriber._waiters == {}
 
 
 # -- groups
@@ -435,7 +435,7 @@ def test_group_raises_the_error_of_the_task_before_it(
         worker.mark_as_failure(parent, LookupError('no'))
     outcome = waiting.value()
     assert isinstance(outcome, LookupError)
-    wait_for(lambda: not app.backend.reader._waiters, 'the end of all waits')
+    wait_for(lambda: not app.backend.subscriber._waiters, 'the end of all waits')
 
 
 def test_group_that_is_never_sent_with_propagate_false(app: Celery, worker: CouchDBBackend) -> None:

@@ -167,13 +167,13 @@ def test_cause_without_text_is_named_by_its_class() -> None:
 
 
 def test_refused_user_is_named_with_a_remedy() -> None:
-    assert str(errors.may_not('http://host/db', 'me', 'set up the database', 'ask somebody')) == (
+    assert str(errors.access_denied('http://host/db', 'me', 'set up the database', 'ask somebody')) == (
         "http://host/db: user 'me' may not set up the database; ask somebody"
     )
 
 
 def test_missing_user_is_reported() -> None:
-    assert str(errors.may_not('http://host/db', None, 'set up the database', 'ask somebody')) == (
+    assert str(errors.access_denied('http://host/db', None, 'set up the database', 'ask somebody')) == (
         'http://host/db: no user in the URL, and without one nobody may set up the database; '
         'write couchdb://user:password@host:port/db'
     )

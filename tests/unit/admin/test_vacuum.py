@@ -121,12 +121,12 @@ class Database:
 def test_latest_mark_that_is_old_enough_counts() -> None:
     database: Any = Database()
     marks = Marks(database)
-    assert marks.old(0) is None
+    assert marks.latest(0) is None
     for at in (1000, 1100, 1200):
         database.clock.time = at
-        marks.take(150)
+        marks.add(150)
     database.clock.time = 1260
-    assert [marks.old(age) for age in (0, 60, 61, 160, 161, 260, 261)] == [
+    assert [marks.latest(age) for age in (0, 60, 61, 160, 161, 260, 261)] == [
         '3-opaque',
         '3-opaque',
         '2-opaque',
@@ -141,9 +141,9 @@ def test_ready_in_returns_the_remaining_seconds() -> None:
     database: Any = Database()
     marks = Marks(database)
     assert marks.ready_in(300) == 300
-    marks.take(300)
+    marks.add(300)
     database.clock.time += 100
-    marks.take(300)
+    marks.add(300)
     assert marks.ready_in(300) == 200
     database.clock.time += 500
     assert marks.ready_in(300) == 0
@@ -154,7 +154,7 @@ def test_superseded_marks_are_deleted() -> None:
     marks = Marks(database)
     for number in range(50):
         database.clock.time = 1000.0 + number * 100
-        marks.take(300)
+        marks.add(300)
     assert [mark['date'] for mark in database.docs['_design/celery-marks']['marks']] == [5600.0, 5700.0, 5800.0, 5900.0]
 
 
@@ -195,12 +195,12 @@ def test_wrong_password_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_malformed_notes_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(Address())
-    for spoilt in (5, 'x', {'seq': 1}, [5], [{'seq': 'x', 'date': 5.0}], [{'seq': 5, 'date': 'x'}], ['a', 5]):
+    for malformed in (5, 'x', {'seq': 1}, [5], [{'seq': 'x', 'date': 5.0}], [{'seq': 5, 'date': 'x'}], ['a', 5]):
         monkeypatch.setattr(
-            client, 'get', lambda doc_id, spoilt=spoilt: {'_id': doc_id, 'marks': spoilt, 'purging': spoilt}
+            client, 'get', lambda doc_id, malformed=malformed: {'_id': doc_id, 'marks': malformed, 'purging': malformed}
         )
         marks = Marks(client)
-        assert (marks.old(0.0), marks.purging(), marks.ready_in(5.0)) == (None, [], 5.0)
+        assert (marks.latest(0.0), marks.purging(), marks.ready_in(5.0)) == (None, [], 5.0)
 
 
 NODES = {'all_nodes': ['a@host', 'b@host', 'c@host'], 'cluster_nodes': ['a@host', 'b@host']}
@@ -216,7 +216,7 @@ def test_node_that_may_have_missed_deletions_stops_the_vacuum(monkeypatch: pytes
     cluster(monkeypatch, systems()).synchronise(300)
     with pytest.raises(Refused, match=r'node b@host was started 20 s ago'):
         cluster(monkeypatch, systems(uptime=20)).synchronise(300)
-    monkeypatch.setattr('kombu_couchdb.admin.cluster._SYNC', 0.0)
+    monkeypatch.setattr('kombu_couchdb.admin.cluster._REPLICATION_SECONDS', 0.0)
     with pytest.raises(Refused, match='still sends'):
         cluster(monkeypatch, systems(internal_replication_jobs=3)).synchronise(300)
 

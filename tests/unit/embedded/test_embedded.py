@@ -122,7 +122,7 @@ def test_changed_server_is_installed_again(
 ) -> None:
     simulated()
     folder = install()
-    for name in embedded._NAMES:
+    for name in embedded._FILES:
         (tmp_path / name).write_bytes((Path(embedded.__file__).parent / name).read_bytes() + b'\n')
     monkeypatch.setattr(embedded, '__file__', str(tmp_path / '__init__.py'))
     assert install() != folder
@@ -283,7 +283,7 @@ def shared(installed: Path) -> Iterator[EmbeddedServer]:
 @pytest.fixture
 def own(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedServer]:
     """A server that the test may stop, pause or kill. Its time limits are long enough for a slow machine."""
-    monkeypatch.setattr(embedded, '_STOP_TIMEOUT', PATIENCE)
+    monkeypatch.setattr(embedded, '_STOP_SECONDS', PATIENCE)
     with EmbeddedServer() as server:
         yield server
 
@@ -401,7 +401,7 @@ def test_unknown_endpoint_is_not_a_document(shared: EmbeddedServer) -> None:
 
 
 def test_nothing_is_written_to_the_disk(installed: Path, shared: EmbeddedServer) -> None:
-    assert {path.name for path in installed.iterdir()} == {*embedded._NAMES, 'node_modules'}
+    assert {path.name for path in installed.iterdir()} == {*embedded._FILES, 'node_modules'}
 
 
 def test_restart_keeps_the_address_and_loses_the_data(own: EmbeddedServer) -> None:

@@ -96,10 +96,7 @@ def test_refused_parcel(task: Any, embedded: Any, name: str) -> None:
 )
 def test_invalid_signature_is_refused(embedded: Any) -> None:
     """Celery accepts the name of a task as a signature."""
-    assert (
-        ACCEPT.refusal('add', embedded)
-        == 'what follows its task is not written as callbacks, chains, groups and chords are'
-    )
+    assert ACCEPT.refusal('add', embedded) == 'its callbacks, chain or chord are not written as Celery writes them'
 
 
 def test_deeply_nested_signatures_are_checked() -> None:
@@ -168,7 +165,7 @@ def test_message_keeps_only_allowed_properties() -> None:
         ({'headers': {'task': 'add'}}, 'no task and its id'),
         ({'headers': {'task': 'add', 'id': 'a\nforged'}}, 'id must be printable text'),
         ({'headers': {'task': 'add', 'id': 'a' * 256}}, 'id must be printable text'),
-        ({'body': '[[], {}, {"errbacks": ["subtract"]}]'}, 'is not written as'),
+        ({'body': '[[], {}, {"errbacks": ["subtract"]}]'}, 'are not written as'),
         ({'headers': {'task': 'add', 'id': 'a', 'n': 1e309}}, 'cannot hold the number'),
         ({'content-type': 'application/x-python-serialize'}, 'is not accepted'),
         ({'content-type': 'text/plain'}, 'is not accepted'),
