@@ -212,9 +212,7 @@ class Store:
             if not self._options.create_database:
                 raise
             try:
-                self._call(self.client.put, wanted)
-            except Conflict:
-                pass  # another process was first, with the same
+                self._call(self.client.create_if_missing, wanted)  # another process may create it at the same time
             except AccessDenied as exc:
                 raise may_not(
                     self.client.address.url,

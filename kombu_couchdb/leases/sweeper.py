@@ -128,7 +128,7 @@ class Sweeper:
                 if settled:
                     del self.void[doc_id]
         if time.monotonic() >= self._resolver.due:
-            self._resolver.heal(living)
+            self._resolver.resolve(living)
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
             self._janitor.tidy(_TIDIED)

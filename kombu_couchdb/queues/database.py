@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .. import design
 from ..couchdb.client import Client, Row
 from ..documents.ids import QUEUE
-from ..errors import AccessDenied, BrokenAnswer, Conflict, CouchDBError, DatabaseMissing, NotFound, may_not
+from ..errors import AccessDenied, BrokenAnswer, CouchDBError, DatabaseMissing, NotFound, may_not
 from ..log import get_logger
 
 __all__ = ['REVISIONS', 'SEEN', 'Found', 'ensure']
@@ -60,10 +60,7 @@ def ensure(client: Client, create: bool) -> Found:
             raise
     try:
         for document in design.documents():
-            try:
-                client.put(document)
-            except Conflict:
-                pass  # another process was first, with the same
+            client.create_if_missing(document)  # another process may create the same one at the same time
     except (AccessDenied, DatabaseMissing) as exc:
         raise may_not(
             client.address.url,

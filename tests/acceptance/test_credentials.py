@@ -145,7 +145,7 @@ def settings(
     request: pytest.FixtureRequest, site: Site, member: dict[str, str], secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], dict[str, Any]]:
     """Returns the settings, for a way to send it, of a worker that has the member's password from its URL or from a source."""
-    monkeypatch.setattr(auth, '_LOCK_REST', 0.0)  # this process sends tasks at once when it is over
+    monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.0)  # this process sends tasks at once when it is over
     site.set_up(member['user'])
     if request.param == 'url':
         site.use_as(member['user'], member['password'])

@@ -337,7 +337,7 @@ FLOODS = {
 def test_an_answer_without_an_end_is_not_kept(
     wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch, what: str, call: Callable[[Client], Any]
 ) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', 1_000_000)
     wire = wires()
     wire.answer = FLOODS[what]
     found = ask(wire, call)
@@ -452,7 +452,7 @@ def test_a_consumer_outlives_it_and_delivers(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(io_thread, '_LAST_RETRY', 0.05)
-    monkeypatch.setattr(auth, '_LOCK_REST', 0.05)
+    monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.05)
     publisher = connect()
     publisher.connect()
     inbox = Inbox(connect(visibility_timeout=3.0))

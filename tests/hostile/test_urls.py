@@ -213,7 +213,7 @@ def test_a_list_is_of_nodes_of_one_cluster(urls: str) -> None:
 @pytest.mark.parametrize(('query', 'port'), [('', 1), ('?ssl=false', 2), ('?ssl_ca_certs=x', 3)])
 def test_a_connection_that_moves_to_another_node_stays_tls(query: str, port: int) -> None:
     with Connection(f'couchdbs://a:{port}{query};couchdbs://b:{port}{query}') as connection:
-        connection.transport.couchdb.leave_node()
+        connection.transport.couchdb.switch_node()
         connection.transport._name_node()
         with connection.clone() as clone:
             assert clone.transport.address.server == f'https://b:{port}'

@@ -226,7 +226,7 @@ def test_node_that_cannot_prove_a_heartbeat_is_left(
     connect: Callable[..., Connection], database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[bool] = []
-    replace_in_clients(monkeypatch, database, 'leave_node', lambda self: left.append(True))
+    replace_in_clients(monkeypatch, database, 'switch_node', lambda self: left.append(True))
     cluster.unproven = is_heartbeat
     inbox = Inbox(connect())
     wait_for(lambda: inbox.drain(0.05) or left, 'another node to be asked')

@@ -28,8 +28,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long."""
     for name in (
         'couchdb.conflicts.SYNC',
-        'couchdb.conflicts._SINGLE',
-        'couchdb.conflicts._CLUSTER',
+        'couchdb.conflicts._SINGLE_NODE_SECONDS',
+        'couchdb.conflicts._CLUSTER_SECONDS',
         'leases.sweeper.SYNC',
     ):
         monkeypatch.setattr(f'kombu_couchdb.{name}', 0.5)

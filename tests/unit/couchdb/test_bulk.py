@@ -73,7 +73,7 @@ def test_requests_become_smaller_until_they_are_answered_and_grow_again() -> Non
     assert server.request_bytes <= server.bears
     server.bears = 1e9
     server.bulk(docs(1000, 40_000))
-    assert server.request_bytes == bulk.MOST_BYTES
+    assert server.request_bytes == bulk.MAX_REQUEST_BYTES
 
 
 def test_small_requests_without_an_answer_say_nothing_of_the_link() -> None:
@@ -81,7 +81,7 @@ def test_small_requests_without_an_answer_say_nothing_of_the_link() -> None:
     server.bears = 0
     with pytest.raises(errors.ServerUnavailable):
         server.bulk([{'_id': 'a'}])
-    assert server.request_bytes == bulk.MOST_BYTES
+    assert server.request_bytes == bulk.MAX_REQUEST_BYTES
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_two_writes_of_one_document_never_share_a_request(bench: Bench) -> None:
 
 
 def test_a_request_has_no_more_than_it_may(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('kombu_couchdb.couchdb.group_commit._MOST', 3)
+    monkeypatch.setattr('kombu_couchdb.couchdb.group_commit._MAX_DOCS', 3)
     bench.go([bench.write('a'), *(bench.write(f'{n}', f'{n}x') for n in range(3))])
     assert [len(request) for request in bench.server.requests] == [1, 2, 2, 2]
 
@@ -136,7 +136,7 @@ def test_who_is_told_to_stop_costs_the_others_nothing(bench: Bench) -> None:
     assert not bench.commit._pending
 
 
-@pytest.mark.parametrize('step', ['_next_batch', '_lead'])
+@pytest.mark.parametrize('step', ['_next_batch', '_send'])
 def test_whenever_a_time_limit_strikes_the_next_can_write(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
