@@ -64,7 +64,7 @@ def check(url: str, setting: str) -> None:
     names = {name for name, _ in given}
     if 'ssl' in names and len(names) > 1:
         raise ConfigurationError(
-            f'{setting}: the URL has the parameter ssl and other TLS parameters; remove ssl, the others imply TLS'
+            f'{setting}: the URL has the parameter ssl and other TLS parameters; leave ssl out, the others imply TLS'
         )
 
 

@@ -53,7 +53,7 @@ CLIENT: dict[str, tuple[Callable[[Client], Any], Callable[[Any], bool]]] = {
     'put': (lambda c: c.put({'_id': 'x'}), lambda rev: kinds(rev, str) and '-' in rev),
     'bulk': (
         lambda c: c.bulk([{'_id': 'x'}, {'_id': 'y'}]),
-        lambda answers: [a['id'] for a in answers] == ['x', 'y'] and all('rev' in a or 'error' in a for a in answers),
+        lambda results: [r.id for r in results] == ['x', 'y'] and all(r.rev or not r.is_stored for r in results),
     ),
     'fetch': (
         lambda c: c.fetch(['dead', 'x', 'dead']),
