@@ -51,7 +51,7 @@ class Address:
         if '@' in self.database:
             # The error does not quote the name, which may contain a part of the password.
             raise ConfigurationError(
-                'the name of the database contains an @, probably because the password in the URL contains '
+                'the database name contains an @, probably because the password in the URL contains '
                 'a /, # or ?; percent-encode user and password'
             )
         if not _DATABASE.match(self.database):

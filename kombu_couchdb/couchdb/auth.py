@@ -1,7 +1,7 @@
 """Authentication headers: basic or session cookie, with passwords that may change while the process runs.
 
 With `basic`, each request contains the password. With `cookie`, the client sends the password once to begin a session,
-which CouchDB extends while it is in use. Both are equally fast (measured on CouchDB 3.5, which caches correct
+which CouchDB extends while it is in use. Both are equally fast (measured on CouchDB 3.5, which remembers correct
 passwords).
 
 CouchDB locks a user for five minutes after five wrong passwords from one machine. Therefore a client does not send a

@@ -34,8 +34,8 @@ __all__ = [
 #: The minimum rate at which requests and responses must be transferred, in bytes per second.
 MIN_BYTES_PER_SECOND = 100_000
 
-#: The maximum size of a response in bytes, unless its size is known beforehand: 30 documents of CouchDB's default
-#: maximum size, or 250 results of 1 MB. The client reads more documents than that in several requests.
+#: The maximum size of a response in bytes, unless its size is known beforehand: more than 30 documents of CouchDB's
+#: default maximum size, or 250 results of 1 MB. The client reads more documents than that in several requests.
 MAX_RESPONSE_BYTES = 256_000_000
 
 

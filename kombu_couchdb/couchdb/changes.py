@@ -27,8 +27,8 @@ LIMIT = 200
 #: The minimum seconds between two longpolls: each costs the server 3 ms, and each change in it 0.1 ms.
 _MIN_INTERVAL_SECONDS = 0.015
 
-#: Seconds between the empty lines that the server sends. The connection is considered lost after twice this time plus 2
-#: s without one, see `Client.open_changes`.
+#: Seconds between the empty lines that the server sends. After 10 s without one, the connection is considered lost, see
+#: `Client.open_changes`.
 _HEARTBEAT_SECONDS = 4.0
 
 

@@ -75,24 +75,24 @@ class Client(Bulk):
             return found
 
     def open_changes(
-        self, since: Any, body: Document, limit: int, beat: float, *, docs: bool = True
+        self, since: Any, body: Document, limit: int, heartbeat: float, *, docs: bool = True
     ) -> requests.Response:
         """Send a longpoll request to `_changes` and return its response without reading the body.
 
         The response ends with the first change after `since` that matches the filter in `body`: `{'selector': …}` or
         `{'doc_ids': […]}`, both native in the server and cheap, or empty for any change. It contains at most `limit`
-        changes, with their documents if `docs` is true. CouchDB sends an empty line every `beat` seconds.
+        changes, with their documents if `docs` is true. CouchDB sends an empty line every `heartbeat` seconds.
         """
         params: dict[str, Any] = {
             'feed': 'longpoll',
             'since': since,
             'include_docs': docs,
             'limit': limit,
-            'heartbeat': int(beat * 1000),
+            'heartbeat': int(heartbeat * 1000),
         }
         if body:
             params['filter'] = f'_{next(iter(body))}'
-        return self._send('POST', '/_changes', params, body, beat * 2 + 2, bounds=Bounds(longpoll=True))
+        return self._send('POST', '/_changes', params, body, heartbeat * 2 + 2, bounds=Bounds(longpoll=True))
 
     def welcome(self) -> Document:
         """Return CouchDB's response to `GET /`; *raises* `NotCouchDB` if another service responds."""

@@ -24,7 +24,7 @@ __all__ = ['GroupCommit']
 #: The maximum number of documents in a shared request. A larger write is sent alone, while others go on.
 _MAX_DOCS = 200
 
-#: Seconds after which a waiting thread checks for a sender itself, in case the sending thread ended without
+#: Seconds after which a waiting thread checks whether another thread still sends, in case that ended without
 #: notification.
 _CHECK_SECONDS = 1.0
 

@@ -211,7 +211,7 @@ class Nodes:
         """Make the next node the current one, unless another thread has switched from `node` already."""
         if len(self._nodes) > 1 and self.current is node:
             self._current.index = (self._nodes.index(node) + 1) % len(self._nodes)
-            logger.info('%s is not usable; sending requests to %s', node.address.url, self.current.address.url)
+            logger.info('%s is unavailable; sending requests to %s', node.address.url, self.current.address.url)
 
     def close(self) -> None:
         """Close idle connections to all nodes."""
