@@ -35,7 +35,7 @@ lint: $(VENV)/installed-dev  ## Check style and types
 docs: $(VENV)/installed-docs  ## Build the documentation into build/docs; a warning is an error
 	@$(RUN) -m sphinx -q -E -n -W --keep-going docs build/docs
 
-bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/; BENCH_ARGS="--quick"
+bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/production/; BENCH_ARGS="--quick"
 	@$(RUN) -m benchmarks $(BENCH_ARGS)
 
 chaos: $(VENV)/installed-dev  ## Prove the promises while things fail, on $COUCHDB_URL or else on an embedded server; CHAOS_ARGS="--seed 1"

@@ -15,18 +15,17 @@ from .table import simple_table, table_of
 __all__ = ['Run', 'inserted', 'page', 'write']
 
 #: What stands between these in a page is the benchmark's; the rest is its author's.
-_BEGIN, _END = '.. benchmark begins: what stands below is written by `make bench`', '.. benchmark ends'
+_BEGIN, _END = '.. benchmark begins: `make bench` writes everything below', '.. benchmark ends'
 _PLOT = 'performance.svg'
 
 EXPLAINED = """\
-Each figure is the median of the rounds, in which the systems take turns on each case. It is followed by its ratio to that of
-this project (*couchdb*) and, in brackets, to that of the raw limit (*raw*): the same documents written, read by a view and
-deleted by the simplest loop over HTTP, without claims and so without a safe delivery. Publishing returns when the server has
-the message: CouchDB and PostgreSQL have it on the disk then, RabbitMQ has confirmed it, and Redis has it in memory, unless it
-is set up otherwise. Who consumes begins with a connection that is open and a queue that is full. A delay is that of one queue
-with one consumer; the busy one gets 50 other messages a second and works 5 ms on each. kombu's SQLAlchemy transport asks for
-messages once a second. Requests are counted with those of connecting. The processor time of a server is all it uses, its
-housekeeping included."""
+Each figure is the median of the rounds. In a round the systems take turns on each case. A figure is followed by its ratio to that of
+this project (*couchdb*) and, in brackets, to the raw limit (*raw*): the same documents written, read by a view and deleted by the
+simplest loop over HTTP, without claims and so without a safe delivery. Publishing returns when the server has the message: CouchDB and
+PostgreSQL have it on the disk then, RabbitMQ has confirmed it, and Redis has it in memory, unless it is configured otherwise.
+Consuming begins with an open connection and a full queue. A delay is that of one queue with one consumer; the busy consumer gets 50
+other messages a second and works 5 ms on each. kombu's SQLAlchemy transport asks for messages once a second. The number of requests
+includes those of connecting. The processor time of a server is all that it uses, its housekeeping included."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Task
 
-from kombu_couchdb.documents.workitem import JOB_KEY
+from kombu_couchdb.documents.job_key import JOB_KEY
 from kombu_couchdb.unique import told
 
 __all__ = ['UniqueTask']

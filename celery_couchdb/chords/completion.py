@@ -16,7 +16,7 @@ from celery.result import GroupResult, ResultSet
 from celery.utils.functional import _regen
 from kombu.exceptions import EncodeError, OperationalError
 
-from kombu_couchdb.documents.idempotency import once
+from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
@@ -152,7 +152,7 @@ class ChordMixin:
             try:
                 results = self._join(group_id, chord)
                 # Who is killed before the chord is done has a successor: over our own transport that sends nothing twice.
-                with once(f'{group_id}:{chord.get("run")}', again=again):
+                with idempotent(f'{group_id}:{chord.get("run")}', repeated=again):
                     body.delay(results)
             except (OperationalError, SoftTimeLimitExceeded, *RETRIED) as exc:
                 if chord.get('body'):

@@ -21,7 +21,7 @@ from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number
 from kombu_couchdb.documents.idempotency import is_repeated
 from kombu_couchdb.errors import Conflict
 
-from ..results.documents import Document, stamp
+from ..results.documents import Document, Packed, stamp
 from ..results.store import Recent, Store
 
 __all__ = ['LAG', 'Chords', 'size_of']
@@ -73,7 +73,7 @@ class Chords:
 
     # -- how many parts are to come
 
-    def prepare(self, group_id: str, body: Document | None, *, nested: bool) -> None:
+    def prepare(self, group_id: str, body: Packed | None, *, nested: bool) -> None:
         """Store a chord before its header is sent. What an earlier run left is deleted.
 
         `body` is its encoded callback; `nested` says that there are groups in the header.
@@ -122,10 +122,10 @@ class Chords:
 
     # -- parts
 
-    def part(self, group_id: str, index: int | None, task_id: str, state: str, value: Document | None) -> Document:
+    def part(self, group_id: str, index: int | None, task_id: str, state: str, value: Packed | None) -> Document:
         """Return the document of a part. `value` is its encoded result; None: it is to be found under the task's id."""
         place = f'{_UNORDERED if index is None else index:08d}'
-        doc = {
+        doc: Document = {
             '_id': f'{self._prefix}{group_id}:part:{place}:{task_id}',
             'type': 'Part',
             'task_id': task_id,

@@ -13,6 +13,7 @@ from kombu.serialization import loads, prepare_accept_content
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.documents.compressed import unpacked
+from kombu_couchdb.documents.job_key import JOB_KEY
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
 
@@ -88,7 +89,7 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         raise Refused(reason)
     message, headers = doc['message'], doc['message']['headers']
     properties = {name: message['properties'][name] for name in _PROPERTIES if name in message['properties']}
-    if workitem.JOB_KEY in headers:
+    if JOB_KEY in headers:
         raise Refused('a unique job has to be published to the database of the broker')
     if not isinstance(headers.get('task'), str) or not isinstance(headers.get('id'), str):
         raise Refused('its headers name no task and its id')

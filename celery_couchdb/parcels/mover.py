@@ -6,7 +6,7 @@ whatever is killed or paused in between. What is not accepted stays in its docum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from kombu import Producer
@@ -15,10 +15,12 @@ from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import ContinuousFeed
-from kombu_couchdb.couchdb.client import Document, Row
+from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
+from kombu_couchdb.design.rows import ParcelRow
 from kombu_couchdb.documents import parcel
 from kombu_couchdb.documents.body import stub
+from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger
@@ -48,20 +50,23 @@ class _Channel(Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tag, self.items = '', list[Document]()
+        self.tag, self.items = '', list[WorkItem]()
 
     def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
         prepared = super()._prepared(message, exchange, routing_key)
         prepared['properties']['delivery_tag'] = self.tag
         return prepared
 
-    def _publish(self, message: Document, exchange: str, routing_key: str, _publish_batch: Any, again: bool) -> None:
-        if 'task' not in message['headers']:
-            return  # the event that a task was sent
-        found = self._lookup(exchange, routing_key)
-        if found is None:
-            raise Refused(f'exchange {exchange!r} is for broadcasts')
-        self.items += self._items(message, exchange, found)
+    def basic_publish(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Gather the items of a task; the event that the task was sent is dropped."""
+        if 'task' in message['headers']:
+            super().basic_publish(message, exchange, routing_key, **kwargs)
+
+    def _put(self, queues: Collection[str], message: Document, **kwargs: Any) -> None:
+        self.items += self._items(queues, message)
+
+    def _put_fanout(self, exchange: str, message: Document, routing_key: str, **kwargs: Any) -> None:
+        raise Refused(f'exchange {exchange!r} is for broadcasts')
 
 
 class Mover:
@@ -122,13 +127,13 @@ class Mover:
         rows = self._client.view(
             design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_PAGE, reduce=False
         )
-        chosen, size = list[Row](), 0
-        for row in rows:
-            if chosen and size + row['value'][1] > _TOGETHER:
+        chosen, size = list[ParcelRow](), 0
+        for row in map(ParcelRow.of, rows):
+            if chosen and size + row.size > _TOGETHER:
                 break
-            chosen, size = [*chosen, row], size + row['value'][1]
-        docs = self._client.fetch([row['id'] for row in chosen])
-        unread = sum(self._refuse_unread(row['id']) for row, doc in zip(chosen, docs, strict=True) if doc is None)
+            chosen, size = [*chosen, row], size + row.size
+        docs = self._client.fetch([row.id for row in chosen])
+        unread = sum(self._refuse_unread(row.id) for row, doc in zip(chosen, docs, strict=True) if doc is None)
         return self._settle([doc for doc in docs if doc and parcel.is_waiting(doc)]) + unread
 
     def _refuse_unread(self, doc_id: str) -> bool:
@@ -149,7 +154,7 @@ class Mover:
         """Move parcels, or refuse them; return how many of them were settled."""
         reasons: dict[str, str] = {}
         items: dict[str, str] = {}  # the parcel of each item
-        new: list[Document] = []
+        new: list[WorkItem] = []
         for doc in docs:
             try:
                 made = self._items_of(doc)
@@ -165,7 +170,7 @@ class Mover:
             new += made
         reasons.update(
             (items[result.id], f'CouchDB refuses its message: {result.reason}')
-            for result in self._transport.publish_once(new)
+            for result in self._transport.store_items(new, once=True)
         )
         now = self._client.clock.now()
         changes = [
@@ -175,7 +180,7 @@ class Mover:
             logger.warning('parcel %s is refused: %s', doc_id, reason)
         return sum(result.is_stored for result in self._client.bulk(changes))
 
-    def _items_of(self, doc: Document) -> list[Document]:
+    def _items_of(self, doc: Document) -> list[WorkItem]:
         """Return the items that the message of a parcel is stored as.
 
         *Raises* `Refused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be sent.

@@ -1,4 +1,4 @@
-"""Conflict rules of results: which of several leaves stays, where a cluster or replication left more than one."""
+"""Conflict rules of the result database: which of several leaf revisions stays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ['RULES', 'keep_best']
 def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Document]:
     """Return the deletions of all leaves but one.
 
-    That is the result of the highest `precedence`, the chord that is furthest, else what readers see.
+    The leaf that stays is the result with the highest `precedence`, the chord that has progressed furthest, or else
+    CouchDB's winner. The consumers that are `living` do not matter here.
     """
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
     return [deletion(leaf) for leaf in sorted(live, key=_rank)[:-1]]

@@ -1,4 +1,4 @@
-"""The documents of the result database, as pure functions: what they hold, and how an encoded value is kept in one.
+"""The documents of the result database: their types, and pure functions about them.
 
 ::
 
@@ -6,9 +6,9 @@
      "date": 1790000000.0, "expires": 1790086400.0, "delivery": [0, 0, 2],
      "value": {"task_id", "status", "result", "traceback", …}}
 
-A saved group is a `Group`, anything else a `Value`. `date` is when it was stored, `expires` when it may be deleted, both
-in seconds since the epoch. `delivery` is the delivery of the task's message whose run stored the result; see `delivery_of`.
-`value` holds Celery's own encoding, taken apart only if it comes back the same; see `pack`.
+`date` is when the document was stored, `expires` when it may be deleted, both in seconds since the epoch. `delivery`
+names the delivery of the task's message that stored the result; see `delivery_of`. `value` is what Celery encodes; it
+is an object only if CouchDB returns that unchanged; see `pack`.
 """
 
 from __future__ import annotations
@@ -17,40 +17,157 @@ import json
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from celery import states
 from kombu.exceptions import DecodeError
 
 from kombu_couchdb.documents.validation import is_deeper
 
-__all__ = ['Document', 'delivery_of', 'is_expired', 'is_final', 'is_outdated', 'pack', 'precedence', 'stamp', 'unpack']
+__all__ = [
+    'Chord',
+    'ChordPart',
+    'Document',
+    'Group',
+    'Packed',
+    'Result',
+    'Value',
+    'delivery_of',
+    'is_expired',
+    'is_final',
+    'is_outdated',
+    'pack',
+    'precedence',
+    'stamp',
+    'unpack',
+]
 
+#: A document as it was read, or of any type. Anybody may have changed it by hand.
 Document = dict[str, Any]
 
 
-def stamp(doc: Document, now: float, lifetime: float | None) -> Document:
+class Packed(TypedDict, total=False):
+    """An encoded value; see `pack`."""
+
+    #: An object, or text if CouchDB might change the object.
+    value: Any
+    #: How `value` or `base64` is serialised, if `value` is not an object.
+    content_type: str
+    #: Instead of `value`: bytes.
+    base64: str
+
+
+class _Stored(TypedDict, total=False):
+    _rev: str
+    _deleted: bool
+
+
+class _Expiring(_Stored, total=False):
+    #: When the document may be deleted; missing: never.
+    expires: float
+
+
+class _ResultOptions(TypedDict, total=False):
+    delivery: list[int]
+
+
+class Result(_ResultOptions, Packed, _Expiring):
+    """The result of a task, or its state before."""
+
+    _id: str
+    type: Literal['Result']
+    status: str
+    task: str | None
+    date: float
+
+
+class Group(Packed, _Expiring):
+    """A saved group."""
+
+    _id: str
+    type: Literal['Group']
+    status: None
+    date: float
+
+
+class _ValueOptions(TypedDict, total=False):
+    value: Any
+    base64: str
+
+
+class Value(_ValueOptions, _Stored):
+    """A value that a program stores through `set()` of the backend; it never expires."""
+
+    _id: str
+    type: Literal['Value']
+    status: None
+    content_type: str
+    date: float
+
+
+class _ChordOptions(TypedDict, total=False):
+    #: Tells a chord that is sent again from the one before.
+    run: str
+
+
+class Chord(_ChordOptions, _Expiring):
+    """A chord until its body is sent."""
+
+    _id: str
+    type: Literal['Chord']
+    #: The number of parts; None until all of them are sent.
+    size: int | None
+    #: The ids of tasks that were added while the chord ran.
+    added: list[str]
+    body: Packed | None
+    #: Whether there are groups in its header.
+    nested: bool
+    #: The random mark of the process that sends the body.
+    claimed: str | None
+    sent: bool
+    date: float
+
+
+class _ChordPartOptions(TypedDict, total=False):
+    #: The result, unless it is stored under the id of the task.
+    value: Packed
+
+
+class ChordPart(_ChordPartOptions, _Expiring):
+    """A task of a chord's header that has ended."""
+
+    _id: str
+    type: Literal['Part']
+    task_id: str
+    #: The position in the header.
+    index: int | None
+    state: str
+    date: float
+
+
+def stamp(doc: Mapping[str, Any], now: float, lifetime: float | None) -> Document:
     """Return `doc` with its `date`, and with `expires` if it has a `lifetime`, in seconds."""
     return {**doc, 'date': now, **({'expires': now + lifetime} if lifetime else {})}
 
 
-def is_expired(doc: Document, now: float) -> bool:
-    """Tell whether `doc` counts as deleted at the time `now`, though nobody has swept it up yet."""
+def is_expired(doc: Mapping[str, Any], now: float) -> bool:
+    """Tell whether `doc` has expired at the time `now`: it counts as deleted until a sweep deletes it."""
     expires = doc.get('expires')
     return isinstance(expires, (int, float)) and expires <= now
 
 
 def is_final(doc: Mapping[str, Any]) -> bool:
-    """Tell whether `doc` is the result of a task that has ended, however it did."""
+    """Tell whether `doc` is the result of a task that has ended, with success or without."""
     return doc.get('status') in states.READY_STATES
 
 
 def delivery_of(request: Any, task_id: str) -> list[int]:
-    """Return which delivery of a task's message `request` belongs to: a later one compares greater than an earlier one.
+    """Return the delivery of a task's message that `request` belongs to; a later delivery compares greater.
 
-    The three numbers are how often the task was replaced, how often it was retried, both of which send a new message, and which
-    delivery of that message it is. The list is empty for a result that is not stored by a run of the task itself: the failure of
-    a chain's earlier step, for example. Brokers other than CouchDB only tell a redelivery from the first delivery.
+    The three numbers are: how often the task was replaced, how often it was retried (both send a new message), and
+    which delivery of that message this is. The list is empty if the result is not stored by a run of the task itself,
+    but for example because an earlier step of its chain failed. Brokers other than CouchDB only tell a redelivery from
+    the first delivery.
     """
     if request is None or getattr(request, 'id', None) != task_id:
         return []
@@ -66,10 +183,10 @@ def delivery_of(request: Any, task_id: str) -> list[int]:
 
 
 def is_outdated(doc: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
-    """Tell whether a result must not be written over the one that is there.
+    """Tell whether the result `doc` must not replace the stored result `there`.
 
-    A success stays. A failure stays unless `doc` is of a newer delivery of the task. A state that is not final gives way to
-    everything but an unfinished or failed older delivery.
+    A success is never replaced. A failure is replaced only by a newer delivery of the task. A state that is not final
+    is replaced by everything but an unfinished or failed older delivery.
     """
     if there.get('status') == states.SUCCESS:
         return True
@@ -80,7 +197,7 @@ def is_outdated(doc: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
 
 
 def precedence(doc: Mapping[str, Any]) -> tuple[bool, list[int], bool]:
-    """Return what orders the conflicting leaves of a result: a success, then the newest delivery, then a final state."""
+    """Return the sort key of conflicting leaves of a result: success, then the newest delivery, then a final state."""
     return doc.get('status') == states.SUCCESS, _delivery(doc), is_final(doc)
 
 
@@ -89,11 +206,11 @@ def _delivery(doc: Mapping[str, Any]) -> list[int]:
     return found if isinstance(found, list) and all(isinstance(number, int) for number in found) else []
 
 
-def pack(payload: str | bytes, content_type: str) -> Document:
-    """Return the members of a document that hold an encoded value.
+def pack(payload: str | bytes, content_type: str) -> Packed:
+    """Return the members of a document for an encoded value.
 
-    JSON becomes an object if every server returns it as it was; else the encoded text is kept as it is, and bytes as
-    base64, both with their content type.
+    JSON becomes an object if every server returns that unchanged. Other text is stored as it is and bytes as base64,
+    both with their content type.
     """
     if isinstance(payload, bytes):
         return {'content_type': content_type, 'base64': b64encode(payload).decode('ascii')}
@@ -101,14 +218,14 @@ def pack(payload: str | bytes, content_type: str) -> Document:
     return {'value': value} if isinstance(value, dict) else {'content_type': content_type, 'value': payload}
 
 
-def unpack(doc: Document | None) -> str | bytes | None:
-    """Return the encoded value that a document holds, None if there is none; *raises* `DecodeError` if nobody can encode it."""
+def unpack(doc: Mapping[str, Any] | None) -> str | bytes | None:
+    """Return the encoded value in a document, or None; *raises* `DecodeError` if it is nested too deeply."""
     if doc is None:
         return None
     if 'base64' in doc:
         return b64decode(doc['base64'])
     value = doc.get('value')
-    # Text is also what Celery's own CouchDB backend stored, under the same ids.
+    # Celery's own CouchDB backend stored text, too, under the same ids.
     try:
         return value if value is None or isinstance(value, str) else json.dumps(value)
     except RecursionError as exc:
@@ -116,7 +233,7 @@ def unpack(doc: Document | None) -> str | bytes | None:
 
 
 def _portable(payload: str) -> Any:
-    """Return the value of a JSON text, None if a server written in Erlang or JavaScript might change or refuse it."""
+    """Return the value of a JSON text; None if a server written in Erlang or JavaScript might change or refuse it."""
     if '"__type__"' in payload or '"__proto__"' in payload:  # kombu's own types stay as it wrote them
         return None
     try:

@@ -212,7 +212,7 @@ class Store:
             if not self._options.create_database:
                 raise
             try:
-                self._call(self.client.create_if_missing, wanted)  # another process may create it at the same time
+                self._call(self.client.try_put, wanted)  # in conflict, another process has stored the same
             except AccessDenied as exc:
                 raise may_not(
                     self.client.address.url,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Django's commands for the shop: `python manage.py migrate`, `… runserver`, `… test`."""
+"""Django's commands: `python manage.py migrate`, `… runserver`, `… test`."""
 
 from __future__ import annotations
 

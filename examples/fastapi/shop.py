@@ -1,8 +1,7 @@
-"""A shop in FastAPI: `uvicorn shop:web` serves it, and `celery -A shop worker` runs its tasks."""
+"""A shop in FastAPI. Start it with `uvicorn shop:web` and `celery -A shop worker`."""
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any
 
 from celery import Celery
@@ -12,41 +11,51 @@ from pydantic import BaseModel
 
 app = Celery(
     'shop',
-    broker=os.environ.get('CELERY_BROKER_URL', 'couchdb://user:password@localhost:5984/celery'),
-    backend=os.environ.get('CELERY_RESULT_BACKEND', 'couchdb://user:password@localhost:5984/celery_results'),
+    broker='couchdb://user:password@localhost:5984/celery',
+    backend='couchdb://user:password@localhost:5984/celery_results',
+)
+app.conf.update(
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    result_backend_always_retry=True,
+    broker_connection_retry_on_startup=True,
 )
 web = FastAPI()
+
+Seconds = Annotated[float, Query(ge=0, le=30)]
 
 
 @app.task
 def invoice(amounts: list[float]) -> dict[str, float]:
-    """Return what is to be paid."""
+    """Return the net and the gross amount of an invoice."""
     net = sum(amounts)
     return {'net': net, 'gross': net * 1.25}
 
 
 class Order(BaseModel):
-    """What a customer wants to have an invoice for."""
+    """The amounts on an invoice."""
 
     amounts: list[float]
 
 
-# Sending a task and waiting for its result block. In functions without `async` FastAPI has them do so in threads of theirs.
+# Sending a task and waiting for a result block the thread. FastAPI runs functions
+# without `async` in a pool of threads, so that they do not block other requests.
 
 
 @web.post('/invoices', status_code=202)
 def order_invoice(order: Order) -> dict[str, str]:
-    """Have an invoice made."""
+    """Send the task that makes the invoice."""
     return {'id': invoice.delay(order.amounts).id}
 
 
 @web.get('/invoices/{task_id}')
-def show_invoice(task_id: str, wait: Annotated[float, Query(ge=0, le=30)] = 0) -> dict[str, Any]:
-    """Tell how far an invoice is; with `wait`, as soon as it is there, or after so many seconds."""
+def show_invoice(task_id: str, wait: Seconds = 0) -> dict[str, Any]:
+    """Return the state of the task and the invoice, after at most `wait` seconds."""
     result = invoice.AsyncResult(task_id)
     if wait:
         try:
             result.get(timeout=wait, propagate=False)
         except TimeoutError:
             pass
-    return {'state': result.state, 'invoice': result.result if result.successful() else None}
+    ready = result.successful()
+    return {'state': result.state, 'invoice': result.result if ready else None}

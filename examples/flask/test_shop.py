@@ -1,4 +1,4 @@
-"""The shop as its customers see it; a worker must run: `celery -A shop worker`."""
+"""Tests of the shop. A worker must run: `celery -A shop worker`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def test_invoice() -> None:
     ordered = customer.post('/invoices', json={'amounts': [10, 30]})
     assert ordered.status_code == 202
     task_id = ordered.get_json()['id']
-    invoice.AsyncResult(task_id).get(timeout=60)  # returns as soon as the result is there
+    invoice.AsyncResult(task_id).get(timeout=60)  # wait for the result
     shown = customer.get(f'/invoices/{task_id}').get_json()
     assert shown == {'state': 'SUCCESS', 'invoice': {'net': 40, 'gross': 50}}

@@ -1,4 +1,4 @@
-"""Sends the shop's tasks and waits for their results: `python send.py`, while a worker runs."""
+"""Send the tasks of the tutorial and print their results: `python send.py`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from celery_couchdb.jobs import Jobs
 
 
 def send_one() -> None:
-    """Send a task, and wait until its result is pushed."""
+    """Send a task and wait for its result."""
     result = add.delay(2, 3)
     print('2 + 3 =', result.get(timeout=60))
 
 
 def retry() -> None:
-    """Send a task that is tried again until it succeeds."""
+    """Send a task that is retried until it succeeds."""
     print(charge.delay(7).get(timeout=60))
 
 
 def plan() -> None:
-    """Send a task for later. It waits in the database, and no worker knows of it."""
+    """Send a task that is due in an hour, then remove it."""
     later = remind.apply_async(('Zoë',), countdown=3600)
     jobs = Jobs(app)
     print('the reminder is', jobs.state(later.id))
@@ -29,13 +29,14 @@ def plan() -> None:
 
 
 def combine() -> None:
-    """Send many tasks whose results go to one more."""
-    print('all cost', chord((price.s(product) for product in range(1, 11)), total.s())().get(timeout=60))
+    """Send a chord and a chain."""
+    prices = [price.s(product) for product in range(1, 11)]
+    print('the total is', chord(prices, total.s())().get(timeout=60))
     print('1 + 2 + 3 =', chain(add.s(1, 2), add.s(3))().get(timeout=60))
 
 
-def merge() -> None:
-    """Send a job twice, of which one is enough."""
+def send_twice() -> None:
+    """Send the same unique job twice. Only one message is in the queue."""
     first = reindex.apply_async((42,), job_key='customer-42', countdown=3600)
     second = reindex.apply_async((42,), job_key='customer-42', countdown=1800)
     print(f'the first was {first.outcome}, the second {second.outcome}')
@@ -47,4 +48,4 @@ if __name__ == '__main__':
     retry()
     plan()
     combine()
-    merge()
+    send_twice()

@@ -1,8 +1,7 @@
-"""The shop of the guide: an app and its tasks. `celery -A shop worker` runs them."""
+"""The Celery app of the tutorial. `celery -A shop worker` runs its tasks."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery import Celery
@@ -11,17 +10,18 @@ from celery_couchdb.unique import UniqueTask
 
 app = Celery(
     'shop',
-    broker=os.environ.get('CELERY_BROKER_URL', 'couchdb://user:password@localhost:5984/celery'),
-    backend=os.environ.get('CELERY_RESULT_BACKEND', 'couchdb://user:password@localhost:5984/celery_results'),
+    broker='couchdb://user:password@localhost:5984/celery',
+    backend='couchdb://user:password@localhost:5984/celery_results',
 )
 app.conf.update(
-    # A message is acknowledged when its task has ended, so that it comes back if its worker dies, …
+    # Acknowledge a message when its task has ended. If the worker is killed while the
+    # task runs, the task runs again.
     task_acks_late=True,
-    # … or only the process of the pool that runs it.
+    # Do the same if only the pool process that runs the task is killed.
     task_reject_on_worker_lost=True,
-    # While the server is away a result is stored again and again, and not given up.
+    # While CouchDB is unavailable, retry to store a result until it is stored.
     result_backend_always_retry=True,
-    # A worker that is started before the server waits for it.
+    # A worker that starts while CouchDB is unavailable waits for it.
     broker_connection_retry_on_startup=True,
 )
 
@@ -34,15 +34,15 @@ def add(x: int, y: int) -> int:
 
 @app.task(bind=True, max_retries=5)
 def charge(self: Any, order: int) -> str:
-    """Charge an order. The bank does not answer at once: it is tried again, and later each time."""
+    """Charge an order. The bank fails twice; each retry waits longer."""
     if self.request.retries < 2:
         raise self.retry(countdown=2**self.request.retries)
-    return f'order {order} is paid, at try {self.request.retries + 1}'
+    return f'order {order} is paid after {self.request.retries} retries'
 
 
 @app.task
 def remind(customer: str) -> str:
-    """Remind a customer of what is in the basket."""
+    """Remind a customer of the articles in the basket."""
     return f'{customer} was reminded'
 
 
@@ -54,10 +54,10 @@ def price(product: int) -> int:
 
 @app.task
 def total(prices: list[int]) -> int:
-    """Return what all cost together."""
+    """Return the sum of some prices."""
     return sum(prices)
 
 
 @app.task(base=UniqueTask)
 def reindex(customer: int) -> None:
-    """Make what can be searched of a customer anew."""
+    """Build the search index of a customer again."""

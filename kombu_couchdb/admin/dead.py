@@ -8,7 +8,11 @@ from typing import Any
 from .. import design
 from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import items, members, number
-from ..documents import workitem
+from ..design.rows import DeadRow
+from ..documents import dead_letter, workitem
+from ..documents.job_key import job_id
+from ..documents.reasons import NO_QUEUE
+from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
 
@@ -16,9 +20,6 @@ __all__ = ['as_letter', 'count', 'drop', 'is_letter', 'letters', 'replay']
 
 #: Documents read or written in one request.
 _BATCH = 200
-
-#: The reason of an item whose queue is no text; as in the view.
-_NO_QUEUE = 'spoilt: queue is no text'
 
 #: The rows of the view, and of its reduction.
 _LETTER, _COUNT = members(key=items(lambda part: True)), members(value=number)
@@ -45,7 +46,7 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
 
 
 def is_letter(doc: Document) -> bool:
-    """Tell whether an item is a dead letter; so is one whose queue is no text, which no consumer can see."""
+    """Tell whether an item is a dead letter; so is one whose queue is not text, which no consumer can see."""
     return bool(doc.get('status')) or not isinstance(doc.get('queue'), str)
 
 
@@ -54,7 +55,7 @@ def as_letter(doc: Document) -> Document:
     return (
         doc
         if doc.get('status') or not is_letter(doc)
-        else {**doc, 'status': 'fail', 'reason': _NO_QUEUE, 'failed': None}
+        else {**doc, 'status': 'fail', 'reason': NO_QUEUE, 'failed': None}
     )
 
 
@@ -62,18 +63,19 @@ def _letter(client: Client, row: Row) -> Document | None:
     """Return the letter in a row of the view; of one that cannot be read what the view has of it; None if it is gone."""
     if row.get('doc'):
         return as_letter(row['doc'])
-    rev = client.rev(row['id']) if client.unusable.has(row['id'], None) else None
+    found = DeadRow.of(row)
+    rev = client.rev(found.id) if client.unusable.has(found.id, None) else None
     return (
         None
         if rev is None
         else {
-            '_id': row['id'],
+            '_id': found.id,
             '_rev': rev,
             'type': 'WorkItem',
             'status': 'fail',
-            'reason': row['value'],
-            'queue': design.queue_of(row['key'][0]),
-            'failed': row['key'][1],
+            'reason': found.reason,
+            'queue': found.queue,
+            'failed': found.failed,
         }
     )
 
@@ -89,13 +91,13 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
     """
     back: list[Document] = []
     refused: dict[str, str] = {}
-    plain: list[tuple[Document, Document]] = []
+    plain: list[tuple[Document, WorkItem]] = []
     for doc in docs:
         alive = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
         if not doc.get('status'):
             refused[doc['_id']] = 'it is no dead letter (any more)'
         elif not isinstance(doc.get('queue'), str):
-            refused[doc['_id']] = f'it cannot be delivered: {_NO_QUEUE}'
+            refused[doc['_id']] = f'it cannot be delivered: {NO_QUEUE}'
         elif reason := workitem.flaw({**alive, 'claimed': None}):
             refused[doc['_id']] = f'it cannot be delivered: {reason}'
         elif 'key' in doc and not workitem.is_unique(doc):
@@ -105,7 +107,7 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
             else:
                 refused[doc['_id']] = 'another message with its job key waits'
         else:
-            plain.append((doc, workitem.replay(doc, client.clock.now())))
+            plain.append((doc, dead_letter.replayed(workitem.checked(doc), client.clock.now())))
     for part in chunks(plain, _BATCH):
         for (doc, _), result in zip(part, client.bulk([changed for _, changed in part]), strict=True):
             if result.is_stored:
@@ -117,8 +119,9 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
 
 def _is_back_in_place(client: Client, letter: Document) -> bool:
     """Enqueue a dead unique job again, unless another one of its key waits: tell whether that was done."""
-    job = workitem.job_id(letter['queue'], letter['message']['headers'].get('task'), letter['key'])
-    again = {**workitem.replay(letter, client.clock.now()), '_id': job}
+    job = job_id(letter['queue'], letter['message']['headers'].get('task'), letter['key'])
+    again = dead_letter.replayed(workitem.checked(letter), client.clock.now())
+    again['_id'] = job
     del again['_rev']
     [found] = client.fetch([job])
     if merge(found, again, client.clock.now())[1].what == MOVED:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from .. import design
 from ..couchdb.changes import Longpoll
 from ..couchdb.client import LAST, Client, Document
-from ..couchdb.shapes import exactly, members
+from ..couchdb.shapes import exactly, members, number
+from ..design.rows import QueueCount
 from ..documents import workitem
 from ..errors import ConfigurationError, NotFound
 from ..queues.store import Store
@@ -25,7 +26,7 @@ __all__ = ['STATES', 'Removal', 'complete', 'find', 'listing', 'remove', 'state'
 STATES = ('running', 'pending', 'scheduled', 'dead', 'gone')
 
 #: A row of `waiting` by queue; that of a spoilt item may have anything for a name.
-_BY_QUEUE = members(key=exactly(lambda name: True))
+_BY_QUEUE = members(key=exactly(lambda name: True), value=number)
 
 #: How many jobs are read to see whether the beginning of an id is that of one job only.
 _CANDIDATES = 200
@@ -87,8 +88,11 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
 def _items(doc: Document, now: float) -> Iterator[Document]:
     """Yield an item, and those that wait behind it as they will be."""
     yield doc
-    while doc.get('next') and not (doc := workitem.acked(doc, now)).get('_deleted'):
-        yield {**doc, 'behind': True}
+    while doc.get('next'):
+        doc = {**workitem.acked(doc, now), 'behind': True}
+        if doc.get('_deleted'):
+            return
+        yield doc
 
 
 def state(client: Client, task_id: str) -> str:
@@ -171,7 +175,7 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
         else [
             name
             for row in client.view(design.NAME, 'waiting', _BY_QUEUE, group_level=1)
-            if (name := design.queue_of(row['key'][0])) is not None
+            if (name := QueueCount.of(row).queue) is not None
         ]
     )
     if 'running' in states:

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 from .. import design
 from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import exactly, maybe, members, number, text
+from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, QUEUE
 from ..errors import DatabaseMissing, NotFound
 from ..queues import waiting
@@ -133,18 +134,19 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
     found, dead, held = Counter[str](), Counter[str](), Counter[str]()
     places: dict[str, list[int]] = defaultdict(list)  # of the view: the ranks, and that of what is planned
     spoilt = 0
-    for row in client.view(design.NAME, 'waiting', _COUNTED, group_level=2):
-        if (name := design.queue_of(row['key'][0])) is not None:
-            found[name] += row['value']
-            places[name].append(row['key'][1])
-    for row in client.view(design.NAME, 'dead', _DEAD, group_level=1):
-        if (name := design.queue_of(row['key'][0])) is not None:
-            dead[name] += row['value']
+    for row in map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
+        if row.queue is not None:
+            found[row.queue] += row.total
+            places[row.queue].append(row.rank)
+    for row in map(QueueCount.of, client.view(design.NAME, 'dead', _DEAD, group_level=1)):
+        if row.queue is not None:
+            dead[row.queue] += row.total
         else:
-            spoilt += row['value']
-    for row in client.view(design.NAME, 'leases', _CLAIMED, group_level=3, startkey=['claim'], endkey=['claim', LAST]):
-        if (name := design.queue_of(row['key'][2])) is not None:
-            held[name] += row['value']['count']
+            spoilt += row.total
+    claims = client.view(design.NAME, 'leases', _CLAIMED, group_level=3, startkey=['claim'], endkey=['claim', LAST])
+    for claim in map(ClaimCount.of, claims):
+        if claim.queue is not None:
+            held[claim.queue] += claim.total
     now = client.clock.now()
     scheduled = _scheduled(client, [name for name, its in places.items() if design.PLANNED in its], now)
     oldest = _oldest(client, places, now)

@@ -15,6 +15,7 @@ from .. import errors
 from ..couchdb.client import Client, Document, path_of
 from ..couchdb.shapes import items, members, text
 from ..documents.body import NAME, stub
+from ..documents.reasons import malformed
 from .delivery import Delivery
 from .unacked import Unacked
 
@@ -67,7 +68,7 @@ class Bodies:
         except errors.CouchDBError as exc:
             self._failures.update(delivery.tag for delivery in batch)
             if len(batch) == 1 and self._failures[batch[0].tag] > _TRIES and isinstance(exc, _WRONG):
-                return [Body(None, f'spoilt: the attachment with the body cannot be read ({exc})')]
+                return [Body(None, malformed(f'the attachment with the body cannot be read ({exc})'))]
             raise
 
 
@@ -124,7 +125,7 @@ def _of(client: Client, doc: Document, found: Document) -> Body:
     return Body(content)
 
 
-_MISSING = Body(None, 'spoilt: the attachment with the body is missing')
+_MISSING = Body(None, malformed('the attachment with the body is missing'))
 
 
 def _size(doc: Document) -> int:

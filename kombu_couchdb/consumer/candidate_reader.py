@@ -31,7 +31,7 @@ class CandidateReader:
         taken: dict[str, list[Document]] = {queue: [] for queue in wanted}
         self._choose(candidates, wanted, taken)
         # What was read ahead did not suffice: there may be more in the view.
-        lacking = [queue for queue, count in wanted.items() if len(taken[queue]) < count and candidates[queue].dirty]
+        lacking = [queue for queue, count in wanted.items() if len(taken[queue]) < count and candidates[queue].is_stale]
         if lacking:
             self.refill([candidates[queue] for queue in lacking])
             self._choose(candidates, {queue: wanted[queue] for queue in lacking}, taken)

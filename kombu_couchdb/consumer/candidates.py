@@ -9,58 +9,33 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
+from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..leases.peers import Turns
-from ..queues.waiting import HORIZON, Page, Row
+from ..queues.waiting import HORIZON, Page
 from .paging import Paging, Reading
+from .probes import STAGGER_SECONDS, Candidate, Probes
 
 __all__ = ['Candidate', 'QueueCandidates']
 
-#: How long a consumer leaves a new item to each of those that go before it, in seconds: to the first few so long, to each further
-#: one a moment, lest all the others try it at once.
-_STAGGER, _FEW_TURNS, _MOMENT = 0.1, 5, 0.01
+#: How many of the consumers that come before have a whole `STAGGER_SECONDS`, and how long each further one has, in seconds. So not
+#: all further consumers try a message at once.
+_MAX_STAGGERED, _MOMENT_SECONDS = 5, 0.01
 
-#: To no more than so many further ones: a Consumer document is no proof of a consumer, and any member may write many of them.
-_MOST_TURNS = 30
+#: At most this many further consumers have their moment: any member may write Consumer documents without a consumer.
+_MAX_MOMENTS = 30
 
-#: So long, in seconds, after all have waited for a consumer that came or went, nobody waits for the next one.
-_PEACE = 1.0
+#: After a consumer came or went, all consumers pause for `STAGGER_SECONDS`, but not again within this time, in seconds.
+_MIN_PAUSE_INTERVAL_SECONDS = 1.0
 
-#: Of more consumers than so many those that were never seen to claim anything are taken for busy.
-_CROWD = 64
+#: In a queue with more consumers than this, those that were never seen to claim anything count as busy.
+_MANY_CONSUMERS = 64
 
-#: How often, in seconds, a consumer tries in a long queue whether the others claim what they go first for: one item of each.
-_PROBE = 1.0
-
-#: Of more items of others than so many those that are still there are found by reading the head anew.
-_FEW = 32
-
-
-@dataclass(eq=False)
-class Candidate:
-    """An item that may be claimed. Without `doc` it is read before that; `turn` is how many consumers go before this one."""
-
-    id: str
-    rank: int
-    date: float
-    turn: int
-    since: float  # the monotonic time from which the others have their turns
-    at: float  # not before this monotonic time
-    seen: float
-    doc: Document | None = None
-
-    @property
-    def order(self) -> tuple[int, int, float, str]:
-        """What candidates are sorted by."""
-        return self.rank, self.turn, self.date, self.id
-
-    def note(self, doc: Document | None) -> None:
-        """Take in the document as it was read just now."""
-        self.doc, self.seen = doc, time.monotonic()
+#: If more messages of other consumers than this are left, the head is read again to find those that still exist.
+_MANY_LEFT = 32
 
 
 class QueueCandidates:
@@ -77,13 +52,9 @@ class QueueCandidates:
         self._turns = Turns()
         #: Those of the others that were seen to claim something.
         self._seen: set[str] = set()
-        #: Of each of the others an item that it goes first for, those that are tried just now, and when to try again.
-        self._left: dict[str, Candidate] = {}
-        self._probing: dict[str, str] = {}
-        self._probe_at = float('-inf')
+        self._probes = Probes()
         self._quiet_until = float('-inf')
-        #: Whether the view may hold more than this window knows.
-        self.dirty = True
+        self._stale = True
         #: When the next item that is planned for later is due: the server's time, or None.
         self.next_due: float | None = None
 
@@ -93,12 +64,21 @@ class QueueCandidates:
     @property
     def outdated(self) -> bool:
         """Whether the view should be read before anything more is claimed."""
-        return self.dirty and (not self._candidates or self._paging.is_old)
+        return self._stale and (not self._candidates or self._paging.is_old)
 
     @property
     def is_short(self) -> bool:
         """Whether the view should be read now: it is outdated, or nothing of what was read can be claimed."""
-        return self.outdated or (self.dirty and not self.has_claimable and time.monotonic() >= self._quiet_until)
+        return self.outdated or (self._stale and not self.has_claimable and time.monotonic() >= self._quiet_until)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the view may hold candidates that are not known here."""
+        return self._stale
+
+    def mark_stale(self) -> None:
+        """Note that the view may hold candidates that are not known here."""
+        self._stale = True
 
     # -- the other consumers
 
@@ -110,7 +90,7 @@ class QueueCandidates:
             self._paging.forget()  # somebody is gone: what was left to it is found at the head only
         alone_before = len(self._turns) == 1
         self._seen &= {*names}
-        unseen = {*names} - self._seen if len(names) > _CROWD else set[str]()
+        unseen = {*names} - self._seen if len(names) > _MANY_CONSUMERS else set[str]()
         self._turns = Turns(names, own, self._turns.busy | unseen)
         if len(names) > 1 or not alone_before:
             # Who goes first for an item has changed. All must know it, and look again, before they claim on.
@@ -118,25 +98,23 @@ class QueueCandidates:
             for candidate in self._candidates.values():
                 candidate.doc = None
             # Somebody who comes and goes all the time must not keep all from claiming.
-            is_news = now - self._quiet_until >= _PEACE
-            self._quiet_until = now + _STAGGER if is_news else self._quiet_until
+            is_news = now - self._quiet_until >= _MIN_PAUSE_INTERVAL_SECONDS
+            self._quiet_until = now + STAGGER_SECONDS if is_news else self._quiet_until
             self._order(since=now if is_news else None)
 
     def won(self, doc_id: str) -> None:
         """Note that an item was claimed here: whoever went before has left it."""
         if len(self._turns) > 1:
-            first = self._probing.pop(doc_id, None)
-            if first is not None:
-                self._probe_at = float('-inf')  # others may be busy, too
+            first = self._probes.won(doc_id)
             if self._turns.note(busy=self._turns.before(doc_id) if first is None else [first]):
                 self._order()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
         """Note that another consumer has claimed an item, `to` if that is known: it is not busy, then."""
-        self._probing.pop(doc_id, None)
+        self._probes.lost(doc_id)
         before = [to] if to else self._turns.before(doc_id)
         # Of many it may be any: one of them is given its turn again, and the next item of those that claim shows who it was.
-        idle = before if len(before) <= _FEW_TURNS else before[:1]
+        idle = before if len(before) <= _MAX_STAGGERED else before[:1]
         self._seen.update(idle)
         if len(self._turns) > 1 and self._turns.note(idle=idle):
             self._order()
@@ -153,8 +131,10 @@ class QueueCandidates:
         turn = self._turns.idle_before(doc_id)
         if not turn:
             # One that is taken for busy, and is not, has a moment, so that it is seen to claim.
-            return _MOMENT if self._turns.busy and self._turns.first(doc_id) in self._turns.busy else 0.0
-        return min(turn, _FEW_TURNS) * _STAGGER + max(0, turn - _FEW_TURNS) % _MOST_TURNS * _MOMENT
+            return _MOMENT_SECONDS if self._turns.busy and self._turns.first(doc_id) in self._turns.busy else 0.0
+        return (
+            min(turn, _MAX_STAGGERED) * STAGGER_SECONDS + max(0, turn - _MAX_STAGGERED) % _MAX_MOMENTS * _MOMENT_SECONDS
+        )
 
     # -- reading
 
@@ -176,12 +156,12 @@ class QueueCandidates:
         if reading.is_head:
             # What is gone of those that are sifted may be what this copy of the index lacks: the queue is read once more.
             gone = self._sifting and not self._candidates.keys() <= {row.id for row in page.rows}
-            self.dirty, self._sifting, self.next_due = page.last is not None or gone, False, page.next_due
+            self._stale, self._sifting, self.next_due = page.last is not None or gone, False, page.next_due
         before, self._candidates, self._sorted, self._taken = self._candidates, {}, None, 0
-        if self._share_only and time.monotonic() >= self._probe_at:
+        if self._share_only and self._probes.wants_more:
             for candidate in before.values():
                 if candidate.turn:
-                    self._left.setdefault(self._turns.first_idle(candidate.id), candidate)
+                    self._probes.note(self._turns.first_idle(candidate.id), candidate)
         for row in rows:
             self._add_row(row, before[row.id].since if row.id in before else None)
         self._share_only = page.last is not None and any(not c.turn for c in self._candidates.values())
@@ -200,7 +180,7 @@ class QueueCandidates:
         key = date if date is not None else doc.get('published')
         self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc)
 
-    def _add_row(self, row: Row, since: float | None = None) -> None:
+    def _add_row(self, row: WaitingRow, since: float | None = None) -> None:
         self._add(row.id, row.rank, row.date, due=row.date if row.planned else None, since=since)
 
     def _add(
@@ -230,13 +210,17 @@ class QueueCandidates:
         now = time.monotonic()
         if count <= 0 or not self._candidates or now < self._quiet_until:
             return []
-        chosen = self._probes(count)
+        chosen = self._probes.take(count)
         chosen += itertools.islice(self._own(), count - len(chosen))
         if not chosen and others:
             eligible = list(self._eligible())
-            if len(eligible) > _FEW and now - self._sifted >= _STAGGER and len(self._candidates) < self._read_ahead:
+            if (
+                len(eligible) > _MANY_LEFT
+                and now - self._sifted >= STAGGER_SECONDS
+                and len(self._candidates) < self._read_ahead
+            ):
                 self._sifted = now
-                self._sifting = self.dirty = True
+                self._sifting = self._stale = True
                 self._paging.restart()
                 return []
             chosen = eligible[: max(1, count // self._turns.idle)]
@@ -247,25 +231,13 @@ class QueueCandidates:
             self._sorted = [candidate for candidate in self._line() if id(candidate) not in out]
         return chosen
 
-    def _probes(self, count: int) -> list[Candidate]:
-        """Return items of earlier pages to be tried, if those who go first for them have had the time to claim them."""
-        now = time.monotonic()
-        due = [(name, candidate) for name, candidate in self._left.items() if candidate.since + _STAGGER <= now][:count]
-        if not due:
-            return []
-        self._left, self._probe_at = {}, now + _PROBE
-        for name, candidate in due:
-            candidate.doc = None
-            self._probing[candidate.id] = name
-        return [candidate for _, candidate in due]
-
     def unread(self, count: int) -> list[Candidate]:
         """Return up to `count` of those whose documents are needed next, and not known."""
         return list(itertools.islice((candidate for candidate in self._own() if candidate.doc is None), count))
 
     def is_conflicted(self, candidate: Candidate) -> bool:
         """Tell whether others may have claimed a candidate since its document was read: it stood here for a while."""
-        return len(self._turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > _STAGGER
+        return len(self._turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > STAGGER_SECONDS
 
     def accept(self, chosen: Iterable[Candidate]) -> list[Document]:
         """Return the documents of those that can be claimed now; what is planned anew is a candidate again."""
@@ -302,14 +274,8 @@ class QueueCandidates:
 
     def clear(self) -> None:
         """Forget everything: it must be read anew."""
-        self._candidates, self._sorted, self.dirty, self.next_due, self._left, self._probing = (
-            {},
-            [],
-            True,
-            None,
-            {},
-            {},
-        )
+        self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
+        self._probes.clear()
         self._paging.forget()
 
     def wake_at(self) -> float | None:
@@ -317,7 +283,7 @@ class QueueCandidates:
         times = [max(c.at, self._quiet_until) for c in self._candidates.values() if not (self._share_only and c.turn)]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._clock.now())
-        if self.dirty and time.monotonic() < self._quiet_until:
+        if self._stale and time.monotonic() < self._quiet_until:
             times.append(self._quiet_until)
         return min(times, default=None)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
-from ..documents import workitem
+from ..documents import dead_letter, workitem
 from ..documents.body import stub
+from ..documents.reasons import DELIVERY_LIMIT
 from ..leases.lease import Lease
+from ..leases.unproven import UnprovenClaims
 from ..log import get_logger
 from ..options import Options
 from ..queues.limits import Limits
@@ -43,10 +44,16 @@ class Claims:
         options: Options,
         unacked: Unacked,
         lease: Lease,
-        void: dict[str, tuple[str, float]],
+        unproven: UnprovenClaims,
         limits: Limits,
     ) -> None:
-        self._store, self._options, self._unacked, self._lease, self._void = store, options, unacked, lease, void
+        self._store, self._options, self._unacked, self._lease, self._unproven = (
+            store,
+            options,
+            unacked,
+            lease,
+            unproven,
+        )
         self._limits = limits
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
         #: Those who wait for one message.
@@ -114,7 +121,7 @@ class Claims:
             logger.error(
                 'message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason
             )
-            return workitem.bury(doc, reason, now), failed
+            return dead_letter.made_of(doc, reason, now), failed
 
         now = self._store.client.clock.now()
         if reason := workitem.flaw(doc) or body.reason:
@@ -125,15 +132,15 @@ class Claims:
             return workitem.acked(doc, now), failed
         most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if most and doc['attempts'] >= most:
-            return set_aside(f'delivery limit: delivered {doc["attempts"]} times and never done')
-        claimed = workitem.acked(doc, now) if final else workitem.claim(doc, self._lease.id, now)
+            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never done')
+        claimed = workitem.acked(doc, now) if final else workitem.claim(workitem.checked(doc), self._lease.id, now)
 
         def answered(result: WriteResult) -> None:
             # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted
             # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
             if not (result.is_proven or (result.is_stored and final)):
                 if result.is_unproven:
-                    self._void[doc['_id']] = (result.rev, time.monotonic())
+                    self._unproven.add(doc['_id'], result.rev)
                 failed(result)
                 return
             if queue_candidates is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 
 from ..couchdb.uncertain import still_writable
 from ..couchdb.write_result import MISSING_STUB, WriteResult
-from ..documents import workitem
+from ..documents import dead_letter
 from ..errors import CouchDBError
 from ..leases.lease import Lease
+from ..leases.unproven import UnprovenClaims
 from ..queues.store import Store
 from .pending_writes import Change
 from .unacked import Unacked
@@ -19,10 +19,10 @@ __all__ = ['Commits']
 
 
 class Commits:
-    """The writes of one consumer; for the I/O thread alone. `void` has its claims that a cluster did not prove."""
+    """The writes of one consumer; for the I/O thread alone."""
 
-    def __init__(self, store: Store, unacked: Unacked, lease: Lease, void: dict[str, tuple[str, float]]) -> None:
-        self._store, self._unacked, self._lease, self._void = store, unacked, lease, void
+    def __init__(self, store: Store, unacked: Unacked, lease: Lease, unproven: UnprovenClaims) -> None:
+        self._store, self._unacked, self._lease, self._unproven = store, unacked, lease, unproven
         #: Whether a claim may have been stored whose answer was lost, and whether so may what is in the outbox.
         self._orphans = self._unsure = False
 
@@ -44,7 +44,7 @@ class Commits:
                 )  # two changes of one document: the first wins, as in CouchDB
         # Of a dead unique job with others behind it a copy is written, too, and before it.
         now = self._store.client.clock.now()
-        docs = [part for doc, _ in first.values() for part in workitem.apart(doc, now)]
+        docs = [part for doc, _ in first.values() for part in dead_letter.apart(doc, now)]
         failure = None
         try:
             results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()
@@ -74,10 +74,11 @@ class Commits:
         """Give back claims of ours that we do not know of: the answer that told of them was lost."""
         if not self._orphans:
             return
-        known = self._unacked.ids() | self._void.keys()
+        known = {*self._unacked.ids(), *self._unproven}
         orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
         if self._store.client.replicas > 1:  # others may have been told that they have them
-            self._void.update({doc['_id']: (doc['_rev'], time.monotonic()) for doc in orphans})
+            for doc in orphans:
+                self._unproven.add(doc['_id'], doc['_rev'])
         else:
             self._store.release(orphans)
         self._orphans = False

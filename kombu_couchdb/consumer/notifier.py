@@ -95,15 +95,17 @@ class Notifier:
         """
         docs = self._hear(candidates)
         now = time.monotonic()
-        if any(candidates[queue].dirty for queue in eager):
+        if any(candidates[queue].is_stale for queue in eager):
             self._stop()
             self._busy = now
             if self._mark is None or any(candidates[queue].outdated for queue in eager):
                 # Whatever was read before this point has to be read again before the feed may go on from here.
                 self._mark = self._client.sequence()
                 for queue_candidates in candidates.values():
-                    queue_candidates.dirty = True
-        elif now - self._busy >= _LINGER or not any(queue_candidates.dirty for queue_candidates in candidates.values()):
+                    queue_candidates.mark_stale()
+        elif now - self._busy >= _LINGER or not any(
+            queue_candidates.is_stale for queue_candidates in candidates.values()
+        ):
             docs += self._listen(candidates, eager)
         if self._since is None and now - self._looked >= _LOOK:
             docs += self._look(candidates)
@@ -128,7 +130,7 @@ class Notifier:
                 self._stop()
                 for queue in self._watched:
                     if queue in candidates:
-                        candidates[queue].dirty = True
+                        candidates[queue].mark_stale()
             else:
                 self._watch(last, self._watched)
         for doc in docs:
@@ -145,11 +147,11 @@ class Notifier:
             if (
                 self._since is not None
                 and queue not in eager
-                and not queue_candidates.dirty
+                and not queue_candidates.is_stale
                 and (len(queue_candidates) > LIMIT or now - self._eager[queue] > _LINGER)
             ):
                 queue_candidates.clear()
-        wanted = frozenset(queue for queue, queue_candidates in candidates.items() if not queue_candidates.dirty)
+        wanted = frozenset(queue for queue, queue_candidates in candidates.items() if not queue_candidates.is_stale)
         if self._since is None:
             since = self._client.sequence() if self._mark is None else self._mark
             docs = self._look(candidates)
@@ -162,7 +164,7 @@ class Notifier:
             for queue in wanted - self._watched:
                 candidates[
                     queue
-                ].dirty = True  # it was read while nobody listened for it: once more, after a known point
+                ].mark_stale()  # it was read while nobody listened for it: once more, after a known point
         elif wanted < self._watched:
             self._watch(self._since, wanted)
         self._mark = None
@@ -216,7 +218,7 @@ class Notifier:
 
     def _note(self, doc: Document) -> None:
         if doc.get('_deleted'):
-            self._topology.was_deleted(doc['_id'])
+            self._topology.declarations.was_deleted(doc['_id'])
             exchange = exchange_in(doc['_id'])
             # It may have been declared anew meanwhile, and bound to.
             if exchange is not None and self.listener.listens_to(exchange) and not self._topology.has_fanout(exchange):

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..couchdb.clock import ServerClock
+from ..design.rows import WaitingRow
 from ..leases.peers import Turns
-from ..queues.waiting import BEGIN, Ask, Cursor, Page, Row
+from ..queues.waiting import BEGIN, Ask, Cursor, Page
 
 __all__ = ['Paging', 'Reading']
 
@@ -89,7 +90,7 @@ class Paging:
             self._refreshed = self._looked
         return Reading(Ask(self._queue, _HEAD), 'lazy' if refresh else 'false', is_look=True)
 
-    def read(self, reading: Reading, page: Page) -> list[Row]:
+    def read(self, reading: Reading, page: Page) -> list[WaitingRow]:
         """Note that a page was read; return those of its rows that are news."""
         if reading.is_look:
             self._remember(())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
@@ -16,7 +17,7 @@ __all__ = ['Change', 'PendingWrites']
 logger = get_logger(__name__)
 
 #: A document to be written, and the function that takes the result of the write.
-Change = tuple[Document, Callable[[WriteResult], None]]
+Change = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 
 
 class PendingWrites:
@@ -29,7 +30,7 @@ class PendingWrites:
         self._outbox: list[Change] = []
         self._returned: list[Document] = []
         #: Unique jobs that others have changed, with what was decided about them.
-        self._conflicted: list[tuple[Document, Callable[[Document], Document]]] = []
+        self._conflicted: list[tuple[Document, Callable[[Document], Mapping[str, Any]]]] = []
         self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
 
     @property
@@ -37,7 +38,7 @@ class PendingWrites:
         """Whether anything is to be written, or not in the database for certain."""
         return bool(self._outbox or self._settling or self._conflicted)
 
-    def decide(self, held: Document, change: Callable[[Document], Document]) -> None:
+    def decide(self, held: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
         """Have `change(held)` written, for an item that is held no more."""
         with self._lock:
             self._settling.add(held['_id'])
@@ -84,12 +85,16 @@ class PendingWrites:
         returned, self._returned = self._returned, []
         return returned
 
-    def _write(self, held: Document, change: Callable[[Document], Document]) -> None:
+    def _write(self, held: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
         doc = change(held)
         self._outbox.append((doc, lambda result: self._settled(held, change, doc, result)))
 
     def _settled(
-        self, held: Document, change: Callable[[Document], Document], doc: Document, result: WriteResult
+        self,
+        held: Document,
+        change: Callable[[Document], Mapping[str, Any]],
+        doc: Mapping[str, Any],
+        result: WriteResult,
     ) -> None:
         if result.is_conflict and 'key' in held:
             self._conflicted.append((held, change))

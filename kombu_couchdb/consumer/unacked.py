@@ -8,12 +8,13 @@ that the next claim can ride in the same request as the ack.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
-from ..documents import workitem
+from ..documents import dead_letter, workitem
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
@@ -132,9 +133,9 @@ class Unacked(PendingWrites):
     def bury(self, tag: str, reason: str) -> None:
         """The message is refused: keep it as a dead letter."""
         now = self._clock.now()
-        self._decide(tag, lambda doc: workitem.bury(doc, reason, now))
+        self._decide(tag, lambda doc: dead_letter.made_of(doc, reason, now))
 
-    def _decide(self, tag: str, change: Callable[[Document], Document], *, patiently: bool = False) -> None:
+    def _decide(self, tag: str, change: Callable[[Document], Mapping[str, Any]], *, patiently: bool = False) -> None:
         with self._lock:
             if tag.startswith(BROADCAST_TAG):
                 return  # nobody waits for that
@@ -279,7 +280,7 @@ class Unacked(PendingWrites):
         if delivery.tag in self._held:
             self._settle(delivery.tag, lambda doc: workitem.release(doc, delivered=False))
 
-    def _settle(self, tag: str, change: Callable[[Document], Document]) -> None:
+    def _settle(self, tag: str, change: Callable[[Document], Mapping[str, Any]]) -> None:
         delivery = self._held.pop(tag)
         delivery.credit.held -= 1
         self.decide(delivery.doc, change)

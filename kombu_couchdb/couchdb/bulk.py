@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
-from typing import cast
+from typing import Any, cast
 
 from .. import errors
 from .http import encoded
@@ -15,7 +15,7 @@ from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE,
 __all__ = ['Bulk', 'Document', 'deletion', 'path_of']
 
 #: A function that writes documents in one request, given as objects and as JSON, and returns a result for each.
-Write = Callable[[Sequence[Document], Sequence[bytes]], list[WriteResult]]
+Write = Callable[[Sequence[Mapping[str, Any]], Sequence[bytes]], list[WriteResult]]
 
 #: The maximum bytes of documents in one request of several documents: at first, and the smallest limit after timeouts.
 MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
@@ -43,7 +43,7 @@ class Bulk(Reads):
     request_bytes = MAX_REQUEST_BYTES
     _answered = 0
 
-    def put(self, doc: Document, *, text: bytes | None = None) -> str:
+    def put(self, doc: Mapping[str, Any], *, text: bytes | None = None) -> str:
         """Write a document under its `_id` and return the new revision. `text` is the document as JSON, if known.
 
         *Raises* `Conflict` if the document exists and `_rev` is missing or is not its current revision;
@@ -53,18 +53,17 @@ class Bulk(Reads):
         stored = members(id=equal(doc['_id']), rev=revision)
         return cast(str, self.request('PUT', path_of(doc['_id']), body=text or doc, shape=stored)['rev'])
 
-    def create_if_missing(self, doc: Document) -> bool:
-        """Write a new document and return True; return False if a document with its `_id` exists.
+    def try_put(self, doc: Mapping[str, Any]) -> str | None:
+        """Write a document like `put` and return the new revision; return None on a conflict.
 
         *Raises* the errors of `put` except `Conflict`.
         """
         try:
-            self.put(doc)
+            return self.put(doc)
         except errors.Conflict:
-            return False
-        return True
+            return None
 
-    def bulk(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
+    def bulk(self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
         """Write many documents and return the result for each, in the same order; some may be stored and others not.
 
         `texts` are the documents as JSON, if the caller has encoded them. Documents that exceed the size of one request
@@ -85,7 +84,7 @@ class Bulk(Reads):
                 return [unstorable.get(index) or next(found) for index in range(len(docs))]
         return self._in_parts(docs, texts, self._write)
 
-    def create_once(self, docs: Sequence[Document]) -> list[WriteResult]:
+    def create_once(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
         """Create the documents whose ids were never used, and return a result for each, as `bulk` does.
 
         An existing document stays unchanged, and a deleted one stays deleted, however late a request arrives. The first
@@ -96,7 +95,7 @@ class Bulk(Reads):
         docs = [{**doc, '_rev': f'1-{md5(doc["_id"].encode(), usedforsecurity=False).hexdigest()}'} for doc in docs]
         return self._in_parts(docs, [encoded(doc) for doc in docs], self._create)
 
-    def _in_parts(self, docs: Sequence[Document], texts: Sequence[bytes], write: Write) -> list[WriteResult]:
+    def _in_parts(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], write: Write) -> list[WriteResult]:
         """Write documents in requests of bounded size."""
         results: list[WriteResult] = []
         while (start := len(results)) < len(docs):
@@ -120,7 +119,7 @@ class Bulk(Reads):
             if self._answered >= _STEADY_REQUESTS:
                 self.request_bytes, self._answered = min(MAX_REQUEST_BYTES, 2 * self.request_bytes), 0
 
-    def _write_part(self, docs: Sequence[Document], texts: Sequence[bytes], write: Write) -> list[WriteResult]:
+    def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], write: Write) -> list[WriteResult]:
         size = sum(map(len, texts))
         try:
             results = write(docs, texts)
@@ -135,12 +134,12 @@ class Bulk(Reads):
                 raise result.exception(self.address.url)
         return results
 
-    def _write(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[WriteResult]:
+    def _write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         body = b'{"docs":[' + b','.join(texts) + b']}'
         shape = exactly(*(_shape_of_result(doc['_id']) for doc in docs))
         return [WriteResult.of(element) for element in self.request('POST', '/_bulk_docs', body=body, shape=shape)]
 
-    def _create(self, docs: Sequence[Document], texts: Sequence[bytes]) -> list[WriteResult]:
+    def _create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         body = b'{"new_edits":false,"docs":[' + b','.join(texts) + b']}'
         refused = self.request('POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))
         # CouchDB does not list stored documents in this response.
@@ -148,7 +147,7 @@ class Bulk(Reads):
         return [results.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
 
     def _separate(
-        self, docs: Sequence[Document], texts: Sequence[bytes], exc: errors.CouchDBError, write: Write
+        self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], exc: errors.CouchDBError, write: Write
     ) -> list[WriteResult]:
         """Write documents whose request CouchDB refused because of one of them; find that one by halving."""
         if len(docs) == 1:
@@ -166,7 +165,7 @@ class Bulk(Reads):
             for doc, result in zip(docs, results, strict=True)
         ]
 
-    def _resolve_own_conflict(self, doc: Document, result: WriteResult) -> WriteResult:
+    def _resolve_own_conflict(self, doc: Mapping[str, Any], result: WriteResult) -> WriteResult:
         """Return the result for a document in conflict, which may be in conflict with its own earlier attempt."""
         found = next((leaf for leaf in self.leaves(doc['_id']) if _content(leaf) == _content(doc)), None)
         if found is None:
@@ -175,12 +174,12 @@ class Bulk(Reads):
         return WriteResult(doc['_id'], WriteStatus.UNPROVEN if self.replicas > 1 else WriteStatus.STORED, found['_rev'])
 
 
-def deletion(doc: Document) -> Document:
+def deletion(doc: Mapping[str, Any]) -> Document:
     """Return the deletion of a document: CouchDB keeps only its id and revision."""
     return {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
 
 
-def _encode(docs: Sequence[Document]) -> tuple[list[bytes], dict[int, WriteResult]]:
+def _encode(docs: Sequence[Mapping[str, Any]]) -> tuple[list[bytes], dict[int, WriteResult]]:
     """Return documents as JSON, and the results of those that cannot be encoded, by their positions in `docs`."""
     found, unstorable = list[bytes](), dict[int, WriteResult]()
     for index, doc in enumerate(docs):
@@ -198,5 +197,5 @@ def _shape_of_result(doc_id: str) -> Shape:
     return lambda element: has_id(element) and (is_stored(element) or is_refused(element))
 
 
-def _content(doc: Document) -> Document:
+def _content(doc: Mapping[str, Any]) -> Document:
     return {name: value for name, value in doc.items() if name not in ('_rev', '_attachments')}

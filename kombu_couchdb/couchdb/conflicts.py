@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from ..errors import RETRIED, AccessDenied, NotFound
 from ..log import get_logger
@@ -32,7 +33,7 @@ _MAX_DOCS = 200
 
 #: A rule for one type of document. It gets all leaf revisions, deleted ones included, and the ids of the consumers with
 #: a valid lease. It returns the changes to write, in this order, or None if it cannot decide yet.
-Rule = Callable[[list[Document], Collection[str]], 'list[Document] | None']
+Rule = Callable[[list[Document], Collection[str]], Sequence[Mapping[str, Any]] | None]
 
 
 class ConflictResolver:
@@ -120,7 +121,7 @@ class ConflictResolver:
 
     def _store_view(self) -> None:
         try:
-            self._client.create_if_missing(self._view)  # another process may store the same one at the same time
+            self._client.try_put(self._view)  # in conflict, another process has stored the same
         except AccessDenied:
             self._view_forbidden = True
             logger.warning(
@@ -131,7 +132,7 @@ class ConflictResolver:
             )
 
 
-def write_each(client: Client, docs: Collection[Document]) -> bool:
+def write_each(client: Client, docs: Collection[Mapping[str, Any]]) -> bool:
     """Write changes of leaf revisions of one document, each in its own request; return whether all writes are proven.
 
     Stop at the first write that is not proven: the change of the leaf to keep comes first, and the deletions of other

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 from ..errors import RETRIED, Conflict, CouchDBError
 from .address import Address
-from .client import Client, Document
+from .client import Client
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
 from .write_result import WriteResult, WriteStatus
@@ -32,7 +33,7 @@ _CHECK_SECONDS = 1.0
 class _Entry:
     """The documents of one call of `write`."""
 
-    def __init__(self, docs: Sequence[Document]) -> None:
+    def __init__(self, docs: Sequence[Mapping[str, Any]]) -> None:
         self.docs = docs
         # Encoded in the thread that called `write`, so that it alone gets the error if a document cannot be encoded.
         self.texts = [encoded(doc) for doc in docs]
@@ -75,7 +76,7 @@ class GroupCommit:
         """Close idle connections. Later writes open new ones."""
         self._client.close()
 
-    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
+    def write(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
         """Write documents and return the result for each, in the same order, as `Client.bulk` does.
 
         *Raises* the errors of `Client.bulk`; after `ServerUnavailable` it is unknown which documents are stored.
@@ -137,7 +138,7 @@ class GroupCommit:
         for entry in batch:
             entry.results, results = results[: len(entry.docs)], results[len(entry.docs) :]
 
-    def _put(self, doc: Document, text: bytes) -> WriteResult:
+    def _put(self, doc: Mapping[str, Any], text: bytes) -> WriteResult:
         try:
             return WriteResult(doc['_id'], WriteStatus.STORED, self._client.put(doc, text=text))
         except Conflict as exc:

@@ -13,20 +13,23 @@ Each kind of writer needs another function:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
-from .client import Client, Document
+from .client import Client
 
 __all__ = ['never_stored', 'still_current', 'still_writable']
 
+_Doc = TypeVar('_Doc', bound=Mapping[str, Any])
 
-def never_stored(client: Client, docs: Sequence[Document]) -> list[Document]:
+
+def never_stored(client: Client, docs: Sequence[_Doc]) -> list[_Doc]:
     """Return the documents whose ids were never used, not even for a document that is deleted now."""
     known = client.known([doc['_id'] for doc in docs])
     return [doc for doc in docs if doc['_id'] not in known]
 
 
-def still_writable(client: Client, docs: Sequence[Document]) -> list[bool]:
+def still_writable(client: Client, docs: Sequence[Mapping[str, Any]]) -> list[bool]:
     """Return for each document whether it can still be written.
 
     A document with a revision can be written if the revision is a leaf; a new one if all leaf revisions are deleted.
@@ -39,7 +42,7 @@ def still_writable(client: Client, docs: Sequence[Document]) -> list[bool]:
     ]
 
 
-def still_current(client: Client, docs: Sequence[Document]) -> list[Document]:
+def still_current(client: Client, docs: Sequence[_Doc]) -> list[_Doc]:
     """Return the documents whose revision is the one that CouchDB shows; new ones if CouchDB shows none."""
     found = client.find([doc['_id'] for doc in docs])
     return [doc for doc, now in zip(docs, found, strict=True) if (now or {}).get('_rev') == doc.get('_rev')]

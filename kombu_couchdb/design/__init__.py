@@ -1,9 +1,9 @@
-"""The broker's design documents: the `.js` files beside this one, one view each.
+"""The broker's design documents: the `.js` files beside this one, one view each. `rows` reads the rows of the views.
 
-The name of a design document carries the version of its views. A change to a view makes a new name, and so workers of both
-versions run side by side, each with its own index. Workers read the views of `NAME`. Those of `JOBS` are for people and
-for who asks for a job by its task, and `CONFLICTED` is for who heals what a cluster left behind: their indexes are brought up
-to date when they are read, and cost who does not ask nothing.
+The name of a design document has the version of its views. A change of a view in a released version needs a new name,
+so that workers of both versions run side by side, each with its own index. Workers read the views of `NAME`. The views
+of `JOBS` are for people and for programs that look for a job by its task. The view of `CONFLICTED` is for sweepers that
+resolve conflicts. The indexes of the last two are updated only when they are read, and cost nothing otherwise.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ __all__ = [
     'rows_of',
 ]
 
-NAME, JOBS, CONFLICTED = 'celery-v4', 'celery-jobs-v1', 'celery-conflicted-v1'
+NAME, JOBS, CONFLICTED = 'celery-v5', 'celery-jobs-v1', 'celery-conflicted-v1'
 
-#: That of a database of parcels: by it a publisher tells that it is one. Its name sorts behind `NAME`, see `queues.database`.
+#: The design document of a database of parcels: a publisher recognises the database by it. Its name sorts behind
+#: `NAME`, see `queues.database`.
 PARCELS = 'parcels-v1'
 
-#: Behind the ranks of the priorities, 0 to 9, the view `waiting` has what is planned, by its due date.
+#: In the view `waiting`, planned items have this in place of a rank (0 to 9), and are sorted by due date.
 PLANNED = 10
 
 _REDUCE = {'waiting': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
 
 
 def documents() -> list[dict[str, Any]]:
-    """Return the design documents, without revisions; that of `NAME` is the last, so that where it is, all are."""
+    """Return the design documents, without revisions. `NAME` is the last: a database that has it has all."""
     jobs = {**load(__name__, JOBS, {'by_task': ''}), 'autoupdate': False}
     return [jobs, conflicted(), load(__name__, NAME, _REDUCE)]
 
 
 def conflicted() -> dict[str, Any]:
-    """Return the design document `CONFLICTED`, which databases of results have, too."""
+    """Return the design document `CONFLICTED`, which result databases have, too."""
     return {**load(__name__, CONFLICTED, {'conflicted': ''}), 'autoupdate': False}
 
 
@@ -56,27 +57,28 @@ def parcels() -> dict[str, Any]:
 
 
 def key_of(queue: str) -> str:
-    """Return how a queue's name stands in the views: as `encodeURIComponent` writes it.
+    """Return a queue's name as it is in the keys of views: as `encodeURIComponent` in JavaScript writes it.
 
-    CouchDB compares keys as people sort words: without that `é` would be the same queue as `e` with an accent after it, and `1`
-    the same as an Arabic one, and a name the same with and without what nobody sees, such as a zero-width space.
+    CouchDB compares keys as people sort words. Without the encoding, `é` would be the same queue as `e` with an accent
+    after it, `1` the same as an Arabic one, and a name the same with and without invisible characters such as a
+    zero-width space.
     """
     return quote(queue, safe="!~*'()")
 
 
 def queue_of(key: Any) -> str | None:
-    """Return the queue's name that stands in a view, None for a spoilt item's, which is none."""
+    """Return the name of a queue in the key of a view; None if the item's queue is not text."""
     return unquote(key) if isinstance(key, str) else None
 
 
 def rows_of(queue: str, *after: float) -> dict[str, Any]:
-    """Return `startkey` and `endkey` for the rows of one queue, or for those of them from what comes `after` its name on."""
+    """Return `startkey` and `endkey` for the rows of a queue; with `after`, for keys that go on with these values or more."""
     name = key_of(queue)
     return {'startkey': [name, *after], 'endkey': [name, {}]}  # an object sorts after every number
 
 
 def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:
-    """Return the design document `name`, made of a package's `.js` files; `views` names them and their reductions, if any."""
+    """Return the design document `name`, made of a package's `.js` files; `views` has their names and reductions."""
 
     def source(view: str) -> str:
         lines = files(package).joinpath(f'{view}.js').read_text('utf-8').splitlines()

@@ -3,5 +3,5 @@ function (doc) {
   function name(queue) { return typeof queue === 'string' ? encodeURIComponent(queue) : queue; }
   if (doc.type !== 'WorkItem') return;
   if (doc.status) emit([name(doc.queue), doc.failed], doc.reason);
-  else if (typeof doc.queue !== 'string') emit([null, 0], 'spoilt: queue is no text');
+  else if (typeof doc.queue !== 'string') emit([null, 0], 'malformed: queue is not text');
 }

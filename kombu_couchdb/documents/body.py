@@ -1,7 +1,7 @@
 """Storage of message bodies: small ones in the document, as text or base64; large ones as attachments.
 
-A document that has its body as an attachment is read and written without it: readers get a *stub*, which they write back. So it
-costs the same to claim, release or bury a message of 20 kB and one of 20 MB.
+A document whose body is an attachment is read and written without it: readers get a *stub*, and write that back. So
+claims, releases and dead letters cost the same for a message of 20 kB and for one of 20 MB.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import Unstorable
+from .types import Attachment, Document, Message
 
 __all__ = ['attached', 'decoded', 'encoded', 'is_large', 'stub']
 
-Document = dict[str, Any]
-
-#: The name of the attachment. CouchDB would compress one of a text type; it has whatever bytes the message had.
+#: The name and type of the attachment, which has the bytes of the message. CouchDB would compress an attachment of a
+#: text type.
 NAME, _TYPE = 'body', 'application/octet-stream'
 
-#: The size from which on a body is attached, in characters as it is stored. (Measured on CouchDB 3.5: see docs/performance.rst.)
-LARGE = 16_000
+#: Bodies that are longer are attached; in characters as stored. (Measured on CouchDB 3.5: see docs/production/performance.rst.)
+MAX_INLINE = 16_000
 
 
 def encoded(body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-    """Return a body as it is stored, and its `body_encoding`; `encoding` is what the message says of it."""
+    """Return a body as it is stored, and its `body_encoding`; `encoding` is the message's `content-encoding`."""
     if isinstance(body, bytes) and str(encoding).lower() in ('utf-8', 'utf8', 'us-ascii', 'ascii'):
         try:
             return body.decode('utf-8'), 'utf-8'
         except UnicodeDecodeError:
-            pass  # it says that it is text, and is not
+            pass  # the message declares a text encoding, but the body is not text
     if isinstance(body, bytes):
         return base64.b64encode(body).decode('ascii'), 'base64'
     return body, 'utf-8'
 
 
 def decoded(body: Any, body_encoding: str | None = None) -> Any:
-    """Return a body as it was sent, from what the document has of it or the bytes of the attachment; *raises* `ValueError`."""
+    """Return a body as it was sent, from a document's member or an attachment's bytes; *raises* `ValueError`."""
     if body_encoding not in ('base64', 'utf-8', None):
         raise ValueError(f'unknown body_encoding {body_encoding!r}')
     if isinstance(body, bytes):
@@ -47,22 +47,22 @@ def decoded(body: Any, body_encoding: str | None = None) -> Any:
 def is_large(message: Mapping[str, Any]) -> bool:
     """Tell whether the body of a message is large enough to be attached."""
     body = message.get('body')
-    return isinstance(body, str) and len(body) > LARGE
+    return isinstance(body, str) and len(body) > MAX_INLINE
 
 
-def attached(message: Mapping[str, Any]) -> Document:
-    """Return what a document has of a message whose body, as `encoded` returns it, is an attachment."""
-    body, properties = message['body'], message.get('properties') or {}
+def attached(message: Message) -> tuple[Message, dict[str, Attachment]]:
+    """Return a message without its body, as `encoded` returns it, and the attachments of the document with the body."""
+    body, properties = message['body'] or '', message.get('properties') or {}
     if properties.get('body_encoding') != 'base64':
         try:
             body = base64.b64encode(body.encode('utf-8')).decode('ascii')
         except UnicodeEncodeError as exc:
             raise Unstorable('what is to be stored has text in it that is none: half of a surrogate pair') from exc
-    return {'message': {**message, 'body': None}, '_attachments': {NAME: {'content_type': _TYPE, 'data': body}}}
+    return {**message, 'body': None}, {NAME: {'content_type': _TYPE, 'data': body}}
 
 
 def stub(doc: Mapping[str, Any]) -> Document | None:
-    """Return the stub of the attachment that is the body of a document's message, or None if it is in the document."""
+    """Return the stub of the attachment with the body of a document; None if the body is in the document."""
     message, attachments = doc.get('message'), doc.get('_attachments')
     if (
         'key' in doc

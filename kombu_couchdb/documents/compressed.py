@@ -1,7 +1,7 @@
-"""Unpacking compressed bodies, no further than to a bound.
+"""Decompression of bodies, with a limit of their size.
 
-A few kilobytes may unpack to gigabytes, and whoever may write messages can send such ones. kombu knows no bound, and unpacks a
-body before anything else is known of it, its signature included.
+A few kilobytes may decompress to gigabytes, and everybody who may publish can send such a body. kombu has no limit, and
+decompresses a body before it checks anything else, the signature included.
 """
 
 from __future__ import annotations
@@ -19,44 +19,47 @@ from ..errors import Unstorable
 
 __all__ = ['TooLarge', 'check_unpacked', 'unpacked']
 
-#: A body may unpack to so many bytes, or to so many times as many as it has. JSON of many similar rows is compressed to a
-#: twentieth; and a worker holds as many messages as it has prefetched.
-_LEAST, _TIMES = 16_000_000, 30
+#: A body may decompress to this number of bytes, or to this many times its own size if that is more. JSON of many
+#: similar rows is compressed to a twentieth. A worker holds as many messages as it has prefetched.
+_MIN_LIMIT_BYTES, _MAX_RATIO = 16_000_000, 30
 
-#: The most streams that a body may be made of, one behind the other.
-_STREAMS = 1000
+#: The most streams that a body may consist of, one after the other.
+_MAX_STREAMS = 1000
 
-#: What unpacking may take of memory beside the result, in bytes: as much as the highest level of `xz` needs, and more.
-_WORKING = 128_000_000
+#: The memory that decompression may use beside the result, in bytes: more than the highest level of `xz` needs.
+_MAX_WORKING_BYTES = 128_000_000
 
 
 class TooLarge(ValueError):
-    """A body would unpack to more than it may."""
+    """A body would decompress to more than the limit."""
 
 
 def unpacked(body: Any, compression: Any) -> Any:
-    """Return a body as it was before `compression`, the name of a method of kombu's; *raises* `ValueError` if it cannot be.
+    """Return a decompressed body; *raises* `ValueError` if that fails, `TooLarge` above the limit.
 
-    The bound holds for kombu's own methods; one that an application registers is its own affair.
+    `compression` is the name of a method in kombu's registry. The limit applies to kombu's own methods, and not to
+    those that an application registers.
     """
     try:
         decoder = get_decoder(compression)
     except (KeyError, TypeError):
         raise ValueError(f'it is compressed by {compression!r:.80}, which this process does not know') from None
-    most = max(_LEAST, _TIMES * len(body))
+    limit = max(_MIN_LIMIT_BYTES, _MAX_RATIO * len(body))
     try:
-        found = _bounded(decoder, body, most + 1)
+        found = _bounded(decoder, body, limit + 1)
         if found is None:
             return decoder(body)
     except Exception as exc:  # each method has errors of its own
         raise ValueError(f'it cannot be decompressed: {exc}') from exc
-    if len(found) > most:
-        raise TooLarge(f'it decompresses to more than {most:,} bytes, {_TIMES} times its size or {_LEAST:,}')
+    if len(found) > limit:
+        raise TooLarge(
+            f'it decompresses to more than {limit:,} bytes, {_MAX_RATIO} times its size or {_MIN_LIMIT_BYTES:,}'
+        )
     return found
 
 
 def check_unpacked(body: Any, compression: Any) -> None:
-    """Raise `Unstorable` for a body that no consumer would unpack: it would be a dead letter."""
+    """Raise `Unstorable` for a body that no consumer would decompress: it would become a dead letter."""
     if isinstance(body, bytes) and compression:
         try:
             unpacked(body, compression)
@@ -65,11 +68,11 @@ def check_unpacked(body: Any, compression: Any) -> None:
                 f'the message is compressed too well: {exc}; send it without compression, or in parts'
             ) from exc
         except ValueError:
-            pass  # it is said to be compressed, and a consumer may know how
+            pass  # a consumer may know a method that this process does not know
 
 
 def _bounded(decoder: Callable[[Any], Any], body: bytes, most: int) -> bytes | None:
-    """Return the first `most` bytes at the most of what kombu's own decoders make of a body, None if this is another one."""
+    """Return up to `most` bytes of a decompressed body; None if `decoder` is none of kombu's own."""
     if decoder is zlib.decompress:
         stream = zlib.decompressobj()
         found = stream.decompress(body, most)
@@ -79,7 +82,7 @@ def _bounded(decoder: Callable[[Any], Any], body: bytes, most: int) -> bytes | N
     if decoder is bz2.decompress:
         return _streams(bz2.BZ2Decompressor, body, most)
     if decoder is lzma.decompress:
-        return _streams(lambda: lzma.LZMADecompressor(memlimit=_WORKING), body, most)
+        return _streams(lambda: lzma.LZMADecompressor(memlimit=_MAX_WORKING_BYTES), body, most)
     module = str(getattr(decoder, '__module__', None) or type(getattr(decoder, '__self__', None)).__module__)
     if 'brotli' in module:
         return _brotli(__import__(module.partition('.')[0]).Decompressor(), body, most)
@@ -93,12 +96,12 @@ def _bounded(decoder: Callable[[Any], Any], body: bytes, most: int) -> bytes | N
 
 
 def _streams(new: Callable[[], Any], body: bytes, most: int) -> bytes:
-    """Return what streams, one behind the other, unpack to, up to `most` bytes."""
+    """Return up to `most` bytes of a body that consists of streams, one after the other."""
     found, count = b'', 0
     while body and len(found) < most:
         stream, count = new(), count + 1
-        if count > _STREAMS:
-            raise ValueError(f'it is made of more than {_STREAMS} streams')
+        if count > _MAX_STREAMS:
+            raise ValueError(f'it is made of more than {_MAX_STREAMS} streams')
         found += stream.decompress(body, most - len(found))
         if len(found) < most and not stream.eof:
             raise ValueError('it was cut off')
@@ -108,7 +111,7 @@ def _streams(new: Callable[[], Any], body: bytes, most: int) -> bytes:
 
 def _brotli(stream: Any, body: bytes, most: int) -> bytes:
     found, step = bytearray(), 64
-    for start in range(0, len(body), step):  # a little at a time: old versions take no bound
+    for start in range(0, len(body), step):  # in small steps: old versions have no limit of their output
         found += stream.process(body[start : start + step])
         if len(found) >= most:
             return bytes(found[:most])

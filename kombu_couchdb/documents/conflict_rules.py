@@ -1,65 +1,68 @@
-"""Leaves of WorkItems that nobody works on, and what makes one item of them again.
+"""Conflict rules of WorkItems: which of several leaf revisions stays.
 
-When consumers claim the same item on different nodes of a cluster at once, each node keeps the claim it was given, and the
-document has several leaves. One consumer at the most was told a clean `ok`: it holds the item, and its ack deletes its own
-leaf. Every other leaf is *void*, and it may be the one that readers see (measured: a void leaf wins in 19 to 39 of 100 such
-documents).
+When consumers claim the same item at once on different nodes of a cluster, each node stores the claim that it received.
+The document then has several leaves. At most one consumer got a proven answer (201) to its claim. It holds the item,
+and its ack deletes its own leaf. Every other leaf is an *unproven claim*. CouchDB may show it as the winner (measured:
+an unproven claim wins in 19 to 39 of 100 such documents).
 
-The consumer of a void claim decides about its own leaf, some seconds later, when the nodes have told each other:
+The consumer that made an unproven claim decides about its own leaf (`decide`). It does so some seconds later, when the
+nodes have replicated to each other:
 
-* another leaf is done (deleted, or what follows a unique job) or a dead letter: delete ours;
-* ours is not the one that readers see: delete it, marked as void, so that nobody takes that for done;
-* ours is seen, and a living consumer has another leaf: wait;
-* ours is seen, and nobody else has one: release it.
+* If another leaf is done (deleted, or a unique job continued with its next message) or a dead letter, it deletes its
+  leaf.
+* If another leaf is the winner, it deletes its leaf and marks the deletion with `void`: the message is not done.
+* If its leaf is the winner and a living consumer has another leaf, it waits.
+* If its leaf is the winner and no living consumer has another leaf, it releases its leaf.
 
-Other leaves, of consumers that are gone or of a network that was cut in two, are healed by whoever sweeps:
+Sweepers resolve the other conflicts (`resolve`): leaves of consumers whose lease has expired, and of a network that was
+cut in two:
 
-* what is done is deleted, for done wins over whatever else;
-* while a living consumer has one of them, nothing else is decided;
-* else one stays: a dead letter, or the leaf that readers see, which is released. The others are deleted as void. Of unique jobs
-  the messages in them go behind the one that stays.
+* If one leaf is done, the others are deleted: done wins over everything else.
+* While a living consumer has one of the leaves, nothing else is decided.
+* Otherwise one leaf stays: a dead letter, or the winner, which is released. The others are deleted and marked with
+  `void`. If the item is a unique job, their messages are added to `next` of the leaf that stays.
 
-No leaf is deleted but for another one that is of a higher order, and no order ever falls; and so no item is lost.
+Invariant: a leaf is deleted only if a leaf of higher order remains, and the order of a leaf never decreases. So no item
+is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from . import workitem
-from .unique_merge import apart_from, gather
+from .types import Document, Tombstone
+from .unique_merge import add_missing, without_known
 
-__all__ = ['decide', 'heal', 'keep_seen']
-
-Document = dict[str, Any]
+__all__ = ['decide', 'keep_winner', 'resolve']
 
 
 def decide(
-    leaves: Iterable[Document], seen: str | None, void: str, living: Collection[str], now: float
-) -> list[Document] | None:
-    """Return what is to be written about a void claim, in this order, or None to wait.
+    leaves: Iterable[Document], winner: str | None, unproven: str, living: Collection[str], now: float
+) -> list[Mapping[str, Any]] | None:
+    """Return the documents to write about an unproven claim, in this order, or None to wait.
 
-    `leaves` are all leaves of the document, deleted ones too; `seen` is the revision that readers see, `void` that of the
-    void claim, and `living` the ids of the living consumers.
+    `leaves` are all leaves of the document, with the deleted ones. `winner` is the revision that CouchDB shows,
+    `unproven` that of the claim, and `living` has the ids of the living consumers.
     """
     leaves = list(leaves)
-    ours = next((leaf for leaf in leaves if leaf['_rev'] == void and not leaf.get('_deleted')), None)
+    ours = next((leaf for leaf in leaves if leaf['_rev'] == unproven and not leaf.get('_deleted')), None)
     if ours is None:
         return []
     others = [leaf for leaf in leaves if leaf is not ours]
     if _is_done(ours, others):
         return [_done(ours, others, now)]
     rivals = [leaf for leaf in others if not leaf.get('_deleted')]
-    if seen != void or any(_order(leaf) > _order(ours) for leaf in rivals):
+    if winner != unproven or any(_order(leaf) > _order(ours) for leaf in rivals):
         return [_withdrawn(ours)]
     if any(workitem.claimant(leaf) in living for leaf in rivals):
         return None
-    return _only(ours, rivals, leaves, delivered=False)
+    return _keep_one(ours, rivals, leaves, delivered=False)
 
 
-def heal(leaves: list[Document], living: Collection[str], now: float) -> list[Document] | None:
-    """Return what is to be written, in this order, about an item with several leaves, or None to look again later."""
+def resolve(leaves: list[Document], living: Collection[str], now: float) -> list[Mapping[str, Any]] | None:
+    """Return the documents to write about an item with several leaves, in this order, or None to look again later."""
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
     held = [leaf for leaf in live if workitem.claimant(leaf) in living]
     free = [leaf for leaf in live if leaf not in held]
@@ -67,20 +70,22 @@ def heal(leaves: list[Document], living: Collection[str], now: float) -> list[Do
     if done:
         return done
     if held:
-        return None  # who holds it decides: one of them may have been told that it was the only one
+        return None  # the consumers decide about their own leaves: one of their claims may be proven
     kept = max(free, key=_order, default=None)
-    return _only(kept, [leaf for leaf in free if leaf is not kept], leaves, delivered=True) if kept else []
+    return _keep_one(kept, [leaf for leaf in free if leaf is not kept], leaves, delivered=True) if kept else []
 
 
-def keep_seen(leaves: list[Document]) -> list[Document]:
-    """Return what leaves of a document only the one that readers see: where all say the same, or the last is as good as any."""
+def keep_winner(leaves: list[Document]) -> list[Tombstone]:
+    """Return the deletions of all leaves but the winner, for documents whose leaves are equally good."""
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
     return [_withdrawn(leaf) for leaf in sorted(live, key=_order)[:-1]]
 
 
-def _only(kept: Document, others: list[Document], leaves: list[Document], *, delivered: bool) -> list[Document]:
-    """Return what makes one leaf the only one, and what waits of it if it was claimed."""
-    merged = gather(kept, others, _tags_done(leaves)) if 'key' in kept else kept
+def _keep_one(
+    kept: Document, others: list[Document], leaves: list[Document], *, delivered: bool
+) -> list[Mapping[str, Any]]:
+    """Return the documents to write so that one leaf is the only one, and waits if it was claimed."""
+    merged = add_missing(kept, others, _tags_done(leaves)) if 'key' in kept else kept
     if workitem.claimant(kept):
         merged = workitem.release(merged, delivered=delivered)
     return [*([merged] if merged is not kept else []), *(_withdrawn(leaf) for leaf in others)]
@@ -90,25 +95,27 @@ def _tags_done(leaves: list[Document]) -> set[str]:
     return {tag for leaf in leaves if isinstance(tag := leaf.get('done'), str)}
 
 
-def _done(leaf: Document, others: list[Document], now: float) -> Document:
-    """Return what is to be written about a leaf whose message is done: of a unique job what only this leaf has behind it."""
-    return workitem.acked(apart_from(leaf, others) if 'key' in leaf else leaf, now)
+def _done(leaf: Document, others: list[Document], now: float) -> Mapping[str, Any]:
+    """Return the document to write for a done leaf. A unique job goes on with messages that only it has."""
+    return workitem.acked(without_known(leaf, others) if 'key' in leaf else leaf, now)
 
 
-def _withdrawn(leaf: Document) -> Document:
-    return {**workitem.deleted(leaf), 'void': True}
+def _withdrawn(leaf: Document) -> Tombstone:
+    tombstone = workitem.deleted(leaf)
+    tombstone['void'] = True
+    return tombstone
 
 
 def _order(leaf: Document) -> tuple[bool, int, str]:
-    """A dead letter is above whatever runs or waits; the rest is CouchDB's order of what readers see."""
+    """Return the order of a leaf: dead letters are above all others, which have CouchDB's order of winners."""
     generation, _, text = leaf['_rev'].partition('-')
     return bool(leaf.get('status')), int(generation), text
 
 
 def _is_done(leaf: Document, others: list[Document]) -> bool:
-    """Tell whether the message of a leaf was done with by who had another one."""
+    """Tell whether another leaf says that the message of this one is done."""
     if 'key' not in leaf:
         return any(other.get('_deleted') and not other.get('void') for other in others)
-    # The job may have been there before, and be there again: only what names this very message was said of it.
+    # A unique job may have been deleted before and sent again: only a leaf that names this very message counts.
     tag = workitem.tag(leaf)
     return tag is not None and any(other.get('done') == tag and not other.get('void') for other in others)

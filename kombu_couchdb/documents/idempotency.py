@@ -1,8 +1,9 @@
-"""Publishing once: for a caller who may be killed before he has noted that he published, and whose successor will not know.
+"""Idempotent publishing: a process that publishes again after another one was killed publishes nothing twice.
 
-Within `once(key)` the id of a message is made of the key and of the task in it, instead of the time. CouchDB remembers the
-id of a message after it was done and deleted, and so a successor can tell that it was there. A publisher that was paused between
-looking and writing creates nothing a second time either: see `Bulk.create_once`.
+Within `idempotent(key)` the id of a message is made of the key and of the id of its task, instead of the time. CouchDB
+remembers the id of a message after the message was done and deleted, so a successor can tell that it was published. A
+publisher that was paused between looking and writing does not create the message a second time either: see
+`Bulk.create_once`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from .ids import ONCE
 
-__all__ = ['copy_id', 'fixed_id', 'is_fixed', 'is_repeated', 'once']
+__all__ = ['copy_id', 'fixed_id', 'idempotent', 'is_fixed', 'is_repeated']
 
-_context: ContextVar[tuple[str, bool] | None] = ContextVar('kombu_couchdb_once', default=None)
+
+class _Context(NamedTuple):
+    key: str
+    repeated: bool
+
+
+_context: ContextVar[_Context | None] = ContextVar('kombu_couchdb_idempotent', default=None)
 
 
 @contextmanager
-def once(key: str, *, again: bool = False) -> Iterator[None]:
-    """Publish what is published in this context under fixed ids, and only what was never published under them.
+def idempotent(key: str, *, repeated: bool = False) -> Iterator[None]:
+    """Publish messages in this context under fixed ids, unless messages were published under these ids before.
 
-    `again` says that somebody is known to have begun before.
+    `repeated` says that another process is known to have begun with the same.
     """
-    token = _context.set((key, again))
+    token = _context.set(_Context(key, repeated))
     try:
         yield
     finally:
@@ -34,29 +41,29 @@ def once(key: str, *, again: bool = False) -> Iterator[None]:
 
 
 def fixed_id(message: Mapping[str, Any]) -> str | None:
-    """Return the id that a message has in this context; None outside of `once`, and for a message that names no task."""
+    """Return the id of a message in this context; None outside of `idempotent`, or if it names no task."""
     context = _context.get()
     task_id = (message.get('headers') or {}).get('id')
     if context is None or not isinstance(task_id, str):
         return None
-    return ONCE + sha256(f'{context[0]}\0{task_id}'.encode()).hexdigest()[:32]
+    return ONCE + sha256(f'{context.key}\0{task_id}'.encode()).hexdigest()[:32]
 
 
 def copy_id(tag: str, queue: str) -> str:
-    """Return the id of the copy of a message that one queue of an exchange has.
+    """Return the id of the copy of a message for one queue of an exchange.
 
-    It depends on nothing else: who publishes again, since an answer was lost, stores each copy once, even if queues were bound
-    or unbound meanwhile.
+    It depends on nothing else. So a publisher that repeats a request without a response stores each copy once, even if
+    queues were bound or unbound in the meantime.
     """
     return f'{tag}-{sha256(queue.encode()).hexdigest()[:12]}'
 
 
 def is_fixed() -> bool:
-    """Tell whether messages have fixed ids here."""
+    """Tell whether messages have fixed ids in this context."""
     return _context.get() is not None
 
 
 def is_repeated() -> bool:
-    """Tell whether somebody is known to have begun before to do what is done in this context."""
+    """Tell whether another process is known to have begun with the work of this context."""
     context = _context.get()
-    return context is not None and context[1]
+    return context is not None and context.repeated

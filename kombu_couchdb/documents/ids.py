@@ -1,15 +1,16 @@
-"""Prefixes of document ids, by kind of document."""
+"""Prefixes of document ids, by type of document."""
 
 from __future__ import annotations
 
 __all__ = ['BINDING', 'BROADCAST', 'BROKER', 'CONSUMER', 'JOB', 'LEADER', 'ONCE', 'PARCEL', 'QUEUE']
 
-#: Every document of a broker that is no message.
+#: All documents in the broker's database that are not messages.
 BROKER = 'broker:'
 
 BINDING, BROADCAST, CONSUMER, LEADER, QUEUE = (
     BROKER + kind for kind in ('binding:', 'broadcast:', 'consumer:', 'leader:', 'queue:')
 )
 
-#: A unique job; a message that is published once; one that was moved out of a database of parcels. Others have no prefix.
+#: Unique jobs; messages that were published within `idempotent`; messages that were moved out of a database of parcels.
+#: The ids of other messages have no prefix.
 JOB, ONCE, PARCEL = 'job:', 'once:', 'parcel:'

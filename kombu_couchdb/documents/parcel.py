@@ -1,36 +1,37 @@
-"""The Parcel: a message on its way to the broker's database, in a database for publishers who have no right on that one.
+"""The Parcel: a message on its way to the broker's database, in a database for publishers without rights on that one.
 
 ::
 
     {"_id": "p:0000647…", "type": "Parcel",
-     "task": "shop.add", "id": "…",             the name and the id of the task, for who looks at it
+     "task": "shop.add", "id": "…",             the name and the id of the task, for people who look at it
      "exchange": "", "routing_key": "celery",   where it is to be published
      "published": 1763709000.123456,            the order in which parcels are moved
-     "message": {…}}                            as in a WorkItem, the body attached if it is large
+     "message": {…}}                            as in a WorkItem; a large body is an attachment
 
-A document that a program wrote without Celery is a parcel, too: `{"task", "args", "kwargs"}`, and if it likes `"id"`, `"queue"`,
-`"date"` (when the task is due), `"expires"` (both seconds since the epoch) and `"priority"`. A parcel that was moved is deleted.
-One that was refused stays, with `"status": "fail"`, `"reason"` and `"failed"` (when). Under one id one message is moved, ever.
+A program without Celery may write parcels, too: `{"task", "args", "kwargs"}`, and optionally `"id"`, `"queue"`,
+`"date"` (when the task is due), `"expires"` (both in seconds since the epoch) and `"priority"`. A parcel is deleted
+when it was moved. A refused parcel stays, with `"status": "fail"`, `"reason"` and `"failed"` (when). Only one message
+is ever moved under one id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
+from . import dead_letter
 from .body import attached, is_large
 from .ids import PARCEL
+from .types import Document, Message, Parcel
 
 __all__ = ['is_waiting', 'moved_id', 'new', 'refused']
 
-Document = dict[str, Any]
 
-
-def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float) -> Document:
-    """Return the parcel with a message as kombu's virtual transports represent it."""
+def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float) -> Parcel:
+    """Return the parcel for a message as kombu's virtual transports represent it."""
     headers = message['headers']
-    doc: Document = {
+    doc: Parcel = {
         '_id': f'p:{message["properties"]["delivery_tag"]}',
         'type': 'Parcel',
         'task': headers['task'],
@@ -38,13 +39,15 @@ def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float)
         'exchange': exchange,
         'routing_key': routing_key,
         'published': now,
-        'message': message,
+        'message': cast(Message, message),
     }
-    return doc | attached(message) if is_large(message) else doc
+    if is_large(message):
+        doc['message'], doc['_attachments'] = attached(doc['message'])
+    return doc
 
 
 def moved_id(parcel_id: str) -> str:
-    """Return the id that the message of a parcel has in the broker's database."""
+    """Return the id of a parcel's message in the broker's database."""
     return PARCEL + sha256(parcel_id.encode()).hexdigest()[:32]
 
 
@@ -55,4 +58,4 @@ def is_waiting(doc: Mapping[str, Any]) -> bool:
 
 def refused(doc: Mapping[str, Any], reason: str, now: float) -> Document:
     """Return a parcel as refused: it stays where its publisher can see it, with the reason."""
-    return {**doc, 'status': 'fail', 'reason': reason, 'failed': now}
+    return {**doc, **dead_letter.members(reason, now)}

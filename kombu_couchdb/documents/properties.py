@@ -8,14 +8,14 @@ from typing import Any
 
 __all__ = ['HIGHEST', 'due_date', 'lifetime', 'priority']
 
-#: AMQP's priorities go from 0 to 9, and 9 is served first.
+#: The highest of AMQP's priorities, which go from 0 to 9; 9 is served first.
 HIGHEST = 9
 
 
 def due_date(message: Mapping[str, Any]) -> float | None:
-    """Return when a Celery message with an `eta` header is due, or None for at once.
+    """Return when a Celery message with an `eta` header is due, in seconds since the epoch; None for at once.
 
-    A header that is no date is left to Celery, which refuses the task with a clear error of its own.
+    A header that is not a date is ignored: Celery refuses the task with a clear error of its own.
     """
     eta = (message.get('headers') or {}).get('eta')
     if isinstance(eta, str):
@@ -30,7 +30,7 @@ def due_date(message: Mapping[str, Any]) -> float | None:
 
 
 def lifetime(message: Mapping[str, Any]) -> float | None:
-    """Return how many seconds a message may wait before it is not delivered any more; None is for ever."""
+    """Return for how many seconds a message may wait to be delivered; None: for ever."""
     try:
         return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -38,7 +38,7 @@ def lifetime(message: Mapping[str, Any]) -> float | None:
 
 
 def priority(message: Mapping[str, Any]) -> int:
-    """Return the priority of a message: 0 where it has none."""
+    """Return the priority of a message; 0 if it has none."""
     try:
         return max(0, min(HIGHEST, int(message['properties']['priority'])))
     except (KeyError, TypeError, ValueError, OverflowError):

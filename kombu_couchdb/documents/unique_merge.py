@@ -1,46 +1,50 @@
-"""Rules of unique jobs: merge a message into the job of its key, and merge the leaves of a job that was in conflict.
+"""Rules of unique jobs: merge a message into the job of its key, and merge conflicting leaves of a job.
 
-The header `job_key` makes a job unique within its queue and task. As in the rules of CouchDB's RFC 007 (background jobs), the job
+The header `job_key` makes a job unique within its queue and task. A new message for a job has one of three outcomes, as
+in the rules of CouchDB's RFC 007 (background jobs):
 
-* does not exist, is finished or dead: it is **enqueued** (a dead letter is kept, under another id);
-* waits, now or for later: its due date is **moved** to that of the newest message, and its expiry with it;
-* runs: the message is put behind it, into the item's `next`, and runs **again** after it, once however often it is sent.
+* `ENQUEUED`: there was no such job, or it was done or a dead letter. (The dead letter is kept under another id.)
+* `MOVED`: the job waits, now or for later. It gets the due date and the expiry of the newest message.
+* `AGAIN`: the job runs. The message is added to `next` of the item and runs after it: once, however often it is sent.
 
-The consumer of a running job finds its acknowledgement in conflict with such a change, reads the item, and decides about what it
-finds (`unacked.Holdings.resettle`). A retry that a task sends of itself goes before what waits behind it.
+The ack of the running job is then in conflict. Its consumer reads the item again and applies its decision to the new
+revision (`PendingWrites.resettle`). A retry that a task sends of itself comes before the other messages in `next`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from . import workitem
+from . import dead_letter, workitem
+from .types import Document, WorkItem
 
-__all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'apart_from', 'gather', 'merge']
-
-Document = dict[str, Any]
+__all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'add_missing', 'merge', 'without_known']
 
 ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
 
-#: How exactly it is known when a job was sent last, in seconds: a queue's message TTL is counted from then.
-_NOTED = 1.0
+#: In seconds: that a job was sent again is written if the last such note is older. Message TTLs of queues count from
+#: the note.
+_NOTE_INTERVAL = 1.0
 
-#: What of an item is its message's, and not the job's.
-_MESSAGE = ('priority', 'date', 'published', 'expires', 'message')
+#: The members of an item that belong to its message, and not to the job.
+_MESSAGE_MEMBERS = ('priority', 'date', 'published', 'expires', 'message')
 
 
 class Outcome(NamedTuple):
-    """What became of a message with a job key."""
+    """The outcome of publishing a message with a job key."""
 
     #: `ENQUEUED`, `MOVED` or `AGAIN`.
     what: str
-    #: The id of the task that runs for it: that of an earlier message if it was `MOVED`.
+    #: The id of the task that will run; if the job was `MOVED`, that of an earlier message.
     task_id: str | None
 
 
-def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Document], Outcome]:
-    """Return what is to be written, in this order, where `doc` is sent and `found` is there; and what that makes of it."""
+def merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mapping[str, Any]], Outcome]:
+    """Return the documents to write, in this order, and the outcome, for a new WorkItem `doc` where `found` is stored.
+
+    `found` has only `_id` and `_rev` if it cannot be read.
+    """
     own = workitem.task_id(doc)
     if found is None:
         return [doc], Outcome(ENQUEUED, own)
@@ -48,99 +52,97 @@ def merge(found: Document | None, doc: Document, now: float) -> tuple[list[Docum
         return [{**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
     reason = workitem.flaw(found)
     if found.get('status') or reason:
-        dead = found if found.get('status') else workitem.bury(found, str(reason), now)
-        return [workitem.dead_copy(dead), {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
+        dead = found if found.get('status') else dead_letter.made_of(found, str(reason), now)
+        return [dead_letter.copy(dead), {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
     if workitem.tag(found) == workitem.tag(doc):
-        return [], Outcome(ENQUEUED, own)  # an earlier try was stored, its answer was lost
-    stored = found
+        return [], Outcome(ENQUEUED, own)  # an earlier attempt was stored, and its response was lost
+    current: Mapping[str, Any] = found
     if workitem.is_waiting(found) and workitem.has_expired(found, now):
-        found = workitem.acked(found, now)
-        if found.get('_deleted'):
+        current = workitem.acked(found, now)
+        if current.get('_deleted'):
             return [{**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
-    if workitem.is_waiting(found):
-        if workitem.task_id(found) == own:
-            return [_message_of(doc, found)], Outcome(ENQUEUED, own)
-        moved = _moved(found, doc)
-        # What would change nothing is not written: that it was sent again is noted once a second.
-        if moved != stored or workitem.ready_since(found) + _NOTED < doc['published']:
-            return [{**moved, 'sent': doc['published']}], Outcome(MOVED, workitem.task_id(found))
-        return [], Outcome(MOVED, workitem.task_id(found))
-    return _behind(found, doc)
+    if workitem.is_waiting(current):
+        if workitem.task_id(current) == own:
+            return [_with_message(current, doc)], Outcome(ENQUEUED, own)
+        moved, outcome = _moved(current, doc), Outcome(MOVED, workitem.task_id(current))
+        # An unchanged job is not written, but for the note that it was sent again.
+        if moved != found or workitem.ready_since(current) + _NOTE_INTERVAL < doc['published']:
+            return [{**moved, 'sent': doc['published']}], outcome
+        return [], outcome
+    return _merge_into_next(current, doc)
 
 
-def _behind(found: Document, doc: Document) -> tuple[list[Document], Outcome]:
-    """Return the same where `found` runs: `doc` waits behind it, or moves what does."""
-    own, waiting, entries, entry = workitem.task_id(doc), found.get('next'), _entries(found), _message(doc)
-    retries = [one for one in entries if workitem.task_id(one) == workitem.task_id(found)]
-    others = [one for one in entries if one not in retries]
-    if own == workitem.task_id(found):
-        outcome, entries = Outcome(AGAIN, own), [entry, *others]
+def _merge_into_next(running: Mapping[str, Any], doc: WorkItem) -> tuple[list[Mapping[str, Any]], Outcome]:
+    """Do the same as `merge` for a running job: `doc` is added to its `next`, or moves the message that is there."""
+    own, stored, followers, new = workitem.task_id(doc), running.get('next'), _followers(running), _message_of(doc)
+    retries = [one for one in followers if workitem.task_id(one) == workitem.task_id(running)]
+    others = [one for one in followers if one not in retries]
+    if own == workitem.task_id(running):
+        outcome, followers = Outcome(AGAIN, own), [new, *others]
     elif others:
-        same = workitem.tag(others[0]) == workitem.tag(doc)
-        outcome = Outcome(AGAIN if same else MOVED, workitem.task_id(others[0]))
-        entries = [*retries, others[0] if same else _moved(others[0], doc), *others[1:]]
+        is_same = workitem.tag(others[0]) == workitem.tag(doc)
+        outcome = Outcome(AGAIN if is_same else MOVED, workitem.task_id(others[0]))
+        followers = [*retries, others[0] if is_same else _moved(others[0], doc), *others[1:]]
     else:
-        outcome, entries = Outcome(AGAIN, own), [*retries, entry]
-    return [{**found, 'next': entries}] if entries != waiting else [], outcome
+        outcome, followers = Outcome(AGAIN, own), [*retries, new]
+    return [{**running, 'next': followers}] if followers != stored else [], outcome
 
 
-def _entries(doc: Document) -> list[Document]:
-    """Return what waits behind a job, without what is spoilt."""
-    waiting = doc.get('next')
-    return (
-        [one for one in waiting if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})]
-        if isinstance(waiting, list)
-        else []
-    )
+def _followers(doc: Mapping[str, Any]) -> list[Document]:
+    """Return the members of a job's `next`, without malformed ones."""
+    stored = doc.get('next')
+    if not isinstance(stored, list):
+        return []
+    return [one for one in stored if isinstance(one, dict) and not workitem.flaw({**one, 'attempts': 0})]
 
 
-def _moved(found: Document, doc: Document) -> Document:
-    """Return an item with the due date and expiry of another, in its message's headers, too: Celery reads them there."""
-    moved = {name: value for name, value in found.items() if name != 'expires'}
+def _moved(item: Mapping[str, Any], doc: WorkItem) -> Document:
+    """Return an item with the due date and expiry of `doc`, also in its headers, where Celery reads them."""
+    moved = {name: value for name, value in item.items() if name != 'expires'}
     headers = {
-        **found['message']['headers'],
+        **item['message']['headers'],
         **{name: doc['message']['headers'].get(name) for name in ('eta', 'expires')},
     }
     return {
         **moved,
         'date': doc['date'],
-        'message': {**found['message'], 'headers': headers},
+        'message': {**item['message'], 'headers': headers},
         **({'expires': doc['expires']} if 'expires' in doc else {}),
     }
 
 
-def _message_of(doc: Document, found: Document) -> Document:
-    """Return the item with the message of `doc`: a newer one of the same task, its retry."""
-    kept = {name: value for name, value in found.items() if name not in _MESSAGE}
-    return {**kept, **_message(doc)}
+def _with_message(item: Mapping[str, Any], doc: WorkItem) -> Document:
+    """Return the item with the message of `doc`, a retry of the same task."""
+    kept = {name: value for name, value in item.items() if name not in _MESSAGE_MEMBERS}
+    return {**kept, **_message_of(doc)}
 
 
-def _message(doc: Document) -> Document:
-    return {name: doc[name] for name in _MESSAGE if name in doc}
+def _message_of(doc: Mapping[str, Any]) -> Document:
+    return {name: doc[name] for name in _MESSAGE_MEMBERS if name in doc}
 
 
-def gather(kept: Document, others: list[Document], done: Collection[Any]) -> Document:
-    """Return a job with the messages behind it that other leaves of its document have, and it has not, the oldest first.
+def add_missing(kept: Document, others: list[Document], done: Collection[Any]) -> Document:
+    """Return a job with the messages that only other leaves of its document have added to `next`; the oldest first.
 
-    `done` has the tags of messages that are done.
+    `done` has the delivery tags of messages that are done.
     """
     known = {*done, *_tags(kept)}
     missing = {
-        workitem.tag(entry): entry
+        workitem.tag(one): one
         for leaf in others
-        for entry in (_message(leaf), *_entries(leaf))
-        if not workitem.flaw({**entry, 'attempts': 0}) and workitem.tag(entry) not in known
+        for one in (_message_of(leaf), *_followers(leaf))
+        if not workitem.flaw({**one, 'attempts': 0}) and workitem.tag(one) not in known
     }
     if not missing:
         return kept
-    return {**kept, 'next': [*_entries(kept), *sorted(missing.values(), key=workitem.ready_since)]}
+    return {**kept, 'next': [*_followers(kept), *sorted(missing.values(), key=workitem.ready_since)]}
 
 
-def apart_from(leaf: Document, others: list[Document]) -> Document:
-    """Return a job without those messages behind it that other leaves of its document have, or are done with."""
+def without_known(leaf: Document, others: list[Document]) -> Document:
+    """Return a job without the messages in `next` that other leaves of its document have, or have done."""
     known = [tag for other in others if not other.get('void') for tag in (other.get('done'), *_tags(other))]
-    return {**leaf, 'next': [entry for entry in _entries(leaf) if workitem.tag(entry) not in known]}
+    return {**leaf, 'next': [one for one in _followers(leaf) if workitem.tag(one) not in known]}
 
 
 def _tags(doc: Document) -> list[Any]:
-    return [workitem.tag(one) for one in (doc, *_entries(doc))]
+    return [workitem.tag(one) for one in (doc, *_followers(doc))]

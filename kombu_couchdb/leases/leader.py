@@ -16,7 +16,8 @@ import socket
 import time
 import uuid
 
-from ..couchdb.client import Client, Document
+from ..couchdb.client import Client
+from ..documents import types
 from ..documents.ids import LEADER
 from ..errors import CouchDBError
 from ..log import get_logger
@@ -89,5 +90,5 @@ class Leader:
             raise result.exception(self._client.address.url)
         self._own, self._until = '', float('-inf')
 
-    def _document(self, holder: str | None) -> Document:
+    def _document(self, holder: str | None) -> types.Leader:
         return {'_id': self._id, 'type': 'Leader', 'holder': holder, 'date': self._client.clock.now()}

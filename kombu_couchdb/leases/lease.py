@@ -16,6 +16,7 @@ from typing import Any
 from .. import design
 from ..couchdb.client import Document
 from ..documents.ids import CONSUMER
+from ..documents.types import Consumer
 
 __all__ = ['Lease']
 
@@ -62,14 +63,14 @@ class Lease:
         """Tell whether the document should be written now."""
         return time.monotonic() >= self.next_beat or sorted(queues) != self._queues
 
-    def beat(self, now: float, queues: Collection[str], done: Mapping[str, int]) -> Document:
+    def beat(self, now: float, queues: Collection[str], done: Mapping[str, int]) -> Consumer:
         """Return the document for a heartbeat at the server's time `now`; `done` is how many were acknowledged so far."""
         if sorted(queues) != self._queues:
             # Others see who joins and who changes, and not every heartbeat: they wait for documents with beats 0.
             self._queues, self._beats = sorted(queues), 0
         self._tried, self._doing = time.monotonic(), dict(done)
         elapsed = self._tried - self._sent  # infinite for the first
-        doc: Document = {
+        doc: Consumer = {
             '_id': self.id,
             'type': 'Consumer',
             'layout': design.NAME,

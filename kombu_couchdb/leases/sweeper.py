@@ -14,7 +14,7 @@ from math import inf
 from .. import design
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
-from ..couchdb.conflicts import SYNC, ConflictResolver
+from ..couchdb.conflicts import ConflictResolver
 from ..documents import conflict_rules
 from ..errors import NestedTooDeeply
 from ..log import get_logger
@@ -24,6 +24,7 @@ from ..queues.topology import Topology
 from .janitor import Janitor
 from .peers import queues_of
 from .temporary import UnusedQueues
+from .unproven import UnprovenClaims
 from .watch import GRACE, Overdue, Watch, mark_of
 
 __all__ = ['Sweeper']
@@ -47,8 +48,8 @@ class Sweeper:
         self._overdue = Overdue(timeout / 3)
         #: What becomes of queues without consumers.
         self.unused = UnusedQueues(store, topology)
-        #: Claims of this consumer that a cluster did not prove: revision and monotonic time, by id of the item.
-        self.void: dict[str, tuple[str, float]] = {}
+        #: Claims of this consumer that a cluster did not prove.
+        self.unproven = UnprovenClaims()
         self._resolver = ConflictResolver(
             store.client,
             design.conflicted(),
@@ -56,7 +57,7 @@ class Sweeper:
                 'WorkItem': store.heal,
                 **dict.fromkeys(
                     ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader'),
-                    lambda leaves, living: conflict_rules.keep_seen(leaves),
+                    lambda leaves, living: conflict_rules.keep_winner(leaves),
                 ),
             },
         )
@@ -70,7 +71,7 @@ class Sweeper:
     @property
     def due(self) -> float:
         """The monotonic time of the next sweep."""
-        return min([self._next, self._resolver.due, *(since + SYNC for _, since in self.void.values())])
+        return min(self._next, self._resolver.due, self.unproven.due)
 
     def interrupted(self, seconds: float) -> None:
         """Note that the server did not answer for so many seconds up to now: others may have been cut off as well."""
@@ -115,18 +116,9 @@ class Sweeper:
         dropped = self.unused.remove(overdue, now, until) if overdue or self.unused else 0
         dropped += self._keep_limits(leases, now, until)
         unfinished = bool(dropped) and time.monotonic() >= until
-        if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.void}):
+        if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.unproven}):
             on_orphans()
-        for doc_id, (rev, since) in list(self.void.items()):
-            if time.monotonic() - since > SYNC:
-                self.void[doc_id] = (rev, time.monotonic())
-                try:
-                    settled = self._store.settle_unproven(doc_id, rev, living)
-                except NestedTooDeeply as exc:
-                    settled = True
-                    logger.error('the leaves of %s are left alone: %s', doc_id, exc)
-                if settled:
-                    del self.void[doc_id]
+        self.unproven.decide(lambda doc_id, rev: self._decide_unproven(doc_id, rev, living))
         if time.monotonic() >= self._resolver.due:
             self._resolver.resolve(living)
         if time.monotonic() >= self._tidy_at:
@@ -139,6 +131,13 @@ class Sweeper:
         # Whoever is stalled for less is far from being silent for its whole lease, even just before its heartbeat.
         self._expected = self._next + max(self._timeout / 3, GRACE)
         return living
+
+    def _decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
+        try:
+            return self._store.settle_unproven(doc_id, rev, living)
+        except NestedTooDeeply as exc:
+            logger.error('the leaf revisions of %s stay as they are: %s', doc_id, exc)
+            return True
 
     def _fence(self, silent: list[str]) -> list[Document]:
         """Delete the documents of silent consumers by their revision and return those whose deletion was proven."""

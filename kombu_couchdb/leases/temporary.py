@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from ..couchdb.client import Client
 from ..couchdb.shapes import number
-from ..documents.ids import CONSUMER
+from ..documents.ids import CONSUMER, QUEUE
 from ..errors import CouchDBError
 from ..log import get_logger
 from ..queues.store import Store
@@ -49,7 +49,7 @@ class Gets:
         No request for a queue that was declared here without a lifetime, one for another without, and for one with a lifetime two
         in each quarter of it.
         """
-        now, declared = time.monotonic(), self._topology.declared_queue(name)
+        now, declared = time.monotonic(), self._topology.declarations.get(QUEUE + name)
         key = name, declared.get('lifetime') if declared else None
         if (declared and not key[1]) or now < self._next.get(key, float('-inf')):
             return

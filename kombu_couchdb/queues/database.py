@@ -1,4 +1,4 @@
-"""The broker's database: make sure that it is there, with its design documents."""
+"""Creation of the broker's database and its design documents, when a connection is established."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ['REVISIONS', 'SEEN', 'Found', 'ensure']
 
 logger = get_logger(__name__)
 
-#: So many rows are read when a connection is established.
+#: The number of rows that are read when a connection is established.
 SEEN = 200
-#: How many revisions of a document are remembered: heartbeats and broadcasts are written again and again, and each would keep
-#: 1,000 without a limit.
+#: CouchDB's `_revs_limit`: how many revisions of a document it remembers. Heartbeats and broadcasts are written
+#: repeatedly, and each would have 1,000 revisions without this.
 REVISIONS = 20
 
 
 class Found(NamedTuple):
-    """What a database has, as far as it was read when a connection was established."""
+    """The contents of a database that were read when a connection was established."""
 
-    #: The exchanges, bindings and queues: rows of `_all_docs` without documents, of a large database the first ones.
+    #: Exchanges, bindings and queues: the first `SEEN` rows of `_all_docs`, without documents.
     rows: list[Row]
     #: Whether it is a database of parcels (see `documents.parcel`).
     takes_parcels: bool
 
 
 def ensure(client: Client, create: bool) -> Found:
-    """Make sure that database and design documents are there; with `create`, make them. One request where all is well.
+    """Check that the database and its design document exist, in one request; if not, create them if `create` is true.
 
     *Raises* `AccessDenied`, `DatabaseMissing`, `NotCouchDB`, `ServerUnavailable`.
     """
@@ -55,12 +55,12 @@ def ensure(client: Client, create: bool) -> Found:
     try:
         client.create()
     except AccessDenied as exc:
-        # A member may not ask; the database may exist all the same.
+        # A member of the database may not create databases, but the database may exist.
         if isinstance(exc.__context__, DatabaseMissing):
             raise
     try:
         for document in design.documents():
-            client.create_if_missing(document)  # another process may create the same one at the same time
+            client.try_put(document)  # in conflict, another process has stored the same
     except (AccessDenied, DatabaseMissing) as exc:
         raise may_not(
             client.address.url,
@@ -71,5 +71,5 @@ def ensure(client: Client, create: bool) -> Found:
     try:
         client.request('PUT', '/_revs_limit', body=REVISIONS)
     except CouchDBError as exc:
-        logger.debug('revs_limit is left as it is: %s', exc)
+        logger.debug('the revisions limit of the database was not changed: %s', exc)
     return Found(rows, False)

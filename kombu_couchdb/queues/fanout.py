@@ -1,65 +1,71 @@
-"""Broadcasts: one document, however many listen.
+"""Broadcasts: one document for any number of listeners.
 
-A publisher numbers its broadcasts and keeps each for `fanout_retention` seconds; then it writes the next one over it, and so
-broadcasts leave no tombstones behind. A listener remembers the last number of each publisher: it takes every later one,
-in order, and where a number stays missing it knows that it fell behind. The nodes of a cluster may tell of two broadcasts
-in another order than they were sent in: then the earlier one is taken when it comes. Nothing is acknowledged.
+A publisher numbers its broadcasts. It keeps each for `fanout_retention` seconds and then overwrites it with a new one,
+so broadcasts leave no tombstones. A listener remembers the last number of each publisher and takes all later ones, in
+order. If a number stays missing, the listener fell behind. The nodes of a cluster may report two broadcasts in the
+wrong order: the listener takes the earlier one when it arrives. Broadcasts are not acknowledged.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.ids import BROADCAST
-from ..errors import Conflict
+from ..documents.types import Broadcast, Message
 from ..log import get_logger
 
 __all__ = ['Broadcaster', 'Listener']
 
 logger = get_logger(__name__)
 
-#: How many old documents of publishers that are gone a new publisher looks at, to write over them.
-_ADOPT = 50
+#: The most documents that a new publisher reads to find broadcasts of ended publishers, which it overwrites.
+_MAX_ADOPTED = 50
 
 
-#: Publishers whose last number a listener remembers; one that long silent counts as new.
-_REMEMBERED = 10_000
+#: The most publishers whose last number a listener remembers. A publisher that was forgotten counts as new.
+_MAX_PUBLISHERS = 10_000
 
-#: Broadcasts that a listener remembers, lest it take one for new that was sent again since its first answer was lost.
-_TAGS = 1000
+#: The most delivery tags that a listener remembers, to ignore a broadcast that was sent again because its response was
+#: lost.
+_MAX_TAGS = 1000
 
-#: How long a number that was passed over may still come, in seconds: as long as nodes take to tell each other (see
-#: `couchdb.conflicts`), and more. So many of them are waited for.
-_LATE, _PASSED = 15.0, 1000
+#: For how many seconds a listener waits for a missing number: longer than nodes take to replicate to each other (see
+#: `couchdb.conflicts`). And for how many numbers it waits.
+_MISSING_SECONDS, _MAX_MISSING = 15.0, 1000
 
 
 class Broadcaster:
-    """The sending side; one for each connection that publishes."""
+    """Sends broadcasts; one for each connection that publishes."""
 
     def __init__(self, client: Client, retention: float) -> None:
         self._client, self._retention = client, retention
         self._publisher, self._number, self._sent = '', 0, float('-inf')
-        self._own: list[tuple[float, str, str]] | None = None  # (free from, id, revision), oldest first
+        #: Broadcasts of this publisher, oldest first: (time from which one may be overwritten, id, revision).
+        self._own: list[tuple[float, str, str]] | None = None
 
     def send(self, exchange: str, routing_key: str, message: Mapping[str, Any]) -> None:
-        """Store one broadcast for all who listen to `exchange`; *raises* `ServerUnavailable`, `DocumentTooLarge`."""
+        """Store one broadcast for all listeners of `exchange`; *raises* `ServerUnavailable`, `DocumentTooLarge`."""
         now = self._client.clock.now()
         if self._own is None:
             self._own = self._adoptable(now)
         if self._sent + self._retention < now:
-            # What was sent before is gone, and a listener that came later never saw a number of it: count anew.
+            # Earlier broadcasts may be overwritten, and a listener that started since has seen no number of this
+            # publisher. So it starts again, with a new name and number 1.
             self._publisher, self._number = uuid.uuid4().hex, 0
-        # Whatever becomes of it: one that gets no answer may have been stored, and its number is no other's any more.
+        # Count even if the write fails: without a response it may have been stored, and no other broadcast may have its
+        # number.
         self._number, self._sent = self._number + 1, now
         self._store(
             {
+                '_id': BROADCAST + workitem.new_id(now),  # unless it is written over an old one
                 'type': 'Broadcast',
                 'exchange': exchange,
                 'routing_key': routing_key,
@@ -67,60 +73,61 @@ class Broadcaster:
                 'number': self._number,
                 'date': now,
                 'expires': now + self._retention,
-                'message': message,
+                'message': cast(Message, message),
             },
             now,
         )
+        if logger.isEnabledFor(logging.DEBUG):
+            tag = workitem.tag({'message': message})
+            logger.debug('published message %s to fanout exchange %s as broadcast %d', tag, exchange, self._number)
 
-    def _store(self, doc: Document, now: float) -> None:
+    def _store(self, doc: Broadcast, now: float) -> None:
         assert self._own is not None
         while self._own and self._own[0][0] <= now:
             _, doc_id, rev = self._own.pop(0)
-            try:
-                self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id, '_rev': rev})))
-                return
-            except Conflict:
-                continue  # another publisher took it over
-        doc_id = BROADCAST + workitem.new_id(now)
-        self._own.append((now + self._retention, doc_id, self._client.put({**doc, '_id': doc_id})))
+            new = self._client.try_put({**doc, '_id': doc_id, '_rev': rev})
+            if new is not None:
+                self._own.append((now + self._retention, doc_id, new))
+                return  # otherwise another publisher has overwritten this document: try the next one
+        self._own.append((now + self._retention, doc['_id'], self._client.put(doc)))
 
     def _adoptable(self, now: float) -> list[tuple[float, str, str]]:
-        rows = self._client.id_range(BROADCAST, docs=True, limit=_ADOPT)
+        rows = self._client.id_range(BROADCAST, docs=True, limit=_MAX_ADOPTED)
         old = [row['doc'] for row in rows if isinstance(row['doc'].get('expires'), (int, float))]
         return [(0.0, doc['_id'], doc['_rev']) for doc in old if doc['expires'] + self._retention < now]
 
 
 class Listener:
-    """The receiving side: which queue of this connection listens to which exchange, and what each has had."""
+    """Receives broadcasts: knows which queues of this connection listen to an exchange, and what they have received."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queues: defaultdict[str, set[str]] = defaultdict(set)
         self._last: dict[str, int] = {}
-        #: Publisher and number of what was passed over, with the monotonic time of that.
-        self._passed: dict[tuple[str, int], float] = {}
+        #: Missing numbers, by publisher and number, with the monotonic time when they were found missing.
+        self._missing: dict[tuple[str, int], float] = {}
         self._tags: dict[str, None] = {}
         self._primed = False
 
     @property
     def primed(self) -> bool:
-        """Whether `prime` was called: before that nothing can be told old from new."""
+        """Whether `prime` was called. Before, old broadcasts cannot be told from new ones."""
         return self._primed
 
     def bind(self, exchange: str, queue: str) -> None:
-        """Let `queue` have what is sent to `exchange` from now on."""
+        """Let `queue` receive the broadcasts to `exchange` from now on."""
         with self._lock:
             self._queues[exchange].add(queue)
 
     def unbind(self, queue: str, exchange: str | None = None) -> None:
-        """Let `queue` have nothing more of `exchange`; without one, nothing of any."""
+        """Let `queue` receive no more broadcasts to `exchange`, or to any exchange if it is None."""
         with self._lock:
             for name, queues in self._queues.items():
                 if exchange in (None, name):
                     queues.discard(queue)
 
     def forget(self, exchange: str) -> None:
-        """Let no queue have anything more of `exchange`: it was deleted."""
+        """Let no queue receive broadcasts to `exchange`: it was deleted."""
         with self._lock:
             self._queues.pop(exchange, None)
 
@@ -142,7 +149,7 @@ class Listener:
             return any(self._queues.values())
 
     def prime(self, docs: Iterable[Document]) -> None:
-        """Take the broadcasts that exist as had already."""
+        """Note the stored broadcasts as received."""
         with self._lock:
             for doc in docs:
                 publisher, number = _source(doc)
@@ -155,27 +162,29 @@ class Listener:
         numbered: defaultdict[str, list[Document]] = defaultdict(list)
         for doc in sorted(new, key=lambda doc: _source(doc)[1]):
             numbered[_source(doc)[0]].append(doc)
-        # By time among publishers, by number for each: a publisher's clock may step back.
+        # Those of different publishers in order of time, those of one publisher in order of number: its clock may step
+        # back.
         ordered = [numbered[_source(doc)[0]].pop(0) for doc in sorted(new, key=_date)]
         with self._lock:
             pairs = [pair for doc in ordered for pair in self._take(doc)]
-            self._give_up()
+            self._drop_lost()
         return pairs
 
     def _take(self, doc: Document) -> list[tuple[str, dict[str, Any]]]:
         publisher, number = _source(doc)
         last = self._last.get(publisher, 0)
-        if not isinstance(doc.get('message'), dict) or (number <= last and (publisher, number) not in self._passed):
+        if not isinstance(doc.get('message'), dict) or (number <= last and (publisher, number) not in self._missing):
             return []
         queues = sorted(self._queues.get(str(doc.get('exchange')), ()))
-        if self._passed.pop((publisher, number), None) is None:
+        if self._missing.pop((publisher, number), None) is None:
             self._last.pop(publisher, None)
-            self._last[publisher] = number  # the newest last
-            if len(self._last) > _REMEMBERED:
+            self._last[publisher] = number  # the newest is last
+            if len(self._last) > _MAX_PUBLISHERS:
                 del self._last[next(iter(self._last))]
             if queues:
                 now = time.monotonic()
-                self._passed |= {(publisher, passed): now for passed in range(max(last + 1, number - _PASSED), number)}
+                first = max(last + 1, number - _MAX_MISSING)
+                self._missing |= {(publisher, missing): now for missing in range(first, number)}
         return [(queue, doc['message']) for queue in queues] if self._is_first(doc) else []
 
     def _is_first(self, doc: Document) -> bool:
@@ -184,23 +193,23 @@ class Listener:
             return True
         known = tag in self._tags
         self._tags[tag] = None
-        if len(self._tags) > _TAGS:
+        if len(self._tags) > _MAX_TAGS:
             del self._tags[next(iter(self._tags))]
         return not known
 
-    def _give_up(self) -> None:
-        """Wait no longer for what was passed over long ago, or too much of it."""
-        before = time.monotonic() - _LATE
+    def _drop_lost(self) -> None:
+        """Stop waiting for numbers that have been missing for too long, or that are too many."""
+        before = time.monotonic() - _MISSING_SECONDS
         lost = [
             key
-            for place, (key, since) in enumerate(reversed(self._passed.items()))
-            if since < before or place >= _PASSED
+            for position, (key, since) in enumerate(reversed(self._missing.items()))
+            if since < before or position >= _MAX_MISSING
         ]
         for key in lost:
-            del self._passed[key]
+            del self._missing[key]
         if lost:
             logger.warning(
-                'this listener fell behind: %d broadcasts were gone before it could read them '
+                'this listener fell behind: %d broadcasts were overwritten before it read them '
                 '(see the transport option fanout_retention)',
                 len(lost),
             )

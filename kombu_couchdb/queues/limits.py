@@ -1,11 +1,11 @@
-"""Limits from a queue's arguments, with RabbitMQ's meanings: message TTL, length, deliveries.
+"""Limits from the arguments of a queue, with RabbitMQ's meanings: message TTL, length, deliveries.
 
-* `x-message-ttl` (milliseconds): a message that has waited for so long, from when it was due, is dropped;
-* `x-max-length`: of more ready messages than this those first in line are dropped;
-* `x-delivery-limit`: how often a message is delivered before it is a dead letter, instead of the transport option.
+* `x-message-ttl` (milliseconds): a message is dropped when it has been ready for this long;
+* `x-max-length`: if a queue has more ready messages than this, the first ones are dropped;
+* `x-delivery-limit`: after this many deliveries a message becomes a dead letter. It overrides the transport option.
 
-A publisher that declared a queue keeps it within its length; consumers deliver nothing that is too old; and their sweep drops
-what neither met. A queue without limits costs no request and no write.
+A publisher that knows the limits of a queue drops the messages over its length. Consumers drop messages that are too
+old instead of delivering them. The sweep drops the rest. A queue without limits costs no request and no write.
 """
 
 from __future__ import annotations
@@ -15,32 +15,30 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared
 from ..errors import ConfigurationError
 
 __all__ = ['LIMITS', 'Limit', 'Limits', 'check_limits', 'limit_in', 'limits_of']
 
-#: The arguments that can be declared anew with another value.
+#: The arguments whose values a later declaration can change.
 LIMITS = ('x-message-ttl', 'x-max-length', 'x-delivery-limit', 'x-expires')
 
 
 class Limit(NamedTuple):
-    """The limits of one queue; None is no limit."""
+    """The limits of one queue; None means no limit."""
 
-    #: Seconds.
-    ttl: float | None = None
-    length: int | None = None
+    ttl: float | None = None  #: seconds
+    length: int | None = None  #: ready messages
     deliveries: int | None = None
 
 
 class Limits:
-    """The limits of the queues of one database, as far as this process knows; shared by its connections."""
+    """The limits of the queues of one database, as far as this process knows them; its connections share them."""
 
     def __init__(self) -> None:
         self._queues: dict[str, Limit] = {}
 
-    def seen(self, doc: Document) -> None:
+    def seen(self, doc: Mapping[str, Any]) -> None:
         """Take in a Queue document."""
         if (limit := limit_in(doc)) != _NONE:
             self._queues[str(doc.get('name'))] = limit
@@ -57,12 +55,12 @@ _known: Shared[tuple[int, str], Limits] = Shared({})
 
 
 def limits_of(url: str) -> Limits:
-    """Return this process's knowledge of the database at `url`."""
+    """Return the limits that this process knows for the database at `url`."""
     return _known.of((os.getpid(), url), Limits)
 
 
 def check_limits(queue: str, arguments: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` if an argument of a queue that limits it is no number from 0 on."""
+    """Raise `ConfigurationError` if a limit in the arguments of a queue is not a number of at least 0."""
     for name in LIMITS[:3]:
         if arguments.get(name) is not None and _number(arguments[name]) is None:
             raise ConfigurationError(
@@ -71,7 +69,7 @@ def check_limits(queue: str, arguments: Mapping[str, Any]) -> None:
 
 
 def limit_in(doc: Mapping[str, Any]) -> Limit:
-    """Return the limits that a Queue document has; what is no number from 0 on is none."""
+    """Return the limits in a Queue document; a value that is not a number of at least 0 is ignored."""
     arguments = doc.get('arguments')
     ttl, length, deliveries = (
         _number(arguments.get(name)) if isinstance(arguments, dict) else None for name in LIMITS[:3]

@@ -1,8 +1,8 @@
-"""Routing: the bindings of a database as a table, and the match of routing keys.
+"""Routing: the bindings of a database as a table, and the matching of routing keys.
 
-A Binding leads from an exchange to a queue. An Exchange document says that an exchange is a fanout exchange; topic exchanges are
-known by the patterns of their bindings, and all others are direct. Both have ids that start with `BINDING` and the name of the
-exchange: one range read returns all that is known of an exchange.
+A Binding leads from an exchange to a queue. An Exchange document marks a fanout exchange. Bindings of topic exchanges
+have a pattern; all other exchanges are direct. The ids of both documents start with `BINDING` and the name of the
+exchange, so one range read returns everything that is stored about an exchange.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared, reset_in_child
 from ..couchdb.shapes import equal, maybe, members, text
 from ..documents.ids import BINDING
+from ..documents.types import FANOUT, FanoutExchange
 
 __all__ = [
     'Routes',
@@ -33,18 +35,21 @@ __all__ = [
     'topic_pattern',
 ]
 
-#: How long a table of routes that no feed keeps up to date is trusted, in seconds.
+#: For how many seconds the bindings of an exchange are trusted after they were read, if no changes feed keeps them up
+#: to date.
 _MAX_AGE = 0.05
 
-#: How long one remembers when a binding was told of, in seconds: longer than any read of the bindings takes.
+#: For how many seconds the time of an update is remembered: longer than any read of the bindings takes.
 _MEMORY = 60.0
+
+#: The kind of an Exchange document that marks a fanout exchange.
 
 
 class Routes:
-    """The bindings of those exchanges of one database that this process publishes to, shared by all its connections.
+    """The bindings of the exchanges to which this process publishes, for one database; its connections share the table.
 
-    While a consuming connection follows the changes of the database it keeps the table up to date, and a lookup costs
-    nothing; else a lookup reads the exchange's bindings, unless it did a moment ago.
+    While a consuming connection follows the changes feed, it keeps the table up to date, and a lookup makes no request.
+    Otherwise a lookup reads the bindings of the exchange, unless they were read less than 50 ms ago.
     """
 
     def __init__(self) -> None:
@@ -52,34 +57,37 @@ class Routes:
         reset_in_child(self)
 
     def reset(self) -> None:
-        """Start over: nothing is known. In a forked child no feed keeps the table of its parent up to date."""
+        """Forget everything. In a forked child no changes feed keeps the table of its parent up to date."""
         self._lock = threading.Lock()
-        self._bindings: dict[str, Document] = {}
+        self._bindings: dict[str, Mapping[str, Any]] = {}
         self._read: dict[str, float] = {}
-        self._updated: dict[str, float] = {}  # when, by the monotonic clock, a binding was last told of alone
-        self._gone: dict[str, int] = {}  # of those that were deleted here, how often they had been written
-        #: The exchanges that were asked for, and those of them whose bindings are kept up to date.
+        self._updated: dict[str, float] = {}  # the monotonic time of the last `update`, by id
+        self._gone: dict[str, int] = {}  # the generations of deleted revisions, by id
+        #: The exchanges that were looked up.
         self.wanted: set[str] = set()
-        self._followed: set[str] = set()
+        self._followed: set[str] = set()  # those whose bindings a changes feed keeps up to date
         self._followed_until = 0.0
 
     def follow(self, seconds: float, exchanges: Iterable[str] = ()) -> None:
-        """Trust what is known of these exchanges, and of those named before, for so long: `replace` and `update` are told all."""
+        """Trust the table for these exchanges and those of earlier calls for `seconds`: a changes feed reports updates.
+
+        With 0 seconds, trust it for no exchange any more.
+        """
         self._followed = {*self._followed, *exchanges} if seconds else set()
         self._followed_until = time.monotonic() + seconds
 
     def replace(self, bindings: Mapping[str, Document], at: float, prefix: str = BINDING) -> None:
-        """Make `bindings`, by id, all that there are with ids that start with `prefix`.
+        """Replace all documents whose ids start with `prefix` by `bindings`, which are by id.
 
-        They were read from the monotonic time `at` on: what was written or deleted since stays as `update` told.
+        `at` is the monotonic time when their read began. Documents that `update` has reported since are kept.
         """
         with self._lock:
             newer = {k for k, when in self._updated.items() if when >= at}
             kept = {k: v for k, v in self._bindings.items() if k in newer or not k.startswith(prefix)}
             self._bindings = kept | {k: v for k, v in bindings.items() if k not in newer}
 
-    def update(self, doc: Document) -> None:
-        """Take in one Binding or Exchange that was written or deleted; a feed may tell of an older state than is known here."""
+    def update(self, doc: Mapping[str, Any]) -> None:
+        """Take in a Binding or Exchange that was written or deleted; ignore a state older than a known deletion."""
         generation = int(str(doc.get('_rev', 0)).partition('-')[0])
         with self._lock:
             now = time.monotonic()
@@ -88,7 +96,7 @@ class Routes:
             elif 0 < generation <= self._gone.get(doc['_id'], 0):
                 return
             self._updated.pop(doc['_id'], None)
-            self._updated[doc['_id']] = now  # the newest last
+            self._updated[doc['_id']] = now  # the newest is last
             while self._updated[oldest := next(iter(self._updated))] < now - _MEMORY:
                 del self._updated[oldest]
                 self._gone.pop(oldest, None)
@@ -98,7 +106,7 @@ class Routes:
                 self._bindings[doc['_id']] = doc
 
     def known(self, exchange: str) -> bool:
-        """Tell whether the table can be trusted for this exchange."""
+        """Tell whether the table is up to date for this exchange."""
         now = time.monotonic()
         followed = now < self._followed_until and exchange in self._followed
         return followed or now - self._read.get(exchange, -_MAX_AGE) < _MAX_AGE
@@ -108,14 +116,14 @@ class Routes:
         self._read[exchange] = at
         self.wanted.add(exchange)
         if self._followed_until == math.inf:
-            self._followed.add(exchange)  # the feed tells of all that changes from now on
+            self._followed.add(exchange)  # the feed reports all changes from now on
 
     def is_fanout(self, exchange: str) -> bool:
-        """Tell whether the exchange is declared as a fanout exchange, as far as is known."""
+        """Tell whether the exchange is a fanout exchange, as far as this process knows."""
         return _is_fanout(self._bindings.get(exchange_id(exchange)))
 
     def match(self, exchange: str, routing_key: str) -> set[str]:
-        """Return the queues that a message goes to."""
+        """Return the queues whose bindings match a routing key."""
         with self._lock:
             table = [b for b in self._bindings.values() if b.get('exchange') == exchange]
         return {
@@ -130,45 +138,45 @@ _tables: Shared[tuple[int, str], Routes] = Shared({})
 
 
 def routes_of(url: str) -> Routes:
-    """Return this process's table for the database at `url`."""
+    """Return the table of this process for the database at `url`."""
     return _tables.of((os.getpid(), url), Routes)
 
 
 def topic_pattern(routing_key: str) -> str:
-    """Return the regular expression for a topic binding, to be matched against a dot and the message's routing key.
+    """Return the regular expression of a topic binding; it matches a dot and the message's routing key.
 
-    As in AMQP, `*` stands for one word and `#` for any number of words, none included.
+    As in AMQP, `*` stands for one word and `#` for any number of words, including none.
     """
     wildcards = {'*': r'\.[^.]*', '#': r'(?:\.[^.]*)*'}
     return '^' + ''.join(wildcards.get(word, r'\.' + re.escape(word)) for word in routing_key.split('.')) + '$'
 
 
 def topic_matches(binding: str, routing_key: str) -> bool:
-    """Tell whether the routing key of a message is one of those that a topic binding names.
+    """Tell whether the routing key of a message matches a topic binding.
 
-    As `topic_pattern` says it, but in a time that is bounded: a regular expression with many `#` could take for ever.
+    The result is that of `topic_pattern`, but the time is bounded: a regular expression with many `#` may never end.
     """
     wanted = binding.split('.')
 
-    def beyond(places: set[int]) -> set[int]:  # and behind each `#`, which may stand for nothing
-        for place in range(len(wanted)):
-            if place in places and wanted[place] == '#':
-                places.add(place + 1)
-        return places
+    def skip_empty(positions: set[int]) -> set[int]:  # a `#` may stand for no word
+        for position in range(len(wanted)):
+            if position in positions and wanted[position] == '#':
+                positions.add(position + 1)
+        return positions
 
-    places = beyond({0})
+    positions = skip_empty({0})  # in `wanted`, where the next word may match
     for word in routing_key.split('.'):
-        fit = [place for place in places if place < len(wanted) and wanted[place] in ('#', '*', word)]
-        places = beyond({place if wanted[place] == '#' else place + 1 for place in fit})
-    return len(wanted) in places
+        matching = [index for index in positions if index < len(wanted) and wanted[index] in ('#', '*', word)]
+        positions = skip_empty({index if wanted[index] == '#' else index + 1 for index in matching})
+    return len(wanted) in positions
 
 
 is_binding = members(exchange=text, routing_key=text, queue=text, pattern=maybe(text))
-_is_fanout = members(type=equal('Exchange'), kind=equal('fanout'))
+_is_fanout = members(type=equal('Exchange'), kind=equal(FANOUT))
 
 
 def binding_id(exchange: str, routing_key: str, queue: str) -> str:
-    """Return the id of a Binding. JSON keeps the three names apart, whatever characters they have."""
+    """Return the id of a Binding. JSON separates the three names, whatever characters they contain."""
     return f'{exchange_prefix(exchange)}{_quoted(routing_key)},{_quoted(queue)}]'
 
 
@@ -178,7 +186,7 @@ def exchange_id(exchange: str) -> str:
 
 
 def exchange_prefix(exchange: str) -> str:
-    """Return what the ids of all documents about an exchange start with."""
+    """Return the prefix of the ids of all documents about an exchange."""
     return f'{BINDING}[{_quoted(exchange)},'
 
 
@@ -193,9 +201,9 @@ def exchange_in(doc_id: str) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def fanout(exchange: str) -> Document:
-    """Return the document that makes an exchange a fanout exchange."""
-    return {'_id': exchange_id(exchange), 'type': 'Exchange', 'name': exchange, 'kind': 'fanout'}
+def fanout(exchange: str) -> FanoutExchange:
+    """Return the document that marks a fanout exchange."""
+    return {'_id': exchange_id(exchange), 'type': 'Exchange', 'name': exchange, 'kind': FANOUT}
 
 
 def _quoted(text: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document, chunks
@@ -14,8 +14,10 @@ from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
-from ..documents import conflict_rules, workitem
+from ..design.rows import MALFORMED_DATE, ClaimCount, Lease, QueueCount, WaitingRow, revision_in
+from ..documents import conflict_rules, dead_letter, workitem
 from ..documents.ids import CONSUMER, JOB
+from ..documents.types import Parcel, Published, WorkItem
 from ..errors import ServerUnavailable
 from ..log import get_logger
 from . import waiting
@@ -25,14 +27,16 @@ __all__ = ['Store']
 
 logger = get_logger(__name__)
 
+_Published = TypeVar('_Published', WorkItem, Parcel)
+
 #: The rows of the views, and of their reductions by queue or kind.
 _REVS = members(
     id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
 )
-_RANK = members(key=exactly(text, number))
+_RANK = members(key=exactly(text, number), value=number)
 _LEASES = members(key=exactly(text, maybe(text)), value=members(count=number, min=number, max=number))
 _IDS = members(id=text)
-_CLAIMED = members(key=exactly(text, text, anything))
+_CLAIMED = members(key=exactly(text, text, anything), value=members(count=number))
 
 #: Documents published in one request.
 _PUBLISHED = 5000
@@ -55,7 +59,7 @@ class Store:
 
     # -- publish
 
-    def publish(self, docs: Sequence[Document]) -> None:
+    def publish(self, docs: Sequence[Published]) -> None:
         """Store new items, in one request, and one more for each unique job. Storing the same twice is storing them once.
 
         *Raises* `ServerUnavailable` (whether they are stored is unknown: publish the same documents again),
@@ -82,7 +86,7 @@ class Store:
                 if result.is_refused:
                     raise result.exception(self.client.address.url)
 
-    def publish_once(self, docs: Sequence[Document]) -> list[WriteResult]:
+    def publish_once(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
         """Store those of new items under whose ids there never was one; two requests, and one more for each unique job.
 
         Return the results of those that CouchDB refused. *Raises* `ServerUnavailable`: publish the same documents again. No
@@ -99,14 +103,14 @@ class Store:
             if not result.is_stored
         ]
 
-    def unpublished(self, docs: Sequence[Document]) -> list[Document]:
+    def unpublished(self, docs: Sequence[_Published]) -> list[_Published]:
         """Return those of new items under whose ids there never was one, and the unique jobs, which look for themselves."""
         missing = {doc['_id'] for doc in never_stored(self.client, docs)}
         return [doc for doc in docs if 'key' in doc or doc['_id'] in missing]
 
     # -- consume
 
-    def ready(self, queue: str, limit: int) -> list[waiting.Row]:
+    def ready(self, queue: str, limit: int) -> list[WaitingRow]:
         """Return up to `limit` items that are due, with their documents, next first: highest priority, then oldest. Two requests.
 
         An item may have been claimed a moment ago: its document decides.
@@ -134,10 +138,8 @@ class Store:
         """
         leases: dict[str, dict[str, Document]] = {'consumer': {}, 'claim': {}, 'queue': {}, 'limit': {}, 'expiry': {}}
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
-            kind, name = row['key']
-            leases.setdefault(kind, {})[str(design.queue_of(name)) if kind in ('queue', 'limit') else name] = row[
-                'value'
-            ]
+            lease = Lease.of(row)
+            leases.setdefault(lease.kind, {})[lease.name] = lease.stats
         return leases
 
     def claims(self, consumer: str) -> Iterator[Document]:
@@ -158,15 +160,15 @@ class Store:
 
     def release(self, docs: Iterable[Document]) -> int:
         """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
-        count, size, part = 0, 0, list[Document]()
+        count, size, part = 0, 0, list[Mapping[str, Any]]()
         now = self.client.clock.now()
         for doc in docs:
             if part and (len(part) >= _BATCH or size + workitem.size(doc) > self.client.request_bytes):
                 count, size, part = count + self._written(part), 0, []
-            size, part = size + workitem.size(doc), [*part, *workitem.apart(releasable(doc, now), now)]
+            size, part = size + workitem.size(doc), [*part, *dead_letter.apart(releasable(doc, now), now)]
         return count + self._written(part)
 
-    def _written(self, docs: list[Document]) -> int:
+    def _written(self, docs: Sequence[Mapping[str, Any]]) -> int:
         results = self.client.bulk(docs)
         for doc, result in zip(docs, results, strict=True):
             if result.is_permanent:
@@ -182,9 +184,9 @@ class Store:
         )
         return changes is not None and write_each(self.client, changes)
 
-    def heal(self, leaves: list[Document], living: Collection[str]) -> list[Document] | None:
-        """Return what is to be written about an item with these leaves; see `conflict_rules.heal`."""
-        return conflict_rules.heal(leaves, self._claimants(leaves, living), self.client.clock.now())
+    def heal(self, leaves: list[Document], living: Collection[str]) -> list[Mapping[str, Any]] | None:
+        """Return what is to be written about an item with these leaves; see `conflict_rules.resolve`."""
+        return conflict_rules.resolve(leaves, self._claimants(leaves, living), self.client.clock.now())
 
     def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
         """Return those of the claimants that live: the view which said so may have lagged behind."""
@@ -216,7 +218,7 @@ class Store:
         rows = self.client.view(
             design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3
         )
-        return design.key_of(queue) not in {row['key'][2] for row in rows}
+        return queue not in {ClaimCount.of(row).queue for row in rows}
 
     def purge(self, queue: str, until: float = inf) -> int:
         """Delete what waits in a queue, now or for later, and return how many; claimed items are left.
@@ -241,10 +243,10 @@ class Store:
                 'waiting',
                 lambda doc: workitem.ready_since(doc) <= last,
                 until,
-                startkey=[name, row['key'][1], waiting.SPOILT + 1],
-                endkey=[name, row['key'][1], last],
+                startkey=[name, row.rank, MALFORMED_DATE + 1],
+                endkey=[name, row.rank, last],
             )
-            for row in rows
+            for row in map(QueueCount.of, rows)
         )
 
     def exceeds(self, queue: str, length: int) -> bool:
@@ -269,9 +271,7 @@ class Store:
     def _drop(self, view: str, unwanted: Callable[[Document], bool], until: float, **where: Any) -> int:
         count = 0
         while rows := self.client.view(design.NAME, view, _REVS, limit=_BATCH, reduce=False, **where):
-            # The value of a row is the revision, alone or behind another number.
-            revs = [row['value'] if isinstance(row['value'], str) else row['value'][1] for row in rows]
-            deleted = self._delete([(row['id'], rev) for row, rev in zip(rows, revs, strict=True)], unwanted)
+            deleted = self._delete([(row['id'], revision_in(row)) for row in rows], unwanted)
             count += deleted
             if not deleted or time.monotonic() >= until:
                 break  # others are faster: what is left is theirs; or it is left for later
@@ -282,7 +282,9 @@ class Store:
 
         Behind a unique job others may wait, and its time is not in the view: its document is read, and is to be `unwanted`.
         """
-        gone = [{'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(JOB)]
+        gone: list[Mapping[str, Any]] = [
+            {'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(JOB)
+        ]
         jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(JOB)])
         gone += [
             workitem.acked(doc, self.client.clock.now())
@@ -295,4 +297,4 @@ class Store:
 def releasable(doc: Document, now: float) -> Document:
     """Return `doc` released, or buried if it is spoilt: a spoilt one can be neither counted nor delivered."""
     reason = workitem.flaw(doc)
-    return workitem.bury(doc, reason, now) if reason else workitem.release(doc)
+    return dead_letter.made_of(doc, reason, now) if reason else workitem.release(doc)

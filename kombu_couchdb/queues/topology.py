@@ -1,82 +1,59 @@
-"""Queues, exchanges and bindings that other processes need, as documents.
+"""Queues, exchanges and bindings as documents, for all processes.
 
 A Queue is `{type, name, arguments, auto_delete, expires, lifetime}`, a Binding `{type, exchange, routing_key, pattern,
-queue}`, an Exchange `{type, name, kind}`; their ids are made of their names, so that declaring one twice, or from two machines,
-is declaring it once. Only fanout exchanges are stored: a publisher that has not declared one must know that it is to broadcast.
+queue}`, an Exchange `{type, name, kind}`. Their ids are made of their names, so two processes that declare the same
+write one document. Only fanout exchanges are stored: a publisher that has not declared one must know that it
+broadcasts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, Row
 from ..documents.ids import BINDING, QUEUE
-from ..errors import Conflict
+from ..documents.types import Binding, FanoutExchange, Queue
+from .declarations import Declarations
 from .limits import LIMITS, Limit, check_limits, limits_of
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
 
 __all__ = ['BINDING', 'QUEUE', 'Topology']
 
-#: How long a queue that goes with its last consumer is kept if that one could not remove it, in seconds.
-_TEMPORARY = 3600.0
-
-#: How long what was there when the connection was established need not be read before it is declared, in seconds.
-_JUST_SEEN = 1.0
+#: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.
+_TEMPORARY_SECONDS = 3600.0
 
 
 class Topology:
-    """What is declared in one database."""
+    """Reads and writes what is declared in one database."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.routes, self.limits = routes_of(client.address.url), limits_of(client.address.url)
-        self._declared: dict[str, Document] = {}
-        self._deleted: set[str] = set()  # ids of what was declared here and deleted by others
-        self._seen: dict[str, str] = {}  # revisions of what was there a moment ago, by id
-        self._seen_at, self._complete = float('-inf'), False
+        self.declarations = Declarations()
 
     def saw(self, rows: Collection[Row], at: float, limit: int) -> None:
         """Take in up to `limit` rows of `_all_docs` that were read from the monotonic time `at` on."""
-        self._complete = len(rows) < limit
-        self._seen = {row['id']: row['value']['rev'] for row in rows}
-        self._seen_at = at
-        for exchange in filter(None, map(exchange_in, self._seen)):
+        self.declarations.saw(rows, at, limit)
+        for exchange in filter(None, (exchange_in(row['id']) for row in rows)):
             self.routes.update(fanout(exchange))
 
     def redeclare(self) -> None:
-        """Store again what was declared through this object: the database was deleted and made anew."""
-        self._store_missing(list(self._declared.values()))  # kombu's thread may declare more meanwhile
-
-    def declared_queue(self, name: str) -> Document | None:
-        """Return a queue as it was declared through this object."""
-        return self._declared.get(QUEUE + name)
-
-    def was_deleted(self, doc_id: str) -> None:
-        """Note that a document was deleted."""
-        if _queue_of(self._declared.get(doc_id)) in self._temporary():
-            self._deleted.add(doc_id)
-        self._seen.pop(doc_id, None)
-
-    def _temporary(self) -> set[str]:
-        """Return the names of the queues that were declared here and have a lifetime."""
-        return {doc['name'] for doc in list(self._declared.values()) if doc['type'] == 'Queue' and doc['lifetime']}
+        """Store again what was declared through this object: the database was deleted and created again."""
+        self._store_missing(self.declarations.all())
 
     def restore(self, queues: Collection[str], *, check: bool = False) -> None:
-        """Store again what others deleted of the temporary queues among `queues` that were declared here, bindings included.
+        """Store deleted temporary queues again: those among `queues` that were declared here, with their bindings.
 
-        With `check` the database is asked whether they did; without it that takes no request unless `was_deleted` was told.
+        Without `check` this makes no request unless `declarations.was_deleted` was called; with it the database is
+        always read.
         """
-        if not (check or self._deleted):
-            return
-        temporary = self._temporary() & set(queues)
-        docs = [doc for doc in list(self._declared.values()) if _queue_of(doc) in temporary]
-        if check or any(doc['_id'] in self._deleted for doc in docs):
+        if docs := self.declarations.to_restore(queues, check=check):
             self._store_missing(docs)
 
-    def _store_missing(self, docs: list[Document]) -> None:
+    def _store_missing(self, docs: Sequence[Mapping[str, Any]]) -> None:
         found = self.client.find([doc['_id'] for doc in docs])
         now = self.client.clock.now()
         missing = [
@@ -89,29 +66,29 @@ class Topology:
         for doc in missing:
             if doc['_id'].startswith(BINDING):
                 self.routes.update(doc)
-        self._deleted -= {doc['_id'] for doc in docs}
+        self.declarations.were_restored(docs)
 
     # -- queues
 
     def declare_queue(self, name: str, arguments: Mapping[str, Any], auto_delete: bool) -> bool:
-        """Store a queue, if it is not there. `x-expires` in `arguments` (milliseconds, as in AMQP) is its lifetime unused.
+        """Store a queue, or change the limits of a stored one to those in `arguments`; nothing else of it changes.
 
-        Of one that is there the limits named in `arguments` are set, and all else is left: the last declaration counts. Return
-        whether the queue is deleted with its last consumer, as it is stored. *Raises* `ConfigurationError` for a limit that is
-        no number.
+        `x-expires` in `arguments` is the lifetime of an unused queue, in milliseconds as in AMQP. Return whether the
+        queue is deleted with its last consumer, as it is stored. *Raises* `ConfigurationError` for a limit that is not
+        a number.
         """
         check_limits(name, arguments)
         doc = self._queue(name, dict(arguments), auto_delete)
         limited = bool(arguments.keys() & set(LIMITS))
-        if limited or doc['lifetime'] or not self._just_seen(doc['_id']):
+        if limited or doc['lifetime'] or not self.declarations.seen(doc['_id']):
             doc = self._store_queue(doc, limited)
-        self._declared[doc['_id']] = {key: value for key, value in doc.items() if key != '_rev'}
+        self.declarations.add(doc)
         if limited:
             self.limits.seen(doc)
         return bool(doc['auto_delete'])
 
-    def _store_queue(self, wanted: Document, limited: bool) -> Document:
-        """Store a Queue, or change the limits of the one that is there; return what is there then."""
+    def _store_queue(self, wanted: Queue, limited: bool) -> Queue:
+        """Store a Queue, or change the limits of the stored one; return the stored document."""
         doc = wanted
         found = self._declared_before(doc['_id'], is_new=bool(doc['lifetime']))
         while not found or limited or wanted['lifetime']:
@@ -120,20 +97,18 @@ class Topology:
                 arguments = {**before, **wanted['arguments']}
                 doc = {**self._queue(wanted['name'], arguments, bool(found.get('auto_delete'))), '_rev': found['_rev']}
                 if not doc['lifetime'] and doc['arguments'] == before:
-                    break  # so it is declared
+                    break  # nothing to change
             else:
                 doc = wanted
-            try:
-                self.client.put(doc)
+            if self.client.try_put(doc):
                 break
-            except Conflict:
-                found = self.client.find([doc['_id']])[0]
+            found = self.client.find([doc['_id']])[0]
         else:
             doc = {**wanted, 'auto_delete': bool(found.get('auto_delete')), 'lifetime': found.get('lifetime')}
         return doc
 
-    def _queue(self, name: str, arguments: Document, auto_delete: bool) -> Document:
-        lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY if auto_delete else None)
+    def _queue(self, name: str, arguments: dict[str, Any], auto_delete: bool) -> Queue:
+        lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY_SECONDS if auto_delete else None)
         return {
             '_id': QUEUE + name,
             'type': 'Queue',
@@ -145,13 +120,13 @@ class Topology:
         }
 
     def limit(self, name: str) -> Limit:
-        """Return the limits of a queue as they are declared now; one request."""
+        """Read the limits of a queue, in one request."""
         for doc in self.queues([name]):
             self.limits.seen(doc)
         return self.limits.of(name)
 
     def prolong(self, doc: Document, seconds: float) -> bool:
-        """Let a queue, as it was read, live so long from now on; tell whether it was stored: others may have changed it."""
+        """Let a queue expire in `seconds` from now; return False if `doc` was changed since it was read."""
         [result] = self.client.bulk([{**doc, 'expires': self.client.clock.now() + seconds}])
         return result.is_stored
 
@@ -160,31 +135,27 @@ class Topology:
         return self.client.find([QUEUE + name])[0] is not None
 
     def queues(self, names: list[str]) -> list[Document]:
-        """Return the Queue documents of those names that are declared; one that somebody spoilt beyond its name is none."""
+        """Return the Queue documents of those queues that are declared; a document with a wrong name is left out."""
         docs = self.client.find([QUEUE + name for name in names])
         return [doc for name, doc in zip(names, docs, strict=True) if doc and doc.get('name') == name]
 
     def delete_queue(self, name: str) -> None:
-        """Delete a queue and its bindings; its messages are the Store's."""
-        # The I/O thread does this, too, while kombu's declares.
-        for doc in [doc for doc in list(self._declared.values()) if _queue_of(doc) == name]:
-            self._declared.pop(doc['_id'], None)
-            self._deleted.discard(doc['_id'])
+        """Delete a queue and its bindings, not its messages: for those see `Store.purge`."""
+        self.declarations.remove_queue(name)
         self._delete(self._bindings_of(name) + self.queues([name]))
         self.limits.seen({'name': name})
 
     def delete_unused(self, doc: Document) -> bool | None:
-        """Delete a queue in the revision that was found unused, and its bindings; None if it was changed meanwhile.
+        """Delete a queue in the revision that was found unused, and its bindings.
 
-        False if a cluster could not prove that it was not.
-
-        What was declared through this object is not forgotten: somebody may subscribe to the queue at this very moment, and then
-        `restore` stores it again.
+        Return True if it was deleted, None if another process changed it meanwhile, and False if a cluster could not
+        prove that no process did. Declarations of this connection are kept: if a consumer subscribes to the queue at
+        this moment, `restore` stores the queue again.
         """
         [result] = self.client.bulk([deletion(doc)])
         if not result.is_stored:
             return None
-        self.was_deleted(doc['_id'])
+        self.declarations.was_deleted(doc['_id'])
         self._delete(self._bindings_of(doc['name']))
         self.limits.seen({'name': doc['name']})
         return result.is_proven
@@ -195,30 +166,29 @@ class Topology:
     # -- exchanges and bindings
 
     def declare_fanout(self, exchange: str) -> None:
-        """Store that an exchange is a fanout exchange, if that is not known."""
+        """Store a fanout exchange, unless it is known to be stored."""
         doc = fanout(exchange)
-        self._declared[doc['_id']] = doc
+        self.declarations.add(doc)
         if not self.routes.is_fanout(exchange):
             self._store_once(doc)
 
     def has_fanout(self, exchange: str) -> bool:
-        """Tell whether a fanout exchange is declared now; one request."""
+        """Tell whether a fanout exchange is stored, in one request."""
         return self.client.find([exchange_id(exchange)])[0] is not None
 
     def has_exchange(self, exchange: str) -> bool:
-        """Tell whether a fanout exchange is declared, or a queue is bound to another one; one request."""
+        """Tell whether an exchange is a stored fanout exchange or has a binding, in one request."""
         return bool(self.bindings(exchange)) or self.routes.is_fanout(exchange)
 
     def delete_exchange(self, exchange: str) -> None:
-        """Delete an exchange's declaration and bindings; its queues stay."""
+        """Delete an exchange and its bindings; its queues are kept."""
         docs = [row['doc'] for row in self.client.id_range(exchange_prefix(exchange), docs=True)]
-        for doc_id in [doc_id for doc_id in list(self._declared) if doc_id.startswith(exchange_prefix(exchange))]:
-            self._declared.pop(doc_id, None)
+        self.declarations.remove_all(exchange_prefix(exchange))
         self._delete(docs)
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
-        """Store a binding; with a `pattern` (see `topic_pattern`) the exchange is a topic exchange."""
-        doc: Document = {
+        """Store a binding: of a topic exchange with a `pattern` (see `topic_pattern`), of a direct exchange without."""
+        doc: Binding = {
             '_id': binding_id(exchange, routing_key, queue),
             'type': 'Binding',
             'exchange': exchange,
@@ -226,74 +196,66 @@ class Topology:
             'pattern': pattern,
             'queue': queue,
         }
-        self._declared[doc['_id']] = doc
-        self._store_once(doc, is_new=bool(self._declared.get(QUEUE + queue, {}).get('lifetime')))
+        self.declarations.add(doc)
+        self._store_once(doc, is_new=self.declarations.is_temporary(queue))
         if exchange == queue == routing_key:  # see `is_broadcast`
-            known = (self._complete and self._is_fresh) or self.routes.known(exchange)
+            known = self.declarations.saw_all or self.routes.known(exchange)
             if not known and self.has_fanout(exchange):
                 self.routes.update(fanout(exchange))
 
-    def _store_once(self, doc: Document, *, is_new: bool = False) -> None:
-        """Store a Binding or an Exchange, if it is not there; it never changes."""
-        if not (self._just_seen(doc['_id']) and self._seen[doc['_id']].startswith('1-')):
+    def _store_once(self, doc: Binding | FanoutExchange, *, is_new: bool = False) -> None:
+        """Store a Binding or an Exchange, if it is not stored; such a document never changes."""
+        if not (self.declarations.seen(doc['_id']) or '').startswith('1-'):
             found = self._declared_before(doc['_id'], is_new=is_new)
-            if not found:
-                try:
-                    self.client.put(doc)
-                except Conflict:
-                    found = self.client.find([doc['_id']])[0]
+            if not found and not self.client.try_put(doc):
+                found = self.client.find([doc['_id']])[0]
             if found and doc != {name: value for name, value in found.items() if name != '_rev'}:
-                # Somebody spoilt it, and it leads elsewhere. In conflict, another one has mended it.
+                # The stored document is malformed. If this write is in conflict, another process has repaired the
+                # document.
                 self.client.bulk([{**doc, '_rev': found['_rev']}])
         self.routes.update(doc)
 
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
         """Delete a binding."""
-        self._declared.pop(binding_id(exchange, routing_key, queue), None)
+        self.declarations.remove(binding_id(exchange, routing_key, queue))
         self._delete([doc for doc in self.client.find([binding_id(exchange, routing_key, queue)]) if doc])
 
     def is_broadcast(self, queue: str) -> bool:
-        """Tell whether a message for a queue, by its name, is one for the fanout exchange of that name.
+        """Tell whether a message that names only a queue is for the fanout exchange of the same name.
 
-        So it is where the queue was bound here to an exchange of its own name, in the belief that this is a direct one: Celery
-        does that for a queue that is named in `task_routes` only, and then leaves the exchange out.
+        This is so if the queue was bound here to an exchange of its own name, as if that were a direct one: Celery does
+        so for a queue that only `task_routes` names, and then publishes without an exchange.
         """
-        return self.routes.is_fanout(queue) and binding_id(queue, queue, queue) in self._declared
+        return self.routes.is_fanout(queue) and self.declarations.get(binding_id(queue, queue, queue)) is not None
 
-    def lookup(self, exchange: str, routing_key: str, *, topic: bool) -> set[str] | None:
-        """Return the queues that a message for an exchange goes to; None if it is to be broadcast."""
+    def lookup(self, exchange: str, routing_key: str, *, recheck: bool = True) -> set[str] | None:
+        """Return the queues of a message for an exchange, or None for a fanout exchange.
+
+        With `recheck` the bindings are read again if the known ones match no queue: a reply may arrive here before the
+        changes feed reports the binding of its queue.
+        """
         if self.routes.known(exchange):
             if self.routes.is_fanout(exchange):
                 return None
             queues = self.routes.match(exchange, routing_key)
-            # A reply may overtake the news of its queue's binding: before a message goes nowhere, look again. Not for
-            # topics: Celery sends events all the time, and usually nobody listens.
-            if queues or topic:
+            if queues or not recheck:
                 return queues
         self.bindings(exchange)
         return None if self.routes.is_fanout(exchange) else self.routes.match(exchange, routing_key)
 
     def bindings(self, exchange: str) -> list[Document]:
-        """Read what is declared of an exchange and return its bindings."""
+        """Read what is stored about an exchange, in one request, and return its bindings."""
         prefix, before = exchange_prefix(exchange), time.monotonic()
         docs = [row['doc'] for row in self.client.id_range(prefix, docs=True)]
         self.routes.replace({doc['_id']: doc for doc in docs}, before, prefix)
         self.routes.was_read(exchange, before)
         return [doc for doc in docs if is_binding(doc)]
 
-    @property
-    def _is_fresh(self) -> bool:
-        return time.monotonic() - self._seen_at < _JUST_SEEN
-
-    def _just_seen(self, doc_id: str) -> bool:
-        """Tell whether a document was there a moment ago, when the connection was established."""
-        return doc_id in self._seen and self._is_fresh
-
     def _declared_before(self, doc_id: str, *, is_new: bool) -> Document | None:
-        """Read what is probably there already; what is temporary is new (`is_new`), and need not be looked for.
+        """Read a document that another process has probably stored; return None if it is new (`is_new`) or not stored.
 
-        Writing it would do as well, but a cluster says that a write is in conflict only when every node has said so, or is
-        known to be down: that may take a minute.
+        A write without a read would do as well, but a cluster responds with a conflict only after each node has
+        reported it or is known to be down: that may take a minute.
         """
         return None if is_new else self.client.find([doc_id])[0]
 
@@ -301,13 +263,8 @@ class Topology:
         if docs:
             self.client.bulk([deletion(doc) for doc in docs])
         for doc in docs:
-            self._seen.pop(doc['_id'], None)
+            self.declarations.forget_seen(doc['_id'])
             self.routes.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
-
-
-def _queue_of(doc: Document | None) -> Any:
-    """Return the queue that a Queue or a Binding is about; None for an Exchange, and for no document."""
-    return doc.get('queue', doc['name'] if doc['type'] == 'Queue' else None) if doc else None
 
 
 def _seconds(milliseconds: Any) -> float | None:

@@ -1,15 +1,19 @@
-"""Publishing unique jobs: the id of a job's document is made of its queue, task and key, so that CouchDB's revision conflict
-decides between publishers. A publisher that lost reads the document again, and decides again (see `documents.unique_merge`).
+"""Publishing of unique jobs.
+
+The id of a unique job is made of its queue, task and key, so CouchDB's revision conflicts decide between publishers. A
+publisher whose write is in conflict reads the document again, and merges again (see `documents.unique_merge`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
+from ..documents.types import WorkItem
 from ..documents.unique_merge import Outcome, merge
 from ..errors import Conflict, NestedTooDeeply, ServerUnavailable
 from ..log import get_logger
@@ -18,7 +22,7 @@ __all__ = ['collect_outcomes', 'enqueue']
 
 logger = get_logger(__name__)
 
-#: How often a job is tried to be written while others change it: each failure means that another publisher succeeded.
+#: The most attempts to write a job. An attempt fails only if another process has changed the job.
 _TRIES = 200
 
 _outcomes: ContextVar[list[Outcome] | None] = ContextVar('kombu_couchdb_unique', default=None)
@@ -26,7 +30,7 @@ _outcomes: ContextVar[list[Outcome] | None] = ContextVar('kombu_couchdb_unique',
 
 @contextmanager
 def collect_outcomes() -> Iterator[list[Outcome]]:
-    """Gather, in the list that is given, what becomes of the unique jobs that are sent in this context."""
+    """Return a context manager whose list gets the outcome of each unique job that is published within it, in order."""
     outcomes: list[Outcome] = []
     token = _outcomes.set(outcomes)
     try:
@@ -37,10 +41,11 @@ def collect_outcomes() -> Iterator[list[Outcome]]:
             outer += outcomes
 
 
-def enqueue(client: Client, doc: Document) -> Outcome:
-    """Store a new item with a job key, or merge it with the one that is there. One request if there is none.
+def enqueue(client: Client, doc: WorkItem) -> Outcome:
+    """Store a new WorkItem with a job key, or merge it into the stored one; one request if none is stored.
 
-    *Raises* `ServerUnavailable` (enqueue the same again: it is known by its tag), `DocumentTooLarge`, `AccessDenied`.
+    *Raises* `ServerUnavailable` (call it again with the same `doc`, which is recognized by its delivery tag),
+    `DocumentTooLarge`, `AccessDenied`.
     """
     found: Document | None = None
     for _ in range(_TRIES):
@@ -54,11 +59,13 @@ def enqueue(client: Client, doc: Document) -> Outcome:
         if (outcomes := _outcomes.get()) is not None:
             outcomes.append(outcome)
         return outcome
-    raise ServerUnavailable(f'{client.address.url}: the unique job {doc["_id"]} is changed by others all the time')
+    raise ServerUnavailable(
+        f'{client.address.url}: other processes changed the unique job {doc["_id"]} at each of {_TRIES} attempts'
+    )
 
 
 def _found(client: Client, job: str) -> Document | None:
-    """Return the job that is there; of one that cannot be read only `_id` and `_rev`."""
+    """Return the stored job, or None; of a job that cannot be read only `_id` and `_rev`."""
     try:
         return client.get_or_none(job)
     except NestedTooDeeply as exc:
@@ -67,11 +74,11 @@ def _found(client: Client, job: str) -> Document | None:
         return None if rev is None else {'_id': job, '_rev': rev}
 
 
-def _store(client: Client, doc: Document, job: str) -> None:
-    """Write one document; *raises* `Conflict` if the job was changed by others."""
+def _store(client: Client, doc: Mapping[str, Any], job: str) -> None:
+    """Write the job, or a copy of its dead letter; *raises* `Conflict` if another process has changed the job."""
     [result] = client.bulk([doc])
     if doc['_id'] != job and result.is_permanent:
-        # A dead letter that cannot be copied must not keep publishers from sending the job.
+        # The job is published all the same: a dead letter that cannot be copied must not block it.
         logger.error('the dead letter of the unique job %s could not be kept: %s', job, result.reason)
         return
     if result.is_refused:
@@ -82,10 +89,11 @@ def _store(client: Client, doc: Document, job: str) -> None:
         raise Conflict(f'{client.address.url}: {job} was changed by others')
 
 
-def _yields(client: Client, doc: Document, rev: str) -> bool:
-    """Take back what a cluster accepted on too few nodes, if others have changed the job on other ones; tell whether that was so.
+def _yields(client: Client, doc: Mapping[str, Any], rev: str) -> bool:
+    """Delete an unproven write if another process has changed the job on other nodes; tell whether it was deleted.
 
-    If nobody has, the nodes are down, or cut off, and it stays. If a consumer has taken it meanwhile, it stays, too.
+    If no process has, the other nodes are down or not reachable, and the write is kept. It is also kept if a consumer
+    has claimed it.
     """
     if not any(_is_rival(leaf, doc) for leaf in client.leaves(doc['_id'], revs=True) if leaf['_rev'] != rev):
         return False
@@ -93,11 +101,11 @@ def _yields(client: Client, doc: Document, rev: str) -> bool:
     return result.is_stored
 
 
-def _is_rival(leaf: Document, ours: Document) -> bool:
-    """Tell whether what others wrote stands for what we wrote over: if it comes of the same, or there was nothing."""
+def _is_rival(leaf: Document, ours: Mapping[str, Any]) -> bool:
+    """Tell whether `leaf` descends from the revision that `ours` replaces, or if `ours` is new, whether it is a job."""
     if '_rev' not in ours:
         return not leaf.get('_deleted')
     generation, _, text = ours['_rev'].partition('-')
     revisions = leaf['_revisions']
-    place = int(revisions['start']) - int(generation)
-    return not leaf.get('void') and 0 < place < len(revisions['ids']) and bool(revisions['ids'][place] == text)
+    index = int(revisions['start']) - int(generation)
+    return not leaf.get('void') and 0 < index < len(revisions['ids']) and bool(revisions['ids'][index] == text)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from .. import design
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import Shape, exactly, items, members, number, revision, text
+from ..design.rows import WaitingRow
 from ..documents.workitem import HIGHEST
 
-__all__ = ['BEGIN', 'HORIZON', 'SPOILT', 'Ask', 'Cursor', 'Page', 'Row', 'count', 'planned', 'query', 'read']
+__all__ = ['BEGIN', 'HORIZON', 'Ask', 'Cursor', 'Page', 'count', 'planned', 'query', 'read']
 
 #: How far beyond now planned items are read, in seconds, to have them at hand when they are due.
 HORIZON = 5.0
@@ -22,28 +23,8 @@ HORIZON = 5.0
 _ROW = members(id=text, key=exactly(text, number, number), value=exactly(number, revision))
 _COUNT = members(value=number)
 
-#: The date that the view gives to a spoilt item: it comes first, the consumer that meets it sets it aside, and no limit drops it.
-SPOILT = 0
-
 #: In the place of a row: this part of the queue was read to its end.
 _END = 'end'
-
-
-class Row(NamedTuple):
-    """An item as the view has it. `rank` is 9 - priority, `date` when it was published, or when it is due if it is `planned`."""
-
-    id: str
-    rank: int
-    date: float
-    rev: str
-    planned: bool
-    #: The document as it is now, if it was asked for and is there.
-    doc: Document | None = None
-
-    @property
-    def is_malformed(self) -> bool:
-        """Whether the item has no date that could be read: the consumer that meets it sets it aside."""
-        return not self.planned and self.date == SPOILT
 
 
 class Cursor(NamedTuple):
@@ -68,7 +49,7 @@ class Page(NamedTuple):
     """What a queue answers."""
 
     #: Next first: the highest priority, then the oldest.
-    rows: list[Row]
+    rows: list[WaitingRow]
     #: Where to read on; None if this was all.
     last: Cursor | None
     #: When the first of what is planned for later is due, None if there is none; known when a queue is read from its beginning.
@@ -86,10 +67,10 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     return [_page(ask, answers) for ask in asks]
 
 
-def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[Row]:
+def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
     """Return up to `limit` items of these queues that are planned for later than `after`, the soonest first."""
     ranges = [{**design.rows_of(queue, design.PLANNED, after), 'limit': limit, 'reduce': False} for queue in queues]
-    rows = [_row(row) for rows in query(client, ranges, _ROW) for row in rows]
+    rows = [WaitingRow.of(row) for rows in query(client, ranges, _ROW) for row in rows]
     return sorted(rows, key=lambda row: (row.date, row.id))[:limit]
 
 
@@ -142,13 +123,8 @@ def _page(ask: Ask, answers: Any) -> Page:
     # The row to read on from may be there once more, or have been claimed.
     seen = {after['id'] for after in ask.after if isinstance(after, dict)}
     rows = sorted(
-        (_row(row) for row in at_once + planned if row['id'] not in seen), key=lambda row: (row.rank, row.date, row.id)
+        (WaitingRow.of(row) for row in at_once + planned if row['id'] not in seen),
+        key=lambda row: (row.rank, row.date, row.id),
     )
     ends = [found[-1] if len(found) >= ask.limit else _END for found in (at_once, planned)]
     return Page(rows, None if ends == [_END, _END] else Cursor(*ends), later[0]['key'][2] if later else None)
-
-
-def _row(row: Document) -> Row:
-    _, place, date = row['key']
-    rank, rev = row['value']
-    return Row(row['id'], int(rank), float(date), rev, place == design.PLANNED)

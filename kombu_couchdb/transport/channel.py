@@ -1,4 +1,4 @@
-"""kombu's channel: AMQP's verbs, said in terms of documents."""
+"""kombu's channel: AMQP's methods as reads and writes of documents."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from kombu.utils.uuid import uuid
 
 from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.unacked import Unacked
+from ..documents.reasons import undecodable
 from ..documents.validation import check_names, check_value
 from ..log import get_logger
-from ..queues.routing import topic_pattern
 from .declared import Declared
+from .exchanges import Direct, check_exchange_type
 from .publisher import Publisher, closed
 from .qos import Message, QoS
 
@@ -43,7 +44,7 @@ class Channel(Publisher):
 
     @property
     def unacked(self) -> Unacked:
-        """What the connection holds; *raises* `ServerUnavailable` if it was closed: nothing is held any more."""
+        """The unacknowledged messages of the connection; *raises* `ServerUnavailable` if the connection was closed."""
         if self.connection is None:
             raise closed()
         found: Unacked = self.connection.unacked
@@ -54,8 +55,8 @@ class Channel(Publisher):
     ) -> str:
         """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events.
 
-        Return the consumer tag, a new one without `consumer_tag`. With `no_ack` a message is acknowledged when it is handed
-        over. *Raises* `amqp.NotAllowed` if the channel has a consumer of that tag.
+        Return the consumer tag: `consumer_tag`, or a new one. With `no_ack` a message is acknowledged when it is
+        delivered. *Raises* `amqp.NotAllowed` if the channel already has a consumer with this tag.
         """
         check_names(queue=queue)
         if self.connection is None:
@@ -75,18 +76,18 @@ class Channel(Publisher):
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
         self.connection.subscribe(self._subscriptions[consumer_tag], receive)
-        self.connection.joined(queue)
+        self.connection.temporary_queues.consumer_added(queue)
         return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Deliver nothing more to a consumer; what it was not handed yet goes back to its queue at once."""
+        """Cancel a consumer; messages that are claimed for it and not delivered are released at once."""
         subscription = self._subscriptions.pop(consumer_tag, None)
         if subscription is None:
             return
         self._consumers.remove(consumer_tag)
         self._active_queues.remove(subscription.queue)
         self.connection.cancel(subscription)
-        self.connection.left(subscription.queue)
+        self.connection.temporary_queues.consumer_cancelled(subscription.queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
@@ -102,11 +103,11 @@ class Channel(Publisher):
         self.qos.ack(delivery_tag, multiple)
 
     def basic_recover(self, requeue: bool = False) -> None:
-        """Let everything unacknowledged on this channel be delivered again."""
+        """Release all unacknowledged messages of this channel: they are delivered again."""
         self.qos.restore_unacked()
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
-        """Set how many messages this channel may hold unacknowledged; 0 is no limit."""
+        """Set the most messages that this channel may have unacknowledged; 0 is no limit."""
         self.connection.set_credit(self.credit, prefetch_count or 0)
 
     def _message(self, delivery: Delivery, no_ack: bool) -> Any:
@@ -117,7 +118,7 @@ class Channel(Publisher):
                 'message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc
             )
             if not delivery.final:
-                self.unacked.bury(delivery.tag, f'spoilt: the body cannot be decoded ({exc})')
+                self.unacked.bury(delivery.tag, undecodable(exc))
             return None
         if no_ack and not delivery.final:
             self.unacked.ack(delivery.tag)
@@ -130,26 +131,30 @@ class Channel(Publisher):
     def exchange_declare(
         self,
         exchange: str | None = None,
-        type: str = 'direct',
+        type: str = Direct.type,
         durable: bool = False,
         auto_delete: bool = False,
         arguments: Any = None,
         nowait: bool = False,
         passive: bool = False,
     ) -> None:
-        """Declare an exchange; a passive declaration fails with 404 for one that nobody declared as fanout or bound a queue to.
+        """Declare an exchange.
 
-        That an exchange is a fanout exchange all processes know: it stays one, even where it is declared as another one.
+        Fanout exchanges are stored, and stay fanout exchanges for all processes, even if a process declares one with
+        another type. *Raises* `ConfigurationError` if the type is not supported, and `ChannelError` (404) for a passive
+        declaration if no process has declared a fanout exchange of this name or bound a queue to the exchange.
         """
         check_names(exchange=exchange)
+        check_exchange_type(exchange, type)
         if passive and exchange not in self.state.exchanges and self.connection.topology.has_exchange(exchange):
             return
         super().exchange_declare(exchange, type, durable, auto_delete, arguments, nowait, passive)
-        if type == 'fanout' and not passive:
-            self.connection.topology.declare_fanout(exchange or 'amq.fanout')
+        if not passive:
+            exchange = exchange or f'amq.{type or Direct.type}'
+            self.typeof(exchange).declare(exchange)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
-        """Delete an exchange and its bindings, for all processes; its queues stay."""
+        """Delete an exchange and its bindings, for all processes; its queues are kept."""
         check_names(exchange=exchange)
         self.connection.topology.delete_exchange(exchange)
         self.connection.listener.forget(exchange)
@@ -164,10 +169,10 @@ class Channel(Publisher):
         arguments: Any = None,
         **kwargs: Any,
     ) -> queue_declare_ok_t:
-        """Declare a queue and return `(name, messages ready, 0)`; a passive declaration fails with 404 if it is not there.
+        """Declare a queue and return `(name, ready messages, 0)`.
 
-        The messages are counted when that number is looked at. Where the queue is there already, `auto_delete` is as it was
-        declared first.
+        *Raises* `amqp.NotFound` if `passive` is true and the queue does not exist. The messages are counted when you
+        read the number. If the queue exists, its first declaration decides about `auto_delete`.
         """
         queue = queue or f'amq.gen-{uuid()}'
         check_names(queue=queue)
@@ -181,52 +186,48 @@ class Channel(Publisher):
                 )
         else:
             temporary = self.connection.topology.declare_queue(queue, arguments or {}, auto_delete or exclusive)
-            (self.connection.temporary.add if temporary else self.connection.temporary.discard)(queue)
+            self.connection.temporary_queues.declared(queue, temporary=temporary)
         return Declared(queue, partial(self.connection.store.size, queue))
 
     def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
-        """Return kombu's queue options as AMQP's arguments, in milliseconds where RabbitMQ has them so."""
+        """Return kombu's queue options as AMQP's arguments, in RabbitMQ's units (milliseconds)."""
         return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
     def queue_bind(
         self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None, **kwargs: Any
     ) -> None:
-        """Bind a queue to an exchange, for all processes at once."""
+        """Bind a queue to an exchange; other processes see the binding with their next message."""
         exchange = exchange or 'amq.direct'
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
-        if self._type(exchange) == 'fanout':
-            self.connection.listen(exchange, queue)
-            return
-        pattern = topic_pattern(routing_key or '') if self._type(exchange) == 'topic' else None
-        self.connection.topology.bind(exchange, routing_key or '', pattern, queue)
+        self.typeof(exchange).bind(queue, exchange, routing_key or '', arguments)
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None, **kwargs: Any
     ) -> None:
         """Remove a binding."""
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
-        if exchange and self._type(exchange) == 'fanout':
-            self.connection.listener.unbind(queue, exchange)
-        else:
-            self.connection.topology.unbind(exchange or 'amq.direct', routing_key or '', queue)
+        exchange = exchange or 'amq.direct'
+        self.typeof(exchange).unbind(queue, exchange, routing_key or '')
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
-        """Delete a queue, its bindings and the messages that wait in it, now or for later; return how many messages that were.
+        """Delete a queue, its bindings and its ready and scheduled messages; return the number of messages.
 
-        What a consumer holds is left to it. With `if_empty` nothing is deleted if there is any message, be it ready, planned for
-        later, or held; with `if_unused` nothing if anybody consumes the queue.
+        Messages that consumers have claimed are kept. With `if_empty` nothing is deleted if the queue has any message
+        (ready, scheduled or claimed), with `if_unused` nothing if the queue has a consumer.
         """
-        if (if_empty and not self.connection.store.is_empty(queue)) or (if_unused and self.connection.used(queue)):
+        if (if_empty and not self.connection.store.is_empty(queue)) or (
+            if_unused and self.connection.has_consumer(queue)
+        ):
             return 0
-        self.connection.temporary.discard(queue)
+        self.connection.temporary_queues.forget(queue)
         self.connection.listener.unbind(queue)
         purged = self._purge(queue)
         self.connection.topology.delete_queue(queue)
         return purged
 
     def after_reply_message_received(self, queue: str) -> None:
-        """Remove a reply queue that the cancelled consumer has not removed already."""
-        if queue in self.connection.temporary:
+        """Delete a reply queue, unless it was deleted when its consumer was cancelled."""
+        if queue in self.connection.temporary_queues:
             self.queue_delete(queue)
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
@@ -241,6 +242,6 @@ class Channel(Publisher):
         return int(self.connection.store.size(queue))
 
     def _purge(self, queue: str) -> int:
-        """Delete what waits in a queue, now or for later, and return how many messages that were; what is held is left."""
+        """Delete the ready and scheduled messages of a queue and return their number; claimed messages are kept."""
         check_names(queue=queue)
         return int(self.connection.store.purge(queue))

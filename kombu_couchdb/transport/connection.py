@@ -1,19 +1,20 @@
 """kombu's transport: one connection to one CouchDB database.
 
 * URL: `couchdb://user:password@host:5984/database`, or `couchdbs://…` for TLS. User, password and database are
-  percent-encoded; the default database is `celery`. A list `url;url` names the nodes of a cluster, each of which is asked
-  while the others do not answer.
+  percent-encoded; the default database is `celery`. A list `url;url` names the nodes of a cluster: if a node does not
+  respond, the next one is used.
 * Options: see `kombu_couchdb.options.Options`.
-* A connection that only publishes has no thread; one that consumes has two, for I/O and for the feed of changes, as long as it
-  has something to do. They end also when the connection is dropped without `close()`.
+* A connection that only publishes has no thread. A connection that consumes has two, for I/O and for the changes feed,
+  while it has something to do. They also end when the connection is garbage-collected without `close()`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import requests
@@ -27,10 +28,11 @@ from ..consumer.notifier import Notifier
 from ..consumer.pull import Pull
 from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
-from ..couchdb.client import Client, Document
+from ..couchdb.client import Client
 from ..couchdb.urls import joined
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import BROADCAST, CONSUMER
+from ..documents.types import WorkItem
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
 from ..leases.temporary import Gets
@@ -41,14 +43,16 @@ from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .channel import Channel
+from .exchanges import EXCHANGE_TYPES
 from .failover import hide_alternates, others
 from .parcel_channel import ParcelChannel
+from .temporary_queues import TemporaryQueues
 
 __all__ = ['Transport']
 
 logger = get_logger(__name__)
 
-#: Messages delivered at a stretch, before the event loop looks at its other descriptors.
+#: The most messages delivered in a row, before the event loop serves its other file descriptors.
 _BURST = 100
 
 
@@ -65,7 +69,7 @@ class Transport(virtual.Transport):
     implements = virtual.Transport.implements.extend(
         asynchronous=True,
         batch_publish=True,
-        exchange_type=frozenset(['direct', 'topic', 'fanout']),
+        exchange_type=frozenset(EXCHANGE_TYPES),
     )
 
     connection_errors = (*virtual.Transport.connection_errors, *errors.RETRIED)
@@ -76,7 +80,7 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         self.options = Options.of(client.transport_options)
         super().__init__(client, **kwargs)
-        self.polling_interval = None  # the virtual transport would sleep for it between polls
+        self.polling_interval = None  # otherwise kombu's virtual transport sleeps between polls
         self.address = Address.of(
             scheme=str(client.transport_cls),
             host=client.hostname,
@@ -97,10 +101,9 @@ class Transport(virtual.Transport):
         self.gets = Gets(self.topology)
         self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
         self.listener = Listener()
-        #: Queues declared here that go with their last consumer.
-        self.temporary: set[str] = set()
+        self.temporary_queues = TemporaryQueues(self)
         self._mailbox: Mailbox[Delivery | Exception] = Mailbox()
-        #: What takes the deliveries of each subscription: the I/O thread knows nothing of channels.
+        #: The function of each subscription that receives its deliveries: the I/O thread knows no channels.
         self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
         self._consumer: Consumer | None = None
         self._abandon: weakref.finalize[Any, Any]
@@ -118,16 +121,16 @@ class Transport(virtual.Transport):
     # -- connections
 
     def establish_connection(self) -> Transport:
-        """Reach the database, and make it if it is missing; *raises* `CouchDBError`."""
+        """Connect to the database, and create it if it is missing; *raises* `CouchDBError`."""
         began = time.monotonic()
         rows, takes_parcels = ensure(self.couchdb, self.options.create_database)
         self.topology.saw(rows, began, SEEN)
-        self._name_node()
+        self.name_node()
         self.Channel = ParcelChannel if takes_parcels else Channel
         super().establish_connection()
         return self
 
-    def _name_node(self) -> None:
+    def name_node(self) -> None:
         """Let kombu's connection name the node in use: its `port`, its `as_uri()`, and Celery's "Connected to …"."""
         node, client = self.couchdb.node, self.client
         if node is not self._named and client is not None:
@@ -137,9 +140,9 @@ class Transport(virtual.Transport):
             client.transport_cls = 'couchdbs' if node.tls else 'couchdb'
 
     def close_connection(self, connection: Any) -> None:
-        """Give back all that is held and close."""
+        """Release all claimed messages, and close the connection."""
         if self._pid != os.getpid():
-            return  # a copy after fork(): everything here is the parent's
+            return  # in a forked child: all of this belongs to the parent
         super().close_connection(connection)
         if self._consumer is not None:
             self._abandon.detach()
@@ -152,25 +155,25 @@ class Transport(virtual.Transport):
 
     @property
     def consumer(self) -> Consumer:
-        """The I/O thread, started with the first use, and again after it has retired."""
+        """The I/O thread; it is started when it is first used, and again after it has ended for lack of work."""
         if self._consumer is None or self._consumer.unacked.retired:
             if self._consumer is not None:
                 self._abandon.detach()
             name = f'couchdb-{self.address.database}'
             notifier = Notifier(self.couchdb, self.topology, self.listener, name)
             self._consumer = Consumer(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)
-            # A connection that is dropped without close(): the thread refers to nothing that would keep it.
+            # The thread has no reference to this object, so a connection that is not closed can be garbage-collected.
             self._abandon = weakref.finalize(self, self._consumer.abandon)
             self._abandon.atexit = False
         return self._consumer
 
     @property
     def unacked(self) -> Unacked:
-        """What this connection holds."""
+        """The unacknowledged messages of this connection."""
         return (self._consumer or self.consumer).unacked
 
     def _engage(self, take: Callable[[Unacked], bool]) -> Consumer:
-        """Return the consumer whose holdings `take` something in: those of one that has retired do not."""
+        """Return the consumer for which `take` succeeds: if the I/O thread has just ended, that is a new one."""
         while not take((consumer := self.consumer).unacked):
             pass
         return consumer
@@ -178,39 +181,39 @@ class Transport(virtual.Transport):
     # -- events
 
     def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Deliver one message; *raises* `TimeoutError` if none came within `timeout` seconds, or what ended the I/O thread.
+        """Deliver one message, and never more: kombu's pidbox calls this once for each reply that it expects.
 
-        One and not more: who expects two answers (kombu's pidbox) calls twice.
+        *Raises* `TimeoutError` if no message arrives within `timeout` seconds, or the error that ended the I/O thread.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._ask()
         while not self._hand_over(1):
             if self._consumer is not None and self._consumer.ended and not len(self._mailbox):
-                raise CouchDBError(f'{self.address.url}: this connection has given up; connect again')
+                raise CouchDBError(f'{self.address.url}: this connection has ended after an error; connect again')
             if not self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise TimeoutError('no message arrived in time')  # socket.timeout is its older name
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Let the event loop deliver what arrives."""
+        """Let the event loop deliver messages when they arrive."""
         loop.add_reader(self._mailbox.fileno(), lambda *args: self._deliver_burst())
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
-        """Take the mailbox out of the event loop."""
+        """Remove the mailbox from the event loop."""
         loop.remove_reader(self._mailbox.fileno())
 
     def _deliver_burst(self) -> None:
         try:
             self._hand_over(_BURST)
         finally:
-            self._ask()  # the event loop comes again when there is more
+            self._ask()  # the event loop calls again if there are more messages
 
     def _ask(self) -> None:
-        self._name_node()
+        self.name_node()
         if self._consumer is not None:
             self._consumer.unacked.ask()
 
     def _hand_over(self, limit: int) -> int:
-        """Deliver up to `limit` messages that are in the mailbox, and return how many there were."""
+        """Deliver up to `limit` messages from the mailbox, and return how many were delivered."""
         delivered = 0
         while delivered < limit and (item := self._mailbox.pop()) is not None:
             if isinstance(item, Exception):
@@ -219,47 +222,51 @@ class Transport(virtual.Transport):
             if receive is not None and self.unacked.hand_over(item):
                 delivered += 1
                 receive(item)
-                item.accepted = True  # what ends its consumer here still counts as an attempt
+                item.accepted = True  # set last: a delivery whose consumer fails in `receive` counts as an attempt
         return delivered
 
     # -- for channels
 
-    def publish(self, docs: list[Document]) -> None:
-        """Store new items, and keep their queues within their lengths; *raises* what `Store.publish` does."""
-        self._name_node()
-        self.store.publish(docs)
-        self._trim_all({doc['queue'] for doc in docs})
+    def store_items(self, docs: Sequence[WorkItem], *, once: bool = False) -> list[WriteResult]:
+        """Store new WorkItems, and drop the first messages of queues that are longer than their limit.
 
-    def publish_once(self, docs: list[Document]) -> list[WriteResult]:
-        """Store those of new items that an earlier try has not stored, and return what `Store.publish_once` does."""
-        self._name_node()
-        refused = self.store.publish_once(docs) if docs else []
-        self._trim_all({doc['queue'] for doc in docs})
-        return refused
-
-    def _trim_all(self, queues: set[str]) -> None:
+        With `once` only those that were never stored before are stored: see `Store.publish_once`. Return the
+        results of the items that CouchDB refused, always none without `once`. *Raises* what `Store.publish` raises.
+        """
+        self.name_node()
+        refused: list[WriteResult] = []
+        if not once:
+            self.store.publish(docs)
+        elif docs:
+            refused = self.store.publish_once(docs)
+        if logger.isEnabledFor(logging.DEBUG):
+            failed = {result.id for result in refused}
+            for doc in docs:
+                if doc['_id'] not in failed:
+                    logger.debug('published message %s to queue %s', doc['_id'], doc['queue'])
         try:
-            self._trim(queues)
+            self._trim({doc['queue'] for doc in docs})
         except CouchDBError as exc:
-            # They are stored: to publish them again would be wrong. A sweep trims the queue later.
-            logger.warning('a queue could not be kept within its length just now: %s', exc)
+            # The messages are stored, so an error would make the caller publish them twice.
+            logger.warning('messages over the length limit of a queue are left to a sweep: %s', exc)
+        return refused
 
     def _trim(self, queues: set[str]) -> None:
         for queue in queues:
             known = self.topology.limits.of(queue).length
-            # What another process has declared since counts; it is asked for only when something is to be dropped.
+            # Another process may have declared another limit since: it is read only if messages are to be dropped.
             if known is not None and self.store.exceeds(queue, known):
                 length = self.topology.limit(queue).length
                 if length is not None:
                     self.store.trim(queue, length)
 
     def subscribe(self, subscription: Subscription, receive: Callable[[Delivery], None]) -> None:
-        """Begin to deliver the messages of a queue to `receive(delivery)`, in the thread that drains events."""
+        """Start to deliver the messages of a queue to `receive(delivery)`, in the thread that drains events."""
         self._receivers[subscription] = receive
         self._engage(lambda unacked: unacked.subscribe(subscription))
 
     def cancel(self, subscription: Subscription) -> None:
-        """Deliver nothing more; what was not handed over goes back to its queue at once."""
+        """Cancel a subscription; messages that are claimed for it and not delivered are released at once."""
         self.unacked.cancel(subscription)
         self._receivers.pop(subscription, None)
 
@@ -269,22 +276,22 @@ class Transport(virtual.Transport):
         return self._engage(lambda unacked: unacked.pull(pull)).wait(pull)
 
     def set_credit(self, credit: Credit, limit: int) -> None:
-        """Change how many messages a channel may hold."""
+        """Set the most messages that a channel may have unacknowledged; 0 is no limit."""
         if self._consumer is None:
             credit.limit = limit
         else:
             self._consumer.unacked.set_credit(credit, limit)
 
     def listen(self, exchange: str, queue: str) -> None:
-        """Let a queue have what is broadcast to `exchange` from now on."""
+        """Let a queue receive the broadcasts to `exchange` from now on."""
         if not self.listener.primed:
             self.listener.prime(row['doc'] for row in self.couchdb.id_range(BROADCAST, docs=True))
         self.listener.bind(exchange, queue)
 
-    def used(self, queue: str) -> bool:
-        """Tell whether any consumer, here or elsewhere, has a subscription to the queue.
+    def has_consumer(self, queue: str) -> bool:
+        """Tell whether a consumer of this or another connection has subscribed to the queue.
 
-        One that was killed counts until a sweep has ended its lease: no clock can tell that it is gone.
+        A consumer that was killed counts until a sweep deletes its heartbeat.
         """
         if any(queue in channel._active_queues for channel in self.channels):
             return True
@@ -292,29 +299,3 @@ class Transport(virtual.Transport):
         return any(
             queue in queues_of(row['doc']) for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own
         )
-
-    def joined(self, queue: str) -> None:
-        """A consumer of the queue was added: if the queue is temporary, wait until others can see that it is used.
-
-        Not for longer than a request may take: while the server is away the I/O thread goes on trying.
-        """
-        if queue in self.temporary:
-            self.consumer.announced.wait_for(queue, self.options.request_timeout)
-
-    def left(self, queue: str) -> None:
-        """A consumer of the queue was cancelled: if the queue is temporary and that was the last one, delete it.
-
-        Not in a forked child: its parent may go on consuming.
-        """
-        if queue not in self.temporary or self._pid != os.getpid():
-            return
-        try:
-            if self.used(queue):
-                self.consumer.watch(queue)  # the others may be leaving just now, too
-            else:
-                self.temporary.discard(queue)
-                self.listener.unbind(queue)
-                self.store.purge(queue)
-                self.topology.delete_queue(queue)
-        except CouchDBError as exc:
-            logger.warning('queue %r could not be removed and is left to its expiry: %s', queue, exc)

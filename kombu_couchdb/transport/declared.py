@@ -12,29 +12,29 @@ __all__ = ['Declared']
 
 
 class Declared(queue_declare_ok_t):  # type: ignore[misc]
-    """`(queue, message_count, consumer_count)`; the messages are counted once, when somebody looks at the second of them.
+    """`(queue, message_count, consumer_count)`; the messages are counted when `message_count` is first read.
 
-    Publishers declare their queues, and do not look: counting takes one request or two.
+    Publishers declare their queues and do not read it, and counting takes up to two requests.
     """
 
     def __new__(cls, queue: str, count: Callable[[], int]) -> Declared:
-        """Return it; `count()` returns how many messages are ready."""
+        """Return the result for `queue`; `count()` returns the number of ready messages."""
         declared: Declared = super().__new__(cls, queue, 0, 0)
         declared._count = count
         return declared
 
     @cached_property
     def message_count(self) -> int:
-        """How many messages are ready; *raises* `CouchDBError`."""
+        """The number of ready messages; *raises* `CouchDBError`."""
         return int(self._count())
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return tuple(self)[place]
-        return self.message_count if place in (1, -2) else super().__getitem__(place)
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return self.message_count if index in (1, -2) else super().__getitem__(index)
 
     def __eq__(self, other: object) -> bool:
         return tuple(self) == (tuple(other) if isinstance(other, Declared) else other)

@@ -1,4 +1,4 @@
-"""The other URLs in the list of a `kombu.Connection`: which nodes they name, and how they are shown."""
+"""The failover URLs of a `kombu.Connection`: the nodes that they name, and how they are shown without passwords."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ['hide_alternates', 'others']
 
 
 def others(address: Address, client: Any) -> tuple[Address, ...]:
-    """Return the other addresses in kombu's failover list, those first that come after this one."""
+    """Return the other addresses in kombu's failover list, starting with those after `address`."""
     given = [
         parse(url, 'broker_url', 'celery', tls=client.ssl, credentials=address.credentials, auth=address.auth)
         for url in client.alt
     ]
-    given = [other for other in given if other.password != MASK]  # of a connection that was pickled
+    given = [other for other in given if other.password != MASK]  # the URLs of a pickled connection have no passwords
     at = given.index(address) if address in given else -1
     return tuple(dict.fromkeys(other for other in given[at + 1 :] + given[: at + 1] if other != address))
 
 
 def hide_alternates(client: Any) -> None:
-    """Let the passwords be hidden in what a connection tells of itself: before 5.7 Celery sends it to whoever asks a worker.
+    """Hide the passwords of the failover URLs in `client.info()`: Celery before 5.7 sends them to remote control.
 
-    The connection itself goes on with what it was given: its clones, and kombu when it moves to the next URL, need it.
+    The connection itself keeps the passwords: its clones need them, and kombu when it moves to the next URL.
     """
     if not client.alt or 'info' in vars(client):
         return
-    told = client.info
+    original = client.info
 
     def info() -> dict[str, Any]:
-        info: dict[str, Any] = told()
+        info: dict[str, Any] = original()
         info['alternates'] = [redacted(url) if isinstance(url, str) else url for url in info['alternates']]
         return info
 

@@ -1,60 +1,80 @@
-"""The channel of a connection to a database of parcels: it publishes tasks, which a worker moves into the broker's database.
+"""The channel of a connection to a database of parcels: it stores tasks that a worker moves into the broker's database.
 
-The transport chooses it by the design document that it finds when it connects, so that a publisher needs no setting but the URL.
+The transport chooses this channel if it finds the design document of parcels when it connects, so a publisher needs
+only the URL.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from ..couchdb.client import Document
 from ..documents import parcel
+from ..documents.types import Published
 from ..errors import ConfigurationError
+from ..log import get_logger
+from ..queues.store import Store
 from .channel import Channel
 from .declared import Declared
+from .exchanges import Direct, Fanout, Topic, Unrouted, check_exchange_type
 from .publish_batch import PublishBatch
 
 __all__ = ['ParcelChannel']
 
+logger = get_logger(__name__)
+
+_ONLY_TASKS = 'it takes tasks, and neither events nor remote control'
+
 
 class ParcelChannel(Channel):
-    """Publishes parcels. Everything else needs the broker's database, and *raises* `ConfigurationError`."""
+    """Publishes parcels. All other methods need the broker's database and *raise* `ConfigurationError`."""
 
-    def _publish(
-        self, message: Document, exchange: str, routing_key: str, _publish_batch: PublishBatch | None, again: bool
+    exchange_types: ClassVar[dict[str, type[Any]]] = {Direct.type: Unrouted, Topic.type: Unrouted, Fanout.type: Fanout}
+
+    def _put(
+        self, queues: Collection[str], message: Document, *, again: bool = False, batch: PublishBatch | None = None
     ) -> None:
-        if not isinstance(message['headers'].get('task'), str) or self._type(exchange) == 'fanout':
-            self._refuse('it takes tasks, and neither events nor remote control')
-        docs = [parcel.new(message, exchange, routing_key, self.connection.couchdb.clock.now())]
+        """Store a message as one parcel, whatever its queues, or add the parcel to a batch."""
+        if not isinstance(message['headers'].get('task'), str):
+            self._refuse(_ONLY_TASKS)
+        info, now = message['properties']['delivery_info'], self.connection.couchdb.clock.now()
+        docs = [parcel.new(message, info['exchange'], info['routing_key'], now)]
         if again:
             docs = self.connection.store.unpublished(docs)
-        if _publish_batch is not None:
-            _publish_batch.add(docs)
+        if batch is not None:
+            batch.add(docs)
         else:
-            self.connection.store.publish(docs)
+            _store(self.connection.store, docs)
+
+    def _put_fanout(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse(_ONLY_TASKS)
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """Return what gathers messages for `Producer.batch()` (kombu 5.7)."""
-        return PublishBatch(self, self.connection.store.publish, self.connection.broadcaster, max_size)
+        """Return a batch for `Producer.batch()` (kombu 5.7)."""
+        store = partial(_store, self.connection.store)
+        return PublishBatch(self, store, self.connection.broadcaster, max_size)
 
-    # -- who publishes declares queues first: they are in the broker's database, and are declared there when the parcel is moved
+    # -- Publishers declare queues before they publish. The worker that moves a parcel declares them in the broker's
+    # database.
 
     def exchange_declare(
         self,
         exchange: str | None = None,
-        type: str = 'direct',
+        type: str = Direct.type,
         durable: bool = False,
         auto_delete: bool = False,
         arguments: Any = None,
         nowait: bool = False,
         passive: bool = False,
     ) -> None:
-        """Remember the exchange's type in this process."""
+        """Note the type of the exchange in this process; *raises* `ConfigurationError` if it is not supported."""
+        check_exchange_type(exchange, type)
         super(Channel, self).exchange_declare(exchange, type, durable, auto_delete, arguments, nowait)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, *args: Any, **kwargs: Any) -> Any:
-        """Return as if the queue were there."""
+        """Return as if the queue existed."""
         return Declared(str(queue), partial(self._size, str(queue)))
 
     def queue_bind(
@@ -62,7 +82,7 @@ class ParcelChannel(Channel):
     ) -> None:
         """Do nothing."""
 
-    # -- what needs the broker's database
+    # -- Methods that need the broker's database.
 
     def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise `ConfigurationError`."""
@@ -94,3 +114,10 @@ class ParcelChannel(Channel):
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ConfigurationError(f'{self.connection.couchdb.url} is a database of parcels: {reason}')
+
+
+def _store(store: Store, docs: Sequence[Published]) -> None:
+    """Store new parcels; *raises* what `Store.publish` raises."""
+    store.publish(docs)
+    for doc in docs:
+        logger.debug('published message %s as a parcel', doc['_id'])

@@ -1,13 +1,14 @@
-"""`Producer.batch()` of kombu 5.7: many messages, one `_bulk_docs`."""
+"""Publish batches: `Producer.batch()` of kombu 5.7 stores many messages in one request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kombu import exceptions
 
 from ..couchdb.client import Document
+from ..documents.types import Published
 from ..errors import CouchDBError
 from ..queues.fanout import Broadcaster
 
@@ -18,25 +19,28 @@ BatchPublishError: type[Exception] = getattr(exceptions, 'BatchPublishError', ex
 
 
 class PublishBatch:
-    """Gathers documents until `max_size`, or until it is flushed. A batch that failed is of no more use."""
+    """Collects messages, and stores them when there are `max_size`, or when it is flushed.
+
+    A batch cannot be used again after a flush that failed.
+    """
 
     def __init__(
-        self, channel: Any, publish: Callable[[list[Document]], None], broadcaster: Broadcaster, max_size: int
+        self, channel: Any, store: Callable[[Sequence[Any]], object], broadcaster: Broadcaster, max_size: int
     ) -> None:
-        self.channel, self._publish, self._broadcaster, self._max_size = channel, publish, broadcaster, max_size
-        self._docs: list[Document] = []
+        self.channel, self._store, self._broadcaster, self._max_size = channel, store, broadcaster, max_size
+        self._docs: list[Published] = []
         self._broadcasts: list[tuple[str, str, Document]] = []
         self._ended: str | None = None
         self._failure: BaseException | None = None
 
     def publish(self, message: Document, **kwargs: Any) -> None:
-        """Add one message; *raises* `BatchPublishError` if that made a flush, and it failed."""
+        """Add one message, and flush a full batch; *raises* `BatchPublishError` if the flush fails."""
         self._check()
         self.channel.basic_publish(message, _publish_batch=self, **kwargs)
         if len(self._docs) + len(self._broadcasts) >= self._max_size:
             self.flush()
 
-    def add(self, docs: list[Document]) -> None:
+    def add(self, docs: Sequence[Published]) -> None:
         """Add the documents of a message."""
         self._docs += docs
 
@@ -45,13 +49,13 @@ class PublishBatch:
         self._broadcasts.append((exchange, routing_key, message))
 
     def flush(self) -> None:
-        """Store all that was gathered; *raises* `BatchPublishError`: some of it may be stored, and some not."""
+        """Store the collected messages; *raises* `BatchPublishError`: some of them may be stored, and others not."""
         self._check()
         docs, self._docs = self._docs, []
         broadcasts, self._broadcasts = self._broadcasts, []
         try:
             if docs:
-                self._publish(docs)
+                self._store(docs)
             for broadcast in broadcasts:
                 self._broadcaster.send(*broadcast)
         except CouchDBError as exc:
@@ -65,12 +69,12 @@ class PublishBatch:
             raise
 
     def discard(self) -> None:
-        """Forget what was not stored yet."""
+        """Drop the messages that are not stored yet."""
         self._ended = self._ended or 'aborted'
         self._docs, self._broadcasts = [], []
 
     def close(self) -> None:
-        """End the batch."""
+        """Close the batch: it takes no more messages."""
         self._ended = 'closed'
 
     def _check(self) -> None:

@@ -8,27 +8,28 @@ from typing import Any
 from kombu.transport import virtual
 
 from ..documents.compressed import unpacked
+from ..documents.reasons import REJECTED, rejected
 
 __all__ = ['Message', 'QoS']
 
 
 class QoS:
-    """What a channel has delivered and not seen acknowledged: ids only. The revisions stay with the I/O thread."""
+    """The unacknowledged messages of a channel, by delivery tag; the I/O thread has their revisions."""
 
     restore_at_shutdown = True
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
-        #: What is wrong with each, if anything is.
+        #: Why a message cannot be used, or None, by delivery tag.
         self._tags: dict[str, str | None] = {}
 
     @property
     def prefetch_count(self) -> int:
-        """How many messages may be unacknowledged; 0 is no limit."""
+        """The most unacknowledged messages; 0 is no limit."""
         return int(self.channel.credit.limit)
 
     def can_consume(self) -> bool:
-        """Tell whether the channel may have another message."""
+        """Tell whether the channel may receive another message."""
         return not self.prefetch_count or len(self._tags) < self.prefetch_count
 
     def append(self, message: Any, delivery_tag: str) -> None:
@@ -36,7 +37,7 @@ class QoS:
         self._tags[delivery_tag] = None
 
     def ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """Acknowledge a message, or with `multiple` all that were delivered up to it."""
+        """Acknowledge a message; with `multiple`, also all messages that were delivered before it."""
         for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
             if flaw := self._tags.pop(tag, None):
                 self.channel.unacked.bury(tag, flaw)
@@ -44,30 +45,30 @@ class QoS:
                 self.channel.unacked.ack(tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Refuse a message: with `requeue` it is delivered again, else kept as a dead letter."""
+        """Reject a message: with `requeue` it is delivered again, otherwise it becomes a dead letter."""
         flaw = self._tags.pop(delivery_tag, None)
         if requeue:
             self.channel.unacked.release(delivery_tag)
         else:
-            self.channel.unacked.bury(delivery_tag, flaw or 'rejected')
+            self.channel.unacked.bury(delivery_tag, flaw or REJECTED)
 
-    def spoilt(self, delivery_tag: str, flaw: str) -> None:
-        """Note why a message cannot be used: it becomes a dead letter also if it is acknowledged, as Celery does then."""
+    def note_malformed(self, delivery_tag: str, flaw: str) -> None:
+        """Note why a message cannot be used: it becomes a dead letter even if it is acknowledged, as Celery does."""
         if delivery_tag in self._tags:
             self._tags[delivery_tag] = flaw
 
-    def refused(self, delivery_tag: str, reason: str) -> None:
-        """Note why a message is about to be refused, unless something worse is known of it."""
+    def note_rejection(self, delivery_tag: str, reason: str) -> None:
+        """Note why a message is about to be rejected, unless `note_malformed` has noted another reason."""
         if delivery_tag in self._tags:
             self._tags[delivery_tag] = self._tags[delivery_tag] or reason
 
     def restore_unacked(self) -> None:
-        """Let everything unacknowledged be delivered again."""
+        """Release all unacknowledged messages: they are delivered again."""
         for tag in self._all():
             self.channel.unacked.release(tag)
 
     def restore_unacked_once(self) -> None:
-        """The channel is closed: give everything back."""
+        """Release all unacknowledged messages of a channel that is closed."""
         for tag in self._all():
             self.channel.unacked.give_back(tag)
 
@@ -81,9 +82,9 @@ class QoS:
 
 
 class Message(virtual.Message):
-    """A message that is kept, with the reason, if it cannot be decoded: it may be forged, or its content not accepted.
+    """A message that becomes a dead letter if it cannot be decoded or its content type is not accepted.
 
-    *Raises* `ValueError` if its body cannot be unpacked, or would be too large then: kombu knows no bound.
+    *Raises* `ValueError` if its body cannot be decompressed, or would be too large then: kombu has no limit.
     """
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
@@ -99,27 +100,27 @@ class Message(virtual.Message):
         self._raw, self.headers, self.properties = payload, headers, properties
 
     def reject(self, requeue: bool = False) -> None:
-        """Refuse the message: with `requeue` it is delivered again, else kept as a dead letter.
+        """Reject the message: with `requeue` it is delivered again, otherwise it becomes a dead letter.
 
-        Its reason is the error that is handled now, if there is one: Celery refuses a task that it does not know while it handles
-        the `KeyError` of its name.
+        Its reason is the error that is handled now, if there is one: Celery refuses a task that it does not know while
+        it handles the `KeyError` of its name.
         """
         exc = sys.exc_info()[1]
         if exc is not None and not requeue:
-            self.channel.qos.refused(self.delivery_tag, self._why(exc))
+            self.channel.qos.note_rejection(self.delivery_tag, self._why(exc))
         super().reject(requeue)
 
     def _why(self, exc: BaseException) -> str:
         task = self.headers.get('task')
         if isinstance(exc, KeyError) and task is not None and exc.args == (task,):
-            return f'rejected: the worker that took it does not know the task {task}'[:300]
+            return rejected(f'the worker that took it does not know the task {task}')[:300]
         if isinstance(exc, KeyError) and task is None and exc.args == ('task',):
-            return 'rejected: it is not the message of a task, for it names none'
-        return f'rejected: {type(exc).__name__}: {exc}'[:300]
+            return rejected('it is not the message of a task, for it names none')
+        return rejected(f'{type(exc).__name__}: {exc}')[:300]
 
     def _decode(self) -> Any:
         try:
             return super()._decode()
         except Exception as exc:
-            self.channel.qos.spoilt(self.delivery_tag, f'spoilt: the body cannot be decoded ({str(exc)[:300]})')
+            self.channel.qos.note_malformed(self.delivery_tag, f'spoilt: the body cannot be decoded ({str(exc)[:300]})')
             raise

@@ -1,4 +1,4 @@
-"""What becomes of the task that runs when a process is killed, early or late acknowledged: the table of `docs/guide.rst`."""
+"""What becomes of the task that runs when a process is killed, early or late acknowledged: the table of `docs/start/tutorial.rst`."""
 
 from __future__ import annotations
 

@@ -70,10 +70,10 @@ def test_guide(site: Site) -> None:
     example.worker()
     assert example.run('send.py').splitlines() == [
         '2 + 3 = 5',
-        'order 7 is paid, at try 3',
+        'order 7 is paid after 2 retries',
         'the reminder is scheduled',
         'the reminder is gone',
-        'all cost 550',
+        'the total is 550',
         '1 + 2 + 3 = 6',
         'the first was enqueued, the second moved',
     ]

@@ -1,4 +1,4 @@
-"""Moving to CouchDB from another broker, as docs/howto/moving-from-redis.rst tells it, by Celery's own command."""
+"""Moving to CouchDB from another broker, as docs/start/from-redis.rst tells it, by Celery's own command."""
 
 from __future__ import annotations
 

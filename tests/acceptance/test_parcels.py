@@ -117,7 +117,7 @@ def test_anyone_with_http(start: Callable[..., Any], site: Site, parcels: Client
         ({'task': 'celery.map', 'args': ['fail', ['a']]}, "task 'celery.map' is not in parcels_accept"),
         ({'task': 'add', 'id': 'a\n[forged]'}, 'id must be printable text of at most 255 characters'),
         ({'tusk': 'add'}, 'it has neither a message nor the name of a task'),
-        ({'task': 'add', 'message': {'body': 5}}, 'spoilt: message.properties is missing'),
+        ({'task': 'add', 'message': {'body': 5}}, 'malformed: message.properties is missing'),
         ({'task': 'add', 'id': 7}, 'id must be printable text of at most 255 characters'),
     ],
 )

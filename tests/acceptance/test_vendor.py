@@ -1,4 +1,4 @@
-"""Projects that test their apps on CouchDB: those of docs/testing.rst, and some that hardly know of us."""
+"""Projects that test their apps on CouchDB: those of docs/howto/testing.rst, and some that hardly know of us."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def projects(page: str) -> dict[str, dict[str, str]]:
     return found
 
 
-PROJECTS = {title: files for page in ('docs/testing.rst',) for title, files in projects(page).items()}
+PROJECTS = {title: files for page in ('docs/howto/testing.rst',) for title, files in projects(page).items()}
 #: They run on any server, and without Docker.
 EXAMPLES = [
     'A first test',

@@ -24,7 +24,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.nodes import Node
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
@@ -92,7 +92,7 @@ def declared(client: Client) -> Topology:
 
 def matched(client: Client) -> Any:
     topology = Topology(client)
-    return topology.lookup('direct', 'a', topic=False) | topology.lookup('topic', 'a.b', topic=True)
+    return topology.lookup('direct', 'a') | topology.lookup('topic', 'a.b', recheck=False)
 
 
 def heard(client: Client) -> Any:
@@ -244,11 +244,11 @@ def test_a_spoilt_item_can_be_judged(name: str) -> None:
             workitem.ready_since(doc),
         )
         workitem.is_waiting(doc), workitem.is_due(doc, 5.0), workitem.has_expired(doc, 5.0), workitem.acked(doc, 5.0)
-        assert workitem.bury(doc, 'reason', 5.0)['status'] == 'fail'
-        workitem.apart(workitem.bury(doc, 'reason', 5.0), 5.0)
+        assert dead_letter.made_of(doc, 'reason', 5.0)['status'] == 'fail'
+        dead_letter.apart(dead_letter.made_of(doc, 'reason', 5.0), 5.0)
         if workitem.flaw(doc) is None:
-            workitem.apart(workitem.claim(doc, 'me', 5.0), 5.0)
+            dead_letter.apart(workitem.claim(doc, 'me', 5.0), 5.0)
             workitem.release(doc, delivered=False)
-            workitem.replay(doc, 5.0)
+            dead_letter.replayed(doc, 5.0)
 
     judge()

@@ -451,7 +451,7 @@ class _Adapter:
 def test_a_consumer_outlives_it_and_delivers(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_thread, '_LAST_RETRY', 0.05)
+    monkeypatch.setattr(io_thread, '_LAST_RETRY_SECONDS', 0.05)
     monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.05)
     publisher = connect()
     publisher.connect()

@@ -111,7 +111,7 @@ def test_a_consumer_lives_on_and_delivers(
         'the queue to be empty',
     )
     round_trip('last')
-    assert any(doc.get('status') == 'fail' and str(doc.get('reason')).startswith('spoilt') for doc in items(client))
+    assert any(doc.get('status') == 'fail' and str(doc.get('reason')).startswith('malformed') for doc in items(client))
     assert client.get('invoice')['total'] == 5
     nothing_failed(caplog)
 

@@ -53,7 +53,7 @@ def is_heartbeat(doc: Document) -> bool:
 
 
 def lease_of(inbox: Inbox) -> Any:
-    return inbox.connection.transport.consumer._lease
+    return inbox.connection.transport.consumer._cycle.lease
 
 
 def lost_leases(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -84,7 +84,7 @@ def test_what_a_node_that_lags_behind_did_not_show_is_found(
         return {'results': [{**result, 'rows': []} for result in answer['results']]} if lacks else answer
 
     replace_in_clients(monkeypatch, database, 'request', behind)
-    monkeypatch.setattr('kombu_couchdb.consumer.io_thread._BEHIND', 1.0)
+    monkeypatch.setattr('kombu_couchdb.consumer.cycle._CLUSTER_POLL_SECONDS', 1.0)
     inbox = Inbox(connect())
     inbox.stays(0, 1.0)
     shown.append('all')

@@ -102,12 +102,12 @@ def test_nothing_in_a_document_reaches_the_terminal_as_it_is(
         assert all(line.isprintable() for line in lines(done)), lines(done)
         assert not any(line.startswith('forged') for line in lines(done))
     # A dead letter that cannot be given back is named on stderr.
-    queue('flawed', **dead('spoilt'), attempts='many', _id='flawed' + EVIL)
+    queue('flawed', **dead('malformed'), attempts='many', _id='flawed' + EVIL)
     done = run('dead', 'replay', 'flawed', '--yes')
     assert done.exit_code == 1
     assert [line for line in lines(done) if 'it cannot be delivered' in line] == [
         r'flawedx\x1b[2J\x9b2J\r\nforged: removed\u202e: it cannot be delivered: '
-        'spoilt: attempts is no whole number, or too large'
+        'malformed: attempts is not a whole number, or too large'
     ]
     assert all(line.isprintable() for line in lines(done))
 
@@ -160,7 +160,7 @@ def test_no_more_than_ten_of_those_that_begin_so_are_named(run: Run, queue: Call
 
 
 def test_letters_that_no_consumer_wrote_are_shown_and_dropped(run: Run, client: Client, apache_couchdb: bool) -> None:
-    """An item whose queue is no text; and one, dead already, that is nested too deeply to be read."""
+    """An item whose queue is not text; and one, dead already, that is nested too deeply to be read."""
     client.bulk([{'_id': 'odd', 'type': 'WorkItem', 'queue': ['celery']}])
     ids = ['odd']
     if apache_couchdb:  # the embedded server stores no such document
@@ -173,9 +173,9 @@ def test_letters_that_no_consumer_wrote_are_shown_and_dropped(run: Run, client: 
         ids.append('deep')
     listed = run('dead', 'list')
     assert listed.exit_code == 0
-    assert 'spoilt: queue is no text' in listed.output
+    assert 'malformed: queue is not text' in listed.output
     assert ('deep in it' in listed.output) is apache_couchdb
-    assert json.loads(run('dead', 'show', '--json', 'odd').output)['reason'] == 'spoilt: queue is no text'
-    assert 'it cannot be delivered: spoilt: queue is no text' in run('dead', 'replay', '--yes', 'odd').output
+    assert json.loads(run('dead', 'show', '--json', 'odd').output)['reason'] == 'malformed: queue is not text'
+    assert 'it cannot be delivered: malformed: queue is not text' in run('dead', 'replay', '--yes', 'odd').output
     assert f'{len(ids)} dropped.' in run('dead', 'drop', '--all', '--yes').output
     assert client.fetch(ids) == [None] * len(ids)

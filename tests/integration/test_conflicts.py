@@ -11,7 +11,7 @@ from kombu import Connection
 
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.documents.ids import QUEUE
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish
@@ -101,7 +101,7 @@ def test_deletion_beside_an_update(
 
 
 def test_dead_letter_beside_an_update(client: Client, item: Document, resolver: Inbox) -> None:
-    leave(client, workitem.bury(claimed(item, GONE), 'refused', 1.0), f'2-{LOW}')
+    leave(client, dead_letter.made_of(claimed(item, GONE), 'refused', 1.0), f'2-{LOW}')
     leave(client, item, f'2-{HIGH}')
     assert is_one(client, resolver, item['_id'])['reason'] == 'refused'
     wait_for(lambda: dead.count(client) == 1, 'the dead letter to be seen')

@@ -14,7 +14,7 @@ from celery_couchdb.cli import dead as cli_dead
 from celery_couchdb.jobs import Jobs
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.transport import publisher
 from tests.conftest import wait_for
@@ -84,7 +84,7 @@ def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
         'type': 'WorkItem',
         'queue': 'q',
         'status': 'fail',
-        'reason': 'spoilt: body',
+        'reason': 'malformed: body',
         'failed': 1e9,
         'attempts': 0,
         'message': {'headers': {}, 'properties': {}, 'body': {}},
@@ -93,7 +93,7 @@ def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
     [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
     assert back == []
-    assert refused == {'spoilt': 'it cannot be delivered: spoilt: message.body is missing or of a wrong type'}
+    assert refused == {'spoilt': 'it cannot be delivered: malformed: message.body is missing or of a wrong type'}
     assert dead.count(client) == 1
 
 
@@ -120,7 +120,7 @@ def test_replay_that_comes_too_late_forgets_no_result(
 def test_what_dies_again_while_all_are_replayed_is_for_the_next_time(app: Celery, client: Client) -> None:
     def letter(number: int, queue: str) -> dict[str, Any]:
         return {
-            **workitem.bury(
+            **dead_letter.made_of(
                 workitem.new(f'{queue}{number:03}', queue, {'body': '', 'headers': {}, 'properties': {}}, 1.0),
                 'test',
                 1e9 + number,
@@ -201,4 +201,6 @@ def test_a_body_that_would_unpack_to_too_much_is_set_aside(
     inbox = Inbox(connection)
     assert inbox.wait(1) == ['hello']
     [doc] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
-    assert doc['reason'].startswith('spoilt: the body cannot be decoded (it decompresses to more than 16,000,000 bytes')
+    assert doc['reason'].startswith(
+        'malformed: the body cannot be decoded (it decompresses to more than 16,000,000 bytes'
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,10 @@ from kombu import Connection, Exchange, Queue
 from kombu.exceptions import ChannelError
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.documents.ids import BROADCAST
+from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
+from kombu_couchdb.queues.topology import Topology
+from kombu_couchdb.transport.exchanges import EXCHANGE_TYPES, Direct
 from tests.conftest import wait_for
 from tests.support import Inbox, items, run_python
 
@@ -140,21 +144,65 @@ def test_topics_from_a_publisher_that_has_not_declared_the_exchange(
     assert [item['message']['properties']['delivery_info']['routing_key'] for item in items(client)] == ['a.b']
 
 
+@pytest.mark.parametrize('name', ['headers', 'x-unknown'])
+def test_unsupported_exchange_type_is_refused(connection: Connection, name: str) -> None:
+    message = f"exchange 'ex' has the type '{name}', which is not supported; use direct, topic or fanout"
+    with pytest.raises(ConfigurationError, match=message):
+        Exchange('ex', type=name)(connection.channel()).declare()
+    assert not connection.supports_exchange_type(name)
+
+
+class Everywhere(Direct):
+    """An exchange type that ignores routing keys."""
+
+    type = 'everywhere'
+
+    def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> set[str]:
+        return {binding['queue'] for binding in table.bindings(exchange)}
+
+
+def test_new_exchange_type_is_one_class(
+    connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(EXCHANGE_TYPES, Everywhere.type, Everywhere)
+    exchange = Exchange('ex', type=Everywhere.type)
+    for name in 'ab':
+        Queue(name, exchange, routing_key=name)(connection.channel()).declare()
+    send(connection, exchange, 'any')
+    assert sorted(item['queue'] for item in items(client)) == ['a', 'b']
+
+
+def test_each_published_message_has_a_debug_line(
+    connection: Connection, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in 'ab':
+        Queue(name, DIRECT, routing_key='k')(connection.channel()).declare()
+    with caplog.at_level(logging.DEBUG, 'kombu_couchdb'):
+        send(connection, DIRECT, 'k')
+        send(connection, Exchange('everyone', type='fanout'), '')
+    lines = [record.getMessage() for record in caplog.records if 'published' in record.getMessage()]
+    assert set(lines[:2]) == {f'published message {item["_id"]} to queue {item["queue"]}' for item in items(client)}
+    [broadcast] = [row['doc'] for row in client.id_range(BROADCAST, docs=True)]
+    tag = broadcast['message']['properties']['delivery_tag']
+    assert lines[2:] == [f'published message {tag} to fanout exchange everyone as broadcast 1']
+
+
 def bind_and_fail(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object], *, stored: bool
 ) -> None:
     """Let the first try to publish on a connection get no answer, with a change of the bindings before the next one."""
-    publish, tries = connection.transport.publish, list[object]()
+    store_items, tries = connection.transport.store_items, list[object]()
 
-    def lose(docs: list[dict[str, object]]) -> None:
+    def lose(docs: list[dict[str, object]], **kwargs: bool) -> object:
         if tries or stored:
-            publish(docs)
+            store_items(docs, **kwargs)
         tries.append(docs)
         if len(tries) == 1:
             change()
             raise ServerUnavailable('the answer was lost')
+        return []
 
-    monkeypatch.setattr(connection.transport, 'publish', lose)
+    monkeypatch.setattr(connection.transport, 'store_items', lose)
 
 
 @pytest.mark.parametrize('stored', [True, False])
@@ -196,7 +244,7 @@ old(parent.default_channel).declare()
 Consumer(parent.channel(), [Queue('other')], on_message=lambda message: None).consume()
 producer = parent.Producer(exchange=direct, routing_key='k', serializer='json')
 topology = parent.transport.topology
-topology.lookup('direct', 'k', topic=False)
+topology.lookup('direct', 'k')
 while not topology.routes.known('direct'):
     pass
 import time; time.sleep(0.5)

@@ -9,7 +9,7 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents.idempotency import once
+from kombu_couchdb.documents.idempotency import idempotent
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
@@ -17,7 +17,7 @@ TASK: dict[str, Any] = {'headers': {'id': 'some task', 'task': 'add'}}
 
 
 def publish_once(connection: Connection, body: Any = 'a', **message: Any) -> None:
-    with once('due at noon'):
+    with idempotent('due at noon'):
         publish(connection, body, **{**TASK, **message})
 
 

@@ -19,7 +19,7 @@ from kombu_couchdb.documents import body, workitem
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, items, publish, publish_many, replace_in_clients
 
-LARGE = body.LARGE + 100
+LARGE = body.MAX_INLINE + 100
 
 
 def of(number: int, size: int = LARGE) -> str:
@@ -147,7 +147,7 @@ def test_body_that_can_never_be_read_is_a_dead_letter(
     inbox = Inbox(connection, prefetch=10)
     assert inbox.wait(2) == [of(2), of(3)]
     [letter] = wait_for(lambda: list(dead.letters(client)), 'the dead letter')
-    assert letter['reason'] == 'spoilt: the attachment with the body is missing'
+    assert letter['reason'] == 'malformed: the attachment with the body is missing'
     monkeypatch.undo()
     dead.replay(client, [letter])
     assert inbox.wait(3)[2] == of(1, 70_000)

@@ -37,7 +37,7 @@ def bindings(client: Client) -> list[str]:
 def sweep_now(connection: Connection) -> None:
     """Let the consumer of a connection sweep in its next turn."""
     consumer = connection.transport.consumer
-    consumer._sweeper._next = float('-inf')
+    consumer._cycle.sweeper._next = float('-inf')
     consumer.unacked.wakeup.set()
 
 
@@ -143,8 +143,8 @@ def test_sweeper_looks_again_before_it_removes_a_queue(
     Inbox(sweeper, 'other')
     Queue('expiring', expires=0.001)(connect().channel()).declare()
     monkeypatch.setattr(temporary, 'GRACE', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._sweeper, '_overdue', Overdue(0.0))
-    store = sweeper.transport.consumer._store
+    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', Overdue(0.0))
+    store = sweeper.transport.consumer._cycle._store
     leases = store.leases
 
     def leases_and_subscription() -> Any:
@@ -185,9 +185,7 @@ def test_temporary_queue_is_one_for_who_declares_it_as_durable(
     first = Inbox(connect(), Queue('temporary', auto_delete=True))
     second = connect()
     second.connect()
-    wait_for(
-        lambda: time.monotonic() - second.transport.topology._seen_at > 1, 'what was there not to be fresh any more'
-    )
+    wait_for(lambda: not second.transport.topology.declarations.is_fresh, 'what was seen to be trusted no longer')
     last = Inbox(second, Queue('temporary'))
     wait_for(
         lambda: sum('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)) == 2
@@ -287,7 +285,7 @@ def test_queue_that_is_prolonged_while_it_is_swept_stays(
     for number in range(7):
         publish(getter, number, 'expiring')
     monkeypatch.setattr(temporary, 'GRACE', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._sweeper, '_overdue', Overdue(0.0))
+    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', Overdue(0.0))
     topology, got = sweeper.transport.topology, list[Any]()
     delete = topology.delete_unused
 

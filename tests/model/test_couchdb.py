@@ -12,6 +12,7 @@ import pytest
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import Shape, anything
+from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.queues import waiting
 from kombu_couchdb.queues.database import ensure
@@ -69,7 +70,7 @@ def consumer(name: str) -> Document:
 
 def generations(answer: Any) -> Any:
     """Return an answer with each revision cut down to its number."""
-    if isinstance(answer, (waiting.Row, waiting.Page)):
+    if isinstance(answer, (WaitingRow, waiting.Page)):
         return generations(answer._asdict())
     if isinstance(answer, tuple):
         return generations(list(answer))

@@ -50,7 +50,19 @@ LEASE, DELIVERIES = 60.0, 3
 START = 1_763_709_000.0
 
 #: The modules of the product whose clocks must be the world's: with one that is not, the model would prove nothing.
-TIMED = {'candidates', 'claims', 'conflicts', 'io_thread', 'janitor', 'lease', 'store', 'sweeper', 'watch'}
+TIMED = {
+    'candidates',
+    'conflicts',
+    'cycle',
+    'io_thread',
+    'janitor',
+    'lease',
+    'probes',
+    'store',
+    'sweeper',
+    'unproven',
+    'watch',
+}
 
 
 class Request(NamedTuple):
@@ -201,7 +213,10 @@ class Process:
             bool(deletion.get('ok'))
             and not deletion.get('accepted')
             and any(
-                other is not self and not other.ended and other.consumer.id == doc_id and other.consumer._lease.valid
+                other is not self
+                and not other.ended
+                and other.consumer.id == doc_id
+                and other.consumer._cycle.lease.valid
                 for other in self._world.processes
             )
         )
@@ -273,7 +288,7 @@ class Process:
     @property
     def held(self) -> Mapping[str, Document]:
         """What this process may believe to hold, by id: under a lease that is honoured."""
-        if self.ended or not self.consumer._lease.valid:
+        if self.ended or not self.consumer._cycle.lease.valid:
             return {}
         return {delivery.doc['_id']: delivery.doc for delivery in self.unacked._held.values()}
 
@@ -292,7 +307,7 @@ class ModelClock:
 
     @property
     def agrees(self) -> bool:
-        # Who starts when a clock has just been set cannot know how old a heartbeat is: see docs/model.rst.
+        # Who starts when a clock has just been set cannot know how old a heartbeat is: see docs/explanation/model.rst.
         return self._offset == 0.0 and self._began - self._world.set_at > LEASE
 
     def observe(self) -> None:

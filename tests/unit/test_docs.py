@@ -48,7 +48,7 @@ def test_every_module_has_a_line_in_the_architecture() -> None:
     modules = {
         str(path.relative_to(ROOT).with_suffix('')).replace('/', '.').removesuffix('.__init__') for path in SOURCES
     }
-    assert rows(page('architecture.rst')) == modules - set(PACKAGES)
+    assert rows(page('explanation/architecture.rst')) == modules - set(PACKAGES)
 
 
 def options_of_redis() -> set[str]:
@@ -66,12 +66,12 @@ def options_of_redis() -> set[str]:
 def test_every_option_of_redis_has_its_counterpart() -> None:
     options = options_of_redis()
     assert options >= {'visibility_timeout', 'priority_steps', 'master_name', 'deadletter_queue'}
-    assert options <= rows(page('howto/moving-from-redis.rst'))
+    assert options <= rows(page('start/from-redis.rst'))
 
 
 def test_counterparts_exist() -> None:
     """What stands as an equivalent in the tables is an option of ours, or one of kombu's."""
-    text = page('howto/moving-from-redis.rst')
+    text = page('start/from-redis.rst')
     named = set(re.findall(r'^``\w+``\s+``(\w+)``', text, re.MULTILINE))
     known = {
         field.name
@@ -82,11 +82,43 @@ def test_counterparts_exist() -> None:
     assert named <= known | set(virtual.Channel.from_transport_options)
 
 
-def test_troubles_are_quoted_as_they_are_said() -> None:
-    quoted = re.findall(r'^\* ``(.+)``$', page('operations.rst'), re.MULTILINE)
-    assert len(quoted) > 10
+def quoted() -> list[list[str]]:
+    """Return the messages of the page on troubleshooting, each as its fixed words between the parts that differ."""
+    terms = re.findall(r'^``(.+)``\n {4}\S', page('production/troubleshooting.rst'), re.MULTILINE)
+    return [[words for words in re.split('\\s*…\\s*', term) if words] for term in terms]
+
+
+def logged() -> dict[str, str]:
+    """Return the texts of all log lines that are warnings or worse, by where they are."""
+    found = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and ast.unparse(node.func.value) == 'logger'
+                and node.func.attr in ('warning', 'error', 'critical', 'exception', 'log')
+            ):
+                text = ''.join(
+                    str(part.value) for arg in node.args for part in ast.walk(arg) if isinstance(part, ast.Constant)
+                )
+                found[f'{path.relative_to(ROOT)}:{node.lineno}'] = text
+    return found
+
+
+def test_quoted_messages_have_the_words_of_the_source() -> None:
+    assert len(quoted()) > 100
     texts = said()
-    assert [text for text in quoted if text not in texts] == []
+    assert [words for term in quoted() for words in term if words not in texts] == []
+
+
+def test_every_warning_and_error_of_the_log_is_explained() -> None:
+    unexplained = {
+        place: text
+        for place, text in logged().items()
+        if not any(all(words in text for words in term) for term in quoted())
+    }
+    assert unexplained == {}
 
 
 @pytest.mark.parametrize('path', sorted(DOCS.rglob('*.rst')), ids=lambda path: str(path.relative_to(DOCS)))

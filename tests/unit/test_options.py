@@ -164,7 +164,7 @@ def test_the_given_options_are_left_as_they_are() -> None:
 
 
 def test_the_page_lists_every_option_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / 'docs/reference/options.rst').read_text('utf-8')
+    text = (Path(__file__).parents[2] / 'docs/reference/settings.rst').read_text('utf-8')
     section = text.split('\nTransport options\n=================\n')[1]
     assert 'broker_transport_options' in section.splitlines()[1]
     table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]

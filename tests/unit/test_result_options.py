@@ -87,7 +87,7 @@ def test_prefix_is_put_before_every_id() -> None:
 
 
 def test_the_page_lists_every_option_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / 'docs/reference/options.rst').read_text('utf-8')
+    text = (Path(__file__).parents[2] / 'docs/reference/settings.rst').read_text('utf-8')
     section = text.split('\nIn ``result_backend_transport_options``')[1]
     table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
     rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A shop in Django. Its Celery app is made with it, so that its tasks can be sent from everywhere."""
+"""A shop in Django. The import makes sure that `shared_task` uses the Celery app."""
 
 from .celery import app as celery_app
 

@@ -1,4 +1,4 @@
-"""What the shop keeps in its own database."""
+"""The tables of the shop in Django's database."""
 
 from __future__ import annotations
 

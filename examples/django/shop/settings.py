@@ -1,4 +1,4 @@
-"""The shop's settings; those of Celery begin with `CELERY_`."""
+"""Settings of the shop. Those of Celery begin with `CELERY_`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ DATABASES = {
     'default': {
         'ENGINE': 'django.db.backends.sqlite3',
         'NAME': os.environ.get('DATABASE', BASE_DIR / 'shop.sqlite3'),
-        # A file, which a worker can open: a database in memory belongs to its process.
+        # A file: the worker opens it, too. Only one process sees a database in memory.
         'TEST': {'NAME': os.environ.get('TEST_DATABASE', BASE_DIR / 'test.sqlite3')},
     },
 }
 
-CELERY_BROKER_URL = os.environ.get('CELERY_BROKER_URL', 'couchdb://user:password@localhost:5984/celery')
-CELERY_RESULT_BACKEND = os.environ.get('CELERY_RESULT_BACKEND', 'couchdb://user:password@localhost:5984/celery_results')
-CELERY_BROKER_TRANSPORT_OPTIONS = {'visibility_timeout': 30}
+CELERY_BROKER_URL = 'couchdb://user:password@localhost:5984/celery'
+CELERY_RESULT_BACKEND = 'couchdb://user:password@localhost:5984/celery_results'
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_RESULT_BACKEND_ALWAYS_RETRY = True

@@ -1,4 +1,4 @@
-"""What the shop does in the background."""
+"""The tasks of the shop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .models import Order
 
 @shared_task
 def confirm(order_id: int) -> str:
-    """Confirm an order, and return what the customer is told."""
+    """Confirm an order and return the text for the customer."""
     order = Order.objects.get(pk=order_id)
     order.confirmed = True
     order.save()

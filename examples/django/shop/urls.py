@@ -1,4 +1,4 @@
-"""The shop's addresses."""
+"""The URLs of the shop."""
 
 from __future__ import annotations
 

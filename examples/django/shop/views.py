@@ -1,4 +1,4 @@
-"""What customers can ask the shop for."""
+"""The views of the shop."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from .models import Order
 from .tasks import confirm
 
 
-@csrf_exempt  # programs send orders, not forms
+@csrf_exempt  # orders are sent by programs, not by forms
 @require_POST
 def order(request: HttpRequest) -> JsonResponse:
-    """Take an order; it is confirmed when it is in the database, and not before."""
+    """Store an order. Its confirmation is sent when the order is committed."""
     task_id = uuid()
     try:
         with transaction.atomic():
-            taken = Order.objects.create(customer=request.POST['customer'], amount=request.POST['amount'])
-            # `confirm.delay_on_commit(taken.pk)` is shorter, but then nobody knows the id of the task.
-            confirm.apply_async_on_commit((taken.pk,), task_id=task_id)
-            taken.full_clean()  # if it raises, nothing is stored, and no task is sent
+            new = Order.objects.create(
+                customer=request.POST['customer'],
+                amount=request.POST['amount'],
+            )
+            # `confirm.delay_on_commit(new.pk)` is shorter, but does not tell the id.
+            confirm.apply_async_on_commit((new.pk,), task_id=task_id)
+            new.full_clean()  # if this raises, no order is stored and no task is sent
     except ValidationError as exc:
         return JsonResponse({'errors': exc.message_dict}, status=400)
-    return JsonResponse({'order': taken.pk, 'task': task_id}, status=202)
+    return JsonResponse({'order': new.pk, 'task': task_id}, status=202)
 
 
 def show_task(request: HttpRequest, task_id: str) -> JsonResponse:
-    """Tell how far a task is."""
+    """Return the state of a task, and its text if it has succeeded."""
     result: AsyncResult[str] = AsyncResult(task_id)
-    return JsonResponse({'state': result.state, 'text': result.result if result.successful() else None})
+    text = result.result if result.successful() else None
+    return JsonResponse({'state': result.state, 'text': text})

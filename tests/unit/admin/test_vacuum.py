@@ -11,6 +11,7 @@ from kombu_couchdb.admin.tombstones import Marks, Tombstone, batches, is_ours
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import idempotency, workitem
+from kombu_couchdb.documents.job_key import job_id
 from kombu_couchdb.documents.parcel import moved_id
 from kombu_couchdb.errors import AccessDenied, NotFound
 
@@ -23,7 +24,7 @@ MESSAGE = '065bfeda25e000000abcdef0123456'
     [
         MESSAGE,
         f'{MESSAGE}-2',
-        workitem.job_id('q', 'shop.add', 'customer 42'),
+        job_id('q', 'shop.add', 'customer 42'),
         'broker:binding:["a","b","c"]',
         'broker:consumer:host:5:abc',
         'broker:broadcast:00',
@@ -62,7 +63,7 @@ def test_documents_of_others_are_known_too(doc_id: str) -> None:
 
 
 def test_messages_that_are_published_once_are_ours_and_not_like_documents_of_others() -> None:
-    with idempotency.once('chord-unlock-5'):
+    with idempotency.idempotent('chord-unlock-5'):
         doc_id = idempotency.fixed_id({'headers': {'id': 'some task'}})
     assert doc_id is not None
     assert is_ours(doc_id)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from kombu_couchdb import design
-from kombu_couchdb.consumer import candidates, paging
+from kombu_couchdb.consumer import candidates, paging, probes
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.couchdb.unusable import Unusable
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.leases.peers import Turns
 from kombu_couchdb.queues.waiting import HORIZON
 
@@ -118,7 +118,7 @@ class Consumer:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     store = FakeStore()
-    for module in (paging, candidates):
+    for module in (paging, candidates, probes):
         monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
     return store
 
@@ -353,7 +353,7 @@ def test_nothing_to_wait_for(store: FakeStore) -> None:
     queue_candidates = window_of(store)
     queue_candidates.refill()
     assert queue_candidates.wake_at() is None
-    assert not queue_candidates.dirty
+    assert not queue_candidates.is_stale
     assert not queue_candidates.is_due
 
 
@@ -452,7 +452,7 @@ def test_what_is_gone_or_dead_when_it_is_read_again_is_forgotten(store: FakeStor
     for name in (gone, dead):
         queue_candidates.offer(store.add(name))
     del store.docs[gone]
-    store.docs[dead] = workitem.bury(store.docs[dead], 'because', NOW)
+    store.docs[dead] = dead_letter.made_of(store.docs[dead], 'because', NOW)
     store.passed += 1.0
     assert queue_candidates.take(10) == []
     assert len(queue_candidates) == 0
@@ -615,7 +615,7 @@ def test_a_long_queue_is_read_on_from_the_last_row(store: FakeStore) -> None:
     items = fill(store, 300)
     queue_candidates = window_of(store)
     taken = []
-    while queue_candidates.dirty:
+    while queue_candidates.is_stale:
         queue_candidates.refill()
         docs = queue_candidates.take(1000)
         claimed(store, docs)
@@ -644,12 +644,12 @@ def test_a_long_queue_stays_dirty_until_its_end_was_read(store: FakeStore) -> No
     fill(store, 128)
     queue_candidates = window_of(store)
     queue_candidates.refill()
-    assert queue_candidates.dirty  # there may be more
+    assert queue_candidates.is_stale  # there may be more
     claimed(store, queue_candidates.take(1000))
     queue_candidates.refill()  # reads on, finds nothing
-    assert queue_candidates.dirty  # the head may have changed meanwhile
+    assert queue_candidates.is_stale  # the head may have changed meanwhile
     queue_candidates.refill()
-    assert not queue_candidates.dirty
+    assert not queue_candidates.is_stale
     assert [after is None for _, _, after in store.reads('ready')] == [True, False, True]
 
 
@@ -706,7 +706,7 @@ def test_cleared_it_knows_nothing(store: FakeStore) -> None:
     queue_candidates = window_of(store)
     queue_candidates.refill()
     queue_candidates.clear()
-    assert (len(queue_candidates), queue_candidates.dirty, queue_candidates.next_due, queue_candidates.outdated) == (
+    assert (len(queue_candidates), queue_candidates.is_stale, queue_candidates.next_due, queue_candidates.outdated) == (
         0,
         True,
         None,

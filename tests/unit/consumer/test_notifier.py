@@ -11,16 +11,19 @@ from kombu_couchdb.couchdb.changes import LIMIT
 
 
 class QueueCandidates:
-    """As much of a window as the news know."""
+    """The part of the candidates that the notifier uses."""
 
     def __init__(self, size: int = 0, *, dirty: bool = False) -> None:
-        self.size, self.dirty, self.outdated = size, dirty, False
+        self.size, self.is_stale, self.outdated = size, dirty, False
 
     def __len__(self) -> int:
         return self.size
 
+    def mark_stale(self) -> None:
+        self.is_stale = True
+
     def clear(self) -> None:
-        self.size, self.dirty = 0, True
+        self.size, self.is_stale = 0, True
 
 
 class Server:
@@ -50,7 +53,7 @@ class Nobody:
     def routes(self) -> Nobody:
         return self
 
-    limits = routes
+    limits = declarations = routes
     wanted: frozenset[str] = frozenset()
     exchanges = wanted
 
@@ -95,7 +98,7 @@ def settle(notifier: Notifier, *queues: str) -> dict[str, QueueCandidates]:
     candidates = {queue: QueueCandidates(dirty=True) for queue in queues}
     notifier.take(candidates, set(queues))  # type: ignore[arg-type]
     for queue_candidates in candidates.values():
-        queue_candidates.dirty = False  # it was read
+        queue_candidates.is_stale = False  # it was read
     notifier.take(candidates, set(queues))  # type: ignore[arg-type]
     assert watched(notifier) == (1, sorted(queues))
     return candidates
@@ -109,7 +112,7 @@ def test_what_nobody_takes_is_not_hoarded(notifier: Notifier) -> None:
     candidates = settle(notifier, 'q')
     candidates['q'].size = LIMIT + 1
     notifier.take(candidates, set())  # type: ignore[arg-type]
-    assert candidates['q'].dirty
+    assert candidates['q'].is_stale
     assert watched(notifier) == (1, [])
 
 
@@ -117,26 +120,26 @@ def test_what_is_taken_just_now_is_kept(notifier: Notifier) -> None:
     candidates = settle(notifier, 'q')
     candidates['q'].size = LIMIT + 1
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
-    assert not candidates['q'].dirty
+    assert not candidates['q'].is_stale
     assert watched(notifier) == (1, ['q'])
 
 
 def test_queue_that_was_read_while_nobody_listened_for_it_is_read_again(notifier: Notifier) -> None:
     candidates = settle(notifier, 'q')
-    candidates['q'].dirty = True
+    candidates['q'].mark_stale()
     notifier._busy = float('-inf')
     notifier.take(candidates, set())  # type: ignore[arg-type]
     assert watched(notifier) == (1, [])
-    candidates['q'].dirty = False  # read, at a point that the news do not know
+    candidates['q'].is_stale = False  # read, at a point that the news do not know
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
-    assert candidates['q'].dirty
+    assert candidates['q'].is_stale
 
 
 def test_all_are_read_anew_after_the_server_was_away(notifier: Notifier) -> None:
     candidates = settle(notifier, 'q')
     notifier.lost()
-    candidates['q'].dirty = True  # with candidates that were given back, and so not outdated
+    candidates['q'].mark_stale()  # with candidates that were given back, and so not outdated
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
-    candidates['q'].dirty = False
+    candidates['q'].is_stale = False
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
     assert watched(notifier) == (2, ['q'])

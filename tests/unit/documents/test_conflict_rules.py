@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from kombu_couchdb.documents.conflict_rules import decide, heal, keep_seen
+from kombu_couchdb.documents.conflict_rules import decide, keep_winner, resolve
 
 
 def leaf(rev: str, by: str | None, **more: Any) -> dict[str, Any]:
@@ -112,21 +112,21 @@ def test_end_of_an_earlier_run_is_not_that_of_this_one() -> None:
     earlier = {'_id': 'x', '_rev': '3-a', '_deleted': True, 'done': 'tag-z'}
     [released] = decide([job('5-b', 'us', 'a'), earlier], '5-b', '5-b', {'us'}, NOW) or []
     assert (tasks(released), released['claimed']) == (['a'], None)
-    assert heal([job('5-b', None, 'a'), earlier], set(), NOW) == []
+    assert resolve([job('5-b', None, 'a'), earlier], set(), NOW) == []
 
 
 def test_what_was_sent_while_a_void_claim_was_seen_still_runs() -> None:
     done = {'_id': 'x', '_rev': '3-a', '_deleted': True, 'done': 'tag-a'}
     for changes in (
         decide([job('4-b', 'us', 'a', 'c'), done], '4-b', '4-b', {'us'}, NOW),
-        heal([job('4-b', 'dead', 'a', 'c'), done], set(), NOW),
+        resolve([job('4-b', 'dead', 'a', 'c'), done], set(), NOW),
     ):
         [doc] = changes or []
         assert (tasks(doc), doc['claimed'], doc.get('_deleted')) == (['c'], None, None)
 
 
 def test_jobs_sent_to_two_sides_of_a_net_run_one_after_the_other() -> None:
-    kept, gone = heal([job('1-b', None, 'b'), job('1-a', None, 'a', 'c')], set(), NOW) or []
+    kept, gone = resolve([job('1-b', None, 'b'), job('1-a', None, 'a', 'c')], set(), NOW) or []
     assert (kept['_rev'], tasks(kept)) == ('1-b', ['b', 'a', 'c'])
     assert (gone['_rev'], gone['_deleted'], gone['void']) == ('1-a', True, True)
 
@@ -137,36 +137,36 @@ def test_jobs_sent_to_two_sides_of_a_net_run_one_after_the_other() -> None:
 def test_done_wins_over_whatever_is_left() -> None:
     done = {'_id': 'x', '_rev': '3-a', '_deleted': True}
     left = [leaf('2-c', 'dead'), leaf('4-b', None), leaf('2-d', None, status='fail')]
-    assert heal([done, *left], set(), NOW) == [
+    assert resolve([done, *left], set(), NOW) == [
         {'_id': 'x', '_rev': rev, '_deleted': True} for rev in ('2-c', '4-b', '2-d')
     ]
-    assert heal([leaf('2-c', 'them'), done], {'them'}, NOW) is None  # their own ack deletes it
+    assert resolve([leaf('2-c', 'them'), done], {'them'}, NOW) is None  # their own ack deletes it
 
 
 def test_nothing_is_decided_about_what_the_living_hold() -> None:
-    assert heal([leaf('2-c', 'dead'), leaf('2-b', 'them')], {'them'}, NOW) is None
+    assert resolve([leaf('2-c', 'dead'), leaf('2-b', 'them')], {'them'}, NOW) is None
 
 
 def test_of_two_claims_of_the_dead_one_is_released() -> None:
-    released, voided = heal([leaf('2-a', 'dead'), leaf('2-b', 'also dead')], {'us'}, NOW) or []
+    released, voided = resolve([leaf('2-a', 'dead'), leaf('2-b', 'also dead')], {'us'}, NOW) or []
     assert (released['_rev'], released['claimed'], released['attempts']) == ('2-b', None, 1)
     assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
 
 
 def test_of_two_releases_one_stays_as_it_is() -> None:
-    assert heal([leaf('3-a', None), leaf('3-b', None)], {'us'}, NOW) == [
+    assert resolve([leaf('3-a', None), leaf('3-b', None)], {'us'}, NOW) == [
         {'_id': 'x', '_rev': '3-a', '_deleted': True, 'void': True}
     ]
 
 
 def test_dead_letter_stays_rather_than_what_runs_again() -> None:
-    assert heal([leaf('9-a', None), leaf('3-b', None, status='fail')], {'us'}, NOW) == [
+    assert resolve([leaf('9-a', None), leaf('3-b', None, status='fail')], {'us'}, NOW) == [
         {'_id': 'x', '_rev': '9-a', '_deleted': True, 'void': True}
     ]
 
 
 def test_what_was_healed_stays_healed() -> None:
-    assert heal([leaf('3-a', None), leaf('4-b', None, _deleted=True, void=True)], set(), NOW) == []
+    assert resolve([leaf('3-a', None), leaf('4-b', None, _deleted=True, void=True)], set(), NOW) == []
 
 
 def test_two_who_heal_at_once_seeing_different_leaves_lose_nothing() -> None:
@@ -174,7 +174,7 @@ def test_two_who_heal_at_once_seeing_different_leaves_lose_nothing() -> None:
     all_leaves = [leaf('2-a', 'dead'), leaf('2-b', None), leaf('3-c', 'dead'), leaf('2-d', None, status='fail')]
     for first, second in itertools.permutations(itertools.combinations(all_leaves, 2), 2):
         stored = {doc['_rev']: doc for doc in all_leaves}
-        plans = [heal(list(seen), set(), NOW) or [] for seen in (first, second)]
+        plans = [resolve(list(seen), set(), NOW) or [] for seen in (first, second)]
         for plan in plans:
             for doc in plan:
                 if doc['_rev'] not in stored:
@@ -182,7 +182,7 @@ def test_two_who_heal_at_once_seeing_different_leaves_lose_nothing() -> None:
                 del stored[doc['_rev']]
                 generation, _, text = doc['_rev'].partition('-')
                 stored[f'{int(generation) + 1}-{text}'] = {**doc, '_rev': f'{int(generation) + 1}-{text}'}
-        while changes := heal(list(stored.values()), set(), NOW):
+        while changes := resolve(list(stored.values()), set(), NOW):
             for doc in changes:
                 del stored[doc['_rev']]
                 generation, _, text = doc['_rev'].partition('-')
@@ -191,6 +191,6 @@ def test_two_who_heal_at_once_seeing_different_leaves_lose_nothing() -> None:
 
 
 def test_of_documents_that_say_the_same_the_one_that_is_seen_stays() -> None:
-    assert keep_seen([leaf('2-c', None), leaf('3-a', None), leaf('4-z', None, _deleted=True)]) == [
+    assert keep_winner([leaf('2-c', None), leaf('3-a', None), leaf('4-z', None, _deleted=True)]) == [
         {'_id': 'x', '_rev': '2-c', '_deleted': True, 'void': True}
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.documents.unique_merge import AGAIN, ENQUEUED, MOVED, Outcome, merge
 from kombu_couchdb.errors import ConfigurationError
 
@@ -128,11 +128,11 @@ def test_copies_of_one_dead_letter_are_one() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
     [changed], _ = merge(marked, job('c', eta='2025-11-21T08:00:00+00:00'), NOW)
     ids = {
-        workitem.apart(workitem.bury(doc, 'because', date), date)[0]['_id']
+        dead_letter.apart(dead_letter.made_of(doc, 'because', date), date)[0]['_id']
         for date, doc in enumerate([marked, changed])
     }
     assert len(ids) == 1
-    assert ids != {workitem.dead_copy(workitem.bury(job('d'), 'because', NOW))['_id']}
+    assert ids != {dead_letter.copy(dead_letter.made_of(job('d'), 'because', NOW))['_id']}
 
 
 def test_running_one_runs_again_once() -> None:
@@ -192,7 +192,7 @@ def test_same_message_again_behind_a_running_one() -> None:
 
 
 def test_dead_one_is_kept_and_the_job_enqueued_anew() -> None:
-    dead = stored(workitem.bury(job('a'), 'because', NOW))
+    dead = stored(dead_letter.made_of(job('a'), 'because', NOW))
     [copy, new], outcome = merge(dead, job('b'), NOW + 1)
     assert outcome == Outcome(ENQUEUED, 'b')
     assert new == {**job('b'), '_rev': '1-a'}
@@ -206,7 +206,7 @@ def test_spoilt_one_is_kept_as_a_dead_letter() -> None:
     [copy, new], outcome = merge(spoilt, job('b'), NOW)
     assert outcome.what == ENQUEUED
     assert copy['status'] == 'fail'
-    assert copy['reason'].startswith('spoilt')
+    assert copy['reason'].startswith('malformed')
     assert new['_rev'] == '1-a'
 
 
@@ -219,7 +219,7 @@ def test_what_is_spoilt_behind_a_running_one_is_dropped() -> None:
 
 def test_dead_one_with_others_behind_makes_way() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
-    [copy, following] = workitem.apart(workitem.bury(marked, 'because', NOW), NOW)
+    [copy, following] = dead_letter.apart(dead_letter.made_of(marked, 'because', NOW), NOW)
     assert (workitem.task_id(copy), copy['status'], 'next' in copy, '_rev' in copy) == ('a', 'fail', False, False)
     assert (following['_id'], following['_rev'], workitem.task_id(following)) == (marked['_id'], '2-a', 'b')
     assert workitem.is_waiting(following)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import workitem
-from kombu_couchdb.documents.body import LARGE
+from kombu_couchdb.documents import dead_letter, workitem
+from kombu_couchdb.documents.body import MAX_INLINE
 from kombu_couchdb.documents.properties import due_date
 from kombu_couchdb.errors import Unstorable
 
@@ -187,7 +187,7 @@ def test_what_a_consumer_gave_back_that_stopped_names_it_and_does_not_count() ->
 
 
 def test_a_buried_item_is_kept_with_its_reason() -> None:
-    dead = workitem.bury(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
+    dead = dead_letter.made_of(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
     assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2, consumer='me')
     assert not workitem.is_waiting(dead)
 
@@ -204,7 +204,7 @@ def test_nothing_changes_the_document_it_was_given() -> None:
         workitem.claim(doc, 'you', NOW)
         workitem.release(doc)
         workitem.release(doc, delivered=False)
-        workitem.bury(doc, 'because', NOW)
+        dead_letter.made_of(doc, 'because', NOW)
         workitem.acked(doc, NOW)
         workitem.flaw(doc)
         assert doc == before
@@ -217,7 +217,7 @@ def test_a_new_item_does_not_change_its_message() -> None:
     assert given == before
 
 
-@pytest.mark.parametrize('length', [1_000, LARGE + 1, 1_000_000])
+@pytest.mark.parametrize('length', [1_000, MAX_INLINE + 1, 1_000_000])
 def test_every_later_state_of_a_large_unique_job_fits_where_the_new_one_did(length: int) -> None:
     def size(doc: dict[str, Any]) -> int:
         return len(json.dumps(doc))
@@ -228,39 +228,44 @@ def test_every_later_state_of_a_large_unique_job_fits_where_the_new_one_did(leng
     }
     consumer = f'broker:consumer:{"h" * 64}:4194304:{"f" * 32}'
     claimed = {**workitem.claim(doc, consumer, NOW), '_rev': '2-' + 'b' * 32}
-    reason = 'spoilt: the body cannot be decoded (Only base64 data is allowed)'
-    states = [claimed, workitem.release(claimed), workitem.bury(claimed, reason, NOW), workitem.bury(doc, reason, NOW)]
-    if length > LARGE:
+    reason = 'malformed: the body cannot be decoded (Only base64 data is allowed)'
+    states = [
+        claimed,
+        workitem.release(claimed),
+        dead_letter.made_of(claimed, reason, NOW),
+        dead_letter.made_of(doc, reason, NOW),
+    ]
+    if length > MAX_INLINE:
         assert max(map(size, states)) <= size(doc)
     else:
         assert 'room' not in doc  # a small one is far from any limit
 
 
 def test_a_large_body_is_an_attachment_of_the_new_item() -> None:
-    body = 'é' * (LARGE + 1)
+    body = 'é' * (MAX_INLINE + 1)
     doc = workitem.new('id', 'q', message(body), NOW)
     assert doc['message'] == {**message(body), 'body': None}
     assert b64decode(doc['_attachments']['body']['data']) == body.encode()
     assert workitem.flaw(doc) is None
-    assert '_attachments' not in workitem.new('id', 'q', message('x' * LARGE), NOW)
+    assert '_attachments' not in workitem.new('id', 'q', message('x' * MAX_INLINE), NOW)
 
 
 def test_a_large_body_of_bytes_is_not_encoded_twice() -> None:
-    body = b64encode(b'\xff' * LARGE).decode()
+    body = b64encode(b'\xff' * MAX_INLINE).decode()
     doc = workitem.new('id', 'q', message(body, body_encoding='base64'), NOW)
     assert doc['_attachments']['body']['data'] == body
 
 
 def test_a_large_body_that_is_no_text_cannot_be_stored() -> None:
     with pytest.raises(Unstorable, match='surrogate'):
-        workitem.new('id', 'q', message('\ud800' * (LARGE + 1)), NOW)
+        workitem.new('id', 'q', message('\ud800' * (MAX_INLINE + 1)), NOW)
 
 
 def test_what_runs_after_a_unique_job_has_none_of_couchdb_s_own_members() -> None:
     """CouchDB refused it, and all in its request."""
     doc = item(key='k', next=[{'_foo': 1, '_attachments': {'body': {'stub': True}}, 'message': message()}])
     assert [name for name in workitem.acked(doc, NOW) if name.startswith('_')] == ['_id', '_rev']
-    assert '_attachments' not in workitem.dead_copy({**doc, '_attachments': {}})
+    assert '_attachments' not in dead_letter.copy({**doc, '_attachments': {}})
 
 
 # -- flaws
@@ -310,7 +315,7 @@ def test_each_flaw_is_told_by_the_name_of_the_member(spoilt: dict[str, Any], nam
     sentence = workitem.flaw(item(**spoilt))
     assert sentence is not None
     assert named in sentence
-    assert sentence.startswith('spoilt: ')
+    assert sentence.startswith('malformed: ')
 
 
 @pytest.mark.parametrize('name', ['message', 'attempts'])
@@ -339,8 +344,8 @@ def test_replayed_one_is_as_if_it_were_new_at_the_end_of_its_queue() -> None:
     doc = item(
         attempts=20, consumer='me', message=message(headers={'id': 'a', 'expires': 'long ago', 'eta': 'long ago'})
     )
-    dead = workitem.bury({**doc, 'expires': NOW, 'date': NOW}, 'because', NOW + 1)
-    replayed = workitem.replay(dead, NOW + 60)
+    dead = dead_letter.made_of({**doc, 'expires': NOW, 'date': NOW}, 'because', NOW + 1)
+    replayed = dead_letter.replayed(dead, NOW + 60)
     assert workitem.is_waiting(replayed)
     assert workitem.is_due(replayed, NOW + 60)
     assert not workitem.has_expired(replayed, NOW + 1e9)
@@ -361,7 +366,7 @@ def test_replayed_one_is_as_if_it_were_new_at_the_end_of_its_queue() -> None:
         (item(expires=NOW - 1, message=message(headers={'group': 'g', 'expires': 'then'})), 'pending'),
         (item(expires=NOW + 1), 'pending'),
         (workitem.claim(item(), 'me', NOW), 'running'),
-        (workitem.bury(item(), 'because', NOW), 'dead'),
+        (dead_letter.made_of(item(), 'because', NOW), 'dead'),
     ],
 )
 def test_states(doc: dict[str, Any], state: str) -> None:
@@ -377,8 +382,8 @@ def test_ready_since(doc: dict[str, Any], since: float) -> None:
 
 def test_who_held_it_last_is_kept() -> None:
     claimed = workitem.claim(item(), 'me', NOW)
-    assert workitem.bury(claimed, 'because', NOW)['consumer'] == 'me'
-    assert workitem.bury(workitem.release(claimed), 'because', NOW)['consumer'] == 'me'
+    assert dead_letter.made_of(claimed, 'because', NOW)['consumer'] == 'me'
+    assert dead_letter.made_of(workitem.release(claimed), 'because', NOW)['consumer'] == 'me'
     assert workitem.release(workitem.claim(workitem.release(claimed), 'you', NOW), delivered=False)['consumer'] == 'me'
 
 
@@ -399,12 +404,12 @@ def nested(levels: int) -> Any:
 
 @pytest.mark.parametrize('published', [1e305, -1e305, 1.7e308, int(1.7e308), -int(1.7e308), True, 'x', None])
 def test_a_dead_letter_can_be_copied_whatever_its_date(published: Any) -> None:
-    copy = workitem.dead_copy(item(status='fail', published=published))
+    copy = dead_letter.copy(item(status='fail', published=published))
     assert len(copy['_id']) <= 40
 
 
 def test_a_dead_letter_can_be_copied_however_deep_it_is() -> None:
-    assert workitem.dead_copy(item(status='fail', message=nested(5000)))['status'] == 'fail'
+    assert dead_letter.copy(item(status='fail', message=nested(5000)))['status'] == 'fail'
 
 
 @pytest.mark.parametrize('place', ['headers', 'properties', 'message', 'item', 'next'])
@@ -420,13 +425,13 @@ def test_what_is_nested_too_deeply_is_spoilt(place: str) -> None:
         }[place]
         inner['next' if place == 'next' else 'x'] = nested(levels)
     assert workitem.flaw(fit) is None
-    assert workitem.flaw(deep) == 'spoilt: it is nested in more than 110 levels'
+    assert workitem.flaw(deep) == 'malformed: it is nested in more than 110 levels'
 
 
 @pytest.mark.parametrize('attempts', [10**10, int(1.7e308)])
 def test_attempts_that_nobody_can_count_are_spoilt(attempts: int) -> None:
     """CouchDB could not store one more."""
-    assert workitem.flaw(item(attempts=attempts)) == 'spoilt: attempts is no whole number, or too large'
+    assert workitem.flaw(item(attempts=attempts)) == 'malformed: attempts is not a whole number, or too large'
 
 
 @pytest.mark.parametrize('tag', [['x'], {'x': 1}, 5, None])

@@ -177,7 +177,7 @@ def test_message_keeps_only_the_properties_that_a_publisher_may_give() -> None:
         ({'body': '[' * 100_000}, 'cannot be read'),
         ({'body': None}, 'cannot be read'),
         ({'body': '[[], {}, {"chain": [{"task": "subtract"}]}]'}, 'subtract'),
-        ({'headers': 5}, 'spoilt'),
+        ({'headers': 5}, 'malformed'),
     ],
 )
 def test_message_that_is_refused(changes: dict[str, Any], reason: str) -> None:

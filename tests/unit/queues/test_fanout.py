@@ -36,6 +36,12 @@ class FakeClient:
         self.docs[doc['_id']] = {**doc, '_rev': rev}
         return rev
 
+    def try_put(self, doc: Document) -> str | None:
+        try:
+            return self.put(doc)
+        except Conflict:
+            return None
+
     def id_range(self, prefix: str, *, docs: bool, limit: int) -> list[Document]:
         self.reads += 1
         ids = sorted(name for name in self.docs if name.startswith(prefix))
@@ -305,7 +311,7 @@ def test_who_falls_behind_is_told_how_far(
     with caplog.at_level(logging.WARNING):
         listener.take([broadcast(1), broadcast(5)])
         assert caplog.records == []  # they may still come
-        monkeypatch.setattr('kombu_couchdb.queues.fanout._LATE', -1.0)
+        monkeypatch.setattr('kombu_couchdb.queues.fanout._MISSING_SECONDS', -1.0)
         listener.take([])
         listener.take([])
     [record] = caplog.records
@@ -319,7 +325,7 @@ def test_what_a_cluster_tells_of_late_is_not_lost(
     assert had(listener.take([broadcast(3), broadcast(4)])) == [('q', 'p3')]
     assert had(listener.take([broadcast(2), broadcast(3)])) == [('q', 'p2')]
     assert had(listener.take([broadcast(2), broadcast(3), broadcast(4)])) == []
-    monkeypatch.setattr('kombu_couchdb.queues.fanout._LATE', -1.0)
+    monkeypatch.setattr('kombu_couchdb.queues.fanout._MISSING_SECONDS', -1.0)
     listener.take([])
     assert caplog.records == []
 

@@ -234,6 +234,12 @@ class FakeClient:
             raise Conflict(doc['_id'])
         return self.bulk([doc])[0].rev
 
+    def try_put(self, doc: Document) -> str | None:
+        try:
+            return self.put(doc)
+        except Conflict:
+            return None
+
     def bulk(self, docs: list[Document]) -> list[WriteResult]:
         for doc in docs:
             if doc.get('_deleted'):
@@ -288,23 +294,23 @@ def test_a_lookup_reads_once_and_then_trusts_the_table(client: FakeClient, time:
     topology_of(client).bind('ex', 'k', None, 'q')
     topology = topology_of(client)
     topology.routes = Routes()
-    assert topology.lookup('ex', 'k', topic=False) == {'q'}
-    assert topology.lookup('ex', 'k', topic=False) == {'q'}
+    assert topology.lookup('ex', 'k') == {'q'}
+    assert topology.lookup('ex', 'k') == {'q'}
     assert len(client.reads) == 1
     time.now += 0.06
-    assert topology.lookup('ex', 'k', topic=False) == {'q'}
+    assert topology.lookup('ex', 'k') == {'q'}
     assert len(client.reads) == 2
 
 
-@pytest.mark.parametrize(('topic', 'reads'), [(False, 1), (True, 0)])
+@pytest.mark.parametrize(('recheck', 'reads'), [(True, 1), (False, 0)])
 def test_before_a_message_goes_nowhere_it_looks_again_but_not_for_events(
-    client: FakeClient, time: SimpleNamespace, topic: bool, reads: int
+    client: FakeClient, time: SimpleNamespace, recheck: bool, reads: int
 ) -> None:
     topology = topology_of(client)
     topology.routes.follow(float('inf'), ['ex'])
     new = binding('ex', 'k', 'q')
     client.docs[new['_id']] = new  # another process bound it just now
-    assert topology.lookup('ex', 'k', topic=topic) == ({'q'} if reads else set())
+    assert topology.lookup('ex', 'k', recheck=recheck) == ({'q'} if reads else set())
     assert len(client.reads) == reads
 
 
@@ -312,10 +318,10 @@ def test_an_unbound_queue_gets_nothing(client: FakeClient, time: SimpleNamespace
     topology = topology_of(client)
     topology.bind('ex', 'k', None, 'q')
     topology.routes.follow(float('inf'), ['ex'])
-    assert topology.lookup('ex', 'k', topic=True) == {'q'}
+    assert topology.lookup('ex', 'k', recheck=False) == {'q'}
     topology.unbind('ex', 'k', 'q')
     assert client.docs == {}
-    assert topology.lookup('ex', 'k', topic=True) == set()
+    assert topology.lookup('ex', 'k', recheck=False) == set()
     topology.unbind('ex', 'k', 'q')
 
 
@@ -420,7 +426,7 @@ def test_what_others_deleted_of_a_temporary_queue_is_stored_again(client: FakeCl
     topology.restore({'temporary', 'durable'})
     assert client.docs == {}  # nobody has told that they are gone
     for name in before:
-        topology.was_deleted(name)
+        topology.declarations.was_deleted(name)
     topology.restore({'durable'})
     assert client.docs == {}
     topology.restore({'temporary', 'durable'})
@@ -436,7 +442,7 @@ def test_what_was_deleted_here_is_not_stored_again(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('temporary', {}, True)
     topology.delete_queue('temporary')
-    topology.was_deleted(QUEUE + 'temporary')
+    topology.declarations.was_deleted(QUEUE + 'temporary')
     topology.restore({'temporary'}, check=True)
     assert client.docs == {}
 

@@ -1,0 +1,210 @@
+"""The cycle of a consumer: one pass over everything that it has to read and write.
+
+A cycle reads what can be claimed. It then writes, in one `_bulk_docs` request, the new claims, acknowledgements, releases, dead
+letters and the heartbeat. An ack, new credit, the changes feed, a due date or the next heartbeat causes a cycle; between two
+cycles the I/O thread sleeps.
+"""
+
+from __future__ import annotations
+
+import time
+from math import inf
+
+from ..couchdb.bulk import deletion
+from ..couchdb.client import Client, Document
+from ..couchdb.write_result import WriteResult
+from ..documents import workitem
+from ..errors import CouchDBError
+from ..leases.lease import Lease
+from ..leases.sweeper import Sweeper
+from ..log import get_logger
+from ..options import Options
+from ..queues.set_aside import set_aside
+from ..queues.store import Store
+from ..queues.topology import Topology
+from .announced import Announced
+from .bodies import Bodies
+from .candidates import QueueCandidates
+from .claims import Claims
+from .commits import Commits
+from .delivery import Delivery
+from .heartbeat import Heartbeat
+from .mailbox import Mailbox
+from .notifier import Notifier
+from .pending_writes import Change
+from .unacked import Unacked
+
+__all__ = ['Cycle']
+
+logger = get_logger(__name__)
+
+#: How often a consumer that closes tries to store the outcome of a unique job that publishers keep changing.
+_MAX_LAST_TRIES = 20
+
+#: In a cluster the consumer reads its queues at least this often, in seconds. The changes feed never reports what a node did not
+#: have yet when the consumer read the queues from it and followed the feed of another node.
+_CLUSTER_POLL_SECONDS = 10.0
+
+
+class Cycle:
+    """The work of one consumer; for its I/O thread alone, except `unacked` and `announced`."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: Options,
+        mailbox: Mailbox[Delivery | Exception],
+        notifier: Notifier,
+        topology: Topology,
+    ) -> None:
+        self._client, self._options, self._notifier, self._topology = client, options, notifier, topology
+        self._store = Store(client)
+        self.lease = Lease(options.visibility_timeout)
+        self.sweeper = Sweeper(self._store, topology, options.visibility_timeout)
+        #: The subscriptions, the unacknowledged messages and the decisions about them.
+        self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch)
+        #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
+        self.announced = Announced()
+        self._bodies = Bodies(client, self.unacked)
+        self._commits = Commits(self._store, self.unacked, self.lease, self.sweeper.unproven)
+        self._heartbeat = Heartbeat(client, self.lease, self.unacked)
+        self._claims = Claims(self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology.limits)
+        self._candidates: dict[str, QueueCandidates] = {}
+        self._polled = time.monotonic()
+        self._restored_for = (
+            self.lease.id
+        )  # the lease under which the declarations of this connection are known to exist
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the consumer has anything to do, or knows something that no other process knows."""
+        # A bound queue without a consumer keeps its broadcasts.
+        return bool(self.unacked.busy or self._notifier.listener.binds or self.sweeper.unused or self.sweeper.unproven)
+
+    def next_at(self) -> float:
+        """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
+        if self.unacked.unread():
+            return -inf
+        times = [self._poll_at]
+        if self.lease.written:
+            times += [self.lease.next_beat, self.sweeper.due]
+        times += [at for at in (self._notifier.due_at(),) if at is not None]
+        credit = self.unacked.credit()
+        for queue, candidates in self._candidates.items():
+            if credit.get(queue, 0) > 0:
+                at = candidates.wake_at()
+                if candidates.is_stale and at is None:
+                    return -inf
+                times += [] if at is None else [at]
+        return min(times)
+
+    def on_outage(self) -> None:
+        """Note that CouchDB did not respond: which writes it stored is unknown, and the database may be another one."""
+        self._commits.was_cut()
+        self._heartbeat.in_doubt = True
+        self._notifier.lost()
+        for candidates in self._candidates.values():
+            candidates.clear()
+
+    def fail_pulls(self, exc: Exception) -> None:
+        """Raise an error in the threads that wait for one message."""
+        for pull in self._claims.pulls:
+            pull.answer(exc)
+        self._claims.pulls.clear()
+
+    def run(self) -> None:
+        """Run one cycle; *raises* the errors of `Client`. A write without an answer is looked up in the next cycle."""
+        set_aside(self._client)
+        self.unacked.resettle(self._client.fetch)
+        outbox, pulls = self.unacked.take_writes(), list(self._claims.pulls)
+        queues, credit = self.unacked.queues, self.unacked.credit()
+        claims: list[Change] = []
+        self._candidates = {
+            queue: self._candidates[queue] if queue in self._candidates else self._new_candidates(queue)
+            for queue in sorted(queues)
+        }
+        try:
+            if queues or pulls or self.lease.written:
+                self._heartbeat.register(queues)
+                self.announced.are(self.lease.announced)
+                self._restore_queues(queues)
+                self._commits.release_orphans()
+                self._read_candidates(credit)
+            self._commits.find_out(outbox)
+            if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in outbox):
+                # A released message keeps its place: it is claimed before any message that the freed credit allows. A
+                # completed unique job can have a successor under the same id, and one request cannot write both.
+                self._commits.write(outbox)
+                self._offer(self.unacked.take_returned())
+            self._claims.pulled(pulls, claims)
+            self._claims.wanted(credit, self._candidates, claims)
+            if self.lease.written and self.lease.needs_beat(queues):
+                claims.insert(0, self._heartbeat.change(queues))  # first: the claims may need more than one request
+            self.unacked.hungry = any(each.is_stale or len(each) for each in self._candidates.values())
+            self._commits.write(outbox, claims)
+            self.announced.are(self.lease.announced)
+        except CouchDBError:
+            for doc, react in claims:
+                react(WriteResult.unknown(doc['_id']))
+            self.unacked.return_writes(outbox)
+            raise
+        self._bodies.deliver_some()
+
+    def sweep(self) -> None:
+        """Release the messages of consumers whose leases expired, if it is time to; *raises* the errors of `Client`."""
+        if self.lease.written and time.monotonic() >= self.sweeper.due:
+            living = self.sweeper.sweep(self.lease.id, self.unacked.ids(), self._commits.on_orphans)
+            self._notifier.peers.keep(living)
+
+    def finish(self) -> None:
+        """Release all unacknowledged messages and end the lease."""
+        self.unacked.give_back_all()
+        changes: list[Change] = []
+        try:
+            # Publishers may change unique jobs at this moment. No other consumer decides about them before the lease ends.
+            for _ in range(_MAX_LAST_TRIES):
+                self.unacked.resettle(self._client.fetch)
+                changes = self.unacked.take_writes()
+                if not any(workitem.is_unique(doc) for doc, _ in changes):
+                    break
+                self._commits.write(changes)
+                changes = []
+            if self.lease.rev:
+                changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
+            self._commits.write(changes)
+        except CouchDBError as exc:
+            logger.warning('%s; other workers receive the messages of this one when its lease expires', exc)
+
+    @property
+    def _poll_at(self) -> float:
+        interval = self._options.polling_interval
+        return self._polled + (interval if self._client.replicas == 1 else min(interval, _CLUSTER_POLL_SECONDS))
+
+    def _new_candidates(self, queue: str) -> QueueCandidates:
+        return QueueCandidates(self._client.clock, queue, self._options.read_ahead)
+
+    def _restore_queues(self, queues: set[str]) -> None:
+        # Other processes may have deleted temporary queues of this consumer: after its lease expired, or by mistake.
+        self._topology.restore(queues, check=self._restored_for != self.lease.id)
+        self._restored_for = self.lease.id
+
+    def _read_candidates(self, credit: dict[str, int]) -> None:
+        """Take in what the changes feed reported and what became due, and set the feed to the queues that matter now."""
+        poll = time.monotonic() >= self._poll_at
+        if poll:
+            self._polled = time.monotonic()
+        eager = {queue for queue in self._candidates if credit.get(queue, 0) > 0}
+        # The feed does not report when a due date has come.
+        due = [self._candidates[queue] for queue in self._candidates if queue in eager]
+        self._claims.reader.refill([each for each in due if not each.is_stale and (poll or each.is_due)])
+        items, broadcasts = self._notifier.take(self._candidates, eager)
+        for queue, candidates in self._candidates.items():
+            candidates.settle(self.lease.id, self._notifier.peers.of(queue, self.lease.id))
+        self._offer(items)
+        for queue, message in broadcasts:
+            self.unacked.broadcast(queue, message)
+
+    def _offer(self, items: list[Document]) -> None:
+        for doc in items:
+            if doc['queue'] in self._candidates:
+                self._candidates[doc['queue']].offer(doc)

@@ -1,0 +1,136 @@
+"""Rows of the views, as named tuples. Each class reads the rows of one view, or of its reduction, with `of`.
+
+The `.js` files beside this module emit the rows. A queue name is encoded in keys, see `key_of`; it is None in these
+classes if it is not text. Rows are read after their shape was checked (`couchdb.shapes`). The rows of the views
+`by_task` (key: the id of a task) and `conflicted` (key: a type; value: the revisions of all leaves) need no class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from . import PLANNED, queue_of
+
+__all__ = ['MALFORMED_DATE', 'ClaimCount', 'DeadRow', 'Lease', 'ParcelRow', 'QueueCount', 'WaitingRow', 'revision_in']
+
+#: The date of an item in the view `waiting` if its own is malformed. So the item is the first in its queue, the
+#: consumer that claims it makes a dead letter of it, and no limit of the queue drops it.
+MALFORMED_DATE = 0
+
+Row = Mapping[str, Any]
+
+
+class WaitingRow(NamedTuple):
+    """`waiting`: key `[queue, rank, published]` or, planned, `[queue, PLANNED, date]`; value `[rank, revision]`."""
+
+    id: str
+    #: 9 - priority.
+    rank: int
+    #: When the item was published, or is due if it is `planned`.
+    date: float
+    rev: str
+    planned: bool
+    #: The document as it is now, if it was read and exists.
+    doc: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> WaitingRow:
+        """Read a row."""
+        _, place, date = row['key']
+        rank, rev = row['value']
+        return cls(row['id'], int(rank), float(date), rev, place == PLANNED)
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether the item has no valid date: the consumer that claims it makes a dead letter of it."""
+        return not self.planned and self.date == MALFORMED_DATE
+
+
+class QueueCount(NamedTuple):
+    """`waiting` or `dead`, reduced to the queue (`group_level=1`), or to queue and rank (2); value: the count."""
+
+    queue: str | None
+    #: 9 - priority, or `PLANNED`; -1 in rows by queue alone.
+    rank: int
+    total: int
+
+    @classmethod
+    def of(cls, row: Row) -> QueueCount:
+        """Read a row."""
+        queue, *rank = row['key']
+        return cls(queue_of(queue), rank[0] if rank else -1, row['value'])
+
+
+class DeadRow(NamedTuple):
+    """`dead`: key `[queue, failed]`, value: the reason."""
+
+    id: str
+    queue: str | None
+    failed: Any
+    reason: Any
+
+    @classmethod
+    def of(cls, row: Row) -> DeadRow:
+        """Read a row."""
+        return cls(row['id'], queue_of(row['key'][0]), row['key'][1], row['value'])
+
+
+class Lease(NamedTuple):
+    """`leases`, reduced to kind and name (`group_level=2`); value: CouchDB's `_stats` of seconds.
+
+    ============  ==================  ===================================================
+    Kind          Name                Seconds
+    ============  ==================  ===================================================
+    ``consumer``  id of a Consumer    `expires` of its heartbeat
+    ``claim``     id of a Consumer    dates of its claims; unreduced keys also have the queue
+    ``expiry``    None                `expires` of messages that no consumer has claimed
+    ``queue``     name of a queue     `expires` of the queue
+    ``limit``     name of a queue     0: the queue has a message TTL or a length limit
+    ============  ==================  ===================================================
+    """
+
+    kind: str
+    #: None of the kind `expiry`.
+    name: Any
+    stats: dict[str, float]
+
+    @classmethod
+    def of(cls, row: Row) -> Lease:
+        """Read a row."""
+        kind, name = row['key']
+        return cls(kind, str(queue_of(name)) if kind in ('queue', 'limit') else name, row['value'])
+
+
+class ClaimCount(NamedTuple):
+    """`leases` of the kind `claim`, reduced to consumer and queue (`group_level=3`)."""
+
+    consumer: str
+    queue: str | None
+    total: int
+
+    @classmethod
+    def of(cls, row: Row) -> ClaimCount:
+        """Read a row."""
+        _, consumer, queue = row['key']
+        return cls(consumer, queue_of(queue), row['value']['count'])
+
+
+class ParcelRow(NamedTuple):
+    """`parcels`: key `[0, published]`, or `[1, failed]` of a refused parcel; value `[revision, size]`."""
+
+    id: str
+    rev: str
+    #: The length of the document in characters.
+    size: int
+
+    @classmethod
+    def of(cls, row: Row) -> ParcelRow:
+        """Read a row."""
+        return cls(row['id'], *row['value'])
+
+
+def revision_in(row: Row) -> str:
+    """Return the revision in a row of `waiting` or `expiring` (key: `expires`; value: the revision)."""
+    value = row['value']
+    return str(value if isinstance(value, str) else value[1])

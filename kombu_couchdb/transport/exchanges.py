@@ -1,0 +1,107 @@
+"""Exchange types: which queues a message goes to, and how a queue is bound.
+
+The classes fill in the hooks of kombu's exchange types: `prepare_bind`, `lookup` and `deliver`; `declare`, `bind` and
+`unbind` are ours. To add an exchange type, write one class and add it to `EXCHANGE_TYPES`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.transport.virtual import exchange as virtual
+
+from ..couchdb.client import Document
+from ..errors import ConfigurationError
+from ..queues.routing import topic_pattern
+from ..queues.topology import Topology
+
+__all__ = ['EXCHANGE_TYPES', 'Direct', 'Fanout', 'Topic', 'Unrouted', 'check_exchange_type']
+
+
+class _Routed(virtual.ExchangeType):
+    """An exchange that delivers a copy to each queue with a matching binding. Only its bindings are stored."""
+
+    #: Whether the bindings are read once more before a message goes to no queue.
+    rechecks = True
+
+    def declare(self, exchange: str) -> None:
+        """Do nothing: other processes know the exchange by its bindings."""
+
+    def bind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
+        """Store a binding, for all processes."""
+        self.channel.connection.topology.bind(exchange, *self.prepare_bind(queue, exchange, routing_key, arguments))
+
+    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Delete a binding, for all processes."""
+        self.channel.connection.topology.unbind(exchange, routing_key, queue)
+
+    def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> set[str] | None:
+        """Return the queues with a matching binding, or None if a process has declared a fanout exchange of this name.
+
+        The bindings decide how a key matches, not the class: a publisher may use an exchange that it has not declared,
+        and kombu takes that for a direct one.
+        """
+        return table.lookup(exchange, routing_key, recheck=self.rechecks)
+
+    def deliver(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Store one copy of a message for each of its queues, all in one request."""
+        queues = self.channel._lookup(exchange, routing_key)
+        if queues is None:
+            self.channel._put_fanout(exchange, message, routing_key, **kwargs)
+        else:
+            self.channel._put(queues, message, **kwargs)
+
+
+class Direct(_Routed, virtual.DirectExchange):
+    """An exchange whose bindings match one routing key each."""
+
+
+class Topic(_Routed, virtual.TopicExchange):
+    """An exchange whose bindings match routing keys by patterns."""
+
+    #: Celery sends events to topic exchanges all the time, and usually nobody listens.
+    rechecks = False
+
+    def key_to_pattern(self, rkey: str) -> str:
+        """Return the pattern that is stored with a binding."""
+        return topic_pattern(rkey)
+
+
+class Fanout(virtual.FanoutExchange):
+    """An exchange that broadcasts: every queue that is bound to it at the time of sending has the message."""
+
+    def declare(self, exchange: str) -> None:
+        """Store the exchange: a publisher that has not declared it must know that it broadcasts."""
+        self.channel.connection.topology.declare_fanout(exchange)
+
+    def bind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
+        """Let a queue of this connection receive broadcasts from now on."""
+        self.channel.connection.listen(exchange, queue)
+
+    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Let a queue of this connection receive no more broadcasts."""
+        self.channel.connection.listener.unbind(queue, exchange)
+
+    def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> None:
+        """Return None: the publisher does not know which queues listen."""
+
+
+class Unrouted(virtual.ExchangeType):
+    """A direct or topic exchange in a database of parcels: the worker that moves the parcel looks up its queues."""
+
+    def deliver(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Store one copy of a message."""
+        self.channel._put((), message, **kwargs)
+
+
+#: The supported exchange types, by the names that kombu has for them.
+EXCHANGE_TYPES: dict[str, type[Any]] = {kind.type: kind for kind in (Direct, Topic, Fanout)}
+
+
+def check_exchange_type(exchange: str | None, name: str | None) -> None:
+    """Raise `ConfigurationError` if an exchange type is not supported. None stands for kombu's default, direct."""
+    if name and name not in EXCHANGE_TYPES:
+        raise ConfigurationError(
+            f'exchange {exchange!r:.80} has the type {name!r:.80}, which is not supported; '
+            f'use {", ".join(list(EXCHANGE_TYPES)[:-1])} or {list(EXCHANGE_TYPES)[-1]}'
+        )

@@ -1,0 +1,48 @@
+"""The types of documents have the members that docs/reference/documents.rst lists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_couchdb.results import documents as results
+from kombu_couchdb.documents import types
+
+PAGE = (Path(__file__).parents[3] / 'docs/reference/documents.rst').read_text('utf-8')
+SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
+TYPES = {
+    'WorkItem': types.WorkItem,
+    'Consumer': types.Consumer,
+    'Queue': types.Queue,
+    'Binding': types.Binding,
+    'Exchange': types.FanoutExchange,
+    'Broadcast': types.Broadcast,
+    'Leader': types.Leader,
+    'Parcel': types.Parcel,
+    'Result': results.Result,
+    'Group': results.Group,
+    'Value': results.Value,
+    'Chord': results.Chord,
+    'Part': results.ChordPart,
+}
+
+
+def own(names: Any) -> set[str]:
+    """Return the names without CouchDB's own members."""
+    return {name for name in names if not name.startswith('_')}
+
+
+def test_every_type_of_document_has_a_type() -> None:
+    assert set(TYPES) == set(SECTIONS)
+
+
+@pytest.mark.parametrize('kind', TYPES)
+def test_members(kind: str) -> None:
+    listed = dict(re.findall(r'^``([\w.-]+)``\s+(always|some)\s', SECTIONS[kind], re.MULTILINE))
+    tops = own(name.partition('.')[0] for name in listed)
+    always = own(name.partition('.')[0] for name, there in listed.items() if there == 'always')
+    assert own(TYPES[kind].__annotations__) == tops
+    assert own(TYPES[kind].__required_keys__) == always

@@ -1,0 +1,181 @@
+"""The files in `examples/deployment`: they can be parsed, and their commands, options and variables exist."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import celery.app.utils
+import click
+import pytest
+import yaml
+from celery.bin.celery import celery as program
+
+from celery_couchdb.cli import couchdb, databases
+from kombu_couchdb.couchdb import auth
+
+FOLDER = Path(__file__).parents[2] / 'examples/deployment'
+
+#: The variables that the CouchDB image reads; the examples give these names to the service `couchdb` only.
+OF_THE_IMAGE = {'COUCHDB_USER', 'COUCHDB_PASSWORD'}
+
+#: Where each variable of the workers, and of the programs that prepare the databases, is read.
+READ_IN = {
+    'CELERY_BROKER_URL': celery.app.utils,
+    'CELERY_RESULT_BACKEND': celery.app.utils,
+    'COUCHDB_USER': auth,
+    'COUCHDB_PASSWORD_FILE': auth,
+    'COUCHDB_ADMIN_PASSWORD': databases,
+}
+BY_CREATE_USER = {'COUCHDB_URL', 'COUCHDB_ADMIN', 'COUCHDB_ADMIN_PASSWORD', 'COUCHDB_USER', 'COUCHDB_PASSWORD_FILE'}
+
+
+def text(name: str) -> str:
+    return (FOLDER / name).read_text('utf-8')
+
+
+def ini(name: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, delimiters='=')
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(text(name))
+    return parser
+
+
+def env(name: str) -> dict[str, str]:
+    return dict(line.split('=', 1) for line in text(name).splitlines() if line and not line.startswith('#'))
+
+
+COMPOSE = yaml.safe_load(text('compose.yaml'))
+KUBERNETES = {doc['kind']: doc for doc in yaml.safe_load_all(text('kubernetes.yaml'))}
+UNIT = ini('shop-worker.service')
+CONTAINERS = {kind: KUBERNETES[kind]['spec']['template']['spec'] for kind in ('Job', 'Deployment')}
+
+
+def commands() -> Iterator[list[str]]:
+    """Yield each command that starts a program of Celery, as a list of words."""
+    run = re.search(r'^CMD (\[.*\])$', text('Dockerfile').replace('\\\n', ''), re.MULTILINE)
+    assert run is not None
+    yield json.loads(run[1])
+    yield shlex.split(UNIT['Service']['ExecStart'].replace('\\\n', ' ').replace('%%', '%'))
+    yield CONTAINERS['Deployment']['containers'][0]['command']
+    for shell in (COMPOSE['services']['prepare']['command'], CONTAINERS['Job']['containers'][0]['command']):
+        assert shell[:2] == ['sh', '-c']
+        yield from (shlex.split(part) for part in shell[2].split('&&') if 'celery' in part)
+
+
+def environments() -> dict[str, dict[str, Any]]:
+    """Return the variables of each place that runs our code."""
+    config = KUBERNETES['ConfigMap']['data']
+    extra = {one['name']: one for one in CONTAINERS['Job']['containers'][0]['env']}
+    services = COMPOSE['services']
+    return {
+        'systemd': env('worker.env'),
+        'cluster': env('cluster.env'),
+        'compose worker': services['worker']['environment'],
+        'compose prepare': services['prepare']['environment'],
+        'kubernetes worker': config,
+        'kubernetes prepare': {**config, **extra},
+    }
+
+
+@pytest.mark.parametrize('words', list(commands()), ids=' '.join)
+def test_commands_have_only_options_that_exist(words: list[str]) -> None:
+    assert Path(words[0]).name == 'celery'
+    assert words[1:3] == ['-A', 'shop']
+    command: click.Command = program
+    rest = words[3:]
+    while rest and not rest[0].startswith('-'):
+        name = rest.pop(0)
+        if command is couchdb or name != 'couchdb':
+            assert isinstance(command, click.Group)
+            found = command.get_command(click.Context(command), name)
+            assert found is not None
+            command = found
+        else:
+            command = couchdb
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in rest if word.startswith('-')} <= known
+
+
+def test_there_is_a_worker_for_each_manager() -> None:
+    assert sum('worker' in words for words in commands()) == 3
+    assert sum('setup' in words for words in commands()) == 2
+
+
+@pytest.mark.parametrize('place', environments())
+def test_variables_are_read_by_something(place: str) -> None:
+    variables = environments()[place]
+    assert set(READ_IN) - {'COUCHDB_ADMIN_PASSWORD'} <= set(variables)
+    for name in variables:
+        if name in READ_IN:
+            assert f"'{name}'" in Path(str(READ_IN[name].__file__)).read_text('utf-8')
+        else:
+            assert place.endswith('prepare')
+            assert name in BY_CREATE_USER
+    if place.endswith('prepare'):
+        assert set(variables) >= BY_CREATE_USER
+        assert set(re.findall(r"environ\['(\w+)'\]", text('create_user.py'))) == BY_CREATE_USER
+
+
+def test_image_of_couchdb_gets_an_administrator() -> None:
+    service = COMPOSE['services']['couchdb']
+    assert set(service['environment']) == OF_THE_IMAGE
+    assert ini('couchdb.ini')['couchdb']['single_node'] == 'true'
+
+
+@pytest.mark.parametrize('place', environments())
+def test_urls_are_read_and_have_no_password(place: str) -> None:
+    nodes = 3 if place in ('cluster', 'kubernetes worker', 'kubernetes prepare') else 1
+    for name, database in (('CELERY_BROKER_URL', 'celery'), ('CELERY_RESULT_BACKEND', 'celery_results')):
+        urls = environments()[place][name]
+        assert '@' not in urls
+        assert len(urls.split(';')) == nodes
+        assert re.fullmatch(rf'(couchdb://[\w.-]+:5984/{database};?)+', urls)
+
+
+def test_app_takes_all_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in env('cluster.env').items():
+        monkeypatch.setenv(name, value)
+    app = load('shop').app
+    assert app.conf.broker_url == env('cluster.env')['CELERY_BROKER_URL']
+    assert app.conf.result_backend == env('cluster.env')['CELERY_RESULT_BACKEND']
+    assert app.connection_for_write().alt == app.conf.broker_url.split(';')
+    assert app.conf.task_acks_late
+    for options in (app.conf.broker_transport_options, app.conf.result_backend_transport_options):
+        assert options == {'credentials': 'environment'}
+
+
+def test_managers_wait_for_running_tasks() -> None:
+    """The pool of a worker must not get SIGTERM: its processes would end in the middle of their tasks."""
+    assert (UNIT['Service']['KillMode'], UNIT['Service']['KillSignal']) == ('mixed', 'SIGTERM')
+    assert int(UNIT['Service']['TimeoutStopSec']) == 330
+    assert COMPOSE['services']['worker']['stop_grace_period'] == '330s'
+    assert CONTAINERS['Deployment']['terminationGracePeriodSeconds'] == 330
+
+
+def test_secrets_are_mounted_where_the_variable_says() -> None:
+    path = Path(COMPOSE['services']['worker']['environment']['COUCHDB_PASSWORD_FILE'])
+    assert path == Path('/run/secrets') / COMPOSE['services']['worker']['secrets'][0]
+    assert set(COMPOSE['services']['worker']['secrets']) <= set(COMPOSE['secrets'])
+    mounted = Path(KUBERNETES['ConfigMap']['data']['COUCHDB_PASSWORD_FILE'])
+    for spec in CONTAINERS.values():
+        mount, volume = spec['containers'][0]['volumeMounts'][0], spec['volumes'][0]
+        assert (mounted.parent, volume['name']) == (Path(mount['mountPath']), mount['name'])
+        assert mounted.name == 'password'
+
+
+def load(name: str) -> ModuleType:
+    """Import a file of the folder under a name of its own."""
+    spec = importlib.util.spec_from_file_location(f'deployment_{name}', FOLDER / f'{name}.py')
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
