@@ -214,7 +214,7 @@ def test_a_list_is_of_nodes_of_one_cluster(urls: str) -> None:
 def test_a_connection_that_moves_to_another_node_stays_tls(query: str, port: int) -> None:
     with Connection(f'couchdbs://a:{port}{query};couchdbs://b:{port}{query}') as connection:
         connection.transport.couchdb.switch_node()
-        connection.transport._name_node()
+        connection.transport.name_node()
         with connection.clone() as clone:
             assert clone.transport.address.server == f'https://b:{port}'
 
