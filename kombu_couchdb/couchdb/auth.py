@@ -174,7 +174,7 @@ class Auth:
         with self._lock:
             if self._headers is not used:
                 return True  # another thread has replaced the headers
-            if _WRONG_PASSWORD.search(reason := errors.reason_of(response)) or errors.is_lock(reason):
+            if _WRONG_PASSWORD.search(reason := errors.reason_of(response)) or errors.is_account_lock(reason):
                 self._note_refusal(self._used_credentials, reason)
             elif response.status_code == 403 or not used.is_session:
                 return False
@@ -254,14 +254,14 @@ class Auth:
         return credentials
 
     def _note_refusal(self, credentials: _Credentials, reason: str) -> None:
-        seconds = _LOCKED_SECONDS if errors.is_lock(reason) else _REFUSED_SECONDS
+        seconds = _LOCKED_SECONDS if errors.is_account_lock(reason) else _REFUSED_SECONDS
         self._refused, self._refused_reason = credentials, reason.rstrip('.')
         self._refused_until = time.monotonic() + seconds
 
     def _refusal(self) -> errors.CouchDBError:
-        if errors.is_lock(self._refused_reason):
-            return errors.locked(self._address.server, self._user)
-        text = f'{self._address.server} refused {errors.who(self._user)}: {self._refused_reason}; '
+        if errors.is_account_lock(self._refused_reason):
+            return errors.account_locked(self._address.server, self._user)
+        text = f'{self._address.server} refused {errors.describe_user(self._user)}: {self._refused_reason}; '
         seconds = max(0.0, self._refused_until - time.monotonic())
         pause = f'the same password is not sent again for {seconds:.0f} s'
         if self._address.credentials or callable(self._address.password):
