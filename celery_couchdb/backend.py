@@ -228,7 +228,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             self.store.set_up()
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         self.end_unfinished_chords(unfinished)
-        self.resolver.look()
+        self.resolver.resolve_if_due()
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:

@@ -96,7 +96,7 @@ class Mover:
         if not self._leader.step():
             self._stale = True
             if self._feed is not None:
-                self._feed.rest()
+                self._feed.pause()
             return
         if not was_leader:
             logger.info('this worker moves the parcels of %s from now on', self._client.url)

@@ -212,9 +212,7 @@ class Store:
             if not self._options.create_database:
                 raise
             try:
-                self._call(self.client.put, wanted)
-            except Conflict:
-                pass  # another process was first, with the same
+                self._call(self.client.try_put, wanted)  # in conflict, another process has stored the same
             except AccessDenied as exc:
                 raise access_denied(
                     self.client.address.url,

@@ -123,7 +123,7 @@ def watch(client: Client, task_id: str, timeout: float | None = None) -> Iterato
     deadline = float('inf') if timeout is None else time.monotonic() + timeout
     longpoll, last = Longpoll(client), ''
     while True:
-        turn, since, now = longpoll.turn, client.sequence(), client.clock.now()
+        turn, since, now = longpoll.generation, client.sequence(), client.clock.now()
         docs = find(client, task_id)
         found = _state(client, docs)
         if found != last:

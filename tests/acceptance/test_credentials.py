@@ -145,7 +145,7 @@ def settings(
     request: pytest.FixtureRequest, site: Site, member: dict[str, str], secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], dict[str, Any]]:
     """A function that returns the settings of a worker with the password from its URL or from a source."""
-    monkeypatch.setattr(auth, '_LOCK_REST', 0.0)  # this process publishes as soon as the lock ends
+    monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.0)  # this process publishes as soon as the lock ends
     site.set_up(member['user'])
     if request.param == 'url':
         site.use_as(member['user'], member['password'])

@@ -337,7 +337,7 @@ FLOODS = {
 def test_endless_response_is_given_up(
     wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch, what: str, call: Callable[[Client], Any]
 ) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', 1_000_000)
     wire = wires()
     wire.answer = FLOODS[what]
     found = ask(wire, call)
@@ -452,7 +452,7 @@ def test_consumer_survives_wrong_responses(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(io_thread, '_LAST_RETRY_SECONDS', 0.05)
-    monkeypatch.setattr(auth, '_LOCK_REST', 0.05)
+    monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.05)
     publisher = connect()
     publisher.connect()
     inbox = Inbox(connect(visibility_timeout=3.0))

@@ -133,7 +133,7 @@ def check(exc: CouchDBError) -> None:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, '_shared', Shared({}))
-    monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', 1_000_000)
 
 
 def client_of(port: int, auth: str = 'basic', **more: Any) -> Client:
@@ -149,7 +149,7 @@ def test_error_responses(wires: Callable[[], Wire], answer: str, call: str, auth
     wire = wires()
     client = client_of(wire.server_address[1], auth)
     wire.answer = BEGUN
-    client._nodes.current.login.headers(client._nodes.current._post_session)
+    client._nodes.current.auth.headers(client._nodes.current._post_session)
     wire.answer = ANSWERS[answer]
     limit(client, answer)
     try:

@@ -212,8 +212,8 @@ def test_list_with_other_schemes_is_refused(urls: str) -> None:
 @pytest.mark.parametrize(('query', 'port'), [('', 1), ('?ssl=false', 2), ('?ssl_ca_certs=x', 3)])
 def test_failover_keeps_tls(query: str, port: int) -> None:
     with Connection(f'couchdbs://a:{port}{query};couchdbs://b:{port}{query}') as connection:
-        connection.transport.couchdb.leave_node()
-        connection.transport._name_node()
+        connection.transport.couchdb.switch_node()
+        connection.transport.name_node()
         with connection.clone() as clone:
             assert clone.transport.address.server == f'https://b:{port}'
 

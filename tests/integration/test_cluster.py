@@ -66,9 +66,7 @@ def a_cluster(monkeypatch: pytest.MonkeyPatch, database: str) -> None:
     info = Client.info
 
     def told(self: Client, *shape: Any) -> Document:
-        found = info(self, *shape)
-        self.replicas = 3
-        return found
+        return {**info(self, *shape), 'cluster': {'n': 3}}
 
     replace_in_clients(monkeypatch, database, 'info', told)
 
@@ -104,7 +102,7 @@ def is_item(doc: Document) -> bool:
 def test_message_with_an_unproven_claim_is_released_without_delivery(
     connect: Callable[..., Connection], client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('kombu_couchdb.leases.sweeper.SYNC', 0.5)
+    monkeypatch.setattr('kombu_couchdb.leases.unproven.SYNC', 0.5)
     publish(connect(), 'hello')
     claimed: list[Document] = []
 
@@ -237,7 +235,7 @@ def test_consumer_leaves_a_node_that_cannot_prove_heartbeats(
     connect: Callable[..., Connection], database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[bool] = []
-    replace_in_clients(monkeypatch, database, 'leave_node', lambda self: left.append(True))
+    replace_in_clients(monkeypatch, database, 'switch_node', lambda self: left.append(True))
     cluster.unproven = is_heartbeat
     inbox = Inbox(connect())
     inbox.drain_until(lambda: left, 'another node to be asked')

@@ -28,9 +28,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses of the conflict resolver."""
     for name in (
         'couchdb.conflicts.SYNC',
-        'couchdb.conflicts._SINGLE',
-        'couchdb.conflicts._CLUSTER',
-        'leases.sweeper.SYNC',
+        'couchdb.conflicts._SINGLE_NODE_SECONDS',
+        'couchdb.conflicts._CLUSTER_SECONDS',
+        'leases.unproven.SYNC',
     ):
         monkeypatch.setattr(f'kombu_couchdb.{name}', 0.5)
 

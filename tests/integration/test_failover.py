@@ -68,7 +68,7 @@ def test_connection_names_its_new_node_after_failover(connect_by: Callable[..., 
         publish(connection, 'before')
         inbox.wait(1)
         assert is_of(connection, proxy.port)
-        connection.transport.couchdb.leave_node()
+        connection.transport.couchdb.switch_node()
         publish(connection, 'after')
         assert inbox.wait(2) == ['before', 'after']
         assert is_of(connection, client.address.port)

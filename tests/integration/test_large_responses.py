@@ -25,7 +25,7 @@ def ids(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of documents that are too large for one response."""
     ids = [f'large-{number}' for number in range(COUNT)]
     client.bulk([{'_id': doc_id, 'text': 'x' * SIZE} for doc_id in ids])
-    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', LARGEST)
     return ids
 
 
@@ -43,7 +43,7 @@ def test_documents_are_read_in_parts(client: Client, ids: list[str], read: Calla
 
 
 def test_document_that_is_too_large(client: Client, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', SIZE // 2)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', SIZE // 2)
     for read in (client.get, lambda doc_id: client.fetch([doc_id]), lambda doc_id: client.find([doc_id])):
         with pytest.raises(AnswerTooLarge):
             read(ids[0])
@@ -52,7 +52,7 @@ def test_document_that_is_too_large(client: Client, ids: list[str], monkeypatch:
 def test_messages_and_results(
     client: Client, connect: Callable[..., Connection], app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', LARGEST)
     bodies = [f'{number}' * SIZE for number in range(COUNT)]
     publish_many(connect(), bodies)
     assert sorted(Inbox(connect()).wait(COUNT)) == bodies
@@ -76,6 +76,6 @@ def test_messages_and_results(
 def test_body_may_be_larger_than_the_limit_for_responses(
     client: Client, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', LARGEST)
     publish_many(connect(), ['x' * 5 * LARGEST])
     assert Inbox(connect()).wait(1) == ['x' * 5 * LARGEST]
