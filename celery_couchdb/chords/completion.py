@@ -176,7 +176,7 @@ class ChordMixin:
             self.delete_group(group_id)
 
     def _join(self, group_id: str, chord: Chord) -> list[Any]:
-        """Return the results of a chord's parts; *raises* `ChordError` if a part has failed or its result was deleted."""
+        """Return the results of a chord's parts; *raises* `ChordError` if one has failed or its result was deleted."""
         parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
         if len(parts) < size_of(chord):  # in a cluster, another node may have counted them
             raise ServerUnavailable(
@@ -237,7 +237,7 @@ def _value_or_error(task_id: str, state: str, result: Any) -> Any:
 
 
 def _nest(group: ResultSet, found: dict[str, Any]) -> list[Any]:
-    """Return the results that were `found` by task ids as a list for `group`, with a nested list for each nested group."""
+    """Return the results that were `found`, by task id, as a list, with a nested list for each nested group."""
     return [_nest(node, found) if isinstance(node, ResultSet) else found[node.id] for node in group.results]
 
 

@@ -6,10 +6,10 @@
     chord-unlock-<group id>:part:<index>:<task id>     {type: "Part", task_id, index, state, …[, value]}
 
 The id of a part is fixed, so a part that is delivered twice counts once. A worker that stores a part counts the parts.
-If all of them are stored, it claims the `Chord` by its revision. Only the worker that has the claim sends the body. Then
-it sets `sent` and deletes all documents of the chord. If this worker is killed before that, another worker finds the
-chord in its next sweep, see `claim_unfinished`. A chord expires with its parts when no part was stored for the lifetime
-of results.
+If all of them are stored, it claims the `Chord` by its revision. Only the worker that has the claim sends the body. It
+then sets `sent` and deletes all documents of the chord. If this worker is killed before that, another worker finds the
+chord in its next sweep, see `claim_unfinished`. A chord expires with its parts if no part was stored during the
+lifetime of results.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Chords:
         return found is not None and bool(found['_rev'] == chord['_rev'])
 
     def finish(self, group_id: str, chord: Chord) -> bool:
-        """Mark a claimed chord as sent and delete its documents, the chord last; False if another worker has the claim."""
+        """Mark a claimed chord as sent and delete its documents, itself last; False if another worker has the claim."""
         self._forget(group_id)
         if not chord.get('sent'):
             rev = self._put({**chord, 'sent': True})

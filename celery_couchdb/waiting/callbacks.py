@@ -1,7 +1,7 @@
 """Callbacks of results, `result.then(…)`: a thread that waits for results and calls their callbacks.
 
-The thread runs only in processes that are no workers: a task that needs a result has to wait for it. A result whose only
-listener is the barrier of its group is referenced weakly, and is not watched until the group has a callback.
+The thread runs only in processes that are no workers: a task that needs a result has to wait for it. A result whose
+only listener is the barrier of its group is referenced weakly, and is not watched until the group has a callback.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Callbacks:
     def reset(self) -> None:
         """Start over in a forked child: the thread and the callbacks belong to the parent process."""
         self._lock, self._fulfilling = threading.Lock(), threading.RLock()
-        #: (number, task id, result): the number is the `id()` of the result object. Without a result: remove it. Without a
-        #: number: remove all results of the task.
+        #: (number, task id, result): the number is the `id()` of the result object. Without a result: remove it.
+        #: Without a number: remove all results of the task.
         self._queue: deque[tuple[int | None, str, Any]] = deque()
         self._mailbox = Mailbox()
         #: By document id and number: a function that returns the result, or None if it was deleted.

@@ -75,8 +75,8 @@ class PushMixin:
         `timeout`, and with `propagate` the exception of a failed task: this one, or an earlier one in its chain.
         """
         self._ensure_not_eager()
-        # In each interval Celery reads the states of all earlier results, in case one has failed. That is seldom useful,
-        # because then this result fails, too. So the more earlier results there are, the longer is the interval.
+        # In each interval Celery reads the states of all earlier results, in case one has failed. That is seldom
+        # useful, because then this result fails, too. So the interval is longer if there are more earlier results.
         pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * sum(1 for _ in _ancestors(result)))
         before = {task.id: task for group in groups_of(result) for task in _ancestors(group)}
         for task_id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval, before):

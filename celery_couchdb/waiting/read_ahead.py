@@ -1,8 +1,8 @@
 """Reading ahead: results that are read one after the other, in the order of their tasks, need few requests.
 
-A program may send many tasks and then `get` their results in turn. Celery reads the results of a group in turn, too, when
-it does not wait for them: in `ready()`, in `completed_count()`, and in `get()` of a chord's body, which first checks
-whether a part of the header has failed.
+A program may send many tasks and then `get` their results in turn. Celery reads the results of a group in turn, too,
+when it does not wait for them: in `ready()`, in `completed_count()`, and in `get()` of a chord's body, which first
+checks whether a part of the header has failed.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ _MAX_DOC_IDS = 100
 #: The most changes in one response while every change is received.
 _MAX_CHANGES = 2000
 
-#: After a response the subscriber pauses, in seconds for each watched document, with a minimum and a maximum. During the
-#: pause, threads that have received their documents stop watching, and changes in quick succession are collected.
+#: After a response the subscriber pauses, in seconds for each watched document, with a minimum and a maximum. During
+#: the pause, threads that have received their documents stop watching, and changes in quick succession are collected.
 _PAUSE_PER_DOC_SECONDS, _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1 / 20_000, 0.002, 0.05
 
 #: If new ids interrupt a wait that took less time than `_SHORT_WAIT_SECONDS`, more new ids are likely. Then the
@@ -160,7 +160,7 @@ class Subscriber:
                 self._longpoll.interrupt()
 
     def is_watching(self, mailbox: Mailbox, doc_id: str) -> bool:
-        """Tell whether a document is still delivered to `mailbox`: not after an error for this document was delivered."""
+        """Tell whether a document is still delivered to `mailbox`: not after an error was delivered in its place."""
         return mailbox in self._mailboxes.get(doc_id, ())
 
     # -- in the subscriber's thread
@@ -171,11 +171,11 @@ class Subscriber:
             time.sleep(pause)  # limits the number of requests
             with self._condition:
                 watched, unread, self._unread = set(self._mailboxes), self._unread, set()
-                turn = self._longpoll.turn
+                generation = self._longpoll.generation
             if not watched:
                 continue
             try:
-                pause = self._request(watched, unread, turn)
+                pause = self._request(watched, unread, generation)
                 if retry > _MIN_RETRY_SECONDS:
                     logger.info('results are received again')
                 retry = _MIN_RETRY_SECONDS
@@ -200,7 +200,7 @@ class Subscriber:
                 self._running = False
             return self._running
 
-    def _request(self, watched: set[str], unread: set[str], turn: int) -> float:
+    def _request(self, watched: set[str], unread: set[str], generation: int) -> float:
         """Deliver existing documents, wait for changes and deliver them; return the pause after that, in seconds."""
         many = len(watched) > self._max_doc_ids
         if self._since is None or many != self._receives_all:
@@ -217,7 +217,7 @@ class Subscriber:
             self._process(self.store.client.changes(since, body, limit, docs=not many), watched)
             return _POLL_SECONDS
         began = time.monotonic()
-        response = self._longpoll.wait(turn, since, body, docs=not many, limit=limit)
+        response = self._longpoll.wait(generation, since, body, docs=not many, limit=limit)
         self._polls = response is None and time.monotonic() - began < _SHORT_WAIT_SECONDS
         if response is None:
             if unread and not many:

@@ -1,4 +1,4 @@
-"""Conflict rules of results: which leaf revision is kept (`celery_couchdb.results.conflict_rules`)."""
+"""Conflict rules of results (`celery_couchdb.results.conflict_rules`)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def leaf(generation: int, status: str, *delivery: int) -> dict[str, Any]:
         ],
         [leaf(2, 'FAILURE'), leaf(1, 'FAILURE', 0, 0, 2), leaf(1, 'FAILURE', 0, 0, 10), leaf(1, 'RETRY', 0, 1, 2)],
         [leaf(2, 'STARTED'), leaf(3, 'STARTED'), leaf(2, 'FAILURE')],
-        [{**leaf(2, 'FAILURE'), 'delivery': 'malformed'}, leaf(1, 'FAILURE', 0, 0, 2)],
+        [{**leaf(2, 'FAILURE'), 'delivery': 'spoilt'}, leaf(1, 'FAILURE', 0, 0, 2)],
     ],
-    ids=['states', 'deliveries', 'no deliveries', 'malformed'],
+    ids=['states', 'deliveries', 'no deliveries', 'spoilt'],
 )
-def test_last_of_these_is_kept_in_every_order(leaves: list[dict[str, Any]]) -> None:
+def test_highest_ranked_leaf_is_kept_in_any_order(leaves: list[dict[str, Any]]) -> None:
     for number, doc in enumerate(leaves):
-        doc['_rev'] += str(number)  # a leaf revision of its own
+        doc['_rev'] += str(number)  # each document is another leaf revision
     for found in itertools.permutations(leaves):
         assert {doc['_rev'] for doc in keep_best([*found])} == {doc['_rev'] for doc in leaves[:-1]}

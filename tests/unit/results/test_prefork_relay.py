@@ -1,7 +1,4 @@
-"""Results of a pool's children, stored through their parent process (`results.prefork_relay`).
-
-The processes are real; a fake takes the place of the server.
-"""
+"""The relay through which pool children store results (`results.prefork_relay`), with real processes and no server."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from tests.conftest import PATIENCE, wait_for
 
-pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork')
+pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
 
 
 class Commit:
-    """Records the ids of written documents. The revision that it returns is the id of the process that wrote."""
+    """Records the written documents and the writing process."""
 
     def __init__(self) -> None:
         self.written: list[list[str]] = []
@@ -38,7 +35,7 @@ class Commit:
         self.gate = threading.Event()
         self.gate.set()
 
-    def write(self, docs: Sequence[Document]) -> list[Document]:
+    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
         assert self.gate.wait(PATIENCE)
         if self.error is not None:
             raise self.error
@@ -56,10 +53,12 @@ def relay(commit: Commit) -> Iterator[Relay]:
     relay = Relay(cast(GroupCommit, commit), timeout=PATIENCE)
     yield relay
     relay.reset()
+    if relay._child_end is not None:
+        relay._child_end.close()
 
 
 def start(relay: Relay, check: Callable[[], bool]) -> int:
-    """Fork a child that ends with 0 if `check()` is true there."""
+    """Fork a child that exits with status 0 if `check()` returns true in it."""
     child = os.fork()
     if not child:
         status = 2
@@ -76,7 +75,9 @@ def ended(child: int) -> int:
         pid, found = os.waitpid(child, os.WNOHANG)
         return (pid, found) if pid else None
 
-    return os.waitstatus_to_exitcode(wait_for(status, 'the end of the child')[1])
+    ended = wait_for(status, 'the child to end')
+    assert ended is not None
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def docs(*ids: str) -> list[Document]:
@@ -84,8 +85,8 @@ def docs(*ids: str) -> list[Document]:
 
 
 def by(relay: Relay, *ids: str) -> int:
-    """Write documents and return the id of the process that did it."""
-    [pid] = {int(result.rev) for result in relay.write(docs(*ids))}
+    """Write documents and return the id of the process that wrote them."""
+    [pid] = {int(answer.rev) for answer in relay.write(docs(*ids))}
     return pid
 
 
@@ -97,7 +98,7 @@ def test_child_writes_through_its_parent(relay: Relay, commit: Commit) -> None:
     assert commit.written == [['a'], ['b', 'c']]
 
 
-def test_several_children_at_the_same_time(relay: Relay, commit: Commit) -> None:
+def test_several_concurrent_children(relay: Relay, commit: Commit) -> None:
     parent = os.getpid()
     relay.open()
     children = [start(relay, lambda n=n: all(by(relay, f'{n}-{m}') == parent for m in range(20))) for n in range(5)]  # type: ignore[misc]
@@ -105,14 +106,14 @@ def test_several_children_at_the_same_time(relay: Relay, commit: Commit) -> None
     assert sorted(doc_id for [doc_id] in commit.written) == sorted(f'{n}-{m}' for n in range(5) for m in range(20))
 
 
-def test_dates_can_be_written(relay: Relay, commit: Commit) -> None:
+def test_dates_are_written_as_without_a_relay(relay: Relay, commit: Commit) -> None:
     relay.open()
     doc = {'_id': 'a', 'date': datetime(2026, 1, 1, tzinfo=timezone.utc)}
     assert ended(start(relay, lambda: bool(relay.write([doc])))) == 0
     assert commit.written == [['a']]
 
 
-def test_child_writes_itself_if_the_parent_does_not_serve_it(relay: Relay) -> None:
+def test_child_without_a_relay_writes_itself(relay: Relay) -> None:
     assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
 
 
@@ -122,8 +123,8 @@ def test_parent_writes_without_a_socket(relay: Relay, commit: Commit) -> None:
     assert by(relay, 'a') == os.getpid()
 
 
-def test_relay_creates_no_files(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A process that is killed could not remove its files."""
+def test_relay_leaves_no_files(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A killed process could not delete its files."""
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
     parent = os.getpid()
     relay.open()
@@ -131,8 +132,8 @@ def test_relay_creates_no_files(relay: Relay, monkeypatch: pytest.MonkeyPatch, t
     assert not [*tmp_path.iterdir()]
 
 
-def test_other_processes_cannot_connect_to_the_parent(relay: Relay) -> None:
-    """Its sockets have no name: neither a path, which has file permissions, nor an abstract name, which has none."""
+def test_other_processes_cannot_reach_the_parent(relay: Relay) -> None:
+    """The sockets have no name: a path would need access rights, and an abstract name has none."""
     relay.open()
     assert relay._parent_end is not None
     assert relay._child_end is not None
@@ -148,7 +149,7 @@ def test_child_writes_itself_if_the_parent_has_too_many_open_files(
         monkeypatch.undo()
         call, numbers, flags, address = receive(end, *args)
         for number in numbers:
-            os.close(number)  # as the operating system does
+            os.close(number)  # as the system does
         return call, [], flags, address
 
     monkeypatch.setattr(socket, 'recv_fds', too_many)
@@ -157,7 +158,7 @@ def test_child_writes_itself_if_the_parent_has_too_many_open_files(
     assert ended(start(relay, lambda: (by(relay, 'a'), by(relay, 'b')) == (os.getpid(), parent))) == 0
 
 
-def test_child_raises_the_error_if_the_parent_cannot_write(relay: Relay, commit: Commit) -> None:
+def test_child_retries_a_failed_write_of_its_parent_and_gets_the_error(relay: Relay, commit: Commit) -> None:
     relay.open()
     commit.error = DocumentTooLarge('too large')
 
@@ -171,21 +172,21 @@ def test_child_raises_the_error_if_the_parent_cannot_write(relay: Relay, commit:
     assert ended(start(relay, refused)) == 0
 
 
-def test_child_writes_itself_after_the_timeout(commit: Commit) -> None:
+def test_child_writes_itself_if_the_parent_does_not_respond(commit: Commit) -> None:
     relay = Relay(cast(GroupCommit, commit), timeout=0.2)
     relay.open()
     commit.gate.clear()
 
     def check() -> bool:
         commit.gate = threading.Event()
-        commit.gate.set()  # in this process only
+        commit.gate.set()  # only in this process
         return by(relay, 'a') == os.getpid()
 
     assert ended(start(relay, check)) == 0
     commit.gate.set()
 
 
-def test_child_writes_itself_after_the_parent_has_ended(relay: Relay, commit: Commit) -> None:
+def test_child_writes_itself_after_its_parent_ended(relay: Relay, commit: Commit) -> None:
     relay.open()
     assert relay._parent_end is not None
     relay._parent_end.shutdown(socket.SHUT_RDWR)
@@ -193,7 +194,7 @@ def test_child_writes_itself_after_the_parent_has_ended(relay: Relay, commit: Co
     assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
 
 
-def test_child_ends_after_its_parent_was_killed(commit: Commit) -> None:
+def test_child_writes_and_ends_after_its_parent_was_killed(commit: Commit) -> None:
     relay = Relay(cast(GroupCommit, commit), timeout=PATIENCE)
     results, report = os.pipe()
     parent = os.fork()
@@ -202,7 +203,7 @@ def test_child_ends_after_its_parent_was_killed(commit: Commit) -> None:
         killed = os.getpid()
 
         def orphaned() -> bool:
-            wait_for(lambda: os.getppid() != killed, 'the end of the parent')
+            wait_for(lambda: os.getppid() != killed, 'the parent to end')
             return os.write(report, b'+' if by(relay, 'a') == os.getpid() else b'-') > 0
 
         for _ in range(4):
@@ -210,12 +211,12 @@ def test_child_ends_after_its_parent_was_killed(commit: Commit) -> None:
         os.kill(killed, signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
     os.close(report)
-    with os.fdopen(results, 'rb') as reports:
-        assert reports.read() == b'++++'  # ends with the last of them
+    with os.fdopen(results, 'rb') as answers:
+        assert answers.read() == b'++++'  # the pipe ends when the last child ends
 
 
-def test_sibling_does_not_keep_the_connection_of_a_killed_parent_open(commit: Commit) -> None:
-    """Children that are forked later inherit the open connections of the parent."""
+def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(commit: Commit) -> None:
+    """Children that are forked later inherit the open sockets of the parent."""
     relay = Relay(cast(GroupCommit, commit), timeout=60.0)
     results, report = os.pipe()
     connected, connect = os.pipe()
@@ -239,7 +240,7 @@ def test_sibling_does_not_keep_the_connection_of_a_killed_parent_open(commit: Co
         os.kill(os.getpid(), signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
     try:
-        assert select.select([results], [], [], PATIENCE / 3)[0], 'the child waits'
+        assert select.select([results], [], [], PATIENCE / 3)[0], 'the child still waits'
         assert os.read(results, 1) == b'+'
     finally:
         os.write(hold, b'.')
@@ -247,8 +248,8 @@ def test_sibling_does_not_keep_the_connection_of_a_killed_parent_open(commit: Co
             os.close(end)
 
 
-def test_response_to_an_interrupted_task_is_not_read_by_the_next_task(relay: Relay, commit: Commit) -> None:
-    """A soft time limit can interrupt a task between the request to the parent and its response."""
+def test_interrupted_task_leaves_no_response_for_the_next(relay: Relay, commit: Commit) -> None:
+    """A soft time limit may interrupt a task anywhere, also between a request and its response."""
     relay.open()
 
     def check() -> bool:
@@ -258,12 +259,12 @@ def test_response_to_an_interrupted_task_is_not_read_by_the_next_task(relay: Rel
         def interrupted(*args: Any) -> bytes:
             raise Interrupted
 
-        receive, module._receive = module._receive, interrupted
+        receive, module._receive = module._receive, interrupted  # type: ignore[assignment]
         try:
             relay.write(docs('a'))
         except Interrupted:
             module._receive = receive
-        return [result.id for result in relay.write(docs('b'))] == ['b']
+        return [answer.id for answer in relay.write(docs('b'))] == ['b']
 
     assert ended(start(relay, check)) == 0
     assert sorted(doc_id for [doc_id] in commit.written) == ['a', 'b']

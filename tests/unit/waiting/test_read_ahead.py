@@ -1,4 +1,4 @@
-"""Reading results ahead (`waiting.read_ahead`), with a store in memory and a fake clock."""
+"""Reading results ahead (`waiting.read_ahead`), with a store in memory and a simulated clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 class FakeStore:
-    """Has every document, and records the number of documents in each request."""
+    """A store that has every document, and counts requests."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -60,40 +60,40 @@ def ask(store: FakeStore, ahead: ReadAhead, ids: Iterable[str], pause: float) ->
 IDS = [f'result{n}' for n in range(600)]
 
 
-def test_results_read_in_the_order_of_sending_need_few_requests(store: FakeStore) -> None:
+def test_reading_in_publish_order_takes_few_requests(store: FakeStore) -> None:
     ask(store, reading(store, IDS), IDS, 0.0001)
     assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
 
 
-def test_slow_reader_reads_few_unused_documents(store: FakeStore) -> None:
-    ask(store, reading(store, IDS), IDS, 0.03)  # three of them before the documents are too old
+def test_slow_reader_reads_little_in_vain(store: FakeStore) -> None:
+    ask(store, reading(store, IDS), IDS, 0.03)  # three calls while results that were read ahead are valid
     assert sum(store.requests) <= 2.1 * len(IDS)
     assert max(store.requests) == 8
 
 
-def test_results_read_with_pauses_are_read_one_by_one(store: FakeStore) -> None:
+def test_occasional_reads_read_nothing_ahead(store: FakeStore) -> None:
     ask(store, reading(store, IDS), IDS[:20], 0.06)
     assert store.requests == [1] * 20
 
 
-def test_results_read_in_another_order_are_read_one_by_one(store: FakeStore) -> None:
+def test_reading_in_another_order_takes_one_request_each(store: FakeStore) -> None:
     ahead = reading(store, IDS)
     ask(store, ahead, reversed(IDS[:100]), 0.0001)
     assert len(store.requests) == 100
 
 
-def test_unknown_results_are_read_one_by_one(store: FakeStore) -> None:
+def test_unknown_results_are_read_alone(store: FakeStore) -> None:
     ask(store, reading(store, IDS), [f'other{n}' for n in range(10)], 0.0001)
     assert store.requests == [1] * 10
 
 
-def test_results_of_a_group_are_read_ahead_before_sent_ones(store: FakeStore) -> None:
+def test_results_of_a_group_take_precedence_over_publish_order(store: FakeStore) -> None:
     group = [f'member{n}' for n in range(50)]
     ask(store, reading(store, IDS, following=group), group, 0.0001)
     assert store.requests == [1, 1, 1, 8, 16, 23]
 
 
-def test_recent_keeps_the_newest_entries() -> None:
+def test_recent_keeps_only_the_last_entries() -> None:
     recent: Recent[int] = Recent(100)
     for number in range(1000):
         recent[str(number)] = number
