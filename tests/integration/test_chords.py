@@ -625,7 +625,7 @@ def test_body_that_is_a_chord_is_sent_after_its_worker_was_killed(site: Site, mo
     first, second = (Context({**message['headers'], **message['embed']}) for message in site.taken())
     end(site.backend(), first)
     worker = site.backend()
-    monkeypatch.setattr(worker.chords, 'done', die)
+    monkeypatch.setattr(worker.chords, 'finish', die)
     with pytest.raises(Killed):
         end(worker, second)
     inner_parts = [Context({**message['headers'], **message['embed']}) for message in site.taken()]
@@ -654,7 +654,7 @@ def test_malformed_chord_does_not_stop_the_sweep(site: Site, client: Client) -> 
 def test_consumed_body_is_not_sent_again(site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
     parts = site.send('a')
     worker = site.backend()
-    monkeypatch.setattr(worker.chords, 'done', die)
+    monkeypatch.setattr(worker.chords, 'finish', die)
     with pytest.raises(Killed):
         end(worker, parts[0])
     assert len(site.taken()) == 1
