@@ -22,7 +22,7 @@ from typing import Any, TypeGuard
 from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number, text
 from kombu_couchdb.documents.idempotency import is_repeated
 
-from ..results.documents import Chord, ChordPart, Document, Packed, stamp
+from ..results.documents import Chord, ChordPart, Document, Packed, new_chord, stamp
 from ..results.store import Recent, Store
 
 __all__ = ['LAG_SECONDS', 'Chords', 'size_of']
@@ -69,12 +69,8 @@ class Chords:
 
         `body` is its encoded callback; `nested` says that there are groups in the header.
         """
-        doc: Chord = {
-            **_new_chord(self._prefix + group_id),
-            'body': body,
-            'nested': nested,
-            'run': uuid.uuid4().hex,
-        }
+        chord = new_chord(self._prefix + group_id)
+        doc: Chord = {**chord, 'body': body, 'nested': nested, 'run': uuid.uuid4().hex}
         if is_repeated() and self._store.known([doc['_id']]):
             return  # a process that was killed has sent the same chord, and has done this step
         for _ in range(_ATTEMPTS):
@@ -86,10 +82,9 @@ class Chords:
                 return  # it was stored, and only the response was lost
             # A frozen chord is sent a second time: its parts have the same ids as those of the first run.
             self._store.delete_all(list(self._part_revisions(group_id)))
+            doc.pop('_rev', None)
             if found:
                 doc['_rev'] = found['_rev']
-            else:
-                doc.pop('_rev', None)
         raise self._store.too_many_conflicts(doc['_id'])
 
     def set_size(self, group_id: str, size: int) -> None:
@@ -108,7 +103,7 @@ class Chords:
             doc = self._known.pop(group_id, None) or self._store.current(doc_id)
             if doc is None and is_repeated() and self._store.known([doc_id]):
                 return  # the chord was completed and deleted
-            if self._put(change(doc or _new_chord(doc_id))):
+            if self._put(change(doc or new_chord(doc_id))):
                 return
         raise self._store.too_many_conflicts(doc_id)
 
@@ -261,42 +256,29 @@ class Chords:
         Each part is one write, and CouchDB numbers the writes to a database. If there were fewer writes since the last
         count than parts were missing, parts are still missing. In a cluster each copy has its own numbers.
         """
+        writes = None
         if self._store.client.is_cluster():
             count = self._count(group_id)
             if count is not None and 0 < size - count <= _MAX_LATE_PARTS:
                 time.sleep(LAG_SECONDS)  # a copy does not tell whether it has received all writes
                 count = self._count(group_id)
-            return None if count is None else count >= size
-        if size <= _MAX_SMALL_CHORD:
+        else:
+            if size > _MAX_SMALL_CHORD:
+                writes = self._store.writes()
+                last_count, writes_then = self._counted.get(group_id, (0, writes - size))
+                if writes - writes_then < size - last_count:
+                    return False
             count = self._count(group_id)
-            return None if count is None else count >= size
-        writes = self._store.writes()
-        last_count, writes_then = self._counted.get(group_id, (0, writes - size))
-        if writes - writes_then < size - last_count:
-            return False
-        count = self._count(group_id)
         if count is None:
             return None
-        self._counted[group_id] = (count, writes)
+        if writes is not None:
+            self._counted[group_id] = (count, writes)
         return count >= size
 
 
 def size_of(chord: Chord) -> int:
     """Return the number of parts of a chord whose size is known, with those that were added."""
     return (chord['size'] or 0) + len(chord['added'])
-
-
-def _new_chord(doc_id: str) -> Chord:
-    return {
-        '_id': doc_id,
-        'type': 'Chord',
-        'size': None,
-        'added': [],
-        'body': None,
-        'nested': False,
-        'claimed': None,
-        'sent': False,
-    }
 
 
 _has_sound_members = members(

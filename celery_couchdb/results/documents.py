@@ -36,6 +36,7 @@ __all__ = [
     'is_expired',
     'is_final',
     'is_outdated',
+    'new_chord',
     'pack',
     'precedence',
     'stamp',
@@ -107,7 +108,7 @@ class Value(_ValueOptions, _Stored):
 
 
 class _ChordOptions(TypedDict, total=False):
-    #: Tells a chord that is sent again from the one before.
+    #: A random id of this run: the same chord may be sent a second time.
     run: str
 
 
@@ -142,6 +143,20 @@ class ChordPart(_ChordPartOptions, _Expiring):
     #: The position in the header.
     index: int | None
     state: str
+
+
+def new_chord(doc_id: str) -> Chord:
+    """Return a chord of unknown size, without a body."""
+    return {
+        '_id': doc_id,
+        'type': 'Chord',
+        'size': None,
+        'added': [],
+        'body': None,
+        'nested': False,
+        'claimed': None,
+        'sent': False,
+    }
 
 
 def stamp(doc: _Doc, now: float, lifetime: float | None) -> _Doc:
