@@ -1,8 +1,8 @@
 """Probes: messages that a consumer claims out of turn, to find out whether the consumers that come first claim at all.
 
-In a long queue each consumer leaves the messages of the others alone. If one of the others has no credit, its share would wait. So
-a consumer tries one message of each of the others from time to time: if it wins, the other one is busy, and its share is open to
-all.
+In a long queue each consumer leaves the messages of the others alone. If one of the others has no credit, its share
+would wait. So a consumer tries one message of each of the others from time to time: if it wins, the other one is busy,
+and its share is open to all.
 """
 
 from __future__ import annotations

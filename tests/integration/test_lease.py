@@ -72,7 +72,7 @@ def test_consumer_that_was_stopped_learns_that_it_lost_its_lease(
         assert peer.next() == {'done': 'ack'}
         wait_for(lambda: any('lost its lease' in line for line in peer.log), 'the log to say so')
         wait_for(
-            lambda: any('held any more' in line or 'had been taken' in line for line in peer.log),
+            lambda: any('held any more' in line or 'lost its claim' in line for line in peer.log),
             'the log to tell of the late ack',
         )
         [item] = items(client)

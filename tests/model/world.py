@@ -4,7 +4,7 @@ Time passes for all alike. What the server's clock shows, and that of each proce
 
 Nothing of the product is copied or replaced but what reaches outside: `Client.request` asks the model, threads are greenlets that
 stop at each request and each sleep, clocks are the world's, and the feed is deaf (a consumer looks at its queues in each turn).
-So whatever `Consumer`, `Claims`, `Holdings`, `Lease`, `Sweeper`, `Store` and `conflict_rules` do is what is explored.
+So whatever `Consumer`, `Claims`, `Unacked`, `Lease`, `Sweeper`, `Store` and `conflict_rules` do is what is explored.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class Process:
         found = self._mailbox.pop()
         if isinstance(found, Exception):
             raise found
-        if found is None or not self.unacked.hand_over(found):
+        if found is None or not self.unacked.deliver(found):
             return None
         self.working.append(found)
         self._world.delivered[found.doc['_id']] += 1
@@ -354,10 +354,10 @@ class _DeafNews:
     def due_at(self) -> float | None:
         return None
 
-    def start(self, on_news: Callable[[], None]) -> None:
+    def start(self, on_change: Callable[[], None]) -> None:
         pass
 
-    close = lost = lambda self: None
+    close = on_outage = lambda self: None
 
 
 def _wait(what: Request | Sleep) -> Any:

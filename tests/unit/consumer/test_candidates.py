@@ -100,13 +100,13 @@ class Consumer:
     def take(self, count: int) -> list[Document]:
         taken: dict[str, list[Document]] = {'q': []}
         self.reader._choose({'q': self.queue_candidates}, {'q': count}, taken)
-        if self.queue_candidates._sifting:
+        if self.queue_candidates._verifying:
             self.refill()
             self.reader._choose({'q': self.queue_candidates}, {'q': count}, taken)
         return taken['q']
 
-    def settle(self, place: tuple[int, int]) -> None:
-        self.queue_candidates.settle(f'm{place[0]}', [f'm{number}' for number in range(place[1])])
+    def set_consumers(self, place: tuple[int, int]) -> None:
+        self.queue_candidates.set_consumers(f'm{place[0]}', [f'm{number}' for number in range(place[1])])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.queue_candidates, name)
@@ -146,7 +146,7 @@ def add_foreign(store: FakeStore, count: int) -> list[str]:
 def placed(store: FakeStore, members: int = 2) -> Consumer:
     """A window of the first of several consumers, all of which know it."""
     queue_candidates = window_of(store)
-    queue_candidates.settle((0, members))
+    queue_candidates.set_consumers((0, members))
     store.passed += 1.0
     return queue_candidates
 
@@ -431,12 +431,12 @@ def test_of_many_that_others_went_first_for_those_left_are_found_in_one_read(sto
     assert len(store.reads('ready')) == 1
     assert store.reads('fetch') == [many[90:]]
     assert len(queue_candidates) == 0
-    assert queue_candidates.outdated
+    assert queue_candidates.is_outdated
 
 
 def test_in_a_queue_that_is_too_long_for_one_read_they_are_looked_at(store: FakeStore) -> None:
     queue_candidates = window_of(store, read_ahead=50)
-    queue_candidates.settle((0, 2))
+    queue_candidates.set_consumers((0, 2))
     store.passed += 1.0
     for name in add_foreign(store, 60):
         queue_candidates.offer(store.docs[name])
@@ -463,7 +463,7 @@ def test_ones_own_that_stood_for_a_while_is_read_again(store: FakeStore) -> None
     name = next(names_for(0))
     doc = store.add(name)
     store.passed = 0.0  # seen now
-    queue_candidates.queue_candidates._quiet_until = 0.0
+    queue_candidates.queue_candidates._paused_until = 0.0
     queue_candidates.offer(doc)
     store.docs[name] = workitem.claim(doc, 'another', NOW)
     store.passed += 0.5
@@ -472,8 +472,8 @@ def test_ones_own_that_stood_for_a_while_is_read_again(store: FakeStore) -> None
 
 def test_ones_own_that_is_new_is_not_read_again(store: FakeStore) -> None:
     queue_candidates = window_of(store)
-    queue_candidates.settle((0, 2))
-    queue_candidates.queue_candidates._quiet_until = 0.0
+    queue_candidates.set_consumers((0, 2))
+    queue_candidates.queue_candidates._paused_until = 0.0
     queue_candidates.offer(store.add(next(names_for(0))))
     assert len(queue_candidates.take(10)) == 1
     assert store.reads('fetch') == []
@@ -556,7 +556,7 @@ def test_after_a_change_of_places_all_wait_and_look_again(store: FakeStore) -> N
     for name in (own, foreign):
         store.add(name)
     queue_candidates.refill()
-    queue_candidates.settle((0, 2))
+    queue_candidates.set_consumers((0, 2))
     assert queue_candidates.take(10) == []
     assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 0.1)
     store.docs[own] = {**store.docs[own], '_rev': '2-b'}
@@ -570,7 +570,7 @@ def test_an_unchanged_place_changes_nothing(store: FakeStore) -> None:
     queue_candidates = window_of(store)
     store.add('a')
     queue_candidates.refill()
-    queue_candidates.settle((0, 1))
+    queue_candidates.set_consumers((0, 1))
     assert names(queue_candidates.take(10)) == ['a']
 
 
@@ -581,7 +581,7 @@ def test_the_last_one_left_goes_first_for_all(store: FakeStore) -> None:
     for name in left:
         store.add(name)
     queue_candidates.refill()
-    queue_candidates.settle((0, 1))
+    queue_candidates.set_consumers((0, 1))
     store.passed += 0.2
     assert names(queue_candidates.take(10)) == left
 
@@ -590,7 +590,7 @@ def test_left_alone_it_reads_again_what_the_others_were_after(store: FakeStore) 
     queue_candidates = placed(store)
     name = next(names_for(0))
     queue_candidates.offer(store.add(name))
-    queue_candidates.settle((0, 1))
+    queue_candidates.set_consumers((0, 1))
     store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
     store.passed += 0.2
     assert queue_candidates.take(10) == []
@@ -670,13 +670,13 @@ def test_the_head_is_looked_at_again_for_what_is_more_urgent(store: FakeStore) -
     queue_candidates.refill()
     claimed(store, queue_candidates.take(100))
     store.add('urgent', 9)
-    assert not queue_candidates.outdated
+    assert not queue_candidates.is_outdated
     store.passed += 1.01
-    assert queue_candidates.outdated
+    assert queue_candidates.is_outdated
     queue_candidates.refill()
     assert store.reads('ready')[-1] == (16, 'lazy', None)
     assert names(queue_candidates.take(2)) == ['urgent', 'item00100']
-    assert not queue_candidates.outdated
+    assert not queue_candidates.is_outdated
 
 
 def test_a_head_full_of_news_is_read_from_the_start(store: FakeStore) -> None:
@@ -695,9 +695,9 @@ def test_with_nothing_left_it_is_outdated_at_once(store: FakeStore) -> None:
     fill(store, 200)
     queue_candidates = window_of(store)
     queue_candidates.refill()
-    assert not queue_candidates.outdated
+    assert not queue_candidates.is_outdated
     queue_candidates.take(1000)
-    assert queue_candidates.outdated
+    assert queue_candidates.is_outdated
 
 
 def test_cleared_it_knows_nothing(store: FakeStore) -> None:
@@ -706,7 +706,12 @@ def test_cleared_it_knows_nothing(store: FakeStore) -> None:
     queue_candidates = window_of(store)
     queue_candidates.refill()
     queue_candidates.clear()
-    assert (len(queue_candidates), queue_candidates.is_stale, queue_candidates.next_due, queue_candidates.outdated) == (
+    assert (
+        len(queue_candidates),
+        queue_candidates.is_stale,
+        queue_candidates.next_due,
+        queue_candidates.is_outdated,
+    ) == (
         0,
         True,
         None,
@@ -754,7 +759,7 @@ def test_nobody_waits_long_for_consumers_that_never_claim(
     store: FakeStore, forged: int, seconds: float, known: bool
 ) -> None:
     members, queue_candidates = forged + 1, window_of(store)
-    queue_candidates.settle((0, members))
+    queue_candidates.set_consumers((0, members))
     store.passed += 1
     last = next(names_for(forged, members))
     doc = store.add(last)
@@ -768,7 +773,7 @@ def test_nobody_waits_long_for_consumers_that_never_claim(
 
 def test_in_a_crowd_who_is_seen_to_claim_has_its_turn(store: FakeStore) -> None:
     queue_candidates, members = window_of(store), 101
-    queue_candidates.settle((0, members))
+    queue_candidates.set_consumers((0, members))
     store.passed += 1
     turns = Turns([f'm{number}' for number in range(members)], 'm0')
     of_one = (name for name in (f'item{number:04}' for number in count()) if turns.first(name) == 'm50')
@@ -786,11 +791,11 @@ def test_in_a_crowd_who_is_seen_to_claim_has_its_turn(store: FakeStore) -> None:
 
 def test_one_that_comes_and_goes_all_the_time_keeps_nobody_from_claiming(store: FakeStore) -> None:
     queue_candidates = window_of(store)
-    queue_candidates.settle((0, 2))
+    queue_candidates.set_consumers((0, 2))
     store.passed += 1
     queue_candidates.offer(store.add(next(names_for(1))))
     for number in range(40):
-        queue_candidates.queue_candidates.settle('m0', ['m0', f'new{number}'])
+        queue_candidates.queue_candidates.set_consumers('m0', ['m0', f'new{number}'])
         store.passed += 0.05
         if taken := queue_candidates.take(10):
             break
@@ -800,7 +805,7 @@ def test_one_that_comes_and_goes_all_the_time_keeps_nobody_from_claiming(store: 
 def test_of_many_consumers_several_bring_the_index_up_to_date(store: FakeStore) -> None:
     fill(store, 1000)
     queue_candidates = window_of(store, 128)
-    queue_candidates.settle((0, 601))
+    queue_candidates.set_consumers((0, 601))
     store.passed += 0.2
     queue_candidates.refill()
     for _ in range(20):

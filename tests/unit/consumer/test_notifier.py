@@ -14,7 +14,7 @@ class QueueCandidates:
     """The part of the candidates that the notifier uses."""
 
     def __init__(self, size: int = 0, *, dirty: bool = False) -> None:
-        self.size, self.is_stale, self.outdated = size, dirty, False
+        self.size, self.is_stale, self.is_outdated = size, dirty, False
 
     def __len__(self) -> int:
         return self.size
@@ -127,7 +127,7 @@ def test_what_is_taken_just_now_is_kept(notifier: Notifier) -> None:
 def test_queue_that_was_read_while_nobody_listened_for_it_is_read_again(notifier: Notifier) -> None:
     candidates = settle(notifier, 'q')
     candidates['q'].mark_stale()
-    notifier._busy = float('-inf')
+    notifier._busy_at = float('-inf')
     notifier.take(candidates, set())  # type: ignore[arg-type]
     assert watched(notifier) == (1, [])
     candidates['q'].is_stale = False  # read, at a point that the news do not know
@@ -137,8 +137,8 @@ def test_queue_that_was_read_while_nobody_listened_for_it_is_read_again(notifier
 
 def test_all_are_read_anew_after_the_server_was_away(notifier: Notifier) -> None:
     candidates = settle(notifier, 'q')
-    notifier.lost()
-    candidates['q'].mark_stale()  # with candidates that were given back, and so not outdated
+    notifier.on_outage()
+    candidates['q'].mark_stale()  # with candidates that were given back, and so not is_outdated
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
     candidates['q'].is_stale = False
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]

@@ -44,20 +44,20 @@ class Desk:
         assert subscription is not None
         doc = {**workitem.new(name, queue, {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '1-a'}
         delivery = Delivery({**workitem.claim(doc, 'me', NOW), '_rev': '2-b'}, subscription.credit, subscription)
-        self.unacked.arrive(delivery)
+        self.unacked.add_claimed(delivery)
         return delivery
 
     def take(self) -> Delivery | None:
         """Take the next delivery, as kombu's thread does."""
         delivery = self.mailbox.pop()
-        return delivery if delivery is not None and self.unacked.hand_over(delivery) else None
+        return delivery if delivery is not None and self.unacked.deliver(delivery) else None
 
     def written(self, **answer: Any) -> list[dict[str, Any]]:
-        """Write the outbox, as the I/O thread does, and return the documents."""
-        outbox = self.unacked.take_writes()
-        for doc, react in outbox:
+        """Write the pending, as the I/O thread does, and return the documents."""
+        pending = self.unacked.take_writes()
+        for doc, react in pending:
             react(WriteResult.of({'id': doc['_id'], **(answer or {'rev': '3-c'})}))
-        return [doc for doc, _ in outbox]
+        return [doc for doc, _ in pending]
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def test_what_was_handed_over_stays_on_the_account(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     'settle',
-    [Unacked.ack, Unacked.release, lambda unacked, tag: unacked.bury(tag, 'because')],
-    ids=['ack', 'release', 'bury'],
+    [Unacked.ack, Unacked.release, lambda unacked, tag: unacked.dead_letter(tag, 'because')],
+    ids=['ack', 'release', 'dead_letter'],
 )
 def test_what_is_settled_is_free_credit_before_it_is_written(
     desk: Desk, settle: Callable[[Unacked, str], None]
@@ -113,7 +113,7 @@ def test_what_is_settled_is_free_credit_before_it_is_written(
 
 def test_without_a_limit_one_message_is_claimed_until_more_are_asked_for(desk: Desk) -> None:
     subscription = desk.subscribe(limit=0)
-    desk.unacked.ask()
+    desk.unacked.request_more()
     assert desk.unacked.credit() == {'q': 1}
     delivery = desk.claim()
     assert desk.unacked.credit() == {'q': 0}
@@ -121,7 +121,7 @@ def test_without_a_limit_one_message_is_claimed_until_more_are_asked_for(desk: D
     assert desk.unacked.credit() == {'q': 0}
     desk.unacked.ack(delivery.tag)
     assert desk.unacked.credit() == {'q': 0}
-    desk.unacked.ask()
+    desk.unacked.request_more()
     assert desk.unacked.credit() == {'q': 2}
     assert counts(subscription) == (0, 0)
 
@@ -133,20 +133,20 @@ def ramp(desk: Desk, subscription: Subscription, to: int = UNLIMITED) -> None:
             desk.claim(f'ramp{time.monotonic_ns()}')
         while delivery := desk.take():
             desk.unacked.ack(delivery.tag)
-        desk.unacked.ask()
+        desk.unacked.request_more()
 
 
 def test_without_a_limit_only_what_waits_counts(desk: Desk) -> None:
     subscription = desk.subscribe(limit=0)
     ramp(desk, subscription)
-    desk.unacked.ask()
+    desk.unacked.request_more()
     assert desk.unacked.credit() == {'q': UNLIMITED}
     for name in range(UNLIMITED):
         desk.claim(str(name))
     assert desk.unacked.credit() == {'q': 0}
     for _ in range(3):
         assert desk.take()
-    desk.unacked.ask()
+    desk.unacked.request_more()
     assert desk.unacked.credit() == {'q': 3}
     assert counts(subscription) == (UNLIMITED, UNLIMITED - 3)
     assert subscription.credit.ahead == UNLIMITED
@@ -159,11 +159,11 @@ def test_more_is_claimed_ahead_only_by_who_finds_nothing(desk: Desk) -> None:
         desk.claim(name)
     for _ in range(3):
         assert desk.take()
-        desk.unacked.ask()
+        desk.unacked.request_more()
     assert subscription.credit.ahead == 4
     assert desk.take()
-    desk.unacked.ask()
-    desk.unacked.ask()
+    desk.unacked.request_more()
+    desk.unacked.request_more()
     assert subscription.credit.ahead == 8
 
 
@@ -190,7 +190,7 @@ def test_a_claim_that_failed_costs_nothing(desk: Desk) -> None:
     subscription = desk.subscribe(limit=2)
     assert desk.unacked.reserve('q') is subscription
     assert counts(subscription) == (1, 1)
-    desk.unacked.spend(subscription.credit, -1)
+    desk.unacked.return_credit(subscription.credit)
     assert counts(subscription) == (0, 0)
 
 
@@ -248,18 +248,18 @@ def test_a_message_given_back_has_been_delivered_once(desk: Desk) -> None:
     desk.unacked.release(delivery.tag)
     [doc] = desk.written()
     assert (doc['_rev'], doc['claimed'], doc['attempts']) == ('2-b', None, 1)
-    assert desk.unacked.take_returned() == [{**doc, '_rev': '3-c'}]
-    assert desk.unacked.take_returned() == []
+    assert desk.unacked.take_released() == [{**doc, '_rev': '3-c'}]
+    assert desk.unacked.take_released() == []
 
 
 def test_a_refused_message_is_dead(desk: Desk) -> None:
     desk.subscribe()
     delivery = desk.claim()
     desk.take()
-    desk.unacked.bury(delivery.tag, 'because')
+    desk.unacked.dead_letter(delivery.tag, 'because')
     [doc] = desk.written()
     assert (doc['status'], doc['reason'], doc['failed'], doc['claimed']) == ('fail', 'because', NOW, None)
-    assert desk.unacked.take_returned() == []
+    assert desk.unacked.take_released() == []
 
 
 def test_nothing_is_settled_twice(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -281,9 +281,9 @@ def test_an_item_is_ours_until_its_ack_is_stored(desk: Desk) -> None:
     desk.take()
     desk.unacked.ack(delivery.tag)
     assert desk.unacked.ids() == {'a'}
-    outbox = desk.unacked.take_writes()
+    pending = desk.unacked.take_writes()
     assert desk.unacked.ids() == {'a'}
-    outbox[0][1](WriteResult.of({'id': 'a', 'rev': '3-c'}))
+    pending[0][1](WriteResult.of({'id': 'a', 'rev': '3-c'}))
     assert desk.unacked.ids() == set()
 
 
@@ -294,9 +294,9 @@ def test_that_an_item_was_taken_from_us_is_said(desk: Desk, caplog: pytest.LogCa
     desk.unacked.release(delivery.tag)
     with caplog.at_level(logging.WARNING):
         desk.written(id='a', error='conflict')
-    assert 'a had been taken from this consumer' in caplog.text
+    assert 'lost its claim of message a' in caplog.text
     assert desk.unacked.ids() == set()
-    assert desk.unacked.take_returned() == []
+    assert desk.unacked.take_released() == []
 
 
 def test_what_could_not_be_written_is_written_later_without_complaint(
@@ -305,9 +305,9 @@ def test_what_could_not_be_written_is_written_later_without_complaint(
     desk.subscribe()
     first, second = desk.claim('a'), desk.claim('b')
     desk.unacked.ack(first.tag)
-    outbox = desk.unacked.take_writes()
+    pending = desk.unacked.take_writes()
     desk.unacked.ack(second.tag)
-    desk.unacked.return_writes(outbox)
+    desk.unacked.return_writes(pending)
     assert desk.unacked.ids() == {'a', 'b'}
     with caplog.at_level(logging.WARNING):
         (one, react), (two, _) = desk.unacked.take_writes()
@@ -350,7 +350,7 @@ def test_what_is_claimed_too_late_goes_back(desk: Desk) -> None:
     assert desk.unacked.reserve('q') is subscription
     desk.unacked.cancel(subscription)
     doc = {'_id': 'a', '_rev': '2-b', 'queue': 'q', 'attempts': 1, 'claimed': {'by': 'me', 'date': NOW}}
-    desk.unacked.arrive(Delivery(doc, subscription.credit, subscription))
+    desk.unacked.add_claimed(Delivery(doc, subscription.credit, subscription))
     assert len(desk.mailbox) == 0
     assert [(doc['attempts'], doc['claimed']) for doc in desk.written()] == [(0, None)]
     assert counts(subscription) == (0, 0)
@@ -361,7 +361,7 @@ def test_at_the_end_all_goes_back(desk: Desk) -> None:
     for name in 'abc':
         desk.claim(name)
     desk.take()
-    desk.unacked.give_back_all()
+    desk.unacked.release_all()
     assert sorted((doc['_id'], doc['attempts']) for doc in desk.written()) == [('a', 1), ('b', 0), ('c', 0)]
     assert desk.unacked.ids() == set()
     assert counts(subscription) == (0, 0)
@@ -374,15 +374,15 @@ def test_what_was_taken_well_goes_back_uncounted(desk: Desk) -> None:
     first, second = desk.take(), desk.take()
     assert first
     assert second
-    first.accepted = True
-    desk.unacked.give_back(first.tag)
-    desk.unacked.give_back_all()
+    first.received_by_kombu = True
+    desk.unacked.release_at_close(first.tag)
+    desk.unacked.release_all()
     docs = desk.written()
     assert [(doc['_id'], doc['attempts'], doc['consumer'], doc['claimed']) for doc in docs] == [
         ('a', 0, 'me', None),
         ('b', 1, 'me', None),
     ]
-    desk.unacked.give_back(first.tag)
+    desk.unacked.release_at_close(first.tag)
     assert desk.written() == []
 
 
@@ -394,12 +394,12 @@ def test_what_was_acknowledged_is_counted_for_queues_that_are_consumed(desk: Des
         desk.take()
         desk.unacked.ack(delivery.tag)
     desk.unacked.cancel(second)
-    assert desk.unacked.done == {'q': 2}
+    assert desk.unacked.acked == {'q': 2}
     late = desk.claim('c')
     desk.take()
     desk.unacked.cancel(first)
     desk.unacked.ack(late.tag)
-    assert desk.unacked.done == {}
+    assert desk.unacked.acked == {}
 
 
 # -- a lost lease
@@ -410,19 +410,19 @@ def test_without_a_valid_lease_nothing_is_handed_over(desk: Desk) -> None:
     delivery = desk.claim()
     desk.lease.valid = False
     assert desk.mailbox.pop() is delivery
-    assert not desk.unacked.hand_over(delivery)
+    assert not desk.unacked.deliver(delivery)
     assert [(doc['_id'], doc['attempts'], doc['claimed']) for doc in desk.written()] == [('a', 0, None)]
     assert counts(subscription) == (0, 0)
 
 
 def test_what_was_deleted_when_it_was_pulled_needs_no_lease(desk: Desk) -> None:
     pull = Pull('q', no_ack=True)
-    desk.unacked.spend(pull.credit)
+    desk.unacked.take_credit(pull.credit)
     delivery = Delivery(workitem.new('a', 'q', {}, NOW), pull.credit, final=True)
-    desk.unacked.keep(delivery)
+    desk.unacked.hold(delivery)
     assert desk.unacked.ids() == set()
     desk.lease.valid = False
-    assert desk.unacked.hand_over(delivery)
+    assert desk.unacked.deliver(delivery)
 
 
 def test_what_was_held_under_a_lost_lease_is_forgotten(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -456,7 +456,7 @@ def test_a_lease_lost_while_kombu_takes_a_message_costs_its_credit_once(desk: De
     delivery = desk.claim()
     assert desk.mailbox.pop() is delivery
     desk.unacked.drop_all()
-    assert not desk.unacked.hand_over(delivery)
+    assert not desk.unacked.deliver(delivery)
     assert desk.written() == []
     assert counts(subscription) == (0, 0)
 
@@ -516,10 +516,10 @@ def test_consumers_of_a_queue_share_its_broadcasts(desk: Desk) -> None:
         lambda desk, delivery: desk.unacked.set_credit(delivery.credit, 5),
         lambda desk, delivery: desk.unacked.ack(delivery.tag),
         lambda desk, delivery: desk.unacked.release(delivery.tag),
-        lambda desk, delivery: desk.unacked.bury(delivery.tag, 'because'),
+        lambda desk, delivery: desk.unacked.dead_letter(delivery.tag, 'because'),
         lambda desk, delivery: desk.unacked.drop_all(),
     ],
-    ids=['subscribe', 'cancel', 'set_credit', 'ack', 'release', 'bury', 'drop_all'],
+    ids=['subscribe', 'cancel', 'set_credit', 'ack', 'release', 'dead_letter', 'drop_all'],
 )
 def test_it_wakes_for_what_concerns_it_and_sleeps_again(desk: Desk, news: Callable[[Desk, Delivery], Any]) -> None:
     desk.subscribe()
@@ -533,7 +533,7 @@ def test_it_wakes_for_what_concerns_it_and_sleeps_again(desk: Desk, news: Callab
 
 
 @pytest.mark.parametrize(
-    ('hungry', 'limit', 'held', 'key', 'patience'),
+    ('more_to_claim', 'limit', 'held', 'key', 'patience'),
     [
         (False, 8, 8, None, 0.02),  # nothing to claim: the ack may wait for company
         (True, 8, 8, None, 0.005),  # more is there, and others will be done in a moment
@@ -544,7 +544,13 @@ def test_it_wakes_for_what_concerns_it_and_sleeps_again(desk: Desk, news: Callab
     ],
 )
 def test_how_long_an_ack_may_wait_for_others(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, hungry: bool, limit: int, held: int, key: str | None, patience: float
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    more_to_claim: bool,
+    limit: int,
+    held: int,
+    key: str | None,
+    patience: float,
 ) -> None:
     rung: list[float] = []
     subscription = desk.subscribe()
@@ -555,6 +561,6 @@ def test_how_long_an_ack_may_wait_for_others(
     for _ in deliveries:
         desk.take()
     monkeypatch.setattr(desk.unacked.wakeup, 'set', lambda within=0.0: rung.append(within))
-    desk.unacked.hungry = hungry
+    desk.unacked.more_to_claim = more_to_claim
     desk.unacked.ack(deliveries[0].tag)
     assert rung == [patience]
