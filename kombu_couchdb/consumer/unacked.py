@@ -198,7 +198,7 @@ class Unacked(PendingWrites):
             return self._subscriptions.credit()
 
     def reserve(self, queue: str) -> Subscription | None:
-        """Take credit for one message from the subscription with the most credit, and return it; None without credit."""
+        """Take credit for one message from the subscription with the most credit; return it, or None without credit."""
         with self._lock:
             best = self._subscriptions.next(queue)
             if best is None or best.credit.free <= 0:
