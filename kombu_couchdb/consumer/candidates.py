@@ -22,8 +22,8 @@ from .probes import STAGGER_SECONDS, Candidate, Probes
 
 __all__ = ['Candidate', 'QueueCandidates']
 
-#: How many of the consumers that come before have a whole `STAGGER_SECONDS`, and how long each further one has, in
-#: seconds. So not all further consumers try a message at once.
+#: How many of the consumers that come before this one have `STAGGER_SECONDS` each, and how long each further consumer
+#: has, in seconds, so that not all of them try a message at once.
 _MAX_STAGGERED, _MOMENT_SECONDS = 5, 0.01
 
 #: At most this many further consumers have their moment: any member may write Consumer documents without a consumer.
@@ -74,11 +74,11 @@ class QueueCandidates:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the view may hold candidates that are not known here."""
+        """Whether the view may have messages that are no candidates yet."""
         return self._stale
 
     def mark_stale(self) -> None:
-        """Note that the view may hold candidates that are not known here."""
+        """Note that the view may have messages that are no candidates yet."""
         self._stale = True
 
     # -- the other consumers
@@ -94,8 +94,7 @@ class QueueCandidates:
         unseen = {*names} - self._seen_claiming if len(names) > _MANY_CONSUMERS else set[str]()
         self._turns = Turns(names, own, self._turns.busy | unseen)
         if len(names) > 1 or not alone_before:
-            # Which consumer claims a message first has changed: all consumers must know it and read again before they
-            # claim.
+            # The claim order has changed: all consumers must know it, and read again, before they claim.
             now = time.monotonic()
             for candidate in self._candidates.values():
                 candidate.doc = None
@@ -115,8 +114,7 @@ class QueueCandidates:
         """Note that another consumer (`to`, if it is known) claimed a message: it is not busy."""
         self._probes.lost(doc_id)
         before = [to] if to else self._turns.before(doc_id)
-        # With many consumers it may be any of them. The first one gets its turn back, and later claims show which one
-        # it was.
+        # With many consumers it may be any of them: the first gets its turn back, and later claims show which it was.
         idle = before if len(before) <= _MAX_STAGGERED else before[:1]
         self._seen_claiming.update(idle)
         if len(self._turns) > 1 and self._turns.note(idle=idle):
@@ -157,8 +155,7 @@ class QueueCandidates:
                 self._paging.last = None
             return bool(self._candidates)
         if reading.is_head:
-            # If candidates are missing that were to be verified, this copy of the index may lack them: read the queue
-            # again.
+            # If verified candidates are missing, this copy of the index may lack them: read the queue again.
             gone = self._verifying and not self._candidates.keys() <= {row.id for row in page.rows}
             self._stale, self._verifying, self.next_due = page.last is not None or gone, False, page.next_due
         before, self._candidates, self._sorted, self._claimed = self._candidates, {}, None, 0

@@ -65,8 +65,7 @@ class Claims:
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         claimable = [queue for queue in served if candidates[queue].has_claimable]
-        # Each queue has an equal share, and each is the first in turn, so that a full queue does not starve a small
-        # one.
+        # Each queue has an equal share, and each is the first in turn: a full queue does not starve a small one.
         share, first = (
             max(1, self._options.claim_batch // max(1, len(claimable))),
             next(self._rotation) % max(1, len(claimable)),
@@ -121,9 +120,8 @@ class Claims:
             logger.error(
                 'message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason
             )
-            return dead_letter.made_of(
-                doc, reason, now
-            ), failed  # `failed` in any case: nothing is delivered for this credit
+            # `failed` in any case: no message is delivered for this credit.
+            return dead_letter.made_of(doc, reason, now), failed
 
         now = self._store.client.clock.now()
         if reason := workitem.flaw(doc) or body.reason:
@@ -131,11 +129,11 @@ class Claims:
         limit = self._limits.of(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.is_announced(doc)
         if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
-            logger.debug('deletes expired message %s of queue %s', doc['_id'], doc['queue'])
+            logger.debug('dropped expired message %s of queue %s (not stored yet)', doc['_id'], doc['queue'])
             return workitem.acked(doc, now), failed
         max_attempts = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if max_attempts and doc['attempts'] >= max_attempts:
-            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never done')
+            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
         claimed = workitem.acked(doc, now) if final else workitem.claim(workitem.checked(doc), self._lease.id, now)
 
         def on_result(result: WriteResult) -> None:

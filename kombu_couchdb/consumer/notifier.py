@@ -148,9 +148,9 @@ class Notifier:
             queue: now if queue in with_credit else self._credit_at.get(queue, now) for queue in candidates
         }
         for queue, queue_candidates in candidates.items():
-            # Without credit, this consumer does not collect many messages of a queue, and stops to follow the feed for
-            # it after a while. A queue with credit would be read again in this same cycle, at an unknown point of the
-            # feed, from which the feed could not continue.
+            # Without credit for a queue, this consumer does not collect many of its messages, and after a while it does
+            # not follow the feed for it. A queue with credit would be read again in this same cycle, at an unknown
+            # point of the feed, from which the feed could not continue.
             if (
                 self._since is not None
                 and queue not in with_credit
@@ -169,9 +169,8 @@ class Notifier:
             if self._checkpoint is not None:
                 self._start_feed(self._checkpoint, complete)
             for queue in complete - self._followed:
-                candidates[
-                    queue
-                ].mark_stale()  # the feed was not followed when it was read: read it again, after a known point
+                # The feed was not followed when the queue was read: read it again, after a known point.
+                candidates[queue].mark_stale()
         elif complete < self._followed:
             self._start_feed(self._since, complete)
         self._checkpoint = None

@@ -45,7 +45,7 @@ class Candidate:
         return self.rank, self.turn, self.date, self.id
 
     def note(self, doc: Document | None) -> None:
-        """Take in the document as it was read just now."""
+        """Set the document, which was read just now."""
         self.doc, self.seen = doc, time.monotonic()
 
 

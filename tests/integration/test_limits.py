@@ -37,7 +37,7 @@ def test_delivered_as_often_as_the_limit_allows(connect: Callable[..., Connectio
     reject_all(inbox, 3)
     [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'a dead letter')
     assert dead['status'] == 'fail'
-    assert dead['reason'] == 'delivery limit: delivered 3 times and never done'
+    assert dead['reason'] == 'delivery limit: delivered 3 times and never acknowledged'
     assert dead['attempts'] == 3
     assert dead['consumer'].startswith('broker:consumer:')
     assert dead['message']['body'] == '"poison"'
