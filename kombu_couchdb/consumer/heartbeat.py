@@ -68,7 +68,7 @@ class Heartbeat:
             self._conflicted |= proven and not self._lease.proven and not self._lease.valid
             self._lease.beaten(result.rev, proven=proven and not self._conflicted)
             if not proven:
-                self._client.leave_node()
+                self._client.switch_node()
         elif result.is_conflict:
             self._conflicted = True  # a sweep deleted the document, or the response to the last heartbeat was lost
         elif result.is_refused:

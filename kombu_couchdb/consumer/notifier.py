@@ -188,7 +188,7 @@ class Notifier:
             self._checkpoint = self._since if self._checkpoint is None else self._checkpoint
             self._since = None
             if self._feed is not None:
-                self._feed.rest()
+                self._feed.pause()
 
     def _poll(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Return the changed documents that are no messages: one request, more for bindings and for each change."""

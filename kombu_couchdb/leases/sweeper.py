@@ -120,7 +120,7 @@ class Sweeper:
             on_orphans()
         self.unproven.decide(lambda doc_id, rev: self._decide_unproven(doc_id, rev, living))
         if time.monotonic() >= self._resolver.due:
-            self._resolver.heal(living)
+            self._resolver.resolve(living)
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
             self._janitor.tidy(_TIDIED)
