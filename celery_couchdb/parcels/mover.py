@@ -85,7 +85,7 @@ class Mover:
         self._stale = True
 
     def step(self) -> None:
-        """Move all parcels that are there, if this process is the leader; call this when woken, and every `RENEWED` seconds."""
+        """Move all parcels that are there, if this process is the leader; call this when woken, and every `RENEWAL_SECONDS` seconds."""
         led = self._leader.leads
         if not self._leader.step():
             self._stale = True

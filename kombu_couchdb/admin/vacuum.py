@@ -166,7 +166,7 @@ class _Vacuum:
         self._tidy()
 
     def _tidy(self) -> None:
-        while any((counts := self._tidier.tidy(_TIDIED)).values()):
+        while any((counts := self._tidier.clean_up(_TIDIED)).values()):
             for kind, count in counts.items():
                 self._report.tidied[kind] = self._report.tidied.get(kind, 0) + count
 

@@ -87,7 +87,7 @@ class Cycle:
             return -inf
         times = [self._poll_at]
         if self.lease.written:
-            times += [self.lease.next_beat, self.sweeper.due]
+            times += [self.lease.next_heartbeat, self.sweeper.due]
         times += [at for at in (self._notifier.due_at(),) if at is not None]
         credit = self.unacked.credit()
         for queue, candidates in self._candidates.items():
@@ -138,7 +138,7 @@ class Cycle:
                 self._offer(self.unacked.take_returned())
             self._claims.pulled(pulls, claims)
             self._claims.wanted(credit, self._candidates, claims)
-            if self.lease.written and self.lease.needs_beat(queues):
+            if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.change(queues))  # first: the claims may need more than one request
             self.unacked.hungry = any(each.is_stale or len(each) for each in self._candidates.values())
             self._commits.write(outbox, claims)

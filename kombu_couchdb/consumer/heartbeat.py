@@ -36,13 +36,13 @@ class Heartbeat:
 
     def change(self, queues: set[str]) -> Change:
         """Return the next heartbeat, to be written with other changes."""
-        return self._lease.beat(self._client.clock.now(), queues, self._unacked.done), self._beaten
+        return self._lease.heartbeat_document(self._client.clock.now(), queues, self._unacked.done), self._beaten
 
     def _register(self, queues: set[str]) -> None:
         in_doubt, self.in_doubt = self.in_doubt, False
         if in_doubt and self._lease.written:
             # To write it and see would do, too, but a cluster may take a minute to say that a write is in conflict.
-            self._conflicted |= not self._lease.catch_up(self._leaves())
+            self._conflicted |= not self._lease.resume_from(self._leaves())
         if not self._conflicted and (in_doubt or not self._lease.written):
             doc, react = self.change(queues)
             react(self._client.bulk([doc])[0])
@@ -50,7 +50,7 @@ class Heartbeat:
             refused, self._refused = self._refused, None
             raise refused
         if self._conflicted:
-            if not self._lease.confirm(self._leaves()):
+            if not self._lease.prove_by(self._leaves()):
                 self._begin_anew()
             self._conflicted = False
 
@@ -65,7 +65,7 @@ class Heartbeat:
             proven = result.is_proven
             # While this node was cut off from the others, they may have swept this consumer without its knowing.
             self._conflicted |= proven and not self._lease.proven and not self._lease.valid
-            self._lease.beaten(result.rev, proven=proven and not self._conflicted)
+            self._lease.heartbeat_stored(result.rev, proven=proven and not self._conflicted)
             if not proven:
                 self._client.leave_node()
         elif result.is_conflict:
@@ -77,7 +77,7 @@ class Heartbeat:
 
     def _begin_anew(self) -> None:
         """Others found this consumer silent for too long and gave away what it held: go on without it."""
-        self._lease.renew()
+        self._lease.begin_anew()
         logger.warning(
             'this consumer was silent for longer than the visibility timeout of %g s and lost its lease; '
             '%d messages it held are delivered again',

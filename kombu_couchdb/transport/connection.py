@@ -35,7 +35,7 @@ from ..documents.ids import BROADCAST, CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
-from ..leases.temporary import Gets
+from ..leases.temporary import Lifetimes
 from ..log import get_logger
 from ..options import Options
 from ..queues.database import SEEN, ensure
@@ -98,7 +98,7 @@ class Transport(virtual.Transport):
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
-        self.gets = Gets(self.topology)
+        self.lifetimes = Lifetimes(self.topology)
         self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
         self.listener = Listener()
         self.temporary_queues = TemporaryQueues(self)

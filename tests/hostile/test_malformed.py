@@ -132,7 +132,7 @@ def test_housekeeping_goes_on(
     sweeper = Sweeper(store, topology, 60.0)
     for _ in range(3):
         sweeper.sweep('broker:consumer:own', set(), lambda: None)
-    Janitor(client).tidy(1000)
+    Janitor(client).clean_up(1000)
     store.purge('q')
     assert store.size('q') == 0
     with connect() as connection:

@@ -104,7 +104,7 @@ def is_item(doc: Document) -> bool:
 def test_unproven_claim_is_not_run_and_given_back(
     connect: Callable[..., Connection], client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('kombu_couchdb.leases.sweeper.SYNC', 0.5)
+    monkeypatch.setattr('kombu_couchdb.leases.unproven.SYNC', 0.5)
     publish(connect(), 'hello')
     claimed: list[Document] = []
     cluster.unproven = lambda doc: bool(doc.get('claimed')) and not claimed.append(doc)

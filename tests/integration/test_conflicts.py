@@ -30,7 +30,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         'couchdb.conflicts.SYNC',
         'couchdb.conflicts._SINGLE',
         'couchdb.conflicts._CLUSTER',
-        'leases.sweeper.SYNC',
+        'leases.unproven.SYNC',
     ):
         monkeypatch.setattr(f'kombu_couchdb.{name}', 0.5)
 

@@ -30,7 +30,7 @@ def topology(client: Client) -> Topology:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second look proves an orphan, however soon it is."""
-    monkeypatch.setattr(janitor, '_ORPHANED', 0.0)
+    monkeypatch.setattr(janitor, '_ORPHAN_SECONDS', 0.0)
 
 
 def bindings(client: Client) -> list[str]:
@@ -65,7 +65,7 @@ def test_binding_without_a_queue_goes_when_it_is_seen_again(client: Client, topo
     for queue in ('kept', 'gone', 'gone too'):
         topology.bind('x', 'key', None, queue)
     tidier = Janitor(client)
-    found = [tidier.tidy(100)['bindings'], tidier.tidy(100)['bindings'], tidier.tidy(100)['bindings']]
+    found = [tidier.clean_up(100)['bindings'], tidier.clean_up(100)['bindings'], tidier.clean_up(100)['bindings']]
     assert (sum(found), found[-1]) == (2, 0)
     assert bindings(client) == ['kept']
 
@@ -74,11 +74,11 @@ def test_one_look_proves_nothing(client: Client, topology: Topology) -> None:
     topology.bind('x', 'key', None, 'q')  # another process is about to declare it
     tidier = Janitor(client)
     assert tidier.proven_in == 0
-    assert [tidier.tidy(100), tidier.tidy(100)] == [NOTHING, NOTHING]
+    assert [tidier.clean_up(100), tidier.clean_up(100)] == [NOTHING, NOTHING]
     assert 50 < tidier.proven_in <= 60
-    assert Janitor(client).tidy(100) == NOTHING  # nor does that of another process
+    assert Janitor(client).clean_up(100) == NOTHING  # nor does that of another process
     topology.declare_queue('q', {}, False)
-    assert tidier.tidy(100) == NOTHING
+    assert tidier.clean_up(100) == NOTHING
     assert tidier.proven_in == 0
     assert bindings(client) == ['q']
 
@@ -86,11 +86,11 @@ def test_one_look_proves_nothing(client: Client, topology: Topology) -> None:
 def test_binding_that_was_made_anew_is_a_young_one(client: Client, topology: Topology) -> None:
     topology.bind('x', 'key', None, 'q')
     tidier = Janitor(client)
-    tidier.tidy(100)
+    tidier.clean_up(100)
     topology.unbind('x', 'key', 'q')
     topology.bind('x', 'key', None, 'q')
     tidier._orphans = {doc_id: (rev, since - HOUR) for doc_id, (rev, since) in tidier._orphans.items()}
-    assert tidier.tidy(100) == NOTHING
+    assert tidier.clean_up(100) == NOTHING
     assert bindings(client) == ['q']
 
 
@@ -109,7 +109,7 @@ def test_queue_declared_at_that_very_moment_keeps_its_binding(
         return delete(docs, **kwargs)
 
     monkeypatch.setattr(client, 'bulk', bulk)
-    assert tidier.tidy(100) == NOTHING
+    assert tidier.clean_up(100) == NOTHING
     assert bindings(client) == ['q']
 
 
@@ -118,7 +118,7 @@ def test_what_is_in_use_keeps_working(connection: Connection, client: Client) ->
     queue = Queue('q', Exchange('x', 'topic'), routing_key='a.#')
     inbox = Inbox(connection, queue, ack=True)
     tidier = Janitor(client)
-    assert [tidier.tidy(100) for _ in range(3)] == [NOTHING] * 3
+    assert [tidier.clean_up(100) for _ in range(3)] == [NOTHING] * 3
     publish(connection, 'still here', 'a.b', exchange='x')
     assert inbox.wait(1) == ['still here']
 
@@ -129,7 +129,7 @@ def test_what_is_in_use_keeps_working(connection: Connection, client: Client) ->
 def test_broadcasts_go_an_hour_after_they_expired(client: Client, topology: Topology) -> None:
     put_expired(client, 'broker:broadcast:', 'Broadcast', a=-60, b=HOUR + 100, c=HOUR - 100, d=2 * HOUR)
     client.put({'_id': 'broker:broadcast:e', 'type': 'Broadcast', 'expires': 'spoilt'})
-    assert Janitor(client).tidy(100) == {**NOTHING, 'broadcasts': 2}
+    assert Janitor(client).clean_up(100) == {**NOTHING, 'broadcasts': 2}
     assert ids(client, 'broker:broadcast:') == ['a', 'c', 'e']
 
 
@@ -141,10 +141,10 @@ def test_heartbeats_go_an_hour_after_the_end_of_their_consumers(
         {'_id': 'item', 'type': 'WorkItem', 'queue': 'q', 'claimed': {'by': 'broker:consumer:holding', 'date': 1}}
     )
     tidier = Janitor(client)
-    assert tidier.tidy(100) == NOTHING  # the clock may have jumped
+    assert tidier.clean_up(100) == NOTHING  # the clock may have jumped
     assert 50 < tidier.proven_in <= 62
     seconds_ahead.append(62.0)
-    assert tidier.tidy(100) == {**NOTHING, 'consumers': 1}
+    assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
     assert tidier.proven_in == 0
     assert sorted(ids(client, 'broker:consumer:')) == ['alive', 'holding', 'late']
 
@@ -156,11 +156,11 @@ def test_heartbeats_of_the_living_stay_though_the_clock_jumped(
     monkeypatch.setattr(client.clock, 'now', lambda: now + 2 * HOUR)
     put_expired(client, 'broker:consumer:', 'Consumer', living=-60, dead=-60)
     tidier = Janitor(client)
-    assert tidier.tidy(100) == NOTHING
+    assert tidier.clean_up(100) == NOTHING
     seconds_ahead.append(62.0)
     [beat] = [row['doc'] for row in client.id_range('broker:consumer:living', docs=True)]
     client.put({**beat, 'expires': beat['expires'] + 20})
-    assert tidier.tidy(100) == {**NOTHING, 'consumers': 1}
+    assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
     assert ids(client, 'broker:consumer:') == ['living']
 
 
@@ -168,13 +168,13 @@ def test_it_goes_by_the_servers_time(client: Client, topology: Topology, monkeyp
     put_expired(client, 'broker:broadcast:', 'Broadcast', a=HOUR + 100)
     now = time.time()
     monkeypatch.setattr(client.clock, 'now', lambda: now - 1000)
-    assert Janitor(client).tidy(100) == NOTHING
+    assert Janitor(client).clean_up(100) == NOTHING
 
 
 def test_others_documents_are_theirs(client: Client, topology: Topology) -> None:
     put_expired(client, 'invoice:', 'Consumer2', a=2 * HOUR)
     put_expired(client, 'invoice:', 'Broadcast', b=2 * HOUR)
-    assert Janitor(client).tidy(100) == NOTHING
+    assert Janitor(client).clean_up(100) == NOTHING
     assert ids(client, 'invoice:') == ['a', 'b']
 
 
@@ -196,18 +196,18 @@ def test_no_more_than_the_limit_of_each_kind_in_a_call(
     for number in range(7):
         topology.bind('x', str(number), None, 'gone')
     tidier = Janitor(client)
-    tidier.tidy(0)
+    tidier.clean_up(0)
     seconds_ahead.append(62.0)
-    assert tidier.tidy(5) == {'bindings': 5, 'broadcasts': 5, 'consumers': 5}
-    assert tidier.tidy(550) == {'bindings': 2, 'broadcasts': 550, 'consumers': 550}
-    assert tidier.tidy(550) == {'bindings': 0, 'broadcasts': 45, 'consumers': 45}
-    assert tidier.tidy(550) == NOTHING
+    assert tidier.clean_up(5) == {'bindings': 5, 'broadcasts': 5, 'consumers': 5}
+    assert tidier.clean_up(550) == {'bindings': 2, 'broadcasts': 550, 'consumers': 550}
+    assert tidier.clean_up(550) == {'bindings': 0, 'broadcasts': 45, 'consumers': 45}
+    assert tidier.clean_up(550) == NOTHING
 
 
 def test_where_there_is_nothing_it_costs_three_reads(client: Client, topology: Topology, sent: list[Request]) -> None:
-    Janitor(client).tidy(100)
+    Janitor(client).clean_up(100)
     assert [request.method for request in sent] == ['GET'] * 3
 
 
 def test_database_without_our_design_document(client: Client) -> None:
-    assert Janitor(client).tidy(100) == NOTHING
+    assert Janitor(client).clean_up(100) == NOTHING

@@ -8,7 +8,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import leader
-from kombu_couchdb.leases.leader import LEASE, RENEWED, Leader
+from kombu_couchdb.leases.leader import LEASE_SECONDS, RENEWAL_SECONDS, Leader
 
 
 class Clock:
@@ -32,7 +32,7 @@ def test_one_leads(client: Client, clock: Clock) -> None:
     leaders = [Leader(client, 'job') for _ in range(5)]
     for _ in range(20):
         assert [one.step() for one in leaders] == [True, False, False, False, False]
-        clock.now += RENEWED
+        clock.now += RENEWAL_SECONDS
     assert client.get('broker:leader:job')['holder']
 
 
@@ -47,10 +47,10 @@ def test_another_takes_over_when_it_is_silent_and_never_before(client: Client, c
     silent_from = clock.now
     while not second.step():
         clock.now += 0.5
-        assert clock.now - silent_from < LEASE + RENEWED
+        assert clock.now - silent_from < LEASE_SECONDS + RENEWAL_SECONDS
     assert not first.leads
     assert not first.step()  # it was paused, and wakes
-    assert clock.now - silent_from >= LEASE
+    assert clock.now - silent_from >= LEASE_SECONDS
 
 
 def test_released_it_is_taken_at_the_next_look(client: Client, clock: Clock) -> None:
@@ -74,14 +74,14 @@ def test_while_the_server_is_away_it_leads_as_long_as_its_lease_lasts(
 
     with monkeypatch.context() as patched:
         patched.setattr(client, 'bulk', away)
-        clock.now += RENEWED
+        clock.now += RENEWAL_SECONDS
         with pytest.raises(ServerUnavailable):
             first.step()
         assert first.leads
-        clock.now += LEASE - RENEWED
+        clock.now += LEASE_SECONDS - RENEWAL_SECONDS
         assert not first.leads
     assert not first.step()  # somebody may lead: it looks first
-    clock.now += LEASE
+    clock.now += LEASE_SECONDS
     assert first.step()
 
 

@@ -17,7 +17,7 @@ from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.couchdb.unusable import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.leases.peers import Turns
-from kombu_couchdb.queues.waiting import HORIZON
+from kombu_couchdb.queues.waiting import HORIZON_SECONDS
 
 Document = dict[str, Any]
 
@@ -284,12 +284,12 @@ def test_an_item_without_a_priority_is_handed_on(store: FakeStore) -> None:
 
 
 def test_a_scheduled_item_is_not_kept_but_its_date_is(store: FakeStore) -> None:
-    store.add('later', date=NOW + HORIZON + 20)
-    store.add('sooner', date=NOW + HORIZON + 10)
+    store.add('later', date=NOW + HORIZON_SECONDS + 20)
+    store.add('sooner', date=NOW + HORIZON_SECONDS + 10)
     queue_candidates = window_of(store)
     queue_candidates.refill()
     assert len(queue_candidates) == 0
-    assert queue_candidates.next_due == NOW + HORIZON + 10
+    assert queue_candidates.next_due == NOW + HORIZON_SECONDS + 10
 
 
 def test_an_offered_one_is_not_kept_either(store: FakeStore) -> None:
