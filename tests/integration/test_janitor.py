@@ -100,7 +100,7 @@ def test_queue_declared_at_that_very_moment_keeps_its_binding(
 ) -> None:
     topology.bind('x', 'key', None, 'q')
     tidier = Janitor(client)
-    tidier._bindings(0)
+    tidier._delete_bindings(0)
     delete = client.bulk
 
     def bulk(docs: Any, **kwargs: Any) -> Any:

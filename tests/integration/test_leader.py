@@ -97,7 +97,7 @@ def test_a_write_that_a_cluster_does_not_prove_is_no_lead(
 
 def test_who_loses_the_race_follows(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Leader(client, 'job'), Leader(client, 'job')
-    monkeypatch.setattr(second, '_free', lambda asked: '')  # both saw that there is no document
+    monkeypatch.setattr(second, '_replaceable', lambda asked: '')  # both saw that there is no document
     assert first.step()
     assert not second.step()
     monkeypatch.undo()
