@@ -38,7 +38,7 @@ from ..leases.peers import queues_of
 from ..leases.temporary import Lifetimes
 from ..log import get_logger
 from ..options import Options
-from ..queues.database import SEEN, ensure
+from ..queues.database import MAX_SEEN_ROWS, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology
@@ -124,7 +124,7 @@ class Transport(virtual.Transport):
         """Connect to the database, and create it if it is missing; *raises* `CouchDBError`."""
         began = time.monotonic()
         rows, takes_parcels = ensure(self.couchdb, self.options.create_database)
-        self.topology.saw(rows, began, SEEN)
+        self.topology.saw(rows, began, MAX_SEEN_ROWS)
         self.name_node()
         self.Channel = ParcelChannel if takes_parcels else Channel
         super().establish_connection()
