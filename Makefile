@@ -8,6 +8,12 @@ RUN = $(VENV)/bin/python
 # The tests wait for most of their time: three processes need half of it, on two cores. To use a debugger: TEST_JOBS=
 TEST_JOBS = -n 3 --dist loadfile
 
+# Coverage has a floor, `fail_under` in pyproject.toml. Only the whole suite reaches it: a part of the suite is not measured.
+MEASURED = $(if $(strip $(PYTEST_ARGS)),,yes)
+
+# Each of these examples is a program whose module is called `shop`: their types are checked one folder after the other.
+SHOPS = $(patsubst examples/%/,%,$(filter-out examples/demo/ examples/__pycache__/,$(wildcard examples/*/)))
+
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_USER = 0
 unexport PYTHONHOME PYTHONPATH
@@ -20,7 +26,9 @@ demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on
 	@$(RUN) -m examples.demo
 
 test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an embedded server; PYTEST_ARGS="-k lease -x"
-	@$(RUN) -m pytest $(TEST_JOBS) $(PYTEST_ARGS)
+	@$(if $(MEASURED),$(RUN) -m coverage erase)
+	@$(RUN) $(if $(MEASURED),-m coverage run) -m pytest $(TEST_JOBS) $(PYTEST_ARGS)
+	@$(if $(MEASURED),$(RUN) -m coverage combine -q && printf 'Coverage in percent: ' && $(RUN) -m coverage report --format=total)
 
 versions: $(VENV)/installed-dev  ## Run tests with other Pythons and Celerys, those that are there; TOX_ARGS="-e py310-oldest -- -x"
 	@$(RUN) -m tox run $(TOX_ARGS)
@@ -30,7 +38,11 @@ model: $(VENV)/installed-dev  ## Explore the protocol of claims and leases for l
 
 lint: $(VENV)/installed-dev  ## Check style and types
 	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
+	@for folder in $(SHOPS); do \
+		MYPYPATH=examples/$$folder $(RUN) -m mypy --explicit-package-bases examples/$$folder || exit 1; \
+	done
 
 docs: $(VENV)/installed-docs  ## Build the documentation into build/docs; a warning is an error
 	@$(RUN) -m sphinx -q -E -n -W --keep-going docs build/docs
@@ -43,7 +55,7 @@ chaos: $(VENV)/installed-dev  ## Prove the promises while things fail, on $COUCH
 
 clean:  ## Remove the environment and all that was built
 	@echo 'Removing $(VENV), caches and builds'
-	@rm -rf $(VENV) build dist *.egg-info .cache .tox .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist *.egg-info .cache .tox .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.*
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## Show this

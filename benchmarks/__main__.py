@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the options, the progress, and where the report goes."""
+"""Command line of the benchmarks, `python -m benchmarks`: options, progress and report."""
 
 from __future__ import annotations
 
@@ -20,16 +20,23 @@ from .systems import NAMES, reachable
 
 
 @click.command(
-    epilog='Servers are taken from COUCHDB_URL, REDIS_URL, POSTGRES_URL and RABBITMQ_URL, or else looked for on '
+    epilog='The URLs of the servers come from COUCHDB_URL, REDIS_URL, POSTGRES_URL and RABBITMQ_URL; the default is '
     'localhost.'
 )
-@click.option('--quick', 'size', flag_value='quick', help='About a minute: to see that it works.')
-@click.option('--full', 'size', flag_value='full', help='Large backlogs and more rounds; hours.')
-@click.option('--rounds', type=click.IntRange(1), help='How often each case is repeated.')
+@click.option('--quick', 'size', flag_value='quick', help='A check that everything works; about a minute.')
+@click.option('--full', 'size', flag_value='full', help='Large backlogs and more rounds; takes hours.')
+@click.option('--rounds', type=click.IntRange(1), help='The number of rounds: each case is measured once a round.')
 @click.option(
-    '-m', '--measure', 'measures', multiple=True, type=click.Choice(list(MEASURES)), help='Only this; repeatable.'
+    '-m',
+    '--measure',
+    'measures',
+    multiple=True,
+    type=click.Choice(list(MEASURES)),
+    help='Run this measure only; repeatable.',
 )
-@click.option('-s', '--system', 'names', multiple=True, type=click.Choice(NAMES), help='Only this; repeatable.')
+@click.option(
+    '-s', '--system', 'names', multiple=True, type=click.Choice(NAMES), help='Measure this system only; repeatable.'
+)
 @click.option(
     '--output',
     type=click.Path(file_okay=False, path_type=Path),
@@ -38,24 +45,26 @@ from .systems import NAMES, reachable
 def main(
     size: str | None, rounds: int | None, measures: tuple[str, ...], names: tuple[str, ...], output: Path | None
 ) -> None:
-    """Measure the transport and the result backend beside kombu's other brokers and bare CouchDB."""
+    """Measure the transport and the result backend beside other brokers of kombu and bare CouchDB."""
     chosen = SIZES[size or 'default']
     rounds = rounds or chosen.rounds
     systems, absent = reachable(names or NAMES)
     for name, reason in absent.items():
         tell(f'{name} is left out: {reason}')
     if not systems:
-        raise click.ClickException('no system can be reached; set COUCHDB_URL to http://user:password@host:5984')
+        raise click.ClickException(
+            'no system can be reached; set COUCHDB_URL, for example to http://user:password@host:5984'
+        )
     wanted = {
         name: measure for name, measure in MEASURES.items() if name in (measures or set(MEASURES) - chosen.skipped)
     }
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidy up and report then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up and report then, too
     started = time.monotonic()
     cases, results = [case for measure in wanted.values() for case in measure.cases(chosen)], Results()
     try:
         run(cases, systems, rounds, results, lambda text: tell(f'{elapsed(started)} {text}'))
     except KeyboardInterrupt:
-        tell('interrupted: the report has what was measured so far')
+        tell('interrupted: the report contains what was measured so far')
     versions = {
         'Python': platform.python_version(),
         'kombu': version('kombu'),
@@ -76,12 +85,12 @@ def main(
 
 
 def tell(text: str) -> None:
-    """Show progress."""
+    """Print a line of progress to standard error."""
     click.echo(text, err=True)
 
 
 def elapsed(since: float) -> str:
-    """Return how long it is since a time of the monotonic clock, as minutes and seconds."""
+    """Return the time since `since` (monotonic clock) as minutes:seconds."""
     return '{}:{:02}'.format(*divmod(int(time.monotonic() - since), 60))
 
 

@@ -1,4 +1,4 @@
-"""What is measured: cases, their figures, and the results of all rounds."""
+"""Cases, their figures, and the results of all rounds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ['Case', 'Figure', 'NotMeasured', 'Results', 'Row']
 
 
 class NotMeasured(Exception):
-    """This system has no such thing; the text says why."""
+    """The case does not apply to this system; the text says why."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that a case gives. `name` is empty if the case has only one."""
+    """One number that a case measures. `name` is empty if the case has only one figure."""
 
     unit: str
     more_is_better: bool = True
@@ -25,10 +25,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement. `run(system)` returns a value for each figure, None for one that cannot be had there.
+    """One measurement. `run(system)` returns a value for each figure, or None if the figure cannot be measured there.
 
-    *Raises* `NotMeasured` where the system has no such thing. `rounds` limits how often it is repeated. A `headline` stands in
-    the README and in the plot, too.
+    `run` *raises* `NotMeasured` if the case does not apply to the system. `rounds` limits the number of rounds.
+    `headline` cases are shown in the plot, and in a README that has the marker lines of the report.
     """
 
     measure: str
@@ -41,7 +41,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a figure of a case."""
+    """One row of the table: a figure of a case."""
 
     measure: str
     label: str
@@ -51,28 +51,28 @@ class Row:
 
     @classmethod
     def of(cls, case: Case, figure: Figure) -> Row:
-        """Return the row of a case's figure."""
+        """Return the row for a figure of a case."""
         label = ', '.join(part for part in (case.label, figure.name) if part)
         return cls(case.measure, label, figure.unit, figure.more_is_better, case.headline)
 
 
 @dataclass
 class Results:
-    """The values of all rounds, by row and by the system's name; and what was not measured, with the reason."""
+    """The values of all rounds by row and system name, and the reasons why something was not measured."""
 
     values: dict[Row, dict[str, list[float]]] = field(default_factory=dict)
-    #: The reasons by measure and system, each once.
+    #: One reason for each measure and system.
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, case: Case, system: str, values: Sequence[float | None]) -> None:
-        """Add what a case gave on a system."""
+        """Add the values of a case on a system."""
         for figure, value in zip(case.figures, values, strict=True):
             found = self.values.setdefault(Row.of(case, figure), {}).setdefault(system, [])
             if value is not None:
                 found.append(value)
 
     def miss(self, case: Case, system: str, reason: str) -> None:
-        """Note that a case gave nothing on a system."""
+        """Record that a case was not measured on a system."""
         for figure in case.figures:
             self.values.setdefault(Row.of(case, figure), {}).setdefault(system, [])
         self.missing.setdefault((case.measure, system), reason)

@@ -1,4 +1,4 @@
-"""The loops that are timed: sending and taking messages, with kombu for every broker alike."""
+"""The timed loops: send and receive messages with kombu, the same way for every broker."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .systems import Place
 
 __all__ = ['Sender', 'Taker', 'body_of', 'fill', 'sender', 'taker']
 
-#: After so many messages the broker catches up: that of all at once could take longer than a request may.
+#: After this number of messages `fill` waits for the broker: indexing all at once could exceed the request timeout.
 _SETTLED = 5000
 
-#: What is done with the decoded body of each message.
+#: Called with the decoded body of each message.
 OnBody = Callable[[Any], None]
 
 
 class Sender(Protocol):
-    """Puts messages into a place. `batches` tells whether many can be sent in one request."""
+    """Sends messages to a place. `batches` says whether it can send many in one request."""
 
     batches: bool
 
@@ -32,26 +32,26 @@ class Sender(Protocol):
         """Send one message."""
 
     def send_all(self, bodies: Iterable[Any]) -> None:
-        """Send many messages, together where `batches` is true."""
+        """Send many messages, in batches if `batches` is true."""
 
     def settle(self) -> None:
-        """Have the broker bring up to date what it reads queues by."""
+        """Make the broker update the index that it reads queues from."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
 class Taker(Protocol):
-    """Takes messages from a place and acknowledges each. It is connected when it is made, and consumes once it is started."""
+    """Receives messages from a place and acknowledges each. It connects on creation and consumes after `start`."""
 
     def start(self) -> None:
-        """Begin to consume."""
+        """Start to consume."""
 
     def take(self, seconds: float) -> None:
-        """Wait so long at the most, and call back with what comes."""
+        """Wait up to `seconds` and call back for each message that arrives."""
 
     def close(self) -> None:
-        """Write what is not written yet, and close the connection."""
+        """Write pending acknowledgements and close the connection."""
 
 
 def sender(place: Place) -> Sender:
@@ -65,13 +65,13 @@ def taker(place: Place, prefetch: int, on_body: OnBody) -> Taker:
 
 
 def body_of(size: int) -> dict[str, str]:
-    """Return a message's body of about `size` bytes in JSON, which is hard to compress and each time the same."""
+    """Return a message body of about `size` bytes of JSON. It is hard to compress, and the same on each call."""
     around = len(json.dumps({'text': ''}))
     return {'text': ''.join(random.Random(size).choices('0123456789abcdefghijklmnopqrstuvwxyz', k=size - around))}
 
 
 def fill(place: Place, size: int, count: int) -> None:
-    """Put so many messages of about `size` bytes into a place, and have what it reads queues by up to date."""
+    """Send `count` messages of about `size` bytes to a place and wait until the broker has indexed them."""
     sending, body = sender(place), body_of(size)
     try:
         for start in range(0, count, _SETTLED):
@@ -105,7 +105,7 @@ class _Sender:
                 self.send(body)
 
     def settle(self) -> None:
-        self.declared.declare()  # the answer has the queue's size
+        self.declared.declare()  # the response contains the queue's size
 
     def close(self) -> None:
         self.connection.release()
@@ -142,9 +142,9 @@ class _Taker:
 
 
 def wait_until(condition: Callable[[], bool], step: Callable[[], None], patience: float = 300.0) -> None:
-    """Do a step again and again until a condition holds; *raises* `TimeoutError` after `patience` seconds."""
+    """Repeat a step until a condition is true; *raises* `TimeoutError` after `patience` seconds."""
     deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f'not done within {patience:g} s')
+            raise TimeoutError(f'the condition is not true after {patience:g} s')
         step()

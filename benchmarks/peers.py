@@ -1,4 +1,4 @@
-"""Consumers and publishers in processes of their own."""
+"""Consumers and publishers in separate processes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from .systems import Place
 
 __all__ = ['consume', 'listening', 'loading']
 
-#: Not forked: connections and threads of this process are none of theirs.
+#: Spawned, not forked: the children must not inherit connections and threads of this process.
 _context = multiprocessing.get_context('spawn')
 
-#: How long a process may take to start, or be silent, in seconds.
+#: How long a process may take to start or to send its result, in seconds.
 _PATIENCE = 300.0
-#: How often a waiting process looks whether others have made it done, in seconds.
+#: How often a waiting process checks whether the other processes have finished the work, in seconds.
 _LOOK = 0.1
-#: How long Celery waits for events at a stretch, in seconds: transports that poll sleep no longer than that.
+#: How long Celery waits for events in one call, in seconds. Transports that poll sleep at most this long.
 _DRAIN = 2.0
 
 
 def consume(places: Sequence[Place], prefetch: int, take: int, *, whole: bool) -> float:
-    """Let one consumer for each place take `take` messages between them, and return how long they took, in seconds.
+    """Run one consumer for each place until together they have received `take` messages; return the time in seconds.
 
-    With `whole`, they take all there are: the time ends when who took the last one has closed its connection, and so has
-    written its acknowledgements. Else it ends with that message, for closing also gives back what was prefetched.
+    With `whole`, `take` is the number of all messages: the time ends when the consumer of the last message has closed
+    its connection, which writes its acknowledgements. Otherwise the time ends with the last message, because closing
+    also releases the prefetched messages.
     """
     taken, gate, ended = _context.Value('q', 0), _context.Barrier(len(places) + 1), _context.Event()
     answers = _context.Queue()
@@ -72,9 +73,11 @@ def _consume(
 
 @contextmanager
 def listening(place: Place, prefetch: int, probes: int, work: float) -> Iterator[Callable[[], list[float]]]:
-    """Run a consumer that notes the delays of `probes` bodies with a time `sent`, and works so many seconds on every other.
+    """Run a consumer that measures the delays of `probes` bodies with a time `sent`, and works on other bodies.
 
-    What it yields returns the delays, in seconds, once all have come.
+    It works `work` seconds on each of the other bodies.
+
+    Yield a function that waits until all probes have arrived and returns their delays in seconds.
     """
     gate, answers = _context.Barrier(2), _context.Queue()
     with _running(gate, [(_listen, (place, prefetch, probes, work, gate, answers))]) as processes:
@@ -101,7 +104,7 @@ def _listen(place: Place, prefetch: int, probes: int, work: float, gate: Any, an
 
 @contextmanager
 def loading(place: Place, size: int, rate: float) -> Iterator[None]:
-    """Run a publisher that sends `rate` messages a second."""
+    """Run a publisher that sends `rate` messages per second."""
     gate, ended = _context.Barrier(2), _context.Event()
     with _running(gate, [(_load, (place, size, rate, gate, ended))]):
         gate.wait(_PATIENCE)
@@ -139,11 +142,11 @@ def _running(gate: Any, calls: Sequence[tuple[Callable[..., None], tuple[Any, ..
 
 
 def _run(gate: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the benchmark ends it, and it ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and the parent ends this process
     try:
         target(*arguments)
     except BaseException:
-        gate.abort()  # nobody need wait for this one
+        gate.abort()  # the others must not wait for this process
         raise
 
 
@@ -153,5 +156,5 @@ def _answer(answers: Any, processes: Sequence[SpawnProcess]) -> Any:
         try:
             return answers.get(timeout=1.0)
         except queue.Empty:
-            pass  # it is still at work
-    raise RuntimeError('a process of the benchmark ended without an answer, or took too long')
+            pass  # no process has finished yet
+    raise RuntimeError('a process of the benchmark ended without a result, or took too long')

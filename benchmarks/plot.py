@@ -1,4 +1,4 @@
-"""Results as bars, in SVG: for each row one group of bars, the longest of it as wide as the plot."""
+"""Results as bar charts in SVG: one group of bars per row; its longest bar is as wide as the plot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH, _BAR, _LEFT, _LABELS = 900, 16, 110, 160
 
 
 def plot(rows: Mapping[Row, Mapping[str, Sequence[float]]], systems: Sequence[str], titles: Mapping[str, str]) -> str:
-    """Return an SVG image. `titles` has the headline of each measure by its name; a system has the same colour throughout."""
+    """Return an SVG image. `titles` maps a measure to its headline. A system has the same colour in all groups."""
     colours = dict(zip(systems, _COLOURS, strict=False))
     parts: list[str] = []
     y, measure = 0, ''
@@ -37,7 +37,8 @@ def plot(rows: Mapping[Row, Mapping[str, Sequence[float]]], systems: Sequence[st
     style = 'text { font: 12px sans-serif; fill: #222 } .title { font-weight: bold; font-size: 16px }'
     return '\n'.join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+            f'viewBox="0 0 {_WIDTH} {height}">',
             f'<style>{style}</style>',
             f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
             *parts,

@@ -1,4 +1,4 @@
-"""What processes of this machine use of its processors and its memory."""
+"""CPU time and memory of processes on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ['cpu_of', 'memory_of', 'server_of']
 
 
 def server_of(host: str, port: int) -> int | None:
-    """Return the id of the process that listens there, or None if it is elsewhere, or is not ours to see."""
+    """Return the id of the process that listens there; None if it is on another machine or may not be inspected."""
     import psutil
 
     try:
@@ -32,14 +32,14 @@ def memory_of(pid: int) -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """Return the CPU seconds that a process and all its descendants have used, those that have ended included."""
+    """Return the CPU seconds of a process and all its descendants, including those that have ended."""
     import psutil
 
     root = psutil.Process(pid)
     total = 0.0
     for process in [root, *root.children(recursive=True)]:
         try:
-            total += sum(process.cpu_times()[:4])  # user, system, and both of its children that have ended
+            total += sum(process.cpu_times()[:4])  # user and system time, its own and that of its ended children
         except psutil.NoSuchProcess:
-            pass  # ended just now: its parent counts it
+            pass  # it has just ended: its parent's times include it
     return total

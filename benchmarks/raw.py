@@ -1,4 +1,4 @@
-"""The raw limit: WorkItems written, read by a view and deleted by the simplest loop over `requests`. There are no claims."""
+"""The raw limit: write WorkItems, read them from a view and delete them with the simplest loop, without claims."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from uuid import uuid4
 import requests
 
 from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.types import WorkItem
 
 from .systems.couchdb import RAW_DESIGN
 
 __all__ = ['Sender', 'Taker']
 
-#: As many are written in one request as `Producer.batch()` gathers, and as many are read in one.
+#: Documents written in one request, the same number as in `Producer.batch()`, and documents read in one request.
 _BATCH = 1000
 _AHEAD = 1000
 
 
 class Database:
-    """One database over one kept connection."""
+    """One database over one persistent connection."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.session = requests.Session()
-        self.session.trust_env = False  # the environment would be read anew for every request
+        self.session.trust_env = False  # otherwise requests reads the environment for every request
         self.session.auth = (parts.username, parts.password) if parts.username and parts.password else None
         self.url = parts._replace(netloc=parts.netloc.rpartition('@')[2]).geturl()
 
     def request(self, method: str, path: str, **kwargs: Any) -> Any:
-        """Send one request and return its JSON; *raises* `requests.RequestException`."""
+        """Send a request and return the JSON of the response; *raises* `requests.RequestException`."""
         answer = self.session.request(method, self.url + path, timeout=60, **kwargs)
         answer.raise_for_status()
         return answer.json()
 
 
 class Sender:
-    """Writes documents as the transport does."""
+    """Writes the same documents as the transport."""
 
     batches = True
 
@@ -49,25 +50,25 @@ class Sender:
         self.database, self.queue = Database(url), queue
 
     def send(self, body: Any) -> None:
-        """Write one."""
+        """Write one document."""
         doc = self._document(body)
         self.database.request('PUT', '/' + doc['_id'], json=doc)
 
     def send_all(self, bodies: Iterable[Any]) -> None:
-        """Write many, a thousand in a request."""
+        """Write many documents, 1,000 in a request."""
         rest = iter(bodies)
         while docs := [self._document(body) for body in itertools.islice(rest, _BATCH)]:
             self.database.request('POST', '/_bulk_docs', json={'docs': docs})
 
     def settle(self) -> None:
-        """Read the view, so that its index is up to date."""
+        """Read the view, which updates its index."""
         self.database.request('GET', f'/_design/{RAW_DESIGN}/_view/waiting')
 
     def close(self) -> None:
         """Close the connection."""
         self.database.session.close()
 
-    def _document(self, body: Any) -> dict[str, Any]:
+    def _document(self, body: Any) -> WorkItem:
         now = time.time()
         doc_id = workitem.new_id(now)
         return workitem.new(
@@ -91,7 +92,7 @@ class Sender:
 
 
 class Taker:
-    """Reads ahead, hands over as many documents as the prefetch count says, and deletes them, several in one request."""
+    """Reads ahead, delivers as many documents as the prefetch count says, and deletes them in one request."""
 
     def __init__(self, url: str, queue: str, prefetch: int, on_body: Callable[[Any], None]) -> None:
         self.database, self.prefetch, self._on_body = Database(url), prefetch, on_body
@@ -105,10 +106,10 @@ class Taker:
         self.read: list[dict[str, Any]] = []
 
     def start(self) -> None:
-        """Nothing need be prepared."""
+        """Do nothing: there is nothing to prepare."""
 
     def take(self, seconds: float) -> None:
-        """Take what is there."""
+        """Deliver the next documents and delete them."""
         if not self.read:
             self.read = self.database.request('GET', f'/_design/{RAW_DESIGN}/_view/waiting', params=self.range)['rows']
         rows, self.read = self.read[: self.prefetch], self.read[self.prefetch :]

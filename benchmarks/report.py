@@ -1,4 +1,4 @@
-"""The report: a page in reStructuredText with a table for each measure, and a plot beside it."""
+"""The report: a page in reStructuredText with a table for each measure, and a plot."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from .table import simple_table, table_of
 
 __all__ = ['Run', 'inserted', 'page', 'write']
 
-#: What stands between these in a page is the benchmark's; the rest is its author's.
+#: The benchmark writes what is between these two lines of a page, and leaves the rest alone.
 _BEGIN, _END = '.. benchmark begins: `make bench` writes everything below', '.. benchmark ends'
 _PLOT = 'performance.svg'
 
 EXPLAINED = """\
-Each figure is the median of the rounds. In a round the systems take turns on each case. A figure is followed by its ratio to that of
-this project (*couchdb*) and, in brackets, to the raw limit (*raw*): the same documents written, read by a view and deleted by the
-simplest loop over HTTP, without claims and so without a safe delivery. Publishing returns when the server has the message: CouchDB and
-PostgreSQL have it on the disk then, RabbitMQ has confirmed it, and Redis has it in memory, unless it is configured otherwise.
-Consuming begins with an open connection and a full queue. A delay is that of one queue with one consumer; the busy consumer gets 50
-other messages a second and works 5 ms on each. kombu's SQLAlchemy transport asks for messages once a second. The number of requests
-includes those of connecting. The processor time of a server is all that it uses, its housekeeping included."""
+Each figure is the median of the rounds. In a round the systems take turns on each case. A figure is followed by its
+ratio to that of this project (*couchdb*) and, in brackets, to the raw limit (*raw*): the same documents written, read
+by a view and deleted by the simplest loop over HTTP, without claims and so without a safe delivery. Publishing returns
+when the server has the message: CouchDB and PostgreSQL have it on the disk then, RabbitMQ has confirmed it, and Redis
+has it in memory, unless it is configured otherwise. Consuming begins with an open connection and a full queue. A delay
+is that of one queue with one consumer; the busy consumer gets 50 other messages a second and works 5 ms on each.
+kombu's SQLAlchemy transport asks for messages once a second. The number of requests includes those of connecting. The
+processor time of a server is all that it uses, its housekeeping included."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was run: the date, how much (`quick`, `default`, `full`), how many rounds, and which version of what."""
+    """A run: its date, size (`quick`, `default` or `full`), number of rounds, and the versions of the software."""
 
     day: date
     size: str
     rounds: int
     versions: Mapping[str, str]
-    #: The names of the systems, in the order of the columns, with their titles.
+    #: The names of the systems in the order of the columns, with their titles.
     systems: Mapping[str, str]
-    #: Those that were left out, with the reason.
+    #: The systems that were left out, with the reason.
     absent: Mapping[str, str]
-    #: The headlines of the measures, by their names.
+    #: The titles of the measures by name.
     titles: Mapping[str, str]
 
 
@@ -70,19 +71,19 @@ def page(run: Run, results: Results) -> str:
 
 
 def summary(run: Run, results: Results, folder: str) -> str:
-    """Return what the README shows: the headlines in one table, and the plot, which is in `folder`."""
+    """Return the text for a README: the headlines in one table, and the plot in `folder`."""
     rows = {row: values for row, values in results.values.items() if row.headline and any(values.values())}
     named = {replace(row, label=f'{run.titles[row.measure]}: {row.label}'): values for row, values in rows.items()}
     return '\n\n'.join([measured(run), table_of(named, list(run.systems)), image(f'{folder}/{_PLOT}')])
 
 
 def image(path: str) -> str:
-    """Return the plot's place in a page."""
+    """Return the directive that shows the plot."""
     return f'.. image:: {path}\n   :alt: The same figures as bars'
 
 
 def measured(run: Run) -> str:
-    """Return when it was measured, and with what."""
+    """Return a sentence with the date and the versions."""
     return (
         f'Measured on {run.day.isoformat()}, size *{run.size}*, {count(run.rounds, "round")}, with '
         + ', '.join(f'{name} {version}' for name, version in run.versions.items())
@@ -91,7 +92,7 @@ def measured(run: Run) -> str:
 
 
 def inserted(existing: str, report: str) -> str:
-    """Return a page's text with the report in its place, or a new page if it has none."""
+    """Return a page with the report inserted between its two marker lines, or appended if it has none."""
     block = f'{_BEGIN}\n\n{report}\n\n{_END}'
     before, begin, rest = existing.partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -102,9 +103,9 @@ def inserted(existing: str, report: str) -> str:
 
 
 def write(run: Run, results: Results, folder: Path) -> list[Path]:
-    """Write page and plot into a folder, and return their paths; of a page that exists, only the benchmark's part changes.
+    """Write page and plot into a folder and return their paths. Of an existing page only the benchmark's part changes.
 
-    So does a README beside the folder that has a place for the headlines.
+    If a README beside the folder has the marker lines, the headlines are written there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text, drawing = folder / 'performance.rst', folder / _PLOT

@@ -1,4 +1,4 @@
-"""Run the cases in rounds, interleaved between the systems: A B C, A B C, so that noise hits all alike."""
+"""The rounds: systems take turns on each case (A B C, A B C), so that noise affects all of them alike."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ __all__ = ['run']
 def run(
     cases: Sequence[Case], systems: Iterable[System], rounds: int, results: Results, tell: Callable[[str], None]
 ) -> None:
-    """Add to the results, step by step; `tell(text)` is called after each with what came of it."""
+    """Run all cases and add their values to `results`; call `tell(text)` with the outcome of each."""
     systems = list(systems)
     steps = [
-        (turn, case, system)
-        for turn in range(1, rounds + 1)
+        (nth, case, system)
+        for nth in range(1, rounds + 1)
         for case in cases
         for system in systems
-        if case.rounds is None or turn <= case.rounds
+        if case.rounds is None or nth <= case.rounds
     ]
-    for done, (turn, case, system) in enumerate(steps, 1):
-        head = f'{done}/{len(steps)} round {turn}, {case.measure}: {case.label}, {system.name}: '
+    for done, (nth, case, system) in enumerate(steps, 1):
+        head = f'{done}/{len(steps)} round {nth}, {case.measure}: {case.label}, {system.name}: '
         try:
             values = case.run(system)
         except NotMeasured as exc:
             results.miss(case, system.name, str(exc))
             continue
-        except (
-            Exception
-        ) as exc:  # one system's failure must not cost the figures of all the others: it is told and noted
+        except Exception as exc:  # the failure of one system must not cost the figures of the others: the report has it
             results.miss(case, system.name, f'failed ({in_one_line(exc)})')
             tell(f'{head}failed ({in_one_line(exc)})')
             continue

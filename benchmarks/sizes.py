@@ -1,4 +1,4 @@
-"""How much is measured: about a minute, about ten, or as long as it takes."""
+"""Sizes of a run: quick (about a minute), default (about ten minutes) and full (hours)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ['SIZES', 'Load', 'Size', 'amount', 'count']
 
 @dataclass(frozen=True)
 class Load:
-    """What consumers have before them: `take` messages of the `backlog` are consumed and timed; `body` is in bytes."""
+    """Load on the consumers: they receive `take` of the `backlog` messages; `body` is in bytes."""
 
     prefetch: int
     consumers: int = 1
@@ -24,26 +24,25 @@ class Size:
     """The amounts of one run."""
 
     rounds: int
-    #: How many messages are published, by the size of their body in bytes.
+    #: The number of messages to publish by the size of their body in bytes.
     published: Mapping[int, int]
     threads: tuple[int, ...]
     loads: tuple[Load, ...]
-    #: Messages whose delay is measured.
+    #: The number of messages whose delay is measured.
     probes: int
-    #: Tasks sent to a Celery worker.
+    #: The number of tasks sent to a Celery worker.
     tasks: int
-    #: Results stored and got.
+    #: The number of results to store and get.
     results: int
-    #: Tasks planned for later while a worker's memory is looked at; more of them where they are planned in batches.
+    #: The number of scheduled tasks while the memory of a worker is measured, with and without batches.
     planned: Mapping[bool, int]
-    #: Messages whose requests are counted.
+    #: The number of messages whose requests are counted.
     counted: int
-    #: How long an idle worker is watched, in seconds.
+    #: How long an idle worker is observed, in seconds.
     idle: float
-    #: What takes long (idle worker, Celery job, large backlogs) or hardly varies (requests) is measured in the first so many
-    #: rounds.
+    #: The number of rounds for what takes long (idle worker, Celery job, large backlogs) or hardly varies (requests).
     long_rounds: int
-    #: Measures that are left out unless they are asked for.
+    #: Measures that run only if the command line names them.
     skipped: frozenset[str] = frozenset()
 
 
@@ -100,7 +99,7 @@ SIZES = {
 
 
 def amount(size: int) -> str:
-    """Return a number of bytes for people.
+    """Return a number of bytes with its unit.
 
     >>> amount(200), amount(2000)
     ('200 B', '2 kB')
@@ -109,7 +108,7 @@ def amount(size: int) -> str:
 
 
 def count(number: int, one: str) -> str:
-    """Return a number of things for people.
+    """Return a number with its noun, singular or plural.
 
     >>> count(1, 'thread'), count(8, 'thread'), count(100_000, 'message')
     ('1 thread', '8 threads', '100,000 messages')

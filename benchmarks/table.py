@@ -1,4 +1,4 @@
-"""Results as tables in reStructuredText."""
+"""Tables of results in reStructuredText."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .figures import median_of, number, ratio, times
 
 __all__ = ['OURS', 'RAW', 'cell', 'simple_table', 'table_of']
 
-#: What all others are compared with.
+#: The systems that all others are compared with.
 OURS, RAW = 'couchdb', 'raw'
 
 
 def table_of(rows: Mapping[Row, Mapping[str, Sequence[float]]], systems: Sequence[str]) -> str:
-    """Return a table with a line for each row and a column for each system, of medians with their ratios.
+    """Return a table of medians, with a line for each row and a column for each system.
 
-    A ratio is written as `×2.0` to ours, and in brackets to raw.
+    After a median follow its ratio to ours, such as `×2.0`, and in brackets its ratio to raw.
     """
     lines = [['', 'Unit', *systems]]
     for row, values in rows.items():
@@ -26,7 +26,7 @@ def table_of(rows: Mapping[Row, Mapping[str, Sequence[float]]], systems: Sequenc
 
 
 def cell(system: str, medians: Mapping[str, float | None]) -> str:
-    """Return a system's median, with its ratio to ours and, in brackets, to raw, as far as they can be said."""
+    """Return the median of a system with its ratio to ours and, in brackets, to raw, if these are known."""
     value = medians[system]
     parts = [number(value)]
     if system != OURS and (found := ratio(value, medians.get(OURS))) is not None:
@@ -37,7 +37,7 @@ def cell(system: str, medians: Mapping[str, float | None]) -> str:
 
 
 def simple_table(lines: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells as a simple table; the first line is the head."""
+    """Return a simple table; the first of `lines` is the header."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     border = ' '.join('=' * max(1, width) for width in widths)
     head, *body = [

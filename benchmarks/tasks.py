@@ -1,4 +1,4 @@
-"""The Celery app that the worker under test runs; its settings come from `BENCHMARK_SETTINGS`, as JSON."""
+"""The Celery app of the worker under test. Its settings are JSON in `BENCHMARK_SETTINGS`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = Celery('benchmarks')
 app.conf.update(json.loads(os.environ['BENCHMARK_SETTINGS']))
 
 
-@app.task(name='add')  # type: ignore[untyped-decorator]
+@app.task(name='add')
 def add(x: int, y: int) -> int:
     """Return the sum."""
     return x + y

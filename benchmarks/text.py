@@ -1,4 +1,4 @@
-"""Small texts for people."""
+"""Texts for the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ['in_one_line']
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an error in one line of at most 200 characters, without users and passwords of URLs.
+    """Return an error as one line of at most 200 characters, without the users and passwords in URLs.
 
     >>> in_one_line(ValueError('no way to amqp://guest:secret@localhost:5672'))
     'ValueError: no way to amqp://localhost:5672'

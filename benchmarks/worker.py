@@ -1,4 +1,4 @@
-"""A real Celery worker, and the app that sends to it."""
+"""A Celery worker process, and the app that sends tasks to it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ['app_of', 'settings_of', 'working']
 
 _ROOT = Path(__file__).parents[1]
 _PATIENCE = 120.0
-#: Tasks run before the clock starts, so that all processes of the worker have run one.
+#: Tasks that run before the measurement, so that each process of the pool has run one.
 _WARM_UP = 20
 
 
 def settings_of(place: Place) -> dict[str, Any]:
-    """Return Celery's settings for a place."""
+    """Return the settings of Celery for a place."""
     return {
         'broker_url': place.broker,
         'result_backend': place.backend,
@@ -38,7 +38,7 @@ def settings_of(place: Place) -> dict[str, Any]:
 
 
 def app_of(place: Place) -> Celery:
-    """Return an app that sends tasks to a place and reads their results there."""
+    """Return an app that sends tasks to a place and reads their results from it."""
     app = Celery('benchmarks', set_as_current=False)
     app.conf.update(settings_of(place))
     return app
@@ -46,8 +46,8 @@ def app_of(place: Place) -> Celery:
 
 @contextmanager
 def working(place: Place, app: Celery, concurrency: int = 2) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker with a prefork pool, which has run some tasks already; *raises* `RuntimeError` with its log if it has not."""
-    # The settings, which have passwords, reach it through the environment only.
+    """Run a worker with a prefork pool that has run some tasks; *raises* `RuntimeError` if it runs none."""
+    # The settings contain passwords: they are passed in the environment only.
     environment = {**os.environ, 'BENCHMARK_SETTINGS': json.dumps(settings_of(place)), 'PYTHONPATH': str(_ROOT)}
     with TemporaryFile() as log:
         process = subprocess.Popen(
@@ -80,7 +80,7 @@ def working(place: Place, app: Celery, concurrency: int = 2) -> Iterator[subproc
             except Exception as exc:
                 log.seek(0)
                 sys.stderr.write(log.read().decode(errors='replace'))
-                raise RuntimeError('the worker ran no task; its log is above') from exc
+                raise RuntimeError('the worker ran no task; its log is printed above') from exc
             yield process
         finally:
             process.send_signal(signal.SIGTERM)

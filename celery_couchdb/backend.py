@@ -1,7 +1,7 @@
-"""The Celery result backend for Apache CouchDB: each result is one document, which a person can read there.
+"""The Celery result backend for Apache CouchDB: each result is one document that people can read.
 
-What Celery asks of a backend is here; how a document looks is in `documents`, what is asked of the server in `store`, how
-waiting is done in `waiting`, what ends a chord in `chords.completion`, and how results expire in `expiry`.
+This module implements Celery's interface of a backend. `results.documents` defines the documents, `results.store` the
+requests to the server, `waiting` waits for results, `chords.completion` ends chords, and `expiry` deletes old results.
 """
 
 from __future__ import annotations
@@ -42,16 +42,21 @@ redaction.install()
 
 logger = get_logger(__name__)
 
-#: A pool with so many children stores their results through its parent (see `prefork_relay`). Measured on two cores, tasks that
-#: do nothing, with and without: 4 children 151 and 154 a second, 8 children 197 and 171, 16 children 254 and 188.
-_MANY_CHILDREN = 6
+#: A pool with at least this many child processes stores their results through the parent (see `results.prefork_relay`).
+#: Empty tasks per second, measured on two cores with and without the relay: 4 children 151 and 154, 8 children 197 and
+#: 171, 16 children 254 and 188.
+_MIN_RELAY_CHILDREN = 6
 
-#: How long a chord is left alone, in seconds, before it is taken for one whose worker is gone.
-_PATIENCE = 30.0
+#: How long a chord is unchanged, at least, before another worker ends it, because its own worker may be lost.
+_MIN_CHORD_PAUSE_SECONDS = 30.0
 
 
 class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
-    """Results and saved groups in one CouchDB database. *Every* method raises the errors of `kombu_couchdb.errors`."""
+    """Stores results and saved groups in one CouchDB database.
+
+    *Every* method raises the errors of `kombu_couchdb.errors`. One instance serves all threads of a process, and is
+    reset in a forked child.
+    """
 
     key_t = bytes_to_str
     supports_autoexpire = True
@@ -60,29 +65,29 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     supports_result_compression = True
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
-        # A prefix that CouchDB would refuse is refused before the base class uses it.
+        # Check the options first: the base class uses the prefix, which CouchDB might refuse.
         self.options = Options.of(app.conf.get('result_backend_transport_options') or {})
         super().__init__(app, url=url, **kwargs)
-        # One backend for all threads, whatever result_backend_thread_safe says.
+        # All threads share this backend, whatever result_backend_thread_safe says.
         self.thread_safe = True
         conf = self.app.conf
         failures = conf.get('result_failure_expires')
         self.failure_expires = self.expires if failures is None else self.prepare_expires(failures)
-        self.reader = Subscriber.of(
+        self.subscriber = Subscriber.of(
             address_of(url or 'couchdb://', self.options.credentials, self.options.auth), self.options
         )
-        self.store, self.client = self.reader.store, self.reader.store.client
-        self.callbacks = Callbacks(self.reader, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
-        self.ahead = ReadAhead(self.store, self.callbacks.following)
+        self.store, self.client = self.subscriber.store, self.subscriber.store.client
+        self.callbacks = Callbacks(self.subscriber, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
+        self.read_ahead = ReadAhead(self.store, self.callbacks.following)
         self.chords = Chords(
             self.store,
             self.chord_keyprefix,
             self._chord_lifetime(),
-            max(_PATIENCE, 2 * (conf.result_chord_join_timeout or 0.0)),
+            max(_MIN_CHORD_PAUSE_SECONDS, 2 * (conf.result_chord_join_timeout or 0.0)),
         )
         self.resolver = ConflictResolver(self.client, conflicted(), RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
-        self.forked = self.checked = False
+        self._is_fork = self._is_checked = False
         signals.worker_ready.connect(self._on_worker_ready)
         signals.worker_shutdown.connect(self._on_worker_shutdown)
         signals.worker_before_create_process.connect(self._on_before_create_process)
@@ -92,41 +97,42 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         return super().__reduce__(args, {**(kwargs or {}), 'expires': self.expires, 'url': self.url})
 
     def as_uri(self, include_password: bool = False) -> str:
-        """Return the URL, or the list of them, without passwords unless they are asked for."""
+        """Return the URL, or the list of URLs, with masked passwords unless `include_password` is true."""
         return (self.url or '') if include_password else redacted(self.url or '')
 
     def exception_safe_to_retry(self, exc: Exception) -> bool:
-        """Tell Celery what the setting `result_backend_always_retry` covers."""
+        """Tell whether the setting `result_backend_always_retry` covers this error."""
         return isinstance(exc, RETRIED)
 
     def reset(self) -> None:
-        """Start over, after a fork: threads, and whoever waits for a result, are the parent's."""
-        self.forked = True
+        """Reset the state after a fork: threads and waiting callers exist in the parent process only."""
+        self._is_fork = True
         self.callbacks.reset()
         self.store.relay.reset()
         self.sweeper.reset()
 
-    # -- what Celery's base class needs of a store
+    # -- the key-value store that Celery's base class needs
 
     def get(self, key: str | bytes) -> str | bytes | None:
-        """Return the encoded value of a key, None if there is none; one request."""
+        """Return the encoded value of a key, or None if the key does not exist. One request."""
         return unpack(self.store.read(bytes_to_str(key)))
 
     def mget(self, keys: Iterable[str | bytes]) -> list[str | bytes | None]:
-        """Return the encoded values of keys, in their order; a request for each 250."""
+        """Return the encoded values of keys, in the same order. One request for every 250 keys."""
         return [unpack(doc) for doc in self.store.read_many(bytes_to_str(key) for key in keys)]
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
-        """Store an encoded value, over any other."""
+        """Store an encoded value. An existing value is replaced."""
         doc_id = bytes_to_str(key)
         kind = 'Group' if doc_id.startswith(self.group_keyprefix) else 'Value'
-        # A saved group may be what a chord's results are joined by. Values are other people's, and theirs to delete.
+        # A saved group expires, but not before the results of a chord that may be joined by it. Other values belong to
+        # the program that stored them, and do not expire.
         lifetime = self._chord_lifetime() if kind == 'Group' else None
         self._write({'_id': doc_id, 'type': kind, 'status': None, **pack(value, self.content_type)}, lifetime)
 
     def delete(self, key: str | bytes) -> None:
-        """Delete a key, if it exists; two requests."""
-        self.ahead.drop()
+        """Delete a key, if it exists. Two requests."""
+        self.read_ahead.drop()
         self.store.delete(bytes_to_str(key))
 
     def get_many(
@@ -140,7 +146,11 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         max_iterations: int | None = None,
         READY_STATES: frozenset[str] = states.READY_STATES,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield `(task id, meta)` of results as they become ready; with `max_iterations`, of those that are."""
+        """Yield `(task id, meta)` for each result when it becomes ready.
+
+        `timeout` and `interval` are seconds. *Raises* `celery.exceptions.TimeoutError` after `timeout`. With
+        `max_iterations` or other `READY_STATES`, Celery's polling implementation is used.
+        """
         if max_iterations or READY_STATES != states.READY_STATES:
             yield from super().get_many(
                 task_ids, timeout, interval, no_ack, on_message, on_interval, max_iterations, READY_STATES
@@ -149,7 +159,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         for task_id, meta in self.await_results(
             set(map(bytes_to_str, task_ids)), timeout, interval, on_message, on_interval
         ):
-            if meta['status'] == states.SUCCESS:  # a failure may give way to a newer delivery's result
+            if meta['status'] == states.SUCCESS:  # do not cache a failure: a later delivery's result may replace it
                 self._cache[task_id] = meta
             yield task_id, meta
 
@@ -158,8 +168,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     ) -> Any:
         """Store the result of a task, as Celery does.
 
-        If CouchDB refuses what a worker stores, that is one line in its log. Not so for a part of a chord: Celery takes it for
-        failed then, and a chord that lacks it can end.
+        If CouchDB refuses a worker's result for lack of rights, the result is lost and the worker logs one line. For a
+        part of a chord the error is raised: Celery then counts the part as failed, so that the chord can end.
         """
         try:
             return super().store_result(task_id, result, state, traceback, request=request, **kwargs)
@@ -170,14 +180,15 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             return result
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        return self.decode_document(self.ahead.read(self.get_key_for_task(task_id)))
+        return self.decode_document(self.read_ahead.read(self.get_key_for_task(task_id)))
 
     def _store_result(
         self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
-        if task_join_will_block() and not self.forked:
-            self.sweeper.start()  # a worker that made its backend only now; those of a pool's children have a parent
-        # The base class reads the state, decides and writes: two requests, and a gap for another writer in between.
+        if task_join_will_block() and not self._is_fork:
+            # In a worker that creates its backend only now. The children of a pool do not sweep: their parent does.
+            self.sweeper.start()
+        # The base class would read the state and then write: two requests, between which another process may write.
         task_id = bytes_to_str(task_id)
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta['task_id'] = task_id
@@ -200,14 +211,14 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         return result
 
     def forget(self, task_id: str) -> None:
-        """Delete a result; its callbacks will not be called."""
+        """Delete a result. Its callbacks are not called."""
         self.callbacks.forget(task_id)
         super().forget(task_id)
 
     # -- expiry
 
     def cleanup(self) -> None:
-        """Delete what has expired, now; it is what the task `celery.backend_cleanup` does."""
+        """Delete expired results now. The task `celery.backend_cleanup` calls this."""
         self._sweep(lambda: False)
 
     def _sweep(self, is_over: Callable[[], bool]) -> None:
@@ -217,39 +228,40 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             self.store.set_up()
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         self.end_unfinished_chords(unfinished)
-        self.resolver.look()
+        self.resolver.resolve_if_due()
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
             brevity.shorten_log()
-            if not self.checked:
+            if not self._is_checked:
                 startup.check(self)
-                self.checked = True  # what is refused later does not end a worker that is at work
+                self._is_checked = True  # the check can end a worker that starts, but not one that is working
             import_module('celery_couchdb.control')
             import_module('celery_couchdb.parcels.worker').start(self.app)
             self.sweeper.start()
 
     def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:
-        if getattr(sender, '_processes', 0) >= _MANY_CHILDREN:
+        if getattr(sender, '_processes', 0) >= _MIN_RELAY_CHILDREN:
             self.store.relay.open()
 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
             self.sweeper.stop()
 
-    # -- ours
+    # -- decoding and writing
 
     def decode_document(self, doc: Document | None) -> dict[str, Any]:
-        """Return the meta-data in the document of a result; without one, or if it holds nothing, those of a pending task."""
+        """Return Celery's meta-data in a result document; those of a pending task for None or an empty document."""
         payload = unpack(doc)
         meta: dict[str, Any] = self.decode_result(payload) if payload else {'status': states.PENDING, 'result': None}
         return meta
 
     def exception_to_python(self, exc: Any) -> Any:
-        """Return the exception in a failed result, made of what is stored.
+        """Return the exception object for the stored exception of a failed result.
 
-        One that is no `Exception`, such as `SystemExit`, would end the process that asks for it, and whoever may write
-        results could name it: it is wrapped as Celery wraps those that it cannot encode.
+        An exception that is not an `Exception`, such as `SystemExit`, is wrapped as Celery wraps exceptions that it
+        cannot encode. Otherwise it would end the process that reads the result, and everybody with write access to the
+        results could cause that.
         """
         found = super().exception_to_python(exc)
         if isinstance(found, BaseException) and not isinstance(found, Exception):
@@ -257,7 +269,10 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         return found
 
     def _chord_lifetime(self) -> float | None:
-        """Return how long a chord's results are kept at least: Celery's 5.7 has a setting for that."""
+        """Return how long the results of a chord are kept at least, in seconds; None if they do not expire.
+
+        Celery 5.7 has the setting `result_chord_expires` for that.
+        """
         chord = self.app.conf.get('result_chord_expires')
         chord = self.expires if chord is None else self.prepare_expires(chord)
         return max(chord, self.expires) if chord and self.expires else None
@@ -265,5 +280,5 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     def _write(
         self, doc: Document, lifetime: float | None, *, final_stays: bool = False, also: Document | None = None
     ) -> None:
-        self.ahead.drop()
+        self.read_ahead.drop()
         self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)

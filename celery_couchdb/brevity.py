@@ -1,4 +1,4 @@
-"""One-sentence error output: no traceback for an error of ours, whose text says everything.
+"""Error output in one sentence, without tracebacks for the errors of `kombu_couchdb.errors`: their texts are complete.
 
 The `celery` program and the result backend of a worker call these functions. Other programs get exceptions as usual.
 """
@@ -15,21 +15,21 @@ from kombu_couchdb.log import printable
 
 __all__ = ['shorten_log', 'shorten_traceback']
 
-#: Where a worker logs the error that ends it.
+#: The logger to which a worker writes the error that ends it.
 _LOGGER = 'celery.worker'
 
-#: The module whose `main` is the `celery` program.
+#: The module with the `main` function of the `celery` program.
 _PROGRAM = 'celery.bin.celery'
 
 
 def shorten_log() -> None:
-    """Leave tracebacks of our errors out of the line with which a worker ends, unless its level is DEBUG."""
+    """Remove our tracebacks from the line with which a worker ends, unless the logger's level is DEBUG."""
     logger = logging.getLogger(_LOGGER)
-    logger.removeFilter(_without_traceback)
-    logger.addFilter(_without_traceback)
+    logger.removeFilter(_remove_traceback)
+    logger.addFilter(_remove_traceback)
 
 
-def _without_traceback(record: logging.LogRecord) -> bool:
+def _remove_traceback(record: logging.LogRecord) -> bool:
     if (
         record.exc_info
         and isinstance(record.exc_info[1], CouchDBError)
@@ -40,15 +40,15 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def shorten_traceback() -> None:
-    """Let the `celery` program end with one sentence, and status 1, on an error of ours that nobody has caught."""
-    before = sys.excepthook
+    """Make the `celery` program end with one sentence and exit status 1 after one of our uncaught errors."""
+    original = sys.excepthook
 
-    def say(kind: type[BaseException], exc: BaseException, traceback: TracebackType | None) -> None:
+    def excepthook(kind: type[BaseException], exc: BaseException, traceback: TracebackType | None) -> None:
         if isinstance(exc, CouchDBError) and any(
             frame.f_globals.get('__name__') == _PROGRAM for frame, _ in walk_tb(traceback)
         ):
             sys.stderr.write(f'Error: {printable(str(exc))}\n')
         else:
-            before(kind, exc, traceback)
+            original(kind, exc, traceback)
 
-    sys.excepthook = say
+    sys.excepthook = excepthook

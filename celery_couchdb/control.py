@@ -1,7 +1,10 @@
-"""`inspect scheduled`, for a worker whose broker is CouchDB: the database holds planned tasks, and not the worker.
+"""The remote control command `inspect scheduled` for workers whose broker is CouchDB.
 
-Importing this module replaces Celery's command. The `celery` program does that when it starts a worker, and the result backend
-when a worker is ready. A program that makes a worker by `app.Worker()` with another result backend imports this module itself.
+With CouchDB, planned tasks stay in the database until they are due; the worker does not hold them. So this command
+reads them from the database.
+
+Importing this module replaces Celery's command. The `celery` program imports it when it starts a worker, and the result
+backend when a worker is ready. Import it yourself if you create workers by `app.Worker()` with another result backend.
 """
 
 from __future__ import annotations
@@ -23,22 +26,23 @@ __all__ = ['scheduled']
 
 logger = get_logger(__name__)
 
-#: How many planned tasks are shown.
-_SHOWN = 100
+#: The maximum number of planned tasks in the reply.
+_MAX_TASKS = 100
 
-#: How long the worker waits for CouchDB at the most, in seconds: as any command, this one is executed in its event loop.
+#: How long the worker waits for CouchDB, at most. The worker runs commands in its event loop, so it does nothing else.
 _PATIENCE_SECONDS = 2.0
 
-#: The priority that Celery shows for every task that waits for its time.
+#: Celery shows this priority for every task in a worker's timer.
 _PRIORITY = 6
 
-_held_by_worker = Panel.data['scheduled']
+#: Celery's own command: the tasks in the worker's timer.
+_scheduled_in_worker = Panel.data['scheduled']
 
 
 @inspect_command(alias='dump_schedule')
 def scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
     """List of currently scheduled ETA/countdown tasks."""
-    held = list(_held_by_worker(state, **kwargs))
+    held = list(_scheduled_in_worker(state, **kwargs))
     transport = state.consumer.connection.transport
     if transport.driver_type != 'couchdb':
         return held
@@ -47,13 +51,13 @@ def scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
 
     def read() -> None:
         try:
-            planned.extend(_shown(doc, state.hostname) for doc in _planned(transport.couchdb, queues))
+            planned.extend(_describe(doc, state.hostname) for doc in _planned(transport.couchdb, queues))
         except CouchDBError as exc:
             logger.warning('inspect scheduled shows only what this worker holds: %s', exc)
         except Exception:
             logger.exception('inspect scheduled shows only what this worker holds')
 
-    # A thread, for a request may take longer than its timeout: it is sent to each node in turn.
+    # In a thread, because the request may take longer than its timeout: it is sent to one node after the other.
     thread = threading.Thread(target=read, name='celery-couchdb-inspect', daemon=True)
     thread.start()
     patience = min(_PATIENCE_SECONDS, transport.options.request_timeout)
@@ -66,21 +70,21 @@ def scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
 
 
 def _planned(client: Client, queues: list[str]) -> list[Document]:
-    """Return the items of these queues that are due first of those that are due later."""
+    """Return the planned messages of these queues, ordered by due date."""
     now = client.clock.now()
-    docs = Store(client).planned(queues, _SHOWN)
+    docs = Store(client).planned(queues, _MAX_TASKS)
     return [doc for doc in docs if not workitem.flaw(doc) and workitem.state(doc, now) == 'scheduled']
 
 
-def _shown(doc: Document, hostname: str) -> dict[str, Any]:
-    """Return what Celery shows of a task that waits for its time."""
+def _describe(doc: Document, hostname: str) -> dict[str, Any]:
+    """Return the description of a planned task in Celery's format."""
     message = doc['message']
     headers, properties = message['headers'], message['properties']
     info = properties.get('delivery_info', {})
     args, kwargs = _arguments(message)
     try:
         eta = datetime.fromtimestamp(doc['date'], timezone.utc).isoformat()
-    except (OverflowError, ValueError, OSError):  # in more years than Python can count
+    except (OverflowError, ValueError, OSError):  # beyond Python's last year
         eta = str(headers.get('eta'))
     return {
         'eta': eta,
@@ -106,7 +110,7 @@ def _shown(doc: Document, hostname: str) -> dict[str, Any]:
 
 
 def _arguments(message: Document) -> tuple[Any, Any]:
-    """Return a task's arguments if its message has them as JSON text, else Celery's descriptions of them."""
+    """Return a task's arguments if the message has them as JSON text, otherwise Celery's text of each."""
     try:
         if message.get('content-type') == 'application/json' and message['properties'].get('body_encoding') == 'utf-8':
             args, kwargs, _ = json.loads(message['body'])

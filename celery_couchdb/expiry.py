@@ -1,7 +1,8 @@
-"""Old results go by themselves: a thread of each worker looks now and then for what has expired, without beat.
+"""Deletion of expired results in a thread of each worker. Celery's beat is not needed.
 
-A look is one read of a view, which costs nothing while nothing is due. Workers look at different times, and what one has
-deleted the next does not find. A result counts as gone from its very time on, whenever it is swept up.
+The thread reads one view at random intervals, which is cheap while nothing has expired. Several workers do not repeat
+each other's work, because deleted documents leave the view. Reading an expired result returns nothing even before it is
+deleted.
 """
 
 from __future__ import annotations
@@ -22,24 +23,28 @@ __all__ = ['Sweeper', 'sweep']
 
 logger = get_logger(__name__)
 
-#: The rows of the view: what it is, and its revision.
+#: The shape of a row of the view `due`: the kind of document and its revision.
 _DUE = members(id=text, value=exactly(text, revision))
 
-#: Documents deleted before the server is given a rest.
-_BATCH = 500
+#: Documents deleted in one go, before a pause.
+_BATCH_DOCS = 500
+
+#: How long a worker that stops waits for a sweep to end.
+_STOP_SECONDS = 5.0
 
 
 def sweep(store: Store, chords: Chords, is_over: Callable[[], bool]) -> list[str]:
-    """Delete what has expired, until `is_over`, and return the ids of the chords that may be unfinished.
+    """Delete expired results, groups and chords, and return the ids of the chords that may be unfinished.
 
-    *Raises* the errors of `kombu_couchdb.errors`; `NotFound` if the design document is missing.
+    The sweep ends early when `is_over()` is true. *Raises* the errors of `kombu_couchdb.errors`; `NotFound` if the
+    design document is missing.
     """
     now = store.client.clock.now()
     unfinished: list[str] = []
-    left = 0
+    skip = 0
     while not is_over():
         began = time.monotonic()
-        rows = store.view('due', _DUE, endkey=now, limit=_BATCH, skip=left)
+        rows = store.view('due', _DUE, endkey=now, limit=_BATCH_DOCS, skip=skip)
         found: dict[str, list[dict[str, str]]] = {}
         for row in rows:
             kind, rev = row['value']
@@ -50,31 +55,30 @@ def sweep(store: Store, chords: Chords, is_over: Callable[[], bool]) -> list[str
             deleted += chords.expire([doc['_id'] for doc in found.get('Chord', ())], found.get('Part', []))
         if deleted:
             logger.info('%d expired results were deleted', deleted)
-        if len(rows) < _BATCH:
+        if len(rows) < _BATCH_DOCS:
             break
-        left += max(0, len(rows) - deleted)
-        time.sleep(time.monotonic() - began)  # half the time is for others
+        skip += max(0, len(rows) - deleted)  # these rows stay in the view
+        time.sleep(time.monotonic() - began)  # use the server for at most half of the time
     return unfinished
 
 
-#: How long the end of a worker waits for a sweep that is under way, in seconds.
-_GRACE = 5.0
-
-
 class Sweeper:
-    """Calls `work(is_over)` every now and then, in a thread of its own; `interval`, in seconds, is the longest pause."""
+    """Calls `work(is_over)` again and again in a thread.
+
+    `interval` is the longest pause in seconds; each pause is random, at least half as long.
+    """
 
     def __init__(self, work: Callable[[Callable[[], bool]], None], interval: float) -> None:
         self._work, self._interval = work, interval
         self.reset()
 
     def reset(self) -> None:
-        """Forget the thread, after a fork: it is the parent's."""
+        """Forget the thread after a fork: it exists in the parent process only."""
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, if it does not run."""
+        """Start the thread, unless it runs."""
         if self._thread is None:
             self._end = threading.Event()
             thread = threading.Thread(target=self._run, args=(self._end,), name='celery-couchdb-sweeper', daemon=True)
@@ -82,24 +86,24 @@ class Sweeper:
             self._thread = thread
 
     def stop(self) -> None:
-        """End the thread and wait a moment for it: it should ask nothing of the server afterwards."""
+        """Stop the thread and wait up to 5 seconds for its last request."""
         self._end.set()
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.join(_GRACE)
+            thread.join(_STOP_SECONDS)
 
     def _run(self, end: threading.Event) -> None:
-        said = ''
+        last_error = ''
         while True:
             try:
                 self._work(end.is_set)
-                said = ''
+                last_error = ''
             except RETRIED as exc:
                 logger.debug('expired results are not looked for: %s', exc)
             except CouchDBError as exc:
-                if said != (said := str(exc)):
+                if last_error != (last_error := str(exc)):  # log each error once
                     logger.error('expired results are not deleted: %s', exc)
-            except Exception:  # one chord that cannot be brought to an end must not keep all results for ever
+            except Exception:  # go on: one chord that cannot be ended must not keep all results forever
                 logger.exception('the search for expired results failed')
             if end.wait(self._interval * random.uniform(0.5, 1.0)):
                 return

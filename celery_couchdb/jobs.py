@@ -1,6 +1,7 @@
-"""Jobs of a Celery app by the ids of their tasks: see their states, wait for them, remove them, replay dead ones.
+"""Jobs of a Celery app by task id: read their states, wait for them, remove them, replay dead letters.
 
-What concerns the broker alone is in `kombu_couchdb.admin`; here it is joined with what Celery knows: revoked tasks and results.
+`kombu_couchdb.admin` has the functions that need only the broker's database. This module combines them with Celery's
+results, revoked tasks and remote control.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from kombu_couchdb.transport import Transport
 
 __all__ = ['Jobs', 'Unreadable', 'client_of']
 
-#: How long a request may take, in seconds: the index of tasks is brought up to date when it is read.
-_PATIENCE = 120.0
+#: How long a request may take. Reading the index of tasks first brings it up to date, which may take long.
+_REQUEST_SECONDS = 120.0
 
 
 class Unreadable(ValueError):
@@ -36,14 +37,18 @@ class Unreadable(ValueError):
 
 
 class Jobs:
-    """The jobs in the broker's database of an app. *Every* method raises the errors of `kombu_couchdb.errors`.
+    """The jobs in the database of an app's broker. *Every* method raises the errors of `kombu_couchdb.errors`.
 
-    The states are those of `kombu_couchdb.admin.jobs`: `pending`, `scheduled`, `running`, `dead`, `gone`. A task that is
-    acknowledged early, as is Celery's default, has left the queue when it runs: it counts as running if its result says that it
-    has started (`task_track_started`), and as gone otherwise.
+    The states are those of `kombu_couchdb.admin.jobs`: `pending`, `scheduled`, `running`, `dead`, `gone`. With Celery's
+    default, early acknowledgement, the message of a running task is no longer in the queue. Then the state is `running`
+    if the result says that the task has started (`task_track_started`), and `gone` otherwise.
     """
 
     def __init__(self, app: Any, client: Client | None = None) -> None:
+        """Use `client`, or create one for the database of the app's broker.
+
+        *Raises* `ConfigurationError` if the app's broker is not CouchDB.
+        """
         self.app = app
         self.client = client or client_of(app)
 
@@ -53,9 +58,9 @@ class Jobs:
         return 'running' if found == 'gone' and self._has_started(task_id) else found
 
     def watch(self, task_id: str, timeout: float | None = None) -> Iterator[str]:
-        """Yield the state of a job, and each further one as it comes, until it is `gone`; nothing polls.
+        """Yield the state of a job, then each new state, until the job is `gone`. It does not poll.
 
-        *Raises* `TimeoutError` if it is not gone after `timeout` seconds.
+        *Raises* `TimeoutError` if the job is not gone after `timeout` seconds; None means no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         last = ''
@@ -73,38 +78,44 @@ class Jobs:
             yield 'gone'
 
     def workers(self, task_id: str, timeout: float = 1.0) -> dict[str, str]:
-        """Ask all workers for a task and return `{worker: 'active', 'reserved' or 'ready'}` of those that know it.
+        """Ask all workers for a task. Return `{worker: state}` with 'active', 'reserved' or 'ready' as the state.
 
-        It takes `timeout` seconds, for nobody knows how many will answer.
+        Workers that do not know the task are left out. The call always takes `timeout` seconds, because the number of
+        replies is not known.
         """
-        answers = self.app.control.inspect(timeout=timeout).query_task(task_id) or {}
-        return {worker: found[task_id][0] for worker, found in answers.items() if task_id in found}
+        replies = self.app.control.inspect(timeout=timeout).query_task(task_id) or {}
+        return {worker: found[task_id][0] for worker, found in replies.items() if task_id in found}
 
     def wait(self, task_id: str, *wanted: str, timeout: float | None = None) -> str:
-        """Wait until a job is in one of these states, or gone, and return it; *raises* `TimeoutError` after `timeout` seconds."""
+        """Wait until a job is in one of the states `wanted`, or gone, and return its state.
+
+        *Raises* `TimeoutError` after `timeout` seconds; None means no limit.
+        """
         for found in self.watch(task_id, timeout):
             if found in wanted:
                 return found
         return 'gone'
 
     def remove(self, task_id: str, *, terminate: bool = False, signal: str = 'SIGTERM') -> jobs.Removal:
-        """Delete a job that waits, now or for later, for good; it counts as revoked for who waits for its result.
+        """Delete a pending or scheduled job for good. Its result becomes `REVOKED`.
 
-        One that a worker holds is revoked: it is not begun if it was not yet, and it is halted if `terminate` is true. So is
-        one that is not found, for a worker may run it that has acknowledged it early. Dead letters are left.
+        A job that a worker holds is revoked: the worker does not start it, or, if it runs and `terminate` is true,
+        sends `signal` to its process. A job that is not found is revoked, too, because a worker may have acknowledged
+        it early and run it. Dead letters are kept.
         """
         removal = jobs.remove(self.client, task_id)
         if removal.running or not (removal.removed or removal.dead):
-            # Not for a dead letter alone: workers would refuse it when it is replayed.
+            # Do not revoke a task that is a dead letter only: workers would refuse it after a replay.
             self.app.control.revoke(task_id, terminate=terminate, signal=signal)
         elif removal.removed:
             self._mark_as_revoked(removal.removed[0])
         return removal
 
     def replay(self, letters: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
-        """Give dead letters back to their queues, and forget what they may have left as results: a final one stays otherwise.
+        """Put dead letters back into their queues and delete their results.
 
-        Return those that are back, and by id of the others in one sentence why they are not.
+        The results are deleted because a final result would not be replaced. Return the replayed letters, and the
+        reasons, one sentence each, why others were not replayed, by document id.
         """
         found = self.client.fetch([doc['_id'] for doc in letters])
         same = [doc for doc, now in zip(letters, found, strict=True) if now and now['_rev'] == doc['_rev']]
@@ -112,13 +123,13 @@ class Jobs:
         for doc in same:
             if task := task_id_of(doc):
                 self._forget(task)
-        back, refused = dead.replay(self.client, same)
-        return back, {**changed, **refused}
+        replayed, refused = dead.replay(self.client, same)
+        return replayed, {**changed, **refused}
 
     def decode(self, doc: Document) -> Any:
-        """Return the body of a job's message: of a task `[args, kwargs, embedded]`.
+        """Return the decoded body of a job's message; for a task that is `[args, kwargs, embedded]`.
 
-        *Raises* `Unreadable` if it cannot be decoded, or if the app does not accept its content type.
+        *Raises* `Unreadable` if the body cannot be decoded, or if the app does not accept its content type.
         """
         try:
             message = doc['message']
@@ -145,7 +156,7 @@ class Jobs:
     def _mark_as_revoked(self, doc: Document) -> None:
         task_id = task_id_of(doc)
         if task_id is None:
-            return  # no Celery message
+            return  # not a message of Celery
         headers = doc['message'].get('headers') or {}
         try:
             embedded = self.decode(doc)[2]
@@ -161,11 +172,14 @@ class Jobs:
             try:
                 self.app.backend.forget(task_id)
             except NotImplementedError:
-                pass  # such a backend overwrites its results
+                pass  # a backend without `forget` overwrites its results
 
 
 def client_of(app: Any) -> Client:
-    """Return a client for the database of an app's broker; *raises* `ConfigurationError` if that is none of ours."""
+    """Return a client for the database of an app's broker.
+
+    *Raises* `ConfigurationError` if the app's broker is not CouchDB.
+    """
     try:
         opened = app.connection_for_write()
     except KeyError as exc:
@@ -176,4 +190,4 @@ def client_of(app: Any) -> Client:
                 f'the broker of this app is {connection.transport.driver_type}, not CouchDB: '
                 f'set broker_url to couchdb://…, or name the app with celery -A'
             )
-        return Client(connection.transport.address, _PATIENCE)
+        return Client(connection.transport.address, _REQUEST_SECONDS)

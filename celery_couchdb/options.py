@@ -1,4 +1,4 @@
-"""Every result transport option, once: its name, default, unit and meaning."""
+"""Options of the result backend: names, defaults, units and checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kombu_couchdb.options import checked, credentials, option, seconds, switch,
 
 __all__ = ['Options']
 
-#: How writes are tried again while the server is away: at once, then every second, about 20 seconds in all.
+#: How writes are retried if the server does not respond: at once, then every second, about 20 seconds in all.
 _RETRY_POLICY: Mapping[str, float] = {'max_retries': 20, 'interval_start': 0, 'interval_step': 1, 'interval_max': 1}
 
 
@@ -21,14 +21,14 @@ def _retry_policy(name: str, policy: Any) -> Mapping[str, float]:
     if not isinstance(policy, Mapping) or not set(policy) <= set(_RETRY_POLICY):
         raise ConfigurationError(f'transport option {name} must be a dictionary with any of {", ".join(_RETRY_POLICY)}')
     for part, value in policy.items():
-        # Without a limit it is tried for ever.
+        # `max_retries` None means no limit.
         if not (part == 'max_retries' and value is None) and not (number(value) and value >= 0):
             raise ConfigurationError(f'transport option {name}: {part} must be a number from 0 on, not {value!r:.80}')
     return {**_RETRY_POLICY, **policy}
 
 
 def _prefix(name: str, prefix: Any) -> str | None:
-    # CouchDB keeps ids that begin with an underscore for itself.
+    # CouchDB reserves ids that begin with an underscore.
     if prefix is not None and (not isinstance(prefix, str) or prefix.startswith('_')):
         raise ConfigurationError(
             f'transport option {name} must be text that does not begin with "_", not {prefix!r:.80}'
@@ -38,29 +38,33 @@ def _prefix(name: str, prefix: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Options:
-    """The value of `result_backend_transport_options`, checked. Durations are seconds."""
+    """The values of `result_backend_transport_options`, checked. Durations are seconds."""
 
-    #: How long one HTTP request may take to be answered.
+    #: How long an HTTP request may take, from the last byte sent to the last byte of the response.
     request_timeout: float = seconds(8.0)
-    #: How long the TCP and TLS handshakes may take.
+    #: How long the TCP handshake, the TLS handshake and sending 16 kB of a request may take.
     connect_timeout: float = seconds(4.0)
-    #: How often a worker looks for expired results and for chords that were left unfinished, at the most.
+    #: The longest pause between two searches of a worker for expired results and unfinished chords.
     sweep_interval: float = seconds(45.0)
-    #: Give the results of a chord's header to its body in the order of the header, not in that of their arrival.
+    #: Pass the results of a chord's header to its body in the order of the header; otherwise in the order of arrival.
     result_chord_ordered: bool = switch(True)
-    #: Create the database and its design document when they are missing and the user may.
+    #: Create the database and its design documents if they are missing and the user has the right.
     create_database: bool = switch(True)
-    #: Where user and password come from, instead of the URL: 'environment', or the dotted path of a function that returns both.
+    #: The source of user and password if they are not in the URL: 'environment', or the dotted path of a function that
+    #: returns both.
     credentials: str | None = credentials()
-    #: How they are sent: 'basic', with each request, or 'cookie', once for a session. None is 'cookie' with `credentials`, else
-    #: 'basic'.
+    #: How user and password are sent: 'basic' with each request, 'cookie' once for a session. The default, None, means
+    #: 'cookie' if `credentials` is set, and 'basic' otherwise.
     auth: str | None = word('basic', 'cookie')
-    #: The arguments of `kombu.utils.functional.retry_over_time` for writes.
+    #: How writes are retried if the server does not respond: arguments of `kombu.utils.functional.retry_over_time`.
     retry_policy: Mapping[str, float] = option(_retry_policy, default_factory=lambda: _RETRY_POLICY)
-    #: What each id begins with; Celery's base class puts it there.
+    #: The prefix of all document ids. Celery's base class adds it.
     global_keyprefix: str | None = option(_prefix, None)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Return the options in `given`; *raises* `ConfigurationError` that names an unknown or ill-typed one."""
+        """Return the options in the dictionary `given`, with defaults for the others.
+
+        *Raises* `ConfigurationError` for an unknown option or a wrong value.
+        """
         return cls(**checked(cls, given))

@@ -1,4 +1,4 @@
-"""The check at a worker's start that its results can be stored."""
+"""The check of a starting worker that it can store results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ['check']
 
 logger = get_logger(__name__)
 
-#: How long the result that is tried to be stored is kept, in seconds, if CouchDB stores it and then refuses to delete it.
+#: The lifetime of the test result. It matters only if CouchDB stores the result and then refuses to delete it.
 _LIFETIME_SECONDS = 60.0
 
-#: The status with which a worker ends.
-_FAILURE = 1
+#: The exit status of a worker that fails the check.
+_EXIT_STATUS = 1
 
 
 def check(backend: Any) -> None:
-    """Store a result and delete it: two requests. *Raises* `WorkerShutdown` if CouchDB, or the configuration, refuses it.
+    """Store a result and delete it again: two requests, or none if no task of the app has a result.
 
-    A server that does not answer refuses nothing: results are stored when it is back. Nothing is tried if no task has a result.
+    *Raises* `WorkerShutdown` if CouchDB refuses the result, or if the configuration is wrong. If the server does not
+    respond, the worker logs a warning and starts: it stores results when the server is available again.
     """
     if not _has_results(backend.app):
         return
@@ -46,7 +47,7 @@ def check(backend: Any) -> None:
         logger.warning('results cannot be stored just now: %s', exc)
     except CouchDBError as exc:
         logger.critical('results cannot be stored: %s', exc)
-        raise WorkerShutdown(_FAILURE) from None
+        raise WorkerShutdown(_EXIT_STATUS) from None
 
 
 def _has_results(app: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Unique jobs in Celery: a task class whose `apply_async` takes a job key and says what became of it."""
+"""Unique jobs in Celery: a task class whose `apply_async` takes a job key and returns what happened to the job."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from typing import Any
 from celery import Task
 
 from kombu_couchdb.documents.job_key import JOB_KEY
-from kombu_couchdb.unique import told
+from kombu_couchdb.unique import collect_outcomes
 
 __all__ = ['UniqueTask']
 
 
 class UniqueTask(Task):
-    """A task of which `apply_async(…, job_key='…')` has one job in the queue: see `kombu_couchdb.unique` for the rules.
+    """A task that has at most one job for each key in its queue: `apply_async(…, job_key='…')`.
 
-    The result has one attribute more, `outcome`: `enqueued`, `moved` (one was waiting; its due date is now the one given) or
-    `again` (one is running; it will run once more). Its `id` is that of the task which will run: where a job was moved, that
-    of the earlier one. With `task_always_eager`, and with other brokers, there is no queue to ask, and `outcome` is None.
+    `kombu_couchdb.unique` has the rules. The returned result has the additional attribute `outcome`:
 
-    Its message is acknowledged when it has ended: one that is acknowledged when it starts, as Celery does otherwise, is
-    finished then as far as the queue knows, and a job sent while it runs would run beside it.
+    * `enqueued`: the job is new;
+    * `moved`: a job with this key was waiting, and now has the due date of this call;
+    * `again`: a job with this key is running, and will run once more.
+
+    The `id` of the returned result is the id of the task that will run; for a moved job, that is the earlier task's id.
+    `outcome` is None with `task_always_eager` and with other brokers, which have no unique jobs.
+
+    These tasks are acknowledged late. With Celery's default, early acknowledgement, the queue would take a running job
+    for finished, and a job with the same key would run at the same time.
     """
 
     abstract = True
@@ -36,12 +41,15 @@ class UniqueTask(Task):
         headers: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Send the task; *raises* `ConfigurationError` for a job key that cannot be one."""
+        """Send the task; the other arguments are those of Celery's `apply_async`.
+
+        *Raises* `ConfigurationError` if `job_key` is not text of 1 to 500 characters.
+        """
         headers = {**(headers or {}), **({JOB_KEY: job_key} if job_key is not None else {})}
-        with told() as outcomes:
+        with collect_outcomes() as outcomes:
             result = super().apply_async(args, kwargs, *others, headers=headers or None, **options)
         if outcomes and outcomes[-1].task_id is not None:
-            result.id = outcomes[-1].task_id  # the same object: it may be noted as a child of the task that sends
+            result.id = outcomes[-1].task_id  # keep the object: the sending task may have recorded it as a child
         if JOB_KEY in headers:
             result.outcome = outcomes[-1].what if outcomes else None
         return result

@@ -1,5 +1,6 @@
-"""Proof that the promises hold: real workers and publishers, while processes, network and server fail. `make chaos`.
+"""The chaos suite, `make chaos`: workers and publishers while processes, network and server fail.
 
-`plan` decides what is sent and what fails when, from a seed. `publisher` and `tasks` are the processes that send and work; they
-write down what happens in a `ledger`. `faults` break things, `run` conducts, and `verdict` judges what the ledger says.
+From a seed, `plan` decides what is sent and what fails when. `publisher` and `tasks` are the processes that send and
+run tasks; they record events in a `ledger`. `faults` break things, `run` conducts the run, and `verdict` judges the
+ledger.
 """

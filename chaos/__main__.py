@@ -1,4 +1,4 @@
-"""`python -m chaos`: the options, the progress, and the table."""
+"""Command line of the chaos suite, `python -m chaos`: options, progress and result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -24,18 +24,16 @@ from .verdict import Verdict
 
 
 @click.command(
-    epilog='The server is the one in COUCHDB_URL, as http://user:password@host:5984, or else an embedded one. It is '
-    'stopped and killed only if the commands for that are given; otherwise the network plays the dead server.'
+    epilog='The server is the one in COUCHDB_URL, for example http://user:password@host:5984, or else an embedded one. '
+    'It is stopped and killed only if the options give commands for that; otherwise only the network fails.'
 )
-@click.option('--seed', 'seeds', multiple=True, type=int, help='What fails when; repeatable.  [default: a random one]')
-@click.option('--tasks', default=10_000, show_default=True, help='How many tasks are sent, at least.')
-@click.option('--faults', default=100, show_default=True, help='How many faults happen.')
-@click.option('--start-server', help='The command that starts the server and returns when it answers.')
-@click.option('--stop-server', help='The command that stops it; its data must stay.')
-@click.option('--kill-server', help='The command that kills it.')
-@click.option(
-    '--patience', default=300.0, show_default=True, help='After how many seconds without any progress to give up.'
-)
+@click.option('--seed', 'seeds', multiple=True, type=int, help='The seed of the plan; repeatable.  [default: random]')
+@click.option('--tasks', default=10_000, show_default=True, help='The number of tasks to send, at least.')
+@click.option('--faults', default=100, show_default=True, help='The number of faults.')
+@click.option('--start-server', help='The command that starts the server and returns when it responds.')
+@click.option('--stop-server', help='The command that stops the server; its data must stay.')
+@click.option('--kill-server', help='The command that kills the server.')
+@click.option('--patience', default=300.0, show_default=True, help='Give up after this many seconds without progress.')
 @click.option(
     '--output',
     default='build/chaos',
@@ -53,17 +51,17 @@ def main(
     patience: float,
     output: Path,
 ) -> None:
-    """Kill, stop, cut and lie while real workers work, and see whether the promises hold."""
+    """Run workers while faults happen, and check that no task is lost or runs twice without a reason."""
     url = os.environ.get('COUCHDB_URL')
     if (stop_server or kill_server) and not (start_server and url):
         raise click.UsageError(
-            'who stops the server must be able to start it again: give --start-server and COUCHDB_URL, too'
+            '--stop-server and --kill-server need --start-server and COUCHDB_URL, to start the server again'
         )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidy up then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up then, too
     kinds = faults_of(stopping=bool(stop_server), killing=bool(kill_server))
     verdicts: dict[str, Verdict] = {}
-    with nullcontext() if url else EmbeddedServer() as own:
-        server = Server(url or own.url, start_server, stop_server, kill_server)
+    with ExitStack() as stack:
+        server = Server(url or stack.enter_context(EmbeddedServer()).url, start_server, stop_server, kill_server)
         for seed in seeds or (random.randrange(1_000_000),):
             folder, started = output / f'{seed}-{time.strftime("%H%M%S")}', time.monotonic()
             tell(f'seed {seed}; ledger and logs are in {folder}')
@@ -76,7 +74,7 @@ def main(
 
 
 def tell(text: str) -> None:
-    """Show progress."""
+    """Print a line of progress to standard error."""
     click.echo(f'{time.strftime("%H:%M:%S")} {text}', err=True)
 
 

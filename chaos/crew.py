@@ -1,4 +1,4 @@
-"""The crew: places for workers, in which real `celery worker` processes are started, stopped, paused and killed."""
+"""The processes of a run: workers, publishers and a listener, which faults stop, pause and kill."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ['POOLS', 'Listener', 'Place', 'Publisher', 'Settings']
 
 _ROOT = Path(__file__).parents[1]
 
-#: The pools of the places, with their sizes: with six children and more, these store results through their parent.
+#: The pool and its size of each place. With six or more children, these store results through their parent.
 POOLS = (('prefork', 6), ('threads', 4), ('prefork', 2))
 
-#: How long a worker may take to stop when it is asked to, in seconds.
+#: How long a worker may take for a warm shutdown, in seconds.
 _WARM = 60.0
 
-#: Environment variables, with which settings and passwords reach a process.
+#: Environment variables that pass settings and passwords to a process.
 Settings = Mapping[str, str]
 
 
 class Place:
-    """One worker after the other, behind a proxy of their own."""
+    """One worker at a time, behind its own proxy."""
 
     def __init__(self, name: str, pool: tuple[str, int], proxy: Proxy, settings: Settings, folder: Path) -> None:
         self.name, self.proxy, self._pool, self._settings, self._folder = name, proxy, pool, settings, folder
-        #: Who breaks something here holds this until it is healed.
+        #: A fault of this worker holds it until the fault is healed.
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self._number = 0
@@ -43,11 +43,11 @@ class Place:
 
     @property
     def worker(self) -> str:
-        """The name of the worker that is here now."""
+        """The name of the current worker."""
         return f'{self.name}.{self._number}@chaos'
 
     def start(self, astray: float = 0.0) -> None:
-        """Start a worker, whose clock is wrong by so many seconds."""
+        """Start a worker whose clock is wrong by `astray` seconds."""
         self._number += 1
         pool, size = self._pool
         arguments = [
@@ -79,7 +79,7 @@ class Place:
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill it with all its children."""
+        """Kill the worker and all its children."""
         assert self.process is not None
         try:
             self.signal(signal.SIGKILL)
@@ -88,7 +88,7 @@ class Place:
         self.process.wait()
 
     def stop(self) -> bool:
-        """Stop it warmly; if it does not stop, kill it and return False."""
+        """Stop the worker by a warm shutdown. If it does not end, kill it and return False."""
         assert self.process is not None
         self.process.terminate()
         try:
@@ -116,16 +116,16 @@ class Publisher:
             )
 
     def send(self, order: str) -> None:
-        """Have it send an order; *raises* `RuntimeError` if it is gone."""
+        """Make the process send an order; *raises* `RuntimeError` if the process has ended."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(order + '\n')
             self.process.stdin.flush()
         except BrokenPipeError as exc:
-            raise RuntimeError('a publisher ended by itself; see its log') from exc
+            raise RuntimeError('a publisher ended unexpectedly; see its log') from exc
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.communicate()
 
@@ -134,7 +134,7 @@ class Listener:
     """A process that listens to events."""
 
     def __init__(self, settings: Settings, log: Path) -> None:
-        #: Who breaks it holds this until it is healed.
+        #: A fault of the listener holds it until the fault is healed.
         self.lock = threading.Lock()
         with log.open('a') as file:
             self.process = subprocess.Popen(
@@ -147,7 +147,7 @@ class Listener:
             )
 
     def close(self) -> None:
-        """Have it end its connection, or kill it."""
+        """Stop the process, which closes its connection; kill it if it does not end."""
         self.process.terminate()
         try:
             self.process.wait(_WARM)

@@ -1,23 +1,27 @@
-"""The ledger: one file, in which every process notes what happens, a line of JSON each.
+"""The ledger: one file in which all processes record events, one line of JSON each.
 
-A line is appended by a single `write` to a file opened with O_APPEND: who is killed afterwards cannot take it back, and lines of
-several processes do not mix. Times are those of the monotonic clock, which all processes of a machine share and no fault shifts.
+A process appends a line by a single `write` to a file opened with O_APPEND: the line stays if the process is killed
+afterwards, and lines of several processes do not mix. Times are those of the monotonic clock, which all processes of a
+machine share and no fault changes.
 
-============ =======================================================================================================
+============ ===========================================================================================
 Event        Members
-============ =======================================================================================================
-``accepted`` ``order``; ``keys``, the ids of its tasks; ``tries``, how often each runs on purpose; ``kind``
-``due``      ``key``, ``try``, ``at``: the time before which that try must not run
-``received`` ``key``, ``try``, ``at``, ``worker``, ``delivery``: a worker was given a message, of this document and revision
-``start``    the same, ``pid``, ``astray``: a run begins; whether the worker's clock is wrong
-``end``      the same; the run has come to its end
-``told``     ``number``, ``at``: an event was sent
-``heard``    the same: the listener was given it
-``fault``    ``name``, ``began``, ``ended``; whether it ``interrupts`` runs, or is ``deadly`` to a process; ``workers``, those or
-             their places that were hit (null: all), and ``pid``, if only one child was; ``since``: no run that began before
-             is interrupted (null: all are); ``ahead``: seconds by which the server's clock was ahead
-``machine``  as a fault: a worker, or for all the process that is their network, found that the machine had not let it run
-============ =======================================================================================================
+============ ===========================================================================================
+``accepted`` ``order``; ``keys``, the ids of its tasks; ``tries``, how often each runs by design; ``kind``
+``due``      ``key``, ``try``, ``at``: the time before which this try must not run
+``received`` ``key``, ``try``, ``at``, ``worker``, ``delivery``: a worker received a message, identified by
+             document and revision
+``start``    the same, ``pid``, ``astray``: a run begins; whether the clock of the worker is wrong
+``end``      the same; the run has ended
+``told``     ``number``, ``at``: a publisher sent an event
+``heard``    the same: the listener received it
+``fault``    ``name``, ``began``, ``ended``; whether it ``interrupts`` runs, or is ``deadly`` to a process;
+             ``workers``, the names of affected workers or places (null: all), and ``pid`` if it affects
+             only one child; ``since``: runs that began earlier are not interrupted (null: all are);
+             ``ahead``: how many seconds the server's clock was ahead
+``machine``  as a fault: a worker was not scheduled by the operating system, or, with ``workers`` null, the
+             process that all requests pass through
+============ ===========================================================================================
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ Event = dict[str, Any]
 
 
 class Ledger:
-    """The file, for writing and for reading."""
+    """The file, for writing and reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,8 +52,8 @@ class Ledger:
         finally:
             os.close(file)
 
-    def news(self) -> list[Event]:
-        """Return the events since the last call."""
+    def new_events(self) -> list[Event]:
+        """Return the events added since the last call."""
         if not self.path.exists():
             return []
         with self.path.open('rb') as file:
@@ -61,25 +65,25 @@ class Ledger:
 
 
 class Progress:
-    """All events so far, and the figures by which a run is conducted."""
+    """All events so far, and the figures that control a run."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.events: list[Event] = []
-        #: The orders that were accepted, the tasks in them, and the tasks that have ended, by their keys.
+        #: The accepted orders, the keys of their tasks, and the keys of the tasks that have ended.
         self.orders: set[str] = set()
         self.accepted: set[str] = set()
         self.ended: set[str] = set()
-        #: The number of the last event that the listener was given; -1 is none.
+        #: The number of the last event that the listener received; -1: none.
         self.heard = -1
-        #: The child in which each worker last began a run.
+        #: For each worker, the process id of the child that last began a run.
         self.children: dict[str, int] = {}
 
     def update(self) -> None:
-        """Take in what is new."""
-        news = self._ledger.news()
-        self.events += news
-        for event in news:
+        """Read the new events."""
+        new = self._ledger.new_events()
+        self.events += new
+        for event in new:
             if event['event'] == 'accepted':
                 self.orders.add(event['order'])
                 self.accepted |= set(event['keys'])

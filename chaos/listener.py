@@ -1,4 +1,4 @@
-"""A listener: takes the events of workers, as `celery events` does, and notes in the ledger which news it heard."""
+"""The listener process: receives events as `celery events` does, and records in the ledger which ones."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PAUSE = 0.2
 
 
 def hear(event: dict[str, Any]) -> None:
-    """Note that news was heard."""
+    """Record an event that was received."""
     ledger.note('heard', number=event['number'], at=time.monotonic())
 
 
 def main() -> None:
-    """Listen until SIGTERM."""
+    """Receive events until SIGTERM."""
     logging.basicConfig(format='%(asctime)s %(levelname)s %(name)s %(message)s')
     signal.signal(signal.SIGTERM, lambda *args: sys.exit())
     while True:

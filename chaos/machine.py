@@ -1,4 +1,4 @@
-"""When the machine does not let a process run: a verdict must not take a busy machine for a broken promise."""
+"""Pauses by the operating system: a busy machine must not be mistaken for a broken promise."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .ledger import Ledger
 
 __all__ = ['pauses_noted', 'watch']
 
-#: A process that finds itself this much too late was not let run, in seconds.
+#: A process that wakes up this much too late was not scheduled, in seconds.
 _LATE = 1.0
 
 
 def watch(ledger: Ledger, workers: list[str] | None, end: threading.Event) -> threading.Thread:
-    """Note pauses of this process, which hit these workers, or all (None), in a thread of its own, which it returns."""
+    """Start and return a thread that records pauses of this process. They affect `workers`; None: all."""
 
     def look() -> None:
         before = time.monotonic()
@@ -42,7 +42,7 @@ def watch(ledger: Ledger, workers: list[str] | None, end: threading.Event) -> th
 
 @contextmanager
 def pauses_noted(ledger: Ledger) -> Iterator[None]:
-    """Note pauses of the process through which all workers reach the server."""
+    """Record pauses of this process, which all requests to the server pass through."""
     end = threading.Event()
     thread = watch(ledger, None, end)
     try:

@@ -1,4 +1,4 @@
-"""What is sent and what fails when: a pure function of the seed."""
+"""The plan, a pure function of the seed: which tasks are sent, and what fails when."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from dataclasses import dataclass
 
 __all__ = ['Order', 'Plan', 'Strike', 'plan']
 
-#: How often each kind of order occurs, in percent.
+#: The share of each kind of order, in percent.
 KINDS = {'late': 54, 'large': 4, 'early': 8, 'planned': 12, 'tried': 8, 'group': 7, 'chord': 7}
 
-#: How long tasks run, in seconds: most are short, and some run when something fails.
+#: How long tasks run, in seconds. Most are short; some are long enough to be running when a fault happens.
 _LENGTHS = (*[0.0] * 12, *[0.02] * 5, 0.2, 0.2, 1.0)
 
-#: Of the work, the part in which things fail; the rest is left for what they left behind.
+#: The share of the work during which faults happen; the rest is for recovery.
 _UNSAFE = 0.95
 
 
 @dataclass(frozen=True)
 class Order:
-    """Something to be sent. `size` is the number of tasks of a group or parts of a chord, and of tries of a task.
+    """Something to send. `size` is the number of tasks of a group, of parts of a chord, or of tries of a task.
 
-    Of the kind `news` it is no task, but an event, whose number is its name.
+    An order of the kind `news` is not a task but an event; its name is the event's number.
     """
 
     name: str
     kind: str
     seconds: float
     size: int
-    #: In how many seconds it is due.
+    #: The countdown in seconds.
     countdown: float
 
     @property
     def tasks(self) -> int:
-        """How many tasks it is."""
+        """The number of its tasks."""
         return {'group': self.size, 'chord': self.size + 1}.get(self.kind, 1)
 
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault: it begins when so many tasks have ended, and is healed after so many seconds."""
+    """A planned fault: begins when `after` tasks have ended, and is healed after `seconds`."""
 
     after: int
     fault: str
-    #: Chooses the victim among those that there are.
+    #: A number that selects the victim.
     target: int
     seconds: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is sent, and all that fails, in order."""
+    """All orders and all faults, in order."""
 
     seed: int
     orders: Sequence[Order]
@@ -59,12 +59,12 @@ class Plan:
 
     @property
     def tasks(self) -> int:
-        """How many tasks are sent."""
+        """The number of tasks to send."""
         return sum(order.tasks for order in self.orders)
 
 
 def plan(seed: int, tasks: int, faults: int, spans: Mapping[str, tuple[float, float]]) -> Plan:
-    """Return a plan with at least so many tasks, and so many of the faults, whose `spans` say how long they may last."""
+    """Return a plan with at least `tasks` tasks and `faults` faults; `spans` has the duration range of each kind."""
     dice = random.Random(seed)
     orders: list[Order] = []
     sent = 0
@@ -91,6 +91,6 @@ def _order(dice: random.Random, name: str) -> Order:
 
 
 def _dealt(dice: random.Random, names: Sequence[str]) -> Iterator[str]:
-    """Yield names as cards are dealt, so that each comes up as often as the others."""
+    """Yield all names in random order, again and again, so that each occurs equally often."""
     while True:
         yield from dice.sample(names, len(names))

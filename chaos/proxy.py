@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can be cut, closed, slowed down, made silent or made to lie, about the time too."""
+"""A TCP proxy on loopback that can cut, refuse, delay, hold back or replace traffic, and change the server's time."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from typing import Any
 
 __all__ = ['Answer', 'Proxy']
 
-#: How long a client may take to close a connection on which it got an answer that says so, in seconds.
+#: How long a client may take to close a connection after a response with `Connection: close`, in seconds.
 _CLOSING = 2.0
 
-#: What passes at once where the rate is limited, in bytes.
+#: The bytes passed on at a time while the rate is limited.
 _PIECE = 8192
 
 
-#: The time in the head of an answer. It always has the same length.
+#: The header `Date` of a response. It always has the same length.
 _DATE = re.compile(rb'(?<=\r\n)(Date: )([^\r]{29})(?=\r\n)', re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that a client gets in place of the server's."""
+    """A response that a client receives instead of the server's."""
 
     status: int
     body: bytes = b'{"error":"chaos","reason":"by order"}'
     headers: tuple[tuple[str, str], ...] = ()
-    #: Whether the server is asked all the same, so that a write is stored and only its answer lost.
+    #: Whether the server receives the request all the same, so that a write is stored and only its response is lost.
     asked: bool = False
 
     def encoded(self) -> bytes:
-        """Return it as it is sent."""
+        """Return the response as bytes of HTTP."""
         head = [
             f'HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}',
             'Content-Type: application/json',
@@ -51,28 +51,28 @@ class Answer:
 
 
 class Proxy:
-    """Passes everything on to `(host, port)`; a context manager."""
+    """Forwards connections to `(host, port)`; a context manager."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
         self._listener: socket.socket | None = None
         self.port = 0
-        self._open = threading.Event()  # unset: bytes are neither read nor passed on
+        self._open = threading.Event()  # unset: bytes are neither read nor forwarded
         self._open.set()
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._lie: Callable[[], Answer | None] = lambda: None
-        #: How long each piece of a request or an answer is held back, in seconds.
+        #: How long each chunk of a request or response is delayed, in seconds.
         self.delay = 0.0
-        #: How many bytes a second pass through a connection; None: as many as can.
+        #: The rate of each connection in bytes per second; None: unlimited.
         self.rate: float | None = None
-        #: By how many seconds the server's clock is ahead, as answers tell it.
+        #: How many seconds the server's clock is ahead, as responses show it.
         self.ahead = 0.0
-        #: How many connections were accepted, in all.
+        #: The number of connections accepted so far.
         self.accepted = 0
         self.restore()
 
     def cut(self) -> None:
-        """Cut all connections; new ones are accepted."""
+        """Cut all connections; accept new ones."""
         for pair in list(self._pairs):
             for end in pair:
                 try:
@@ -89,7 +89,7 @@ class Proxy:
         self.cut()
 
     def restore(self) -> None:
-        """Accept connections again, at the same port."""
+        """Accept connections again on the same port."""
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.bind(('127.0.0.1', self.port))
@@ -98,20 +98,20 @@ class Proxy:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def hang(self) -> None:
-        """Accept everything, and pass nothing on."""
+        """Accept everything and forward nothing."""
         self._open.clear()
 
     def go_on(self) -> None:
-        """Pass on again, what was held back included."""
+        """Forward again, including what was held back."""
         self._open.set()
 
     def lie(self, answer: Answer, every: int = 1) -> None:
-        """Give this answer to every so-manieth request."""
+        """Reply with this response to every `every`-th request."""
         numbers = itertools.count(1)
         self._lie = lambda: None if next(numbers) % every else answer
 
     def be_honest(self) -> None:
-        """Give the server's answers again."""
+        """Forward the server's responses again."""
         self._lie = lambda: None
 
     def _accept(self, listener: socket.socket) -> None:
@@ -137,7 +137,7 @@ class Proxy:
     def _relay(self, here: socket.socket, there: socket.socket) -> None:
         here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        answer, asking = None, False  # nobody sends a request before the one before it was answered
+        answer, asking = None, False  # a client sends no request before the response to the previous one
         with selectors.DefaultSelector() as selector:
             selector.register(here, selectors.EVENT_READ, there)
             selector.register(there, selectors.EVENT_READ, here)
@@ -176,7 +176,7 @@ class Proxy:
 
 
 def _dated(answer: bytes, ahead: float) -> bytes:
-    """Return the beginning of an answer with a time that is so many seconds later."""
+    """Return the first bytes of a response with its `Date` moved by `ahead` seconds."""
 
     def later(match: re.Match[bytes]) -> bytes:
         date = parsedate_to_datetime(match[2].decode()) + timedelta(seconds=ahead)
@@ -189,5 +189,5 @@ def _reply(here: socket.socket, answer: Answer) -> None:
     here.sendall(answer.encoded())
     here.shutdown(socket.SHUT_WR)
     here.settimeout(_CLOSING)
-    while here.recv(65536):  # a connection that is closed with something unread is reset, and the answer with it
+    while here.recv(65536):  # closing a socket with unread data resets the connection, which loses the response
         pass

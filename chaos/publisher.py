@@ -1,4 +1,4 @@
-"""A publisher: sends the orders that come on standard input, and notes in the ledger which were accepted."""
+"""The publisher process: sends the orders from standard input, and records in the ledger which were accepted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .tasks import app, body, early, late, ledger, part, tried
 
 logger = logging.getLogger(__name__)
 
-#: What makes a message a large one.
+#: An argument that makes a message large: 100 kB.
 _BALLAST = 'ballast ' * 12_500
 
 
 def send(order: Order, name: str) -> list[str]:
-    """Send an order under a name and return the ids of its tasks; what it raises leaves open whether anything was sent."""
+    """Send an order and return the ids of its tasks. If it raises, it is unknown whether anything was sent."""
     if order.kind in ('group', 'chord'):
         keys = [f'{name}/{number}' for number in range(order.size)]
         parts = [part.s(order.seconds, number).set(task_id=key) for number, key in enumerate(keys)]
@@ -42,18 +42,18 @@ def send(order: Order, name: str) -> list[str]:
 
 
 def tell(number: int) -> None:
-    """Send an event, as workers do."""
+    """Send an event as workers do."""
     try:
         with app.events.default_dispatcher() as dispatcher:
             dispatcher.send('chaos-news', number=number)
     except app.connection_for_write().recoverable_connection_errors as exc:
-        logger.warning('the news was not sent: %r', exc)
+        logger.warning('the event was not sent: %r', exc)
     else:
         ledger.note('told', number=number, at=time.monotonic())
 
 
 def main() -> None:
-    """Send until standard input ends."""
+    """Send orders until standard input ends."""
     logging.basicConfig(format='%(asctime)s %(levelname)s %(name)s %(message)s')
     for line in sys.stdin:
         order = Order(**json.loads(line))
@@ -64,7 +64,7 @@ def main() -> None:
             try:
                 keys = send(order, f'{order.name}.{number}')
             except app.connection_for_write().recoverable_connection_errors as exc:
-                # What was not accepted may be sent all the same. Another try goes by another name.
+                # It may have been sent all the same: the next attempt uses other ids.
                 logger.warning('order %s was not accepted: %r', order.name, exc)
                 continue
             ledger.note(

@@ -1,4 +1,4 @@
-"""A verdict as a table in reStructuredText."""
+"""Tables of verdicts in reStructuredText."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ['faults_table', 'verdicts_table']
 
 
 def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
-    """Return a column for each run, by its name."""
-    figures = {
+    """Return a table with a column for each run."""
+    figures: dict[str, list[int] | list[str]] = {
         'Tasks accepted': [verdict.tasks for verdict in verdicts.values()],
         'Chords among them': [verdict.chords for verdict in verdicts.values()],
         'Faults survived': [verdict.faults.total() for verdict in verdicts.values()],
@@ -22,7 +22,7 @@ def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
         'Twice, because of a fault': [len(verdict.explained) for verdict in verdicts.values()],
         'Sent twice': [len(verdict.sent_twice) for verdict in verdicts.values()],
         'Before their time': [len(verdict.too_early) for verdict in verdicts.values()],
-        'Listeners that are deaf in the end': [int(verdict.deaf) for verdict in verdicts.values()],
+        'Listeners that miss the last event': [int(verdict.deaf) for verdict in verdicts.values()],
         'Left in the databases': [len(verdict.remains) for verdict in verdicts.values()],
         'Acknowledged early, lost with a killed process': [len(verdict.at_most_once) for verdict in verdicts.values()],
         'Pauses by the machine itself': [verdict.pauses for verdict in verdicts.values()],
@@ -40,7 +40,7 @@ def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
 
 
 def faults_table(verdicts: Mapping[str, Verdict]) -> str:
-    """Return how often each kind of fault happened, a column for each run."""
+    """Return a table of how often each kind of fault happened, with a column for each run."""
     names = sorted({name for verdict in verdicts.values() for name in verdict.faults})
     return simple_table(
         [
@@ -51,13 +51,13 @@ def faults_table(verdicts: Mapping[str, Verdict]) -> str:
 
 
 def complaints(verdict: Verdict) -> str:
-    """Return what is wrong in particular, a line each."""
+    """Return one line for each broken promise."""
     found = {
         'lost': verdict.lost,
         'twice': verdict.twice,
         'sent twice': verdict.sent_twice,
         'too early': verdict.too_early,
-        'deaf': ['the listener'] * verdict.deaf,
+        'missed the last event': ['the listener'] * verdict.deaf,
         'remains': verdict.remains,
     }
     return '\n'.join(f'{what}: {which}' for what, all_ in found.items() for which in all_)

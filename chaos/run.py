@@ -1,4 +1,4 @@
-"""Conduct a run: send what is planned, have things fail, wait until all is done, and judge."""
+"""A run: send the orders, let the faults happen, wait until all tasks have ended, and judge."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from .verdict import Verdict, judge
 
 __all__ = ['run']
 
-#: How many tasks may be sent and not ended, and how many beyond the next fault: so many that no worker is idle, so few that
-#: faults happen to publishers, too, and all of them while there is work.
+#: How many tasks may be sent and not ended, and how many may be sent beyond the next fault: enough to keep all workers
+#: busy, few enough that faults also affect publishers and all happen while there is work.
 _UNDER_WAY = 100
 
-#: Faults at the same time, at the most.
+#: The maximum number of faults at the same time.
 _AT_ONCE = 3
 
+#: The pause between two looks at the ledger, in seconds.
 _LOOK = 0.05
 
-#: How long an event may take to be heard before the next one is sent, and how long the listener is called in all, in seconds.
+#: How long to wait for an event to be received before the next is sent, and how long to go on with that, in seconds.
 _ANSWERED, _CALLED = 5.0, 120.0
 
 
 def run(
     plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]
 ) -> Verdict:
-    """Do what is planned and return the verdict. Who waits for `patience` seconds without any progress waits no more."""
+    """Carry out the plan and return the verdict. Give up after `patience` seconds without progress."""
     conductor = _Conductor(plan, site, kinds, patience, tell)
     with pauses_noted(site.ledger):
         try:
@@ -54,7 +55,7 @@ class _Conductor:
         self, plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]
     ) -> None:
         self.progress = Progress(site.ledger)
-        #: In sentences, what went wrong with the run itself.
+        #: What went wrong with the run itself, in sentences.
         self.troubles: list[str] = []
         self._plan, self._site, self._kinds, self._patience, self._tell = plan, site, kinds, patience, tell
         self._unsent, self._strikes, self._sent = deque(plan.orders), deque(plan.strikes), 0
@@ -62,14 +63,14 @@ class _Conductor:
         self._happening: list[threading.Thread] = []
 
     def work(self) -> None:
-        """Send, strike, and return when all was done, or nothing is done any more."""
+        """Send orders and begin faults; return when everything is done or nothing progresses."""
         seen, since = 0, time.monotonic()
         while not self._is_done():
             self.progress.update()
             if len(self.progress.events) != seen or any(thread.is_alive() for thread in self._happening):
                 seen, since = len(self.progress.events), time.monotonic()
             elif time.monotonic() - since > self._patience:
-                self.troubles.append(f'nothing has happened for {self._patience:g} s')
+                self.troubles.append(f'no progress for {self._patience:g} s')
                 break
             reached = min([len(self.progress.ended), *(strike.after for strike in islice(self._strikes, 1))])
             while self._unsent and self._sent - reached < _UNDER_WAY:
@@ -85,13 +86,13 @@ class _Conductor:
             time.sleep(_LOOK)
 
     def heal(self) -> None:
-        """Wait until what was broken is mended: a server that was stopped runs again."""
+        """Wait until all faults are healed, so that a stopped server runs again."""
         for thread in self._happening:
             thread.join()
         self.progress.update()
 
     def call(self) -> None:
-        """Send an event after the other until the listener has heard one; if it never does, the verdict says so."""
+        """Send events until the listener has received one. If it receives none, the verdict says so."""
         deadline = time.monotonic() + min(self._patience, _CALLED)
         for number in itertools.count():
             self._site.send(asdict(Order(str(number), 'news', 0.0, 1, 0.0)))
@@ -103,7 +104,7 @@ class _Conductor:
                 break
 
     def settle(self) -> list[str]:
-        """Wait until only the living are left in the databases, stop them, and return in sentences what stays then."""
+        """Wait until the databases contain only running processes, stop these, and return what remains."""
         ended = [
             place.worker for place in self._site.places if place.process is None or place.process.poll() is not None
         ]
@@ -117,7 +118,7 @@ class _Conductor:
         if self._site.listener is not None:
             self._site.listener.close()
         return [
-            *(f'{name} had ended by itself' for name in ended),
+            *(f'{name} ended unexpectedly' for name in ended),
             *found,
             *(f'{name} did not stop' for name in stubborn),
             *self._site.remains(set()),
@@ -131,7 +132,7 @@ class _Conductor:
             or any(thread.is_alive() for thread in self._happening)
         ):
             return False
-        # Nearly all must be there before it is worth while to look closely.
+        # The full check is slow: it runs only when nearly all tasks have ended.
         return len(self.progress.accepted - self.progress.ended) < _UNDER_WAY and not judge(self.progress.events).lost
 
     def _begin(self, strike: Strike) -> None:
@@ -141,7 +142,7 @@ class _Conductor:
             try:
                 fault.happen(strike.seconds, self.progress.children)
             except Exception as exc:
-                self.troubles.append(f'{strike.fault} went wrong: {exc!r}')
+                self.troubles.append(f'the fault "{strike.fault}" failed: {exc!r}')
             finally:
                 self._slots.release()
 
@@ -149,6 +150,6 @@ class _Conductor:
         self._happening.append(threading.Thread(target=happen, daemon=True))
         self._happening[-1].start()
         self._tell(
-            f'{len(self.progress.ended)} tasks have ended, {len(self._strikes)} faults are to come; now: '
+            f'{len(self.progress.ended)} tasks have ended, {len(self._strikes)} faults to come; now: '
             f'{strike.fault} ({strike.seconds:g} s)'
         )

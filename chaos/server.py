@@ -1,4 +1,4 @@
-"""The server that all depends on, which may be stopped, killed and started again if its data outlives that."""
+"""The server, which can be stopped, killed and started again if its data persists."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kombu_couchdb.couchdb.client import Client
 
 __all__ = ['Server']
 
-#: How long a request of the conductor may take, in seconds: that it looks is not what is tested.
+#: How long a request of the suite itself may take, in seconds.
 _PATIENCE = 60.0
 
 
 @dataclass
 class Server:
-    """A server at a URL, and the commands by which it is started, stopped and killed; without them it is left alone."""
+    """A server at a URL, and the commands that start, stop and kill it; without commands it is not touched."""
 
     url: str
     starting: str | None = None
@@ -34,16 +34,16 @@ class Server:
 
     @property
     def host(self) -> str:
-        """The host."""
+        """The host of the URL."""
         return self.parts.hostname or 'localhost'
 
     @property
     def port(self) -> int:
-        """The port."""
+        """The port of the URL."""
         return self.parts.port or 5984
 
     def client(self, database: str) -> Client:
-        """Return a client for a database, which reaches it directly."""
+        """Return a client for a database, without a proxy."""
         return Client(
             Address(
                 host=self.host,
@@ -57,20 +57,20 @@ class Server:
         )
 
     def url_through(self, port: int, database: str) -> str:
-        """Return the `couchdb://` URL of a database behind a proxy."""
+        """Return the `couchdb://` URL of a database through the proxy at `port`."""
         login, at, _ = self.parts.netloc.rpartition('@')
         return f'couchdb://{login}{at}127.0.0.1:{port}/{database}'
 
     def start(self) -> None:
-        """Start it; *raises* `CalledProcessError`."""
+        """Start the server; *raises* `CalledProcessError`."""
         self._run(self.starting)
 
     def stop(self) -> None:
-        """Stop it; *raises* `CalledProcessError`."""
+        """Stop the server; *raises* `CalledProcessError`."""
         self._run(self.stopping)
 
     def kill(self) -> None:
-        """Kill it; *raises* `CalledProcessError`."""
+        """Kill the server; *raises* `CalledProcessError`."""
         self._run(self.killing)
 
     def _run(self, command: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The site of a run: databases, proxies in front of them, places for workers, publishers, and the ledger."""
+"""The site of a run: databases, the proxies in front of them, workers, publishers and the ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ['LEASE', 'Site']
 #: The visibility timeout of all workers, in seconds.
 LEASE = 5.0
 
-#: What else is set for all: a request that is not answered is given up soon, and connecting at all is not.
+#: Transport options of all processes: short timeouts for requests, a long one for connecting.
 _OPTIONS = {
     'visibility_timeout': LEASE,
     'request_timeout': 3.0,
@@ -36,7 +36,7 @@ _PUBLISHERS = 2
 
 
 class Site:
-    """A context manager: on leaving, its processes and its databases go, and its folder stays."""
+    """A context manager. On exit the processes end and the databases are deleted; the folder stays."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.server, self.folder = server, folder
@@ -45,7 +45,7 @@ class Site:
         self.results = f'{self.database}-results'
         self.client, self.result_client = server.client(self.database), server.client(self.results)
         self.ledger = Ledger(folder / 'ledger.jsonl')
-        #: The network of the publishers; those of the workers are with their places.
+        #: The network of the publishers; each place of a worker has its own proxy.
         self.proxy = Proxy(server.host, server.port)
         self.places = [
             Place(f'w{number}', pool, proxy := Proxy(server.host, server.port), self._settings(proxy), folder)
@@ -53,9 +53,9 @@ class Site:
         ]
         self.publishers: list[Publisher] = []
         self.listener: Listener | None = None
-        #: Who breaks the network holds this until it is healed.
+        #: A fault of the network holds it until the fault is healed.
         self.network = threading.Lock()
-        self._turns = itertools.count()
+        self._numbers = itertools.count()
 
     def start(self) -> None:
         """Start all processes."""
@@ -67,24 +67,24 @@ class Site:
         self.listener = Listener(self._settings(self.proxy), self.folder / 'listener.log')
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Have one publisher after the other send something."""
-        self.publishers[next(self._turns) % _PUBLISHERS].send(json.dumps(order))
+        """Send an order; the publishers take turns."""
+        self.publishers[next(self._numbers) % _PUBLISHERS].send(json.dumps(order))
 
     def remains(self, living: set[int]) -> list[str]:
-        """Return in sentences what should not be in the databases when all is done, and these processes live."""
+        """Return, in sentences, what should not be in the databases when only the processes in `living` run."""
         now = status(self.client, temporary=True)
         found = [
             f'{count} messages are {state} in queue {name}'
             for name, queue in now['queues'].items()
             for state in ('ready', 'scheduled', 'running', 'dead')
             if (count := queue[state])
-        ]  # type: ignore[literal-required]
+        ]
         found += [f'{consumer["id"]} has a heartbeat' for consumer in now['consumers'] if consumer['pid'] not in living]
-        found += [f'{row["id"]} is left of a chord' for row in self.result_client.id_range('chord-unlock-')]
+        found += [f'{row["id"]} is a leftover of a chord' for row in self.result_client.id_range('chord-unlock-')]
         return found
 
     def _settings(self, proxy: Proxy) -> Settings:
-        # All passwords are in URLs, and reach the processes through their environment only.
+        # Passwords are in URLs: they are passed to the processes in the environment only.
         broker, results = (self.server.url_through(proxy.port, name) for name in (self.database, self.results))
         return {'CHAOS_LEDGER': str(self.ledger.path), 'CHAOS_SETTINGS': json.dumps(_celery(broker, results))}
 

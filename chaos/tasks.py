@@ -1,4 +1,4 @@
-"""The app of workers and publishers: its tasks note in the ledger what happens to them."""
+"""The app of workers and publishers. Its tasks record in the ledger what happens to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASTRAY = float(os.environ.get('CHAOS_ASTRAY', 0))
 if ASTRAY:
     import time_machine
 
-    # Before anything else is imported, and for the pool's children, too, which are forks of this process.
+    # Before all other imports. Children of the pool inherit it by fork.
     time_machine.travel(datetime.now(timezone.utc) + timedelta(seconds=ASTRAY), tick=True).start()
 
 from celery import Celery, signals  # noqa: E402
@@ -31,7 +31,7 @@ ledger = Ledger(Path(os.environ['CHAOS_LEDGER']))
 
 @contextmanager
 def noted(request: Any) -> Iterator[None]:
-    """Note that a run begins, and that it comes to its end."""
+    """Record the begin and the end of a run."""
     run = {
         'key': request.id,
         'try': request.retries,
@@ -47,14 +47,14 @@ def noted(request: Any) -> Iterator[None]:
 
 @app.task(name='late', bind=True)
 def late(self: Any, seconds: float, ballast: str = '') -> None:
-    """Work for a while; the message may be a large one."""
+    """Work for `seconds`; `ballast` makes the message large."""
     with noted(self.request):
         time.sleep(seconds)
 
 
 @app.task(name='early', bind=True, acks_late=False)
 def early(self: Any, seconds: float) -> None:
-    """Do the same, acknowledged beforehand: Celery then delivers at most once."""
+    """Do the same, acknowledged early: Celery delivers such a task at most once."""
     with noted(self.request):
         time.sleep(seconds)
 
@@ -65,7 +65,7 @@ def tried(self: Any, seconds: float, tries: int) -> None:
     with noted(self.request):
         time.sleep(seconds)
     if self.request.retries + 1 < tries:
-        countdown = 0 if ASTRAY else 1  # a countdown begins at the worker's own time, and that is wrong there
+        countdown = 0 if ASTRAY else 1  # a countdown starts from the worker's own clock, which is wrong then
         ledger.note('due', key=self.request.id, at=time.monotonic() + countdown, **{'try': self.request.retries + 1})
         raise self.retry(countdown=countdown)
 
@@ -80,16 +80,16 @@ def part(self: Any, seconds: float, number: int) -> int:
 
 @app.task(name='body', bind=True, ignore_result=False)
 def body(self: Any, numbers: list[int]) -> int:
-    """Take what the parts have returned, each in its place."""
+    """Receive the results of the parts, in order."""
     if numbers != list(range(len(numbers))):
-        raise ValueError(f'the body of a chord got {numbers}')
+        raise ValueError(f'the body of a chord received {numbers}')
     with noted(self.request):
         return len(numbers)
 
 
 @signals.task_received.connect
 def on_received(request: Any, **_: Any) -> None:
-    """Note that a message has come to this worker."""
+    """Record that this worker received a message."""
     ledger.note(
         'received',
         key=request.id,
@@ -102,5 +102,5 @@ def on_received(request: Any, **_: Any) -> None:
 
 @signals.celeryd_after_setup.connect
 def watch_machine(sender: str, **_: Any) -> None:
-    """Note when this process is not let run: a verdict must not take a busy machine for a broken promise."""
+    """Record pauses of this process by the operating system."""
     watch(ledger, [sender], threading.Event())

@@ -1,13 +1,13 @@
-"""The verdict: what the ledger says about the promises. Pure.
+"""The verdict: judges from the events of a ledger whether the promises hold. A pure function.
 
-*Lost* is an accepted task whose last try never came to its end. *Twice* is a try that began twice although nothing that
-happened to either of the two workers explains it: a fault which interrupts explains a second run if it hit one of them after
-the first message of the two had come to its worker, and before the second run began. *Sent twice* is a message that came
-for the same how-manieth time twice, so that there must have been two of it: no fault of a worker explains that. *Deaf* is a
-listener that has not heard the last event, which is sent when all faults are over.
+*Lost* is an accepted task whose last try did not end. *Twice* is a try that began twice without an explanation. A
+fault that interrupts explains a second run if it affected one of the two workers after the first of the two messages
+was received and before the second run began. *Sent twice* is a message that was received in two documents for the same
+try: no fault of a worker explains that. *Deaf* is a listener that did not receive the last event, which is sent after
+the end of all faults.
 
-A task that is acknowledged early is the exception: Celery takes it from the queue before it runs, so that what kills its
-worker, or the child it runs in, loses it.
+Tasks that are acknowledged early are an exception: Celery removes them from the queue before they run, so that a fault
+that kills the worker, or the child that runs the task, loses them.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from .ledger import Event
 
 __all__ = ['Verdict', 'judge']
 
-#: A try of a task: its key, and which try it is, from 0.
+#: A try of a task: the key of the task and the number of the try, from 0.
 Try = tuple[str, int]
 
-#: How long after the server's clock was set right a worker may still go by the wrong time, in seconds: it learns the right one
-#: with its next heartbeat at the latest.
+#: How long a worker may still use the wrong time after the server's clock was corrected, in seconds: it learns the
+#: right time with its next heartbeat at the latest.
 _LEARNT = 5.0
 
-#: How exactly a worker with a wrong clock can know the server's time, in seconds: see `kombu_couchdb.couchdb.clock`.
+#: How wrong the server's time may be in a worker with a wrong clock, in seconds: see `kombu_couchdb.couchdb.clock`.
 _ASTRAY = 2.5
 
 
 @dataclass
 class Verdict:
-    """What was found. Lists are empty where the promises hold."""
+    """The result of a run. Its lists are empty if the promises hold."""
 
     tasks: int = 0
     chords: int = 0
-    #: How many faults happened, by name.
+    #: The number of faults by name.
     faults: Counter[str] = field(default_factory=Counter)
-    #: How often the machine itself did not let a worker, or the network, run for more than a second, with no fault to make it so.
+    #: How often the operating system paused a worker or the proxies for more than 1 s, without a fault as the cause.
     pauses: int = 0
     lost: list[str] = field(default_factory=list)
-    #: Acknowledged early, and lost with the process in which they ran.
+    #: Acknowledged early, and lost with the process that ran them.
     at_most_once: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
-    #: Tries that ran twice for a reason.
+    #: Tries that ran twice because of a fault.
     explained: list[str] = field(default_factory=list)
     sent_twice: list[str] = field(default_factory=list)
     too_early: list[str] = field(default_factory=list)
-    #: Whether the last event was sent, and the listener did not hear it.
+    #: Whether the listener did not receive the last event that was sent.
     deaf: bool = False
-    #: The longest time in which no run came to its end, in seconds.
+    #: The longest time between the ends of two successive runs, in seconds.
     standstill: float = 0.0
-    #: In sentences, what else is wrong: what stayed in the database, processes that ended by themselves.
+    #: What else is wrong, in sentences: leftovers in the databases, processes that ended unexpectedly.
     remains: list[str] = field(default_factory=list)
 
     @property
@@ -64,19 +64,19 @@ class Verdict:
 
 
 def judge(events: Iterable[Event]) -> Verdict:
-    """Return the verdict about all that a ledger has, in any order."""
+    """Return the verdict on the events of a ledger, which may be in any order."""
     by_kind: defaultdict[str, list[Event]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.get('at', 0.0)):
         by_kind[event['event']].append(event)
     verdict = Verdict()
     faults = by_kind['fault'] + by_kind['machine']
     verdict.faults = Counter(fault['name'] for fault in by_kind['fault'])
-    verdict.pauses = sum(not _was_made(pause, by_kind['fault']) for pause in by_kind['machine'])
+    verdict.pauses = sum(not _is_explained(pause, by_kind['fault']) for pause in by_kind['machine'])
     received, starts, ends = (_by_try(by_kind[kind]) for kind in ('received', 'start', 'end'))
     _judge_losses(verdict, by_kind['accepted'], received, ends, faults)
     _judge_doubles(verdict, received, starts, faults)
     for which, dues in _by_try(by_kind['due']).items():
-        # Who ran twice has also asked for its next try twice: it may run when the first of them is due.
+        # A task that ran twice asked for its next try twice: that try may run when the first request is due.
         for run in starts.get(which, ()):
             if run['at'] < dues[0]['at'] - (_ASTRAY if run['astray'] else 0.0) and not _clock_was_ahead(
                 run, received, faults
@@ -123,14 +123,16 @@ def _judge_doubles(
     repeated = {which for which, runs in starts.items() if len(runs) > 1}
     for which, runs in starts.items():
         key, number = which
-        # Who ran twice has also asked for its next try twice.
+        # A task that ran twice also asked for its next try twice.
         inherited = (key, number - 1) in repeated
         sent = {one['delivery'].rpartition(':')[0] for one in received.get(which, ())}
         if not inherited and len(sent) > 1:
             verdict.sent_twice.append(key)
-        came = {(one['worker'], one['delivery']): one['at'] for one in received.get(which, ())}
+        came: dict[tuple[str, str], float] = {
+            (one['worker'], one['delivery']): one['at'] for one in received.get(which, ())
+        }
         for first, second in pairwise(runs):
-            since = min(came.get((run['worker'], run['delivery']), run['at']) for run in (first, second))
+            since = min(came.get((run['worker'], run['delivery']), float(run['at'])) for run in (first, second))
             explained = inherited or any(
                 fault['interrupts']
                 and (_hits(fault, first) or _hits(fault, second))
@@ -143,14 +145,14 @@ def _judge_doubles(
 
 
 def _clock_was_ahead(run: Event, received: dict[Try, list[Event]], faults: Iterable[Event]) -> bool:
-    """Tell whether the server's clock, by which planned tasks are due, was ahead when the message of a run came."""
+    """Return whether the server's clock, which decides when tasks are due, was ahead when the message was received."""
     came = [one['at'] for one in received.get((run['key'], run['try']), ()) if one['delivery'] == run['delivery']]
     set_forward = [fault for fault in faults if fault.get('ahead', 0.0) > 0]
     return any(fault['began'] <= at <= fault['ended'] + _LEARNT for fault in set_forward for at in came)
 
 
-def _was_made(pause: Event, faults: Iterable[Event]) -> bool:
-    """Tell whether one of the faults explains why a worker was not let run; who carries the requests of all is hit by none."""
+def _is_explained(pause: Event, faults: Iterable[Event]) -> bool:
+    """Return whether a fault explains a pause of a worker. No fault pauses the process of the proxies."""
     if pause['workers'] is None:
         return False
     worker = {'worker': pause['workers'][0]}
@@ -161,7 +163,7 @@ def _was_made(pause: Event, faults: Iterable[Event]) -> bool:
 
 
 def _hits(fault: Event, run: Event) -> bool:
-    """Tell whether a fault hit the worker of a run; a worker is named with its place, `w1.4@chaos` being the fourth at w1."""
+    """Return whether a fault affected the worker of a run. `w1.4@chaos` is the fourth worker at the place w1."""
     if fault['workers'] is None:
         return True
     name = run['worker']

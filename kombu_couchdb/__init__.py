@@ -1,4 +1,4 @@
-"""The kombu transport for Apache CouchDB. Importing this package makes `couchdb://` and `couchdbs://` known to kombu."""
+"""The kombu transport for Apache CouchDB. Importing it makes `couchdb://` and `couchdbs://` known to kombu."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ try:
     from .registration import register
 
     register()
-except (
-    Exception
-) as exc:  # kombu loads this in every app of the environment: it must break none, whatever kombu has become
+except Exception as exc:
+    # kombu imports this package in every application of the environment. An incompatible kombu must not break those
+    # that do not use CouchDB.
     warnings.warn(f'couchdb:// could not be made known to kombu: {exc!r}', stacklevel=2)
 
-#: What the entry point in the group `kombu.serializers` names. kombu loads that group when it is imported, so that a
-#: Celery app need not import us; the "serializer" registered has no codec (kombu has no entry point for transports).
+#: The target of the entry point in the group `kombu.serializers`. kombu has no entry point for transports, but it loads
+#: this group when it is imported, so that a Celery app need not import this package. The "serializer" has no codec.
 hook = (None, None, 'application/x-celery-couchdb')

@@ -1,23 +1,24 @@
-"""The error tree, and the one place that turns HTTP into it.
+"""Errors: one tree for both packages, and the only place that translates HTTP into it.
 
 ::
 
     CouchDBError
-     ├── ServerUnavailable      refused, cut off, too slow, 5xx, 429, a user that is locked for minutes: try again
-     │    └── BrokenAnswer      an answer that CouchDB never gives to this request: try again
-     │         └── AnswerTooLarge  more than is read at once
-     ├── DatabaseMissing        404 for the whole database: try again, it is created anew
-     ├── AccessDenied           401, 403: a person has to change a password or a right
-     ├── NotCouchDB             something else answers at that address
-     ├── ConfigurationError     a transport option or URL that cannot be right (a ValueError too)
-     ├── DocumentTooLarge       413: the message or result is larger than the server takes
-     ├── NotFound               404 for one document
-     ├── Conflict               409: somebody else was first
-     ├── Unstorable             a message, name or result has in it what CouchDB cannot hold (a ValueError too)
-     └── RequestRefused         any other 4xx: our request was wrong
-          └── NestedTooDeeply   a document in the database that Python cannot read
+     ├── ServerUnavailable      no usable response: refused, cut off, timed out, 5xx, 429, account locked    retried
+     │    └── BrokenAnswer      the response is not one that CouchDB sends                                   retried
+     │         └── AnswerTooLarge  the response is larger than the client reads                              retried
+     ├── DatabaseMissing        404: the database does not exist; reconnecting creates it                    retried
+     ├── AccessDenied           401, 403: somebody must change a password or a right
+     ├── NotCouchDB             another service responds at this address
+     ├── ConfigurationError     a URL, option or argument is wrong (also a ValueError)
+     ├── DocumentTooLarge       413: the message or result exceeds a limit of the server
+     ├── NotFound               404: the document does not exist
+     ├── Conflict               409: another process changed the document first
+     ├── Unstorable             CouchDB cannot store this message, name or result (also a ValueError)
+     └── RequestRefused         any other 4xx: the request is wrong
+          └── NestedTooDeeply   a document in the database is nested too deeply to be read
 
-kombu and Celery retry on `RETRIED`; everything else reaches the caller at once. No error text holds a password.
+kombu and Celery reconnect and retry on the errors in `RETRIED`, which are marked above. All other errors reach the
+caller at once, because a retry would fail again. No error text contains a password.
 """
 
 from __future__ import annotations
@@ -49,86 +50,88 @@ __all__ = [
 
 
 class CouchDBError(Exception):
-    """The root: catch this to catch all that `kombu_couchdb` and `celery_couchdb` raise."""
+    """Base class. Catch it to catch every error that `kombu_couchdb` and `celery_couchdb` raise."""
 
-    #: Of a write of many documents in several requests: CouchDB's answers to the requests before the one that failed.
+    #: After a bulk write that needed several requests: the results of the requests before the one that failed.
     answered: Sequence[Any] = ()
 
 
 class ServerUnavailable(CouchDBError, ConnectionError):
-    """The server gave no usable answer; whether a write was stored is unknown. Safe to try again."""
+    """The server gave no usable response; a write may or may not be stored. kombu and Celery reconnect and retry."""
 
-    #: Whether the connection was refused or cut: a server or proxy may close an idle one as it is used again.
+    #: True if the connection was refused or cut. Servers and proxies also cut idle connections, so one retry is normal.
     was_cut = False
 
-    #: The status of the answer; None if there was none that could be read.
+    #: The HTTP status of the response; None if no readable response arrived.
     status: int | None = None
 
 
 class BrokenAnswer(ServerUnavailable):
-    """The answer is none that CouchDB gives to this request: it was cut off, or something between us changed it."""
+    """The response is not one that CouchDB sends: it was cut off, or a proxy changed it. kombu and Celery retry."""
 
 
 class AnswerTooLarge(BrokenAnswer):
-    """The answer has more bytes than are read at once."""
+    """The response has more bytes than the client reads in one request. kombu and Celery retry."""
 
 
 class DatabaseMissing(CouchDBError, ConnectionError):
-    """The database does not exist (any more); connecting again creates it where the user may."""
+    """The database does not exist. kombu and Celery reconnect and retry; connecting creates it if the user may."""
 
 
 class AccessDenied(CouchDBError):
-    """User, password or rights do not suffice. Trying again would only lock the account."""
+    """CouchDB refused the user, the password or the user's rights. Not retried: wrong passwords lock the account."""
 
 
 class NotCouchDB(CouchDBError):
-    """The server at this address does not speak CouchDB's protocol."""
+    """The server at this address does not speak CouchDB's protocol. Not retried."""
 
 
 class ConfigurationError(CouchDBError, ValueError):
-    """An option or a URL is wrong; the text names it and says what is expected."""
+    """An option, a URL or an argument is wrong; the text names it and says what is expected. Not retried."""
 
 
 class DocumentTooLarge(CouchDBError):
-    """The document or its attachment is larger than the server takes (`max_document_size`, `max_attachment_size`), or a proxy."""
+    """The document or attachment exceeds `max_document_size`, `max_attachment_size` or a proxy's limit. Not retried."""
 
 
 class NotFound(CouchDBError):
-    """The document does not exist."""
+    """The document does not exist. Not retried."""
 
 
 class Conflict(CouchDBError):
-    """The document was changed by somebody else since it was read."""
+    """Another process changed the document after it was read. Not retried."""
 
 
 class Unstorable(CouchDBError, ValueError):
-    """A message, name or result has in it what CouchDB cannot hold; nothing was sent, and the text says what it is."""
+    """CouchDB cannot store a part of this message, name or result; the text says which. Nothing is sent or retried."""
 
 
 class RequestRefused(CouchDBError):
-    """The server refused the request as malformed."""
+    """The server refused the request as malformed. Not retried."""
 
 
 class NestedTooDeeply(RequestRefused):
-    """A document in the database is nested more deeply than Python can read."""
+    """A document in the database is nested more deeply than Python can read. Not retried."""
 
 
-#: What kombu and Celery reconnect and retry on.
+#: kombu and Celery reconnect and retry on these errors.
 RETRIED: tuple[type[Exception], ...] = (ServerUnavailable, DatabaseMissing)
 
 
 def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDBError:
-    """Return our error for one that `requests` raised while talking to `where`; `known` is whether that has ever answered.
+    """Return the error for an exception that `requests` raised.
 
-    Raise it where `exc` is no longer handled: what caused that has the headers of the request in its frames, and they are
-    seen by whoever records the variables of a traceback.
+    `where` is the URL without user and password; `known` says whether the server has ever responded.
+
+    Raise the returned error outside the `except` block of `exc`. Otherwise `exc` is its context, and error trackers
+    record the variables of its frames: the request's headers with the password.
     """
     inner, text = _innermost(exc), _short(exc)
     if isinstance(inner, AnswerTooLarge):
         return AnswerTooLarge(f'{where}: the answer has more bytes than are read at once')
     if isinstance(exc, ValueError) and not isinstance(exc, OSError):
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
-    if not isinstance(exc, http.RequestException):  # requests says so of a certificate file that is not there
+    if not isinstance(exc, http.RequestException):  # requests raises OSError for a missing certificate file
         return ConfigurationError(f'{where}: {exc}')
     if isinstance(exc, http.SSLError) or 'SSL' in text:
         return _cut(f'{where}: {_tls(text)} ({text})', not re.search(_NO_TLS, text))
@@ -152,13 +155,16 @@ def _cut(text: str, was_cut: bool) -> ServerUnavailable:
 
 
 def from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
-    """Return our error for an answer with a status of 400 or more; `size` is that of the request body in bytes."""
+    """Return the error for a response with a status of 400 or more.
+
+    `where` is the URL without user and password; `size` is the size of the request body in bytes.
+    """
     status, reason = response.status_code, reason_of(response)
-    if status == 403 and is_lock(reason):
-        return locked(where, user)
+    if status == 403 and is_account_lock(reason):
+        return account_locked(where, user)
     if status in (401, 403):
         return AccessDenied(
-            f'{where} refused {who(user)}: {reason.rstrip(".") or "access denied"}; '
+            f'{where} refused {describe_user(user)}: {reason.rstrip(".") or "access denied"}; '
             + (
                 _WRITE_USER
                 if not user
@@ -175,9 +181,9 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
         return Conflict(f'{where}: {reason}')
     if status == 413:
         return DocumentTooLarge(
-            f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, or raise '
-            f"CouchDB's limit in its [couchdb] section: max_document_size (8,000,000 by default), for messages "
-            f'max_attachment_size'
+            f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, '
+            f"or raise CouchDB's limit in its [couchdb] section: max_document_size (8,000,000 by default), for "
+            f'messages max_attachment_size'
         )
     if status == 500 and reason == _NO_NUMBER:
         return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
@@ -190,31 +196,34 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     return RequestRefused(f'{where} answered {status}: {reason}')
 
 
-def who(user: str | None) -> str:
-    """Return how a text names the user that CouchDB has refused."""
+def describe_user(user: str | None) -> str:
+    """Return the words that name a user in an error text."""
     return f'user {user!r}' if user else 'nobody (no user in the URL)'
 
 
-def may_not(where: str, user: str | None, what: str, remedy: str) -> AccessDenied:
-    """Return our error for a user who may not do `what`, and what to change; without a user, that is to name one."""
+def access_denied(where: str, user: str | None, what: str, remedy: str) -> AccessDenied:
+    """Return the error for a user without the right to do `what`.
+
+    `remedy` says what to change; if there is no user, the text asks for one instead.
+    """
     if user:
         return AccessDenied(f'{where}: user {user!r} may not {what}; {remedy}')
     return AccessDenied(f'{where}: no user in the URL, and without one nobody may {what}; {_WRITE_USER}')
 
 
 def reason_of(response: requests.Response) -> str:
-    """Return what the server says of an answer with a status of 400 or more."""
+    """Return the server's reason for a status of 400 or more, in one line of at most 300 characters."""
     body = _json(response)
     return _line(body.get('reason') or body.get('error') or response.reason or '')[:300]
 
 
-def is_lock(reason: str) -> bool:
-    """Tell whether CouchDB says that it has locked a user for an address: the right password is refused then, too."""
+def is_account_lock(reason: str) -> bool:
+    """Tell whether CouchDB has locked the user for this network address. It then refuses the right password, too."""
     return reason.startswith('Account is temporarily locked')
 
 
-def locked(where: str, user: str | None) -> ServerUnavailable:
-    """Return our error for a user whom CouchDB has locked: it ends by itself, and nothing is wrong here."""
+def account_locked(where: str, user: str | None) -> ServerUnavailable:
+    """Return the error for a locked user. The lock ends by itself after at most five minutes, so retrying helps."""
     return ServerUnavailable(
         f'{where} has locked user {user!r} for up to five minutes, since wrong passwords for it came from '
         f'this network address; find who sends them, or give each site a user of its own'
@@ -222,7 +231,7 @@ def locked(where: str, user: str | None) -> ServerUnavailable:
 
 
 def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
-    """Return our error for one document in an answer to `_bulk_docs`."""
+    """Return the error for one document in a response to `_bulk_docs`."""
     error, text = answer.get('error'), f'{where}: {_line(answer.get("error"))}: {_line(answer.get("reason"))[:300]}'
     if error == 'conflict':
         return Conflict(text)
@@ -235,43 +244,46 @@ def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
     return DocumentTooLarge(text) if error == 'document_too_large' else ServerUnavailable(text)
 
 
-#: How a connection says that its TLS handshake was not answered in time.
+#: The text of a connection whose TLS handshake timed out.
 NO_HANDSHAKE = 'no answer to the TLS handshake'
 
-#: How OpenSSL says that what it was answered is no TLS.
+#: OpenSSL's texts for a response that is not TLS.
 _NO_TLS = (
     f'{NO_HANDSHAKE}|WRONG_VERSION_NUMBER|record layer failure|UNKNOWN_PROTOCOL|PACKET_LENGTH_TOO_LONG|HTTP_REQUEST'
 )
 
-#: How an alert of TLS begins, with which a server answers plain HTTP.
+#: The first bytes of a TLS alert: a TLS server sends one when it receives plain HTTP.
 _ALERT = '\x15\x03'
 
-#: What becomes of that alert, if the server hangs up at once.
+#: The texts of a connection that the server closes before the alert can be read.
 _HUNG_UP = re.compile('reset by peer|without response')
 
 _WRITE_TLS = 'write couchdbs:// for couchdb:// in the URL'
 _TLS_WANTED = f'the server speaks TLS at this port; {_WRITE_TLS}'
 
-#: What OpenSSL says, and what it means.
+#: Patterns of OpenSSL's texts, and what each means for the user. The first match counts.
 _TLS = {
     _NO_TLS: 'TLS failed; does the server speak TLS at this port? couchdb:// is plain HTTP',
     r'has expired|not yet valid': "the server's TLS certificate is out of date, or this machine's clock is wrong",
-    r'mismatch': "the server's TLS certificate is for another host; use the name that stands in it",
-    r'CERTIFICATE_VERIFY_FAILED|certificate verify failed': "the server's TLS certificate could not be verified; give the CA file as ssl_ca_certs in the URL or as ca_certs in "
-    'broker_use_ssl',
+    r'mismatch': "the server's TLS certificate is for another host; use the host name in the certificate",
+    r'CERTIFICATE_VERIFY_FAILED|certificate verify failed': (
+        "the server's TLS certificate could not be verified; give the CA file as ssl_ca_certs in the URL or as "
+        'ca_certs in broker_use_ssl'
+    ),
     r'': 'TLS failed; does the server speak TLS at this port, or want a client certificate (certfile and keyfile)?',
 }
 
-#: What to change when no user is known.
+#: The advice when the URL names no user.
 _WRITE_USER = 'write couchdb://user:password@host:port/db'
 
-#: How CouchDB says that a user, whose password is right, is no member of a database.
+#: CouchDB's reason if the password is right but the user is not a member of the database.
 _NO_MEMBER = 'You are not allowed to access this db.'
 
-#: How CouchDB says that a whole number is beyond 1.8e308 (an HTTP 500, measured with 3.5); it refuses all that is in the request.
+#: CouchDB's reason for an integer above 1.8e308. It responds with status 500 and refuses the whole request (measured
+#: with 3.5), so without this the client would retry forever.
 _NO_NUMBER = 'badarith'
 
-#: How CouchDB and PouchDB say that the database itself is missing; a missing document has other reasons.
+#: The reasons of CouchDB and PouchDB for a missing database; a missing document has other reasons.
 _NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})
 
 
@@ -288,7 +300,7 @@ def _json(response: requests.Response) -> dict[str, Any]:
 
 
 def _line(text: Any) -> str:
-    """Return what a server said as one line that can stand in a log."""
+    """Return a server's text as one printable line, safe for a log."""
     return ''.join(char if char.isprintable() else ' ' for char in str(text)).strip()
 
 
@@ -303,7 +315,7 @@ def _innermost(exc: BaseException) -> BaseException:
 
 
 def _short(exc: BaseException) -> str:
-    """Return the innermost cause of `exc` in one line."""
+    """Return the innermost cause of `exc` in one line of at most 200 characters."""
     seen = _innermost(exc)
     text = _line(str(seen).split('\n')[0])
     return re.sub(r'^.*?(>|\)): ', '', text)[:200] or type(seen).__name__  # without urllib3's name of the connection

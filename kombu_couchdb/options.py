@@ -1,4 +1,7 @@
-"""Every transport option, once: its name, default, unit and meaning."""
+"""Transport options: names, defaults, units and checks.
+
+The functions that return fields (`seconds`, `count`, `switch`, …) are also used for the options of the result backend.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from .errors import ConfigurationError
 
 __all__ = ['Options', 'checked', 'count', 'credentials', 'option', 'seconds', 'switch', 'text', 'texts', 'word']
 
-#: What makes of a value that was given the one that is used; *raises* `ConfigurationError` with the option's name.
+#: Called with an option's name and the given value; returns the value to use, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
 
-#: Options that kombu itself reads from the same dictionary (`Connection._extract_failover_opts` and the virtual channel).
+#: Options that kombu reads from the same dictionary (in `Connection._extract_failover_opts` and the virtual channel).
 _KOMBU = frozenset(
     {
         'max_retries',
@@ -27,30 +30,30 @@ _KOMBU = frozenset(
     }
 )
 
-#: Above that Python cannot wait.
-_MOST = 1e9
+#: The largest number, in the unit of the option. Python cannot wait longer than about this many seconds.
+_MAX_NUMBER = 1e9
 
 
-# -- kinds of options: each returns a field of a dataclass
+# -- kinds of options: each function returns a field for a dataclass
 
 
-def option(check: Check, default: Any = MISSING, **how: Any) -> Any:
-    """Return an option that is checked by a function."""
-    return field(default=default, metadata={'check': check}, **how)
+def option(check: Check, default: Any = MISSING, **field_arguments: Any) -> Any:
+    """Return a field whose value the function `check` checks; `field_arguments` are those of `dataclasses.field`."""
+    return field(default=default, metadata={'check': check}, **field_arguments)
 
 
 def seconds(default: float) -> Any:
-    """Return an option that is a duration, above 0."""
-    return option(lambda name, value: float(_number(name, value, 'a number of seconds', (int, float))), default)
+    """Return a field for a duration in seconds, above 0."""
+    return option(lambda name, value: float(_check_number(name, value, 'a number of seconds', (int, float))), default)
 
 
 def count(default: int, *, may_be_zero: bool = False) -> Any:
-    """Return an option that is a whole number above 0, or from 0 on, where 0 is without limit."""
-    return option(lambda name, value: _number(name, value, 'a whole number', int, may_be_zero), default)
+    """Return a field for a whole number above 0; with `may_be_zero` also 0, which means no limit."""
+    return option(lambda name, value: _check_number(name, value, 'a whole number', int, may_be_zero), default)
 
 
 def switch(default: bool) -> Any:
-    """Return an option that is True or False."""
+    """Return a field for True or False."""
 
     def check(name: str, value: Any) -> bool:
         if not isinstance(value, bool):
@@ -61,7 +64,7 @@ def switch(default: bool) -> Any:
 
 
 def word(*known: str) -> Any:
-    """Return an option that is one of these words, or not given: None."""
+    """Return a field for one of the words in `known`; None by default."""
 
     def check(name: str, value: Any) -> Any:
         if value not in known:
@@ -72,7 +75,7 @@ def word(*known: str) -> Any:
 
 
 def text() -> Any:
-    """Return an option that is text, or not given: None."""
+    """Return a field for text that is not empty; None by default."""
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or not value:
@@ -83,7 +86,7 @@ def text() -> Any:
 
 
 def texts() -> Any:
-    """Return an option that is a list of texts, by default an empty one."""
+    """Return a field for a list of texts; empty by default."""
 
     def check(name: str, value: Any) -> tuple[str, ...]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
@@ -94,10 +97,11 @@ def texts() -> Any:
 
 
 def credentials() -> Any:
-    """Return an option that names a source of user and password, or is not given: None."""
+    """Return a field for a source of user and password; None by default."""
 
     def check(name: str, value: Any) -> str:
-        # A function itself could not be told in `inspect stats`, nor the value here: a password may stand there.
+        # A dotted path, because `inspect stats` could not show a function. The error does not quote the value, which
+        # may be a password.
         if not isinstance(value, str) or not value:
             raise ConfigurationError(
                 f'transport option {name} must be "environment" or the dotted path of a function, as text, '
@@ -108,69 +112,72 @@ def credentials() -> Any:
     return option(check, None)
 
 
-def _number(name: str, value: Any, kind: str, accepted: Any, may_be_zero: bool = False) -> Any:
+def _check_number(name: str, value: Any, kind: str, types: Any, may_be_zero: bool = False) -> Any:
     if (
         isinstance(value, bool)
-        or not isinstance(value, accepted)
-        or not 0 <= value <= _MOST
+        or not isinstance(value, types)
+        or not 0 <= value <= _MAX_NUMBER
         or (value == 0 and not may_be_zero)
     ):
         least = 'from 0 on' if may_be_zero else 'above 0'
         raise ConfigurationError(
-            f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {_MOST:.0f}'
+            f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {_MAX_NUMBER:.0f}'
         )
     return value
 
 
 @dataclass(frozen=True)
 class Options:
-    """The value of `broker_transport_options`, checked. Durations are seconds."""
+    """The values of `broker_transport_options`, checked. Durations are seconds."""
 
-    #: How long a consumer may stay silent before its messages are given to others. Its heartbeat, one write
-    #: for all it holds, is sent every third of this.
+    #: The lease: how long a consumer may send no heartbeat before its unacknowledged messages go to other consumers.
+    #: It sends a heartbeat, one write for all its messages, every third of this time.
     visibility_timeout: float = seconds(60.0)
-    #: How long one HTTP request may take to be answered once it was sent, from the first byte to the last; a large one has a
-    #: second more for each 100 kB of it and of its answer. Less than `visibility_timeout`; by default at most a third of it.
+    #: How long an HTTP request may take, from the last byte sent to the last byte of the response. Large requests and
+    #: responses get one second more for each 100 kB. It must be less than `visibility_timeout`, and is by default at
+    #: most a third of it.
     request_timeout: float = seconds(8.0)
-    #: How long the TCP and TLS handshakes may take, and sending 16 kB of a request; with the same bounds.
+    #: How long the TCP handshake, the TLS handshake and sending 16 kB of a request may take. The same bounds apply.
     connect_timeout: float = seconds(4.0)
-    #: The floor below the push of `_changes`: the queues are read this often even if nothing is announced.
+    #: How often the queues are read if the `_changes` feed announces nothing.
     polling_interval: float = seconds(300.0)
-    #: How many waiting messages are read ahead from the view in one request.
+    #: The maximum number of waiting messages that one request reads from the view.
     read_ahead: int = count(1024)
-    #: The most messages claimed in one request.
+    #: The maximum number of messages that one request claims.
     claim_batch: int = count(128)
-    #: The most messages claimed ahead for a consumer without a prefetch limit. It begins with one, and the number doubles when
-    #: the consumer finds nothing left.
+    #: The maximum number of messages claimed ahead for a consumer without a prefetch limit. The number starts at 1 and
+    #: doubles each time the consumer has worked off its messages.
     unlimited_prefetch: int = count(256)
-    #: How long a broadcast is kept for listeners that were cut off.
+    #: How long a broadcast is kept for receivers that were disconnected.
     fanout_retention: float = seconds(60.0)
-    #: How often a message is delivered before it is set aside as a dead letter; 0 is without limit. (20 as in RabbitMQ's
-    #: quorum queues, documentation of release 4.)
+    #: How often a message is delivered before it becomes a dead letter; 0 means no limit. (20 is the default of
+    #: RabbitMQ's quorum queues, see the documentation of release 4.)
     delivery_limit: int = count(20, may_be_zero=True)
-    #: Create the database and its design document when they are missing and the user may.
+    #: Create the database and its design documents if they are missing and the user has the right.
     create_database: bool = switch(True)
-    #: Where user and password come from, instead of the URL: 'environment', or the dotted path of a function that returns both.
-    #: It is asked at first, and again when they are refused.
+    #: The source of user and password if they are not in the URL: 'environment', or the dotted path of a function that
+    #: returns both. It is read at the start, and again when CouchDB refuses them.
     credentials: str | None = credentials()
-    #: How they are sent: 'basic', with each request, or 'cookie', once for a session. None is 'cookie' with `credentials`, else
-    #: 'basic'.
+    #: How user and password are sent: 'basic' with each request, 'cookie' once for a session. The default, None, means
+    #: 'cookie' if `credentials` is set, and 'basic' otherwise.
     auth: str | None = word('basic', 'cookie')
-    #: The database of parcels, on the same server, from which workers move tasks into the broker's database; None is without.
+    #: The database of parcels, on the same server, from which workers move tasks into the broker's database. None
+    #: means that there is no such database.
     parcels: str | None = text()
-    #: The tasks that may come from there: names, or patterns such as `shop.*`.
+    #: The tasks that parcels may contain: names, or patterns such as `shop.*`.
     parcels_accept: Sequence[str] = texts()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Return the options in `given`; *raises* `ConfigurationError` that names an unknown or ill-typed one.
+        """Return the options in the dictionary `given`, with defaults for the others.
 
-        So it does for a request that may hang as long as the lease lasts: its consumer would lose all it holds each time.
+        *Raises* `ConfigurationError` for an unknown option or a wrong value, and for a timeout that is not less than
+        `visibility_timeout`: a request that hangs so long would cost the consumer its lease and all its messages.
         """
         options = checked(cls, given, ignored=_KOMBU)
         lease = options.get('visibility_timeout', cls.visibility_timeout)
         for name in ('request_timeout', 'connect_timeout'):
-            # With a third, the pause between two heartbeats, the next one after a request that hung is in time.
+            # A third of the lease is the pause between heartbeats: after a request that hung, the next one is in time.
             if options.setdefault(name, min(getattr(cls, name), lease / 3)) >= lease:
                 raise ConfigurationError(
                     f'transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
@@ -180,11 +187,11 @@ class Options:
 
 
 def checked(options: Any, given: Mapping[str, Any], ignored: Container[str] = ()) -> dict[str, Any]:
-    """Return what is `given` of the options that are fields of a dataclass, each as its own check has it.
+    """Return the checked values of the `given` options; `options` is the dataclass with a field for each option.
 
-    *Raises* `ConfigurationError` that names an option whose value is wrong, or one that is neither known nor `ignored`.
+    Names in `ignored` are skipped. *Raises* `ConfigurationError` for an unknown option or a wrong value.
     """
-    checks: dict[str, Check] = {one.name: one.metadata['check'] for one in fields(options)}
+    checks: dict[str, Check] = {item.name: item.metadata['check'] for item in fields(options)}
     unknown = sorted(name for name in given if name not in checks and name not in ignored)
     if unknown:
         raise ConfigurationError(

@@ -1,9 +1,13 @@
-"""Makes `couchdb://` known to kombu, which has no entry point for transports, and has kombu refuse and show URLs as we do.
+"""Registration of `couchdb://` with kombu, and the checks and masks of our URLs in kombu's functions.
 
-kombu splits a broker's URL before it asks any transport, and its errors have a part of an unquoted password in them: so the
-function that its modules call first with each URL checks those of ours. The one that masks a password, which Celery calls, knows
-no list of URLs: so it leaves ours to `redaction`. Nothing that is slow is imported here: kombu loads this module in each app of
-the environment.
+kombu has no entry point for transports, so `register` adds the schemes to kombu's table. It also wraps two functions:
+
+* `urlparse`, which kombu calls first with every broker URL. kombu parses a URL before it asks a transport, and its
+  errors contain a part of an unquoted password; the wrapper checks our URLs before that.
+* `sanitize_url`, with which Celery masks passwords. kombu's version does not know lists of URLs; the wrapper uses
+  `couchdb.redaction` for our URLs.
+
+This module imports nothing slow: kombu loads it in every application of the environment.
 """
 
 from __future__ import annotations
@@ -22,19 +26,19 @@ _OURS = re.compile('couchdbs?:', re.IGNORECASE)
 
 
 def register() -> None:
-    """Add our schemes to kombu's table, unless somebody else has them, and check their URLs before kombu reads them."""
+    """Add our schemes to kombu's table, unless another package has added them, and wrap kombu's URL functions."""
     from kombu.transport import TRANSPORT_ALIASES
     from kombu.utils import url
 
-    # Strings: kombu imports the transport when the first connection is made, and nothing before that.
+    # With strings, kombu imports the transport only when the first connection is made.
     for scheme in ('couchdb', 'couchdbs'):
         TRANSPORT_ALIASES.setdefault(scheme, 'kombu_couchdb.transport:Transport')
     for scheme in ('http', 'https'):
-        # kombu calls what is no string, and has no transport of these names: they are refused in words that help.
+        # kombu calls an alias that is not a string. It has no transport with these names; ours explains the mistake.
         TRANSPORT_ALIASES.setdefault(scheme, partial(_refuse, scheme))
-    _before(url, 'sanitize_url', lambda text, mask=MASK: redacted(text, mask))
-    _before(url, 'urlparse', _check)
-    if 'kombu.connection' in sys.modules:  # it has imported the function already
+    _wrap(url, 'sanitize_url', lambda text, mask=MASK: redacted(text, mask))
+    _wrap(url, 'urlparse', _check)
+    if 'kombu.connection' in sys.modules:  # it has already imported the unwrapped function
         sys.modules['kombu.connection'].urlparse = url.urlparse  # type: ignore[attr-defined]
 
 
@@ -50,8 +54,12 @@ def _check(url: str, *args: Any, **kwargs: Any) -> None:
     check(url, 'broker_url')
 
 
-def _before(module: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Have a function of kombu, whose first argument is a URL, return what `ours` returns for one of ours, unless it is None."""
+def _wrap(module: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Wrap a function of kombu whose first argument is a URL.
+
+    For one of our URLs the wrapper calls `ours` and returns its result. If that is None, or for other URLs, it calls
+    kombu's function.
+    """
     theirs = getattr(module, name)
 
     @wraps(theirs)

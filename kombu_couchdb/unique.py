@@ -1,6 +1,6 @@
-"""Unique jobs: of a task sent with the header `job_key` there is one item in its queue, however often and by whomever it is sent.
+"""Unique jobs: tasks with the same `job_key` header share one message in their queue, however many are published.
 
-`documents.unique_merge` has the rules. `told` is the older name of `collect_outcomes`.
+`documents.unique_merge` has the rules. `told` is the earlier name of `collect_outcomes`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The servers the tests run on: `COUCHDB_URL` if it is set, else the embedded one."""
+"""The CouchDB server of the tests: the one at `COUCHDB_URL` if that is set, else an embedded server."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -21,19 +22,24 @@ pytest_plugins = ['celery_couchdb.testing']
 
 T = TypeVar('T')
 
-# A shell has its background jobs ignore Ctrl-C, and so would whatever the tests start and interrupt.
+# Coverage measures the processes of pytest-xdist, but no programs that tests start: it would slow them down.
+if 'PYTEST_XDIST_WORKER' in os.environ:
+    os.environ.pop('COVERAGE_PROCESS_CONFIG', None)
+
+# A shell starts background jobs with SIGINT ignored. The processes that tests start would inherit this, and could not
+# be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: How long a test waits for something that must come true, in seconds.
+#: How long a test waits for an expected event, in seconds.
 PATIENCE = patience.PATIENCE
 
-#: The time limits of requests that are not about them: a server on a busy machine may take its time. A consumer's lease must last
-#: longer; for a shorter one see `PatientConnection`.
+#: Options for tests that are not about time limits, because a server on a busy machine may respond late. The lease of a
+#: consumer must be longer than the time limit of a request; for a shorter lease see `PatientConnection`.
 PATIENT = {'request_timeout': PATIENCE, 'connect_timeout': PATIENCE}
 PATIENT_BROKER = {**PATIENT, 'visibility_timeout': 2 * PATIENCE}
 
-#: The lease of a worker that is to be killed, and time limits as long as such a lease admits.
+#: Options of a worker that a test kills: a short lease, and the longest time limits that it allows.
 SHORT_LEASE = {'visibility_timeout': 4.0, 'request_timeout': 3.9, 'connect_timeout': 3.9}
 
 
@@ -42,14 +48,17 @@ def wait_for(condition: Callable[[], T], what: str = '', timeout: float = PATIEN
     deadline = time.monotonic() + timeout
     while not (value := condition()):
         if time.monotonic() > deadline:
-            pytest.fail(f'waited {timeout:g} s in vain for {what or condition}')
+            pytest.fail(f'waited {timeout:g} s for {what or condition}')
         time.sleep(0.02)
     return value
 
 
 @pytest.fixture(autouse=True)
 def no_consumer_left() -> Iterator[None]:
-    """A consumer that a test left would go on asking for its database, and disturb tests that count requests or read the log."""
+    """Wait until all consumers have ended.
+
+    A consumer that outlives its test disturbs later tests that count requests or log lines.
+    """
     yield
     wait_for(
         lambda: (
@@ -58,31 +67,31 @@ def no_consumer_left() -> Iterator[None]:
                 for thread in threading.enumerate()
             )
         ),
-        'the end of all consumers',
+        'all consumer threads to end',
     )
 
 
 @pytest.fixture(scope='session')
 def server(couchdb_server: Server) -> Server:
-    """The server all integration tests share; each has databases of its own."""
+    """The server that all tests share; each test has databases of its own."""
     return couchdb_server
 
 
 @pytest.fixture(scope='session')
 def apache_couchdb(server: Server) -> bool:
-    """Whether the server is Apache CouchDB, which has more than the embedded one."""
+    """Whether the server is Apache CouchDB, which has users and other features that the embedded server lacks."""
     return 'couchdb' in server.client('any').welcome()
 
 
 class Users:
-    """Ordinary users of the server, which is Apache CouchDB."""
+    """Ordinary users of an Apache CouchDB server."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._made: dict[str, str] = {}
 
     def __call__(self, name: str, password: str, *roles: str) -> None:
-        """Create a user, or give one another password or other roles."""
+        """Create a user, or replace the password and roles of one created before."""
         path = self._server.url + f'/_users/{quote(f"org.couchdb.user:{name}", safe="")}'
         doc = {'name': name, 'password': password, 'roles': roles, 'type': 'user'}
         if name in self._made:
@@ -92,7 +101,7 @@ class Users:
         self._made[name] = path
 
     def delete(self) -> None:
-        """Delete those that were created."""
+        """Delete the users that were created."""
         for path in self._made.values():
             rev = requests.get(path, timeout=PATIENCE).json()['_rev']
             requests.delete(path, params={'rev': rev}, timeout=PATIENCE)
@@ -100,7 +109,7 @@ class Users:
 
 @pytest.fixture
 def users(server: Server) -> Iterator[Users]:
-    """Creates users by name and password, and deletes them afterwards; Apache CouchDB only."""
+    """A function that creates users, who are deleted after the test. Needs Apache CouchDB."""
     users = Users(server)
     yield users
     users.delete()
@@ -108,9 +117,9 @@ def users(server: Server) -> Iterator[Users]:
 
 @pytest.fixture
 def member(users: Users, apache_couchdb: bool) -> dict[str, str]:
-    """A user without any right: `user` and `password`."""
+    """The `user` and `password` of a user without any rights. Needs Apache CouchDB."""
     if not apache_couchdb:
-        pytest.skip('the embedded server has one user')
+        pytest.skip('the embedded server has only one user')
     login = {'user': f'member-{uuid.uuid4().hex[:12]}', 'password': f'secret-{uuid.uuid4().hex}'}
     users(login['user'], login['password'])
     return login
@@ -118,7 +127,7 @@ def member(users: Users, apache_couchdb: bool) -> dict[str, str]:
 
 @pytest.fixture
 def database(server: Server) -> Iterator[str]:
-    """The name of a database of this test's own; it is deleted afterwards, whoever created it."""
+    """The name of a database for this test alone. It is deleted after the test, whether or not the test created it."""
     with server.fresh_database() as name:
         yield name
 

@@ -1,4 +1,7 @@
-"""How long tests wait, and connections that wait as long: light enough for the processes that tests start."""
+"""Time limits of the tests, and connections that use them.
+
+This module imports little, because the processes that tests start import it, too.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,20 @@ from kombu import Connection
 
 __all__ = ['PATIENCE', 'PatientConnection']
 
-#: How long a test waits for something that must come true, in seconds: only what hangs takes so long, since no test may depend on
-#: speed.
+#: How long a test waits for an expected event, in seconds. No test depends on speed: only a test that hangs waits this
+#: long.
 PATIENCE = 180.0
 
 
 class PatientConnection(Connection):
-    """A connection whose requests may take longer than its options say, unless these say how long.
+    """A connection with a time limit of `PATIENCE` for requests, unless its options set time limits.
 
-    A server on a busy machine may take its time, and a lease that a test waits for is short. No user may have both: a request
-    that hangs would cost the lease. Here none hangs.
+    A server on a busy machine may respond late, although the leases in tests are short. The options do not allow users
+    to combine a short lease with long time limits, because a request that hangs would cost the lease.
     """
 
     def create_transport(self) -> Any:
-        """Return the transport, with other time limits."""
+        """Return the transport, with the longer time limits."""
         transport = super().create_transport()
         if not {'request_timeout', 'connect_timeout'} & self.transport_options.keys():
             client = transport.couchdb

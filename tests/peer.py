@@ -1,4 +1,4 @@
-"""A consumer in a process of its own, told what to do through its standard input: see `support.Peer`."""
+"""A consumer in a process of its own, controlled through standard input. See `support.Peer`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def tell(**event: Any) -> None:
-    """Tell the test something."""
+    """Report an event to the test, as a line of JSON on standard output."""
     print(json.dumps(event), flush=True)
 
 
@@ -36,7 +36,7 @@ def main() -> None:
         commands.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
-    held = []
+    held: list[Any] = []
 
     def on_message(message: Any) -> None:
         if given['ack']:

@@ -1,4 +1,4 @@
-"""What the tests of the transport share: a consumer that remembers, a consumer in another process, a log of requests."""
+"""Shared helpers of the tests: a recording consumer, a consumer in another process, and a log of requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from celery import Celery
@@ -24,46 +24,48 @@ from kombu.message import Message
 
 from kombu_couchdb.couchdb.client import Client
 
-from .conftest import PATIENCE
+from .conftest import PATIENCE, wait_for
+
+T = TypeVar('T')
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def publish(connection: Connection, body: Any, to: str = 'q', **properties: Any) -> None:
-    """Publish one message to a queue by its name."""
+    """Publish one message to the queue of this name."""
     connection.Producer().publish(body, routing_key=to, **{'serializer': 'json', **properties})
 
 
 def publish_many(connection: Connection, bodies: Iterable[Any], to: str = 'q', **properties: Any) -> None:
-    """Publish messages to a queue, in as few requests as this version of kombu can."""
+    """Publish messages to a queue, in one batch if this version of kombu has batches."""
     with connection.Producer() as producer, producer.batch() if hasattr(producer, 'batch') else nullcontext():
         for body in bodies:
             producer.publish(body, routing_key=to, **{'serializer': 'json', **properties})
 
 
 def eta(seconds: float) -> dict[str, str]:
-    """Return the header of a message that is due in so many seconds."""
+    """Return the headers of a message that is due in `seconds` seconds."""
     return {'eta': datetime.fromtimestamp(time.time() + seconds, timezone.utc).isoformat()}
 
 
 def due(message: Message) -> float:
-    """Return when a message is due, by its header."""
+    """Return the due date of a message, from its headers, as a timestamp."""
     return datetime.fromisoformat(message.headers['eta']).timestamp()
 
 
 def items(client: Client) -> list[dict[str, Any]]:
-    """Return all WorkItems of a database, the oldest first."""
+    """Return all WorkItems of a database, oldest first."""
     rows = client.request('GET', '/_all_docs', {'include_docs': True})['rows']
     return [row['doc'] for row in rows if row['doc'].get('type') == 'WorkItem']
 
 
 def leave_leaf(client: Client, doc_id: str, rev: str, **fields: Any) -> None:
-    """Leave a leaf of a document as another node of a cluster would that could not be asked: whatever else there is stays."""
+    """Write a leaf revision as a partitioned node of a cluster would: existing leaves stay, and may now conflict."""
     client.request('POST', '/_bulk_docs', body={'new_edits': False, 'docs': [{**fields, '_id': doc_id, '_rev': rev}]})
 
 
 class Inbox:
-    """A consumer of some queues, on a channel of its own, that remembers what it gets and when."""
+    """A consumer on a channel of its own that records the messages it receives, and when."""
 
     def __init__(
         self, connection: Connection, *queues: str | Queue, ack: bool = True, prefetch: int = 0, no_ack: bool = False
@@ -92,27 +94,37 @@ class Inbox:
 
     @property
     def bodies(self) -> list[Any]:
-        """What came so far, decoded."""
+        """The decoded bodies of the messages received so far."""
         return [message.decode() for message in self.messages]
 
-    def drain(self, seconds: float) -> None:
-        """Take what comes within so many seconds, up to one event."""
+    def drain(self, seconds: float) -> Inbox:
+        """Handle the next event, if one arrives within `seconds`, and return this inbox."""
         try:
             self.connection.drain_events(timeout=seconds)
         except TimeoutError:
             pass
+        return self
+
+    def drain_until(self, condition: Callable[[], T], what: str = '') -> T:
+        """Receive messages until `condition()` is true, and return its value; fail the test if that takes too long."""
+
+        def drained() -> T:
+            self.drain(0.1)
+            return condition()
+
+        return wait_for(drained, what)
 
     def wait(self, count: int, timeout: float = PATIENCE) -> list[Any]:
-        """Return the bodies once there are `count` of them; fail the test if that takes too long."""
+        """Receive until there are `count` messages, and return their bodies; fail the test after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while len(self.messages) < count:
             if time.monotonic() > deadline:
-                pytest.fail(f'only {len(self.messages)} of {count} messages came within {timeout:g} s')
+                pytest.fail(f'received only {len(self.messages)} of {count} messages within {timeout:g} s')
             self.drain(0.5)
         return self.bodies
 
     def stays(self, count: int, seconds: float) -> None:
-        """Fail the test if there are not exactly `count` messages after so many seconds more."""
+        """Receive for `seconds` more seconds, and fail the test unless there are exactly `count` messages then."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.drain(left)
@@ -130,21 +142,22 @@ class Request:
 
     @property
     def docs(self) -> list[dict[str, Any]]:
-        """The documents it writes."""
+        """The documents that the request writes."""
         if not isinstance(self.body, dict) or self.method == 'GET' or self.path == '/_bulk_get':
             return []
         return self.body.get('docs', [self.body] if 'type' in self.body else [])
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether it writes a heartbeat and nothing else."""
+        """Whether the request writes only heartbeats."""
         return bool(self.docs) and all(doc.get('type') == 'Consumer' for doc in self.docs)
 
 
 def replace_in_clients(monkeypatch: pytest.MonkeyPatch, database: str, name: str, method: Callable[..., Any]) -> None:
-    """Replace a method of the clients of one database, those that are made later included.
+    """Replace a method in all clients of one database, including clients created later.
 
-    Clients of other databases keep theirs: a thread that an earlier test left must not take what is meant for this one.
+    Clients of other databases keep the original, so that a thread that outlived an earlier test does not call the
+    replacement.
     """
     original = getattr(Client, name)
 
@@ -155,7 +168,7 @@ def replace_in_clients(monkeypatch: pytest.MonkeyPatch, database: str, name: str
 
 
 def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
-    """Return the list to which every request to a database is added from now on."""
+    """Return a list to which every further request to a database is appended."""
     log: list[Request] = []
     send = Client._send
 
@@ -168,7 +181,7 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Requ
 
 
 class Peer:
-    """A consumer in another process, see `tests/peer.py`; a context manager that leaves nothing behind."""
+    """A consumer in another process (`tests/peer.py`); a context manager that ends the process."""
 
     def __init__(
         self,
@@ -200,8 +213,9 @@ class Peer:
         )
         self.log: list[str] = []
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
-        for target in (self._read_events, self._read_log):
-            threading.Thread(target=target, daemon=True).start()
+        self._readers = [threading.Thread(target=target, daemon=True) for target in (self._read_events, self._read_log)]
+        for reader in self._readers:
+            reader.start()
         self.tell(given)
         assert self.next() == {'ready': True}
 
@@ -214,20 +228,20 @@ class Peer:
             self.log.append(line)
 
     def tell(self, command: Any) -> None:
-        """Send a command."""
+        """Send a command to the process."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + '\n')
         self.process.stdin.flush()
 
     def next(self) -> dict[str, Any]:
-        """Return the next thing it tells."""
+        """Return the next event that the process reports."""
         try:
             return self._events.get(timeout=PATIENCE)
         except queue.Empty:
-            pytest.fail(f'the other process is silent; its log:\n{"".join(self.log)}')
+            pytest.fail(f'the other process reported nothing; its log:\n{"".join(self.log)}')
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         os.kill(self.process.pid, number)
 
     def __enter__(self) -> Peer:
@@ -238,10 +252,15 @@ class Peer:
             self.process.kill()
             self.process.send_signal(signal.SIGCONT)
         self.process.wait()
+        for reader in self._readers:
+            reader.join(PATIENCE)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            with suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
 
 
 def run_python(code: str, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter and return what it printed."""
+    """Run code in a new interpreter; if `check`, fail the test unless the code succeeds."""
     done = subprocess.run(
         [sys.executable, '-c', code],
         capture_output=True,
@@ -256,13 +275,13 @@ def run_python(code: str, *, check: bool = True, **environment: str) -> subproce
 
 
 def end(app: Celery) -> None:
-    """Close all connections of an app, those with which it consumed replies included."""
+    """Close all connections of an app, including those that consume replies."""
     app.pool.force_close_all()
     app.backend.client.close()
     app.close()
 
 
 def release_all(connections: Iterable[Connection]) -> None:
-    """Close connections, the last first."""
+    """Release connections, the last opened first."""
     for connection in reversed(list(connections)):
         connection.release()

@@ -1,4 +1,4 @@
-"""The measures, in the order of the report. Each module has `TITLE` and `cases(size)`."""
+"""The measures in the order of the report. Each module has `TITLE` and `cases(size)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consume and acknowledge what waits in a queue."""
+"""Measure: consume and acknowledge the messages of a queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..systems import System
 __all__ = ['TITLE', 'cases', 'rate']
 
 TITLE = 'Consume and acknowledge'
-#: A system that is slow to fill is left out above this, and the others are measured in fewer rounds from it on.
+#: With a larger backlog, systems that are slow to fill are left out. From this backlog on there are fewer rounds.
 _MUCH = 100_000
 _HEADLINES = (Load(64), Load(64, consumers=8, backlog=3000, take=3000))
 
@@ -30,11 +30,11 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def rate(load: Load, system: System) -> Sequence[float]:
-    """Return how many messages a second the consumers take and acknowledge together."""
+    """Return the messages per second that all consumers together receive and acknowledge."""
     if load.backlog > _MUCH and not system.fills_fast:
-        raise NotMeasured('such a backlog would take too long to be made')
+        raise NotMeasured('filling such a backlog takes too long')
     with system.place() as place:
-        if place.raw:  # without claims, consumers of one queue would all take the same
+        if place.raw:  # without claims, all consumers of one queue would receive the same messages
             places = [place.part(number) for number in range(load.consumers)]
             for part in places:
                 loops.fill(part, load.body, load.backlog // load.consumers)

@@ -1,4 +1,4 @@
-"""How long a message takes from before it is published until a waiting consumer has it."""
+"""Measure: the delay from before a message is published until a waiting consumer receives it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ['TITLE', 'cases']
 
 TITLE = 'Delay from publishing to delivery'
 
-#: The busy consumer gets so many other messages a second and works so long on each, in seconds: a quarter of its time.
+#: The busy consumer receives this many other messages per second and works this many seconds on each: 25 % of its time.
 _RATE, _WORK = 50.0, 0.005
 _PREFETCH = 8
-#: The time between two messages is that long on average, in seconds, and varies, so as not to fall in step with a poll.
+#: The mean time between two messages in seconds. It varies, so that it does not synchronise with a polling interval.
 _GAP = 0.06
-#: The first are not counted: connections and feeds are being opened.
+#: The first messages are not counted: connections and changes feeds are still being opened.
 _FIRST = 5
 
 
 def cases(size: Size) -> Iterator[Case]:
-    """Yield the idle and the busy case."""
+    """Yield the cases of an idle and of a busy consumer."""
     figures = (Figure('ms', False, 'p50'), Figure('ms', False, 'p99'))
     for busy in (False, True):
         label = 'busy consumer' if busy else 'idle consumer'
@@ -36,10 +36,10 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def delays(probes: int, busy: bool, system: System) -> Sequence[float]:
-    """Return the median and the 99th percentile, in milliseconds."""
+    """Return the median and the 99th percentile in milliseconds."""
     with system.place() as place:
         if place.raw:
-            raise NotMeasured('its loop waits for nothing')
+            raise NotMeasured('its loop does not wait for messages')
         sender = loops.sender(place)
         with (
             peers.listening(place, _PREFETCH, _FIRST + probes, _WORK) as answer,

@@ -1,4 +1,4 @@
-"""What it costs when nothing happens: a Celery worker that has no work, and its server."""
+"""Measure: the cost of an idle Celery worker and its server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..worker import app_of, working
 __all__ = ['TITLE', 'cases']
 
 TITLE = 'An idle worker'
-#: After its first tasks, a worker and its server have that long to come to rest, in seconds.
+#: How long to wait after the first tasks until worker and server are idle, in seconds.
 _REST = 3.0
 
 
@@ -26,11 +26,11 @@ def cases(size: Size) -> Iterator[Case]:
         Figure('s/min', False, 'CPU of the worker'),
         Figure('s/min', False, 'CPU of the server'),
     )
-    yield Case('idle', f'watched for {size.idle:g} s', figures, partial(cost, size.idle), rounds=size.long_rounds)
+    yield Case('idle', f'observed for {size.idle:g} s', figures, partial(cost, size.idle), rounds=size.long_rounds)
 
 
 def cost(seconds: float, system: System) -> Sequence[float | None]:
-    """Return requests, and CPU seconds of worker and server, each in a minute; None for what cannot be seen from here."""
+    """Return requests and CPU seconds of worker and server, each per minute; None for what cannot be measured."""
     with system.place() as place:
         if place.raw:
             raise NotMeasured('no Celery')
@@ -46,5 +46,5 @@ def cost(seconds: float, system: System) -> Sequence[float | None]:
             minutes = (time.monotonic() - started) / 60
     spent = [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
     if spent[0] is not None:
-        spent[0] -= 1  # the question itself
+        spent[0] -= 1  # the request for the count itself
     return [None if value is None else value / minutes for value in spent]

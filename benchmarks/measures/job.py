@@ -1,4 +1,4 @@
-"""A whole Celery job: tasks are sent, a real worker runs them, and their results are collected."""
+"""Measure: send tasks, run them in a Celery worker, and collect their results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ['TITLE', 'cases']
 
 TITLE = 'A whole Celery job'
 _PATIENCE = 300.0
-#: The number of children of the cases that stand for all.
+#: The pool size of the headline cases.
 _FEW = 2
 
 
 def cases(size: Size) -> Iterator[Case]:
-    """Yield the cases: sent one by one, and in a batch; and in a batch for more children."""
+    """Yield the cases: tasks sent one by one, in a batch, and in a batch to a larger pool."""
     figures = (Figure('tasks/s', name='sent'), Figure('tasks/s', name='sent, run and collected'))
     for together, concurrency in ((False, 2), (True, 2), (True, 8)):
         label = f'{size.tasks:,} tasks{" in a batch" if together else ""}, prefork {concurrency}'
@@ -36,14 +36,14 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def job(tasks: int, together: bool, concurrency: int, system: System) -> Sequence[float]:
-    """Return how many tasks a second were sent, and how many went all the way, broker and results of the same kind."""
+    """Return the tasks per second that were sent, and that were sent, run and collected."""
     with system.place() as place:
         if place.raw:
             raise NotMeasured('no Celery')
         app = app_of(place)
         try:
             if together and not sending.in_batches(app):
-                raise NotMeasured('kombu publishes no batches there')
+                raise NotMeasured('kombu has no batches for it')
             with working(place, app, concurrency):
                 started = time.monotonic()
                 if together:
@@ -53,7 +53,7 @@ def job(tasks: int, together: bool, concurrency: int, system: System) -> Sequenc
                 sent = time.monotonic()
                 for number, result in enumerate(results):
                     if result.get(timeout=_PATIENCE) != number + 1:
-                        raise ValueError('a wrong result was collected')
+                        raise ValueError('a result is wrong')
                 done = time.monotonic()
         finally:
             app.close()

@@ -1,4 +1,4 @@
-"""The memory of a worker while tasks are planned for later."""
+"""Measure: the memory of a worker while tasks are scheduled."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..worker import app_of, working
 __all__ = ['TITLE', 'cases']
 
 TITLE = "A worker's memory while tasks wait for their time"
-#: In how many seconds the tasks are due: when nobody is there any more.
+#: When the tasks are due, in seconds: after the end of the benchmark.
 _LATER = 86_400
-#: So many tasks are planned at a time.
+#: How many tasks are sent at a time.
 _PART = 10_000
 
 
@@ -29,7 +29,7 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def memory(planned: Mapping[bool, int], seconds: float, system: System) -> Sequence[float]:
-    """Return the worker's memory before and after tasks are planned, and how many these are."""
+    """Return the memory of the worker in MB before and after tasks are scheduled, and their number."""
     with system.place() as place:
         if place.raw:
             raise NotMeasured('no Celery')
@@ -41,7 +41,7 @@ def memory(planned: Mapping[bool, int], seconds: float, system: System) -> Seque
                 for start in range(0, number, _PART):
                     part = min(_PART, number - start)
                     sending.send(app, 'add', ((n, 1) for n in range(part)), countdown=_LATER)
-                time.sleep(seconds)  # it takes them now, or does not
+                time.sleep(seconds)  # a worker that prefetches scheduled tasks does so now
                 return [before, memory_of(worker.pid), number]
         finally:
             app.close()

@@ -1,4 +1,4 @@
-"""Publish: one by one from one thread and from several, and in batches."""
+"""Measure: publish one by one from one or several threads, and in batches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..systems import System
 __all__ = ['TITLE', 'cases']
 
 TITLE = 'Publish'
-#: A batch publishes that much more, to take about as long.
+#: A batch publishes this many times more messages, so that it takes about as long.
 _MORE = 4
-#: The size that stands for all, in bytes.
+#: The body size of the headline cases, in bytes.
 _SMALL = 200
 
 
@@ -36,13 +36,13 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def one_by_one(body: int, number: int, threads: int, system: System) -> Sequence[float]:
-    """Return how many messages a second `threads` threads publish together, each over a connection of its own."""
+    """Return the messages per second that `threads` threads publish, each over its own connection."""
     with system.place() as place, ThreadPoolExecutor(threads) as pool:
         text, gate = loops.body_of(body), threading.Barrier(threads)
         senders = [loops.sender(place) for _ in range(threads)]
 
         def publish(sender: loops.Sender) -> tuple[float, float]:
-            sender.send(text)  # whatever is made for the first message is made now
+            sender.send(text)  # what the first message creates is created now
             gate.wait(60)
             started = time.monotonic()
             for _ in range(number // threads):
@@ -56,12 +56,12 @@ def one_by_one(body: int, number: int, threads: int, system: System) -> Sequence
 
 
 def batch(body: int, number: int, system: System) -> Sequence[float]:
-    """Return how many messages a second one thread publishes with `Producer.batch()`."""
+    """Return the messages per second that one thread publishes with `Producer.batch()`."""
     with system.place() as place:
         sender, text = loops.sender(place), loops.body_of(body)
         try:
             if not sender.batches:
-                raise NotMeasured('kombu publishes no batches there')
+                raise NotMeasured('kombu has no batches for it')
             sender.send(text)
             started = time.monotonic()
             sender.send_all(text for _ in range(number))

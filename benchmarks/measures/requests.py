@@ -1,4 +1,4 @@
-"""What a message costs CouchDB: HTTP requests and document writes, counted where they are sent."""
+"""Measure: HTTP requests and document writes per message, counted in the client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TITLE = 'Requests and writes for each message'
 
 
 class Count:
-    """How many requests were sent, and how many documents they wrote or deleted."""
+    """The number of requests sent, and of documents that they wrote or deleted."""
 
     requests = writes = 0
 
@@ -42,7 +42,7 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def cost(number: int, filled: bool, action: Callable[[Place, int], None], system: System) -> Sequence[float]:
-    """Return the requests and the writes of an action on so many messages, divided by their number."""
+    """Return the requests and the writes per message of an action on `number` messages."""
     if system.name not in ('couchdb', 'raw'):
         raise NotMeasured('no HTTP')
     with system.place() as place:
@@ -53,7 +53,7 @@ def cost(number: int, filled: bool, action: Callable[[Place, int], None], system
 
 
 def one_by_one(place: Place, number: int) -> None:
-    """Publish each by itself."""
+    """Publish messages one by one."""
     sender, body = loops.sender(place), loops.body_of(200)
     for _ in range(number):
         sender.send(body)
@@ -61,14 +61,14 @@ def one_by_one(place: Place, number: int) -> None:
 
 
 def in_batches(place: Place, number: int) -> None:
-    """Publish them together."""
+    """Publish messages in a batch."""
     sender, body = loops.sender(place), loops.body_of(200)
     sender.send_all(body for _ in range(number))
     sender.close()
 
 
 def consume(prefetch: int, place: Place, number: int) -> None:
-    """Take and acknowledge them all."""
+    """Receive and acknowledge all messages."""
     bodies: list[Any] = []
     taker = loops.taker(place, prefetch, bodies.append)
     taker.start()
@@ -78,7 +78,7 @@ def consume(prefetch: int, place: Place, number: int) -> None:
 
 @contextmanager
 def counting() -> Iterator[Count]:
-    """Count what this process sends by way of `requests`."""
+    """Count the requests that this process sends with the library `requests`."""
     count, send = Count(), HTTPAdapter.send
 
     def counted(self: HTTPAdapter, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def counting() -> Iterator[Count]:
 
 
 def written(method: str, url: str, body: Any) -> int:
-    """Return how many documents a request writes or deletes."""
+    """Return the number of documents that a request writes or deletes."""
     path = url.partition('?')[0]
     if method == 'POST' and path.endswith('/_bulk_docs'):
         return len(json.loads(body)['docs'])

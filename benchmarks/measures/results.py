@@ -1,4 +1,4 @@
-"""Results stored as a worker does, and got one by one as a caller does."""
+"""Measure: store results as a worker does, and get them one by one as a caller does."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def store_and_get(number: int, system: System) -> Sequence[float]:
-    """Return how many results a second are stored, and how many are got."""
+    """Return the results per second that are stored, and that are read."""
     if not system.keeps_results:
-        raise NotMeasured('results are messages to the sender there')
+        raise NotMeasured('its results are messages to the sender')
     with system.place() as place:
         value, ids = loops.body_of(200), [str(uuid4()) for _ in range(number + 1)]
         store, get, close = _raw(place) if place.raw else _celery(place)
-        store(ids[0], value)  # whatever is made for the first is made now
+        store(ids[0], value)  # what the first result creates is created now
         get(ids.pop(0))
         started = time.monotonic()
         for task_id in ids:

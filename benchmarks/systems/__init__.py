@@ -1,4 +1,4 @@
-"""The systems that are compared, and which of them are there."""
+"""The compared systems, and which of them are reachable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .redis import Redis
 
 __all__ = ['NAMES', 'Place', 'System', 'reachable']
 
-#: Where each is looked for: the variable of the environment, and what is taken if it is not set.
+#: Each system with the environment variable of its URL and the default.
 _KNOWN: tuple[tuple[type[System], str, str], ...] = (
     (CouchDB, 'COUCHDB_URL', 'http://localhost:5984'),
     (Raw, 'COUCHDB_URL', 'http://localhost:5984'),
@@ -26,7 +26,7 @@ NAMES = tuple(kind.name for kind, _, _ in _KNOWN)
 
 
 def reachable(names: Iterable[str]) -> tuple[dict[System, str], dict[str, str]]:
-    """Return the systems that answer, with their versions; and of the others, by name, one sentence why not."""
+    """Return the reachable systems with their versions, and the names of the others with the reason."""
     found: dict[System, str] = {}
     absent: dict[str, str] = {}
     for kind, variable, default in _KNOWN:
@@ -37,6 +37,6 @@ def reachable(names: Iterable[str]) -> tuple[dict[System, str], dict[str, str]]:
             found[system] = system.version()
         except ImportError as exc:
             absent[kind.name] = f"the Python module {exc.name} is missing: pip install 'celery-couchdb[bench]'"
-        except Exception as exc:  # each client has errors of its own; whatever it is, this system cannot be measured
+        except Exception as exc:  # each client has its own errors; all of them mean that this system cannot be measured
             absent[kind.name] = f'not reached; set {variable} ({in_one_line(exc)})'
     return found, absent

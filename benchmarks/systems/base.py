@@ -1,4 +1,4 @@
-"""What every system under test has: a name, a version, and fresh places to be measured in."""
+"""Base class of the systems under test, and the place where a case is measured."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ['Place', 'System', 'fresh_name']
 
 @dataclass(frozen=True)
 class Place:
-    """A queue that nobody else uses, and where results go. It can be sent to another process."""
+    """A queue of its own and the result backend; can be pickled for another process."""
 
-    #: The broker's URL, as a Celery user writes it; of the raw limit, the database's over HTTP.
+    #: The broker's URL for Celery; for the raw limit, the HTTP URL of the database.
     broker: str = field(repr=False)
     queue: str
     #: The URL of Celery's result backend, or None if there is none.
     backend: str | None = field(default=None, repr=False)
     #: `broker_transport_options`.
     options: dict[str, Any] = field(default_factory=dict)
-    #: More of Celery's settings.
+    #: Additional settings of Celery.
     settings: dict[str, Any] = field(default_factory=dict)
-    #: Whether it is served by the bare loop instead of kombu.
+    #: Whether the raw loop serves it instead of kombu.
     raw: bool = False
 
     def part(self, number: int) -> Place:
@@ -34,15 +34,15 @@ class Place:
 
 
 class System(ABC):
-    """A broker with its results. The name is that of an option and of a column; the title is for people."""
+    """A broker with its result backend. The name is used in options and columns; the title is for readers."""
 
     name: str
     title: str
-    #: What is running there, for the list of versions.
+    #: The name of the server software, for the list of versions.
     server: str
-    #: Whether results can be stored and got by their id, whoever asks for them.
+    #: Whether any process can store and get results by their id.
     keeps_results = True
-    #: Whether a million messages can be put there in a reasonable time.
+    #: Whether a million messages can be sent in a reasonable time.
     fills_fast = True
     default_port: int
 
@@ -51,27 +51,27 @@ class System(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Return the server's version; *raises* whatever its client does if it cannot be reached."""
+        """Return the version of the server; *raises* the client's own error if it cannot be reached."""
 
     @abstractmethod
     def place(self) -> AbstractContextManager[Place]:
-        """Return a fresh place, which is removed afterwards with all that is in it."""
+        """Return a context manager with a fresh place, which is deleted afterwards with its content."""
 
     def requests(self) -> int | None:
-        """Return how many HTTP requests the server has answered so far, or None if it does not tell."""
+        """Return the number of HTTP requests that the server has answered, or None if it has no such count."""
         return None
 
     @property
     def host(self) -> str:
-        """Where the server is."""
+        """The host of the server."""
         return urlsplit(self.url).hostname or 'localhost'
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
+        """The port of the server."""
         return urlsplit(self.url).port or self.default_port
 
 
 def fresh_name() -> str:
-    """Return a name for a queue or database that was never used."""
+    """Return a new unique name for a queue or database."""
     return f'bench-{uuid4().hex[:12]}'

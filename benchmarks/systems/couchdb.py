@@ -1,4 +1,4 @@
-"""Ours, and the raw limit beside it: the same documents without kombu."""
+"""This project on CouchDB, and the raw limit: the same documents without kombu."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import Place, System, fresh_name
 
 __all__ = ['RAW_DESIGN', 'CouchDB', 'Raw']
 
-#: The design document of the raw limit has nothing but the view it reads.
+#: The design document of the raw limit; it has only the view that the loop reads.
 RAW_DESIGN = 'raw'
 
 
@@ -42,7 +42,7 @@ class CouchDB(System):
         )
 
     def url_of(self, scheme: str, database: str) -> str:
-        """Return the URL of a database with this scheme, `s` added if the server is reached over TLS."""
+        """Return the URL of a database with this scheme; with an `s` if the server uses TLS."""
         parts = urlsplit(self.url)
         secure = 's' if parts.scheme == 'https' else ''
         login = f'{parts.username}:{parts.password or ""}@' if parts.username else ''
@@ -55,7 +55,7 @@ class CouchDB(System):
 
     @contextmanager
     def place(self) -> Iterator[Place]:
-        """Return two names; the transport and the backend make the databases themselves."""
+        """Return a place with two new names; transport and backend create the databases."""
         name = fresh_name()
         try:
             yield Place(self.url_of('couchdb', name), 'bench', backend=self.url_of('couchdb', f'{name}-results'))
@@ -63,7 +63,7 @@ class CouchDB(System):
             self._delete(name, f'{name}-results')
 
     def requests(self) -> int | None:
-        """Return CouchDB's own count; an administrator may read it."""
+        """Return CouchDB's own count, which only administrators may read."""
         root = Client(self.client('any').address.root)
         try:
             count: Any = root.request('GET', '/_node/_local/_stats/couchdb/httpd/requests')
@@ -76,17 +76,17 @@ class CouchDB(System):
             try:
                 self.client(database).delete()
             except (NotFound, DatabaseMissing):
-                pass  # this measure had no need of it
+                pass  # this measure did not create it
 
 
 class Raw(CouchDB):
-    """The simplest loop over HTTP that writes, reads and deletes such documents: what CouchDB can do at most."""
+    """The simplest loop over HTTP that writes, reads and deletes such documents: the limit of CouchDB."""
 
     name, title = 'raw', 'bare CouchDB: the raw limit'
 
     @contextmanager
     def place(self) -> Iterator[Place]:
-        """Make a database with the view that the loop reads."""
+        """Create a database with the view that the loop reads."""
         name = fresh_name()
         client = self.client(name)
         client.create()

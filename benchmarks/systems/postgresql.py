@@ -14,22 +14,22 @@ __all__ = ['PostgreSQL']
 
 
 class PostgreSQL(System):
-    """Every place is a database of its own: the user must be allowed to create some."""
+    """Each place is a new database: the user must be allowed to create databases."""
 
     name, title, server = 'sqla', "kombu's and Celery's SQLAlchemy on PostgreSQL", 'PostgreSQL'
     default_port = 5432
     fills_fast = False
 
     def version(self) -> str:
-        """Return the server's version."""
-        import sqlalchemy  # noqa: F401 - kombu's transport needs it, and a missing one is named
+        """Return the version of the server."""
+        import sqlalchemy  # noqa: F401 - kombu's transport needs it; if it is missing the error names it
 
         return str(self._execute('SHOW server_version').split()[0])
 
     @contextmanager
     def place(self) -> Iterator[Place]:
-        """Make a database, and drop it afterwards, whoever is still connected."""
-        # kombu leaves its connections to the garbage collector, which finds them cut when their database is gone.
+        """Create a database, and drop it afterwards although connections may be open."""
+        # kombu leaves its connections to the garbage collector: SQLAlchemy logs errors since their database is dropped.
         logging.getLogger('sqlalchemy.pool').setLevel(logging.CRITICAL)
         name = fresh_name()
         self._execute(f'CREATE DATABASE "{name}"')

@@ -11,13 +11,13 @@ __all__ = ['Redis']
 
 
 class Redis(System):
-    """Every place is a prefix of its own in one database: nothing else there is touched."""
+    """Each place is a new key prefix in one database; other keys are not touched."""
 
     name, title, server = 'redis', "kombu's and Celery's Redis", 'Redis'
     default_port = 6379
 
     def version(self) -> str:
-        """Return the server's version."""
+        """Return the version of the server."""
         import redis
 
         with redis.Redis.from_url(self.url, socket_connect_timeout=4) as client:
@@ -25,7 +25,7 @@ class Redis(System):
 
     @contextmanager
     def place(self) -> Iterator[Place]:
-        """Return a prefix, and delete afterwards what has it."""
+        """Return a place with a new prefix, and delete all keys with it afterwards."""
         import redis
 
         name = fresh_name()

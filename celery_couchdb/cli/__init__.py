@@ -1,8 +1,10 @@
-"""`celery -A app couchdb …`: only this package prints.
+"""The commands `celery -A app couchdb …`. No other package prints.
 
-Celery loads it each time its program runs, through the entry point `celery.commands`, and so each command is imported when
-it is asked for, and `celery_couchdb.control` and `.parcels.worker` when a worker starts. A command ends with status 0, with 1 and
-one sentence if it could not do what it was asked to do, and with 2 if it was asked wrongly.
+Celery loads this package through the entry point `celery.commands` whenever the `celery` program runs. To keep that
+fast, each command is imported when it is called, and `celery_couchdb.control` and `celery_couchdb.parcels.worker` are
+imported when a worker starts.
+
+A command ends with status 0 after success, with 1 and one sentence after a failure, and with 2 after a usage error.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def _on_worker_init(**_: Any) -> None:
 
 
 class _Commands(click.Group):
-    """A group whose commands are modules of this package, each with a `command`."""
+    """A command group. Each command is the object `command` of a module in this package with the command's name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -51,7 +53,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError:
-            raise  # it shows what was typed
+            raise  # click prints the usage
         except click.ClickException as exc:
             raise click.ClickException(printable(exc.message)) from exc
         except (DatabaseMissing, NotFound) as exc:
@@ -63,4 +65,4 @@ class _Commands(click.Group):
 
 @click.group('couchdb', cls=_Commands, context_settings={'help_option_names': ['-h', '--help']})
 def couchdb() -> None:
-    """See and mend what is in CouchDB: queues, jobs, dead letters, and the databases themselves."""
+    """Inspect and maintain queues, jobs, dead letters and databases in CouchDB."""

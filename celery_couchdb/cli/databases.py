@@ -1,4 +1,4 @@
-"""The databases that a command works on: those of the app's configuration, as its user or as an administrator."""
+"""Clients for the databases in an app's configuration, with the app's user or an administrator."""
 
 from __future__ import annotations
 
@@ -15,70 +15,74 @@ from kombu_couchdb.couchdb.client import Client
 from ..backend import CouchDBBackend
 from ..jobs import Jobs, client_of
 
-__all__ = ['administrator', 'app_of', 'broker_of', 'jobs_of', 'lease_of', 'parcels_of', 'results_of']
+__all__ = ['admin_option', 'app_of', 'broker_of', 'jobs_of', 'parcels_of', 'results_of', 'visibility_timeout_of']
 
 F = TypeVar('F', bound=Callable[..., Any])
 
-#: How long one request of a command may take, in seconds: bringing an index up to date may take longer than a worker would wait.
-_PATIENCE = 120.0
+#: How long a request of a command may take. Bringing an index up to date may take longer than a worker would wait.
+_REQUEST_SECONDS = 120.0
 
-#: The environment variable with an administrator's password: a command line can be seen by other users.
-_PASSWORD = 'COUCHDB_ADMIN_PASSWORD'
+#: The environment variable with the administrator's password. Other users could read it on the command line.
+_PASSWORD_VARIABLE = 'COUCHDB_ADMIN_PASSWORD'
 
 
 def app_of(ctx: click.Context) -> Any:
-    """Return the Celery app that `celery -A` named."""
+    """Return the Celery app that `celery -A` names."""
     return ctx.find_root().obj.app
 
 
 def broker_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
-    """Return a client for the broker's database; with `admin`, a user and password, as that user."""
+    """Return a client for the database of the app's broker. `admin` is another user and password.
+
+    *Raises* `ConfigurationError` if the broker is not CouchDB.
+    """
     return _client(client_of(app), admin)
 
 
-def lease_of(app: Any) -> float:
-    """Return the visibility timeout that the app gives its workers, in seconds."""
+def visibility_timeout_of(app: Any) -> float:
+    """Return the visibility timeout in the app's configuration, in seconds."""
     with app.connection_for_write() as connection:
         return float(connection.transport.options.visibility_timeout)
 
 
 def jobs_of(ctx: click.Context) -> Jobs:
-    """Return the jobs in the broker's database of the app that `celery -A` named."""
+    """Return the jobs in the database of the broker of the app that `celery -A` names."""
     return Jobs(app_of(ctx), broker_of(app_of(ctx)))
 
 
 def results_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
-    """Return a client for the database of results, or None if the app keeps its results elsewhere, or not at all."""
+    """Return a client for the database of results; None if the app's result backend is not CouchDB."""
     return _client(app.backend.store.client, admin) if isinstance(app.backend, CouchDBBackend) else None
 
 
 def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
-    """Return a client for the database of parcels, or None if the app has none; its broker is CouchDB."""
+    """Return a client for the database of parcels; None if the app has none. Its broker must be CouchDB."""
     name = (app.conf.broker_transport_options or {}).get('parcels')
     return _client(client_of(app).beside(name), admin) if name else None
 
 
-def administrator(command: F) -> F:
-    """Give a command the option `--admin`, and the argument `admin`: user and password, or None."""
+def admin_option(command: F) -> F:
+    """Add the option `--admin` to a command. The command gets the argument `admin`: user and password, or None."""
 
-    def asked(ctx: click.Context, param: click.Parameter, user: str | None) -> tuple[str, str] | None:
+    def read_password(ctx: click.Context, param: click.Parameter, user: str | None) -> tuple[str, str] | None:
         if not user:
             return None
-        return user, os.environ.get(_PASSWORD) or click.prompt(f'Password of {user}', hide_input=True, err=True)
+        password = os.environ.get(_PASSWORD_VARIABLE)
+        return user, password or click.prompt(f'Password of {user}', hide_input=True, err=True)
 
     return click.option(
         '--admin',
         metavar='USER',
-        callback=asked,
-        help='Work as this administrator of CouchDB instead of the '
-        'user in the URL. The password is asked for, or taken from ' + _PASSWORD,
+        callback=read_password,
+        help='Work as this CouchDB administrator instead of the user in the URL. The password is read from the '
+        f'environment variable {_PASSWORD_VARIABLE}, or you are asked for it.',
     )(command)
 
 
 def _client(client: Client, admin: tuple[str, str] | None) -> Client:
-    return Client(_as(client.address, *admin) if admin else client.address, _PATIENCE)
+    return Client(_with_user(client.address, *admin) if admin else client.address, _REQUEST_SECONDS)
 
 
-def _as(address: Address, user: str, password: str) -> Address:
-    others = tuple(_as(other, user, password) for other in address.others)
+def _with_user(address: Address, user: str, password: str) -> Address:
+    others = tuple(_with_user(other, user, password) for other in address.others)
     return replace(address, user=user, password=password, credentials=None, others=others)

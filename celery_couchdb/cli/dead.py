@@ -1,4 +1,4 @@
-"""`celery couchdb dead`: what was refused, was spoilt or failed too often."""
+"""The commands `celery couchdb dead`: rejected, malformed and repeatedly failing messages."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kombu_couchdb.documents.workitem import task_id
 
 from ..jobs import Jobs
 from .databases import jobs_of
-from .job_view import described, letters_table, shown
-from .named import whole
-from .tables import asked, json_line, say, show, width
+from .job_ids import resolve_id
+from .job_view import dead_letters_table, describe, format_jobs
+from .tables import confirm, echo, echo_styled, json_line, terminal_width
 
 __all__ = ['command']
 
-#: How many dead letters are read and changed at a time.
-_BATCH = 200
+#: Dead letters that are read and changed together.
+_BATCH_DOCS = 200
 
-#: More than this are shown with a progress bar.
-_MANY = 200
+#: A progress bar is shown for more dead letters than this.
+_PROGRESS_BAR_FROM = 200
 
 
 @click.group('dead')
@@ -36,9 +36,9 @@ def command() -> None:
 
 
 @command.command('list')
-@click.option('--queue', '-Q', metavar='NAME', help='Only those of this queue.')
-@click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The most to list.')
-@click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
+@click.option('--queue', '-Q', metavar='NAME', help='List only dead letters of this queue.')
+@click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
 @click.pass_context
 def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the oldest of each queue first."""
@@ -46,32 +46,35 @@ def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> N
     docs = list(islice(dead.letters(jobs.client, queue), limit))
     if as_json:
         for doc in docs:
-            show(json_line(described(jobs, doc)))
+            echo_styled(json_line(describe(jobs, doc)))
         return
     if not docs:
-        say('There are no dead letters.')
+        echo('There are no dead letters.')
         return
-    show(letters_table(docs, jobs.client.clock.now(), width()))
+    echo_styled(dead_letters_table(docs, jobs.client.clock.now(), terminal_width()))
     if (total := dead.count(jobs.client, queue)) > len(docs):
-        say(f'These are {len(docs)} of {total:,} (--limit).', err=True)
+        echo(f'These are {len(docs)} of {total:,} (--limit).', err=True)
 
 
 @command.command('show')
 @click.argument('name', metavar='ID')
-@click.option('--json', 'as_json', is_flag=True, help='One JSON object a line.')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
 @click.pass_context
 def show_(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show a dead letter, with its message decoded. ID is that of its task or of its document, or how it begins."""
+    """Show a dead letter with its decoded message.
+
+    ID is the id of the task or of the document, or its first characters.
+    """
     jobs = jobs_of(ctx)
-    show(shown(jobs, _named(jobs, [name]), as_json))
+    echo_styled(format_jobs(jobs, _find(jobs, [name]), as_json))
 
 
-def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what says which dead letters it is about."""
+def _selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with the options that select dead letters."""
     for decorator in (
-        click.option('--yes', '-y', is_flag=True, help='Do not ask.'),
-        click.option('--all', 'every', is_flag=True, help='All dead letters of all queues.'),
-        click.option('--queue', '-Q', metavar='NAME', help='All dead letters of this queue.'),
+        click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.'),
+        click.option('--all', 'every', is_flag=True, help='Select all dead letters of all queues.'),
+        click.option('--queue', '-Q', metavar='NAME', help='Select all dead letters of this queue.'),
         click.argument('names', metavar='[ID…]', nargs=-1),
     ):
         function = decorator(function)
@@ -79,46 +82,49 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @command.command('replay')
-@_choosing
+@_selection_options
 @click.pass_context
 def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
-    """Give dead letters back to their queues, at the end, as if they had never been delivered.
+    """Put dead letters back at the end of their queues, as if they had never been delivered.
 
-    ID is that of a task or of a document, or how it begins. What they may have left as results is forgotten, and they do not
-    expire any more.
+    ID is the id of a task or of a document, or its first characters. Stored results of these tasks are deleted, and the
+    messages no longer expire.
     """
     jobs = jobs_of(ctx)
     refused: dict[str, str] = {}
 
-    def back(docs: Sequence[Document]) -> int:
-        done, left = jobs.replay(docs)
-        refused.update(left)
-        return len(done)
+    def replay_batch(docs: Sequence[Document]) -> int:
+        replayed, reasons = jobs.replay(docs)
+        refused.update(reasons)
+        return len(replayed)
 
-    done, _ = _each(jobs, names, queue, every, yes, 'Replay', back)
+    done, _ = _for_selected(jobs, names, queue, every, yes, 'Replay', replay_batch)
     for name, reason in refused.items():
-        say(f'{name}: {reason}', err=True)
-    say(f'{done:,} replayed.')
+        echo(f'{name}: {reason}', err=True)
+    echo(f'{done:,} replayed.')
     if refused:
         ctx.exit(1)
 
 
 @command.command('drop')
-@_choosing
+@_selection_options
 @click.pass_context
 def drop(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
-    """Delete dead letters for good. ID is that of a task or of a document, or how it begins."""
+    """Delete dead letters for good.
+
+    ID is the id of a task or of a document, or its first characters.
+    """
     jobs = jobs_of(ctx)
-    done, chosen = _each(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs))
-    say(f'{done:,} dropped.')
-    if done < chosen:
-        raise click.ClickException(f'{chosen - done:,} were changed by somebody else just now')
+    done, selected = _for_selected(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs))
+    echo(f'{done:,} dropped.')
+    if done < selected:
+        raise click.ClickException(f'{selected - done:,} were changed by somebody else just now')
 
 
-def _named(jobs: Jobs, names: Sequence[str]) -> list[Document]:
+def _find(jobs: Jobs, names: Sequence[str]) -> list[Document]:
     found: dict[str, Document] = {}
     for name in names:
-        full = whole(jobs.client, name, dead=True)
+        full = resolve_id(jobs.client, name, dead=True)
         letters = [dead.as_letter(doc) for doc in find(jobs.client, full) if dead.is_letter(doc)]
         if not letters:
             raise click.ClickException(f'there is no dead letter {name!r}')
@@ -126,7 +132,7 @@ def _named(jobs: Jobs, names: Sequence[str]) -> list[Document]:
     return list(found.values())
 
 
-def _each(
+def _for_selected(
     jobs: Jobs,
     names: Sequence[str],
     queue: str | None,
@@ -135,16 +141,17 @@ def _each(
     verb: str,
     act: Callable[[Sequence[Document]], int],
 ) -> tuple[int, int]:
-    """Ask, and do something with the dead letters that were chosen, some at a time.
+    """Ask for confirmation, and call `act` with batches of the selected dead letters.
 
-    Return the sum of what it returns, and how many were chosen.
+    Return the sum of the numbers that `act` returns, and the number of selected dead letters. *Raises* `UsageError`
+    unless exactly one of `names`, `queue` and `every` is given.
     """
     if sum((bool(names), queue is not None, every)) != 1:
         raise click.UsageError('Name dead letters by id, or give --queue NAME, or --all.')
-    named, now = _named(jobs, names), jobs.client.clock.now()
-    # What dies again meanwhile is for the next time.
+    named, now = _find(jobs, names), jobs.client.clock.now()
+    # Skip messages that become dead letters while this runs: a replayed message that fails again would never end it.
     letters: Iterator[Document] = (
-        iter(named) if names else (doc for doc in dead.letters(jobs.client, queue) if not _died_after(doc, now))
+        iter(named) if names else (doc for doc in dead.letters(jobs.client, queue) if not _failed_after(doc, now))
     )
     total = len(named) or dead.count(jobs.client, queue)
     if not total:
@@ -153,17 +160,18 @@ def _each(
     if len(named) == 1:
         which = f'dead letter {task_id(named[0]) or named[0]["_id"]}'
     if not yes:
-        asked(f'{verb} {which}?')
-    done = chosen = 0
-    with click.progressbar(length=total, label=verb, file=sys.stderr) if total > _MANY else nullcontext() as bar:
-        while part := list(islice(letters, _BATCH)):
-            done += act(part)
-            chosen += len(part)
+        confirm(f'{verb} {which}?')
+    done = selected = 0
+    show_bar = total > _PROGRESS_BAR_FROM
+    with click.progressbar(length=total, label=verb, file=sys.stderr) if show_bar else nullcontext() as bar:
+        while batch := list(islice(letters, _BATCH_DOCS)):
+            done += act(batch)
+            selected += len(batch)
             if bar:
-                bar.update(len(part))
-    return done, chosen
+                bar.update(len(batch))
+    return done, selected
 
 
-def _died_after(doc: Document, date: float) -> bool:
+def _failed_after(doc: Document, date: float) -> bool:
     failed = doc.get('failed')
     return isinstance(failed, (int, float)) and failed > date

@@ -1,4 +1,4 @@
-"""Jobs as people see them: a line in a table, a page, or JSON."""
+"""Jobs and dead letters as output: tables, details of one job, and JSON."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import CONSUMER
 
 from ..jobs import Jobs, Unreadable
-from .tables import NONE, Cell, Column, age, json_line, printable, table
+from .tables import NO_VALUE, Cell, Column, format_duration, format_table, json_line, printable
 
-__all__ = ['described', 'letters_table', 'listed', 'page', 'shown']
+__all__ = ['dead_letters_table', 'describe', 'format_jobs', 'jobs_table']
 
-#: How many characters of the arguments stand in a page of their own line before they are cut.
-_LONG = 2000
+#: The maximum length of one value in the details of a job; longer values are cut.
+_MAX_VALUE_CHARACTERS = 2000
 
 _NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
 
 _COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'red', 'gone': None}
 
 
-def described(jobs: Jobs, doc: Document) -> dict[str, Any]:
-    """Return what is known of a job, fit for JSON; dates are seconds since the epoch."""
+def describe(jobs: Jobs, doc: Document) -> dict[str, Any]:
+    """Return all facts about a job as a dictionary for JSON. Dates are seconds since the epoch."""
     message = doc.get('message')
     headers = message.get('headers') if isinstance(message, dict) else None
     try:
@@ -57,18 +57,18 @@ def described(jobs: Jobs, doc: Document) -> dict[str, Any]:
     }
 
 
-def shown(jobs: Jobs, docs: Sequence[Document], as_json: bool) -> str:
-    """Return all that is known of jobs, a JSON object a line or a page each."""
-    found = [described(jobs, doc) for doc in docs]
+def format_jobs(jobs: Jobs, docs: Sequence[Document], as_json: bool) -> str:
+    """Return the details of jobs: with `as_json` one JSON object per line, otherwise one block of lines per job."""
+    found = [describe(jobs, doc) for doc in docs]
     return (
         '\n'.join(map(json_line, found))
         if as_json
-        else '\n\n'.join(page(job, jobs.client.clock.now()) for job in found)
+        else '\n\n'.join(_format_job(job, jobs.client.clock.now()) for job in found)
     )
 
 
-def page(job: Mapping[str, Any], now: float) -> str:
-    """Return all that is known of a job, one thing a line."""
+def _format_job(job: Mapping[str, Any], now: float) -> str:
+    """Return the details of a job, one value per line; `now` is in seconds since the epoch."""
     lines = []
     for name in (
         'id',
@@ -97,61 +97,67 @@ def page(job: Mapping[str, Any], now: float) -> str:
         if name == 'consumer':
             value = str(value).removeprefix(CONSUMER)
         if name in ('published', 'due', 'expires', 'claimed', 'failed'):
-            text = _moment(value, now)
+            text = _format_date(value, now)
         elif name in ('args', 'kwargs', 'body'):
             text = json_line(value)
         else:
             text = str(value) + (_NOTES.get('behind' if job['behind'] else value, '') if name == 'state' else '')
         text = printable(text)
-        lines.append(f'{name:<10} {text if len(text) <= _LONG else text[:_LONG] + "… (see --json)"}')
+        if len(text) > _MAX_VALUE_CHARACTERS:
+            text = f'{text[:_MAX_VALUE_CHARACTERS]}… (see --json)'
+        lines.append(f'{name:<10} {text}')
     return '\n'.join(lines)
 
 
-def _moment(value: Any, now: float) -> str:
+def _format_date(value: Any, now: float) -> str:
     if not isinstance(value, (int, float)):
         return str(value)
     try:
         date = datetime.fromtimestamp(value, timezone.utc).isoformat(sep=' ', timespec='seconds')
     except (ValueError, OverflowError, OSError):
         return str(value)
-    return f'{date} ({age(now - value)} ago)' if value <= now else f'{date} (in {age(value - now)})'
+    return (
+        f'{date} ({format_duration(now - value)} ago)'
+        if value <= now
+        else f'{date} (in {format_duration(value - now)})'
+    )
 
 
-def listed(docs: Sequence[Document], now: float, room: int) -> str:
-    """Return jobs as a table."""
+def jobs_table(docs: Sequence[Document], now: float, max_width: int) -> str:
+    """Return jobs as a table; `now` is in seconds since the epoch, `max_width` in characters."""
     rows = []
     for doc in docs:
         state = workitem.state(doc, now)
         rows.append(
             [
                 workitem.task_id(doc) or doc['_id'],
-                workitem.task_name(doc) or NONE,
+                workitem.task_name(doc) or NO_VALUE,
                 str(doc.get('queue')),
                 Cell(state, {'fg': _COLOURS[state]} if _COLOURS[state] else {}),
                 _when(doc, state, now),
                 _attempts(doc),
             ]
         )
-    return table(
+    return format_table(
         [
-            Column('ID', least=36),
-            Column('TASK', least=8),
-            Column('QUEUE', least=6),
+            Column('ID', min_width=36),
+            Column('TASK', min_width=8),
+            Column('QUEUE', min_width=6),
             Column('STATE'),
             Column('WHEN', right=True),
             Column('TRY', right=True),
         ],
         rows,
-        room,
+        max_width,
     )
 
 
-def letters_table(docs: Sequence[Document], now: float, room: int) -> str:
-    """Return dead letters as a table."""
+def dead_letters_table(docs: Sequence[Document], now: float, max_width: int) -> str:
+    """Return dead letters as a table; `now` is in seconds since the epoch, `max_width` in characters."""
     rows = [
         [
             workitem.task_id(doc) or doc['_id'],
-            workitem.task_name(doc) or NONE,
+            workitem.task_name(doc) or NO_VALUE,
             str(doc.get('queue')),
             _ago(doc.get('failed'), now),
             _attempts(doc),
@@ -159,31 +165,31 @@ def letters_table(docs: Sequence[Document], now: float, room: int) -> str:
         ]
         for doc in docs
     ]
-    return table(
+    return format_table(
         [
-            Column('ID', least=36),
-            Column('TASK', least=6),
-            Column('QUEUE', least=6),
+            Column('ID', min_width=36),
+            Column('TASK', min_width=6),
+            Column('QUEUE', min_width=6),
             Column('AGE', right=True),
             Column('TRY', right=True),
-            Column('REASON', least=10),
+            Column('REASON', min_width=10),
         ],
         rows,
-        room,
+        max_width,
     )
 
 
 def _attempts(doc: Document) -> str:
-    return str(doc.get('attempts', NONE))
+    return str(doc.get('attempts', NO_VALUE))
 
 
 def _when(doc: Document, state: str, now: float) -> str:
     if state == 'scheduled':
-        return f'in {age(doc["date"] - now)}'
+        return f'in {format_duration(doc["date"] - now)}'
     if state == 'running':
         return _ago(doc['claimed'].get('date'), now)
     return _ago(doc.get('failed') if state == 'dead' else workitem.ready_since(doc), now)
 
 
 def _ago(date: Any, now: float) -> str:
-    return age(now - date) if isinstance(date, (int, float)) else NONE
+    return format_duration(now - date) if isinstance(date, (int, float)) else NO_VALUE

@@ -1,4 +1,4 @@
-"""`celery -A app couchdb setup`: makes the app's databases ready."""
+"""The command `celery -A app couchdb setup`: create and update the app's databases."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from kombu_couchdb.queues.database import REVS_LIMIT
 from kombu_couchdb.transport import Transport
 
 from .. import design
-from .databases import administrator, app_of, broker_of, parcels_of, results_of
-from .tables import printable, say, show
+from .databases import admin_option, app_of, broker_of, parcels_of, results_of
+from .tables import echo, echo_styled, printable
 
 __all__ = ['command']
 
-Auth = tuple[str, str] | None
+#: The user and password of an administrator.
+Admin = tuple[str, str] | None
 
 
 @click.command('setup')
@@ -27,26 +28,27 @@ Auth = tuple[str, str] | None
     'members',
     multiple=True,
     metavar='NAME',
-    help='Another user who shall work with the databases; may be given several times.',
+    help='Also make this user a member of the databases. Can be given several times.',
 )
 @click.option(
     '--publisher',
     'publishers',
     multiple=True,
     metavar='NAME',
-    help='A user who shall send tasks through the database of parcels, and have no right on the others.',
+    help='Make this user a member of the database of parcels only. Can be given several times.',
 )
-@click.option('--dry-run', is_flag=True, help='Say what would be done, and change nothing.')
-@administrator
+@click.option('--dry-run', is_flag=True, help='Print what would be done, and change nothing.')
+@admin_option
 @click.pass_context
 def command(
-    ctx: click.Context, members: tuple[str, ...], publishers: tuple[str, ...], dry_run: bool, admin: Auth
+    ctx: click.Context, members: tuple[str, ...], publishers: tuple[str, ...], dry_run: bool, admin: Admin
 ) -> None:
-    """Create or update the databases of broker and results, and of parcels if the transport option names one.
+    """Create or update the databases for the broker, for results and for parcels.
 
-    Databases, design documents and rights are made what this version needs; what is so already stays. The user in the app's URL
-    becomes a member of the databases, and needs no other right from then on. Workers may run meanwhile. Older design documents
-    are removed once no worker uses them.
+    The database of parcels is set up if the transport option "parcels" names one. The command creates missing
+    databases, updates design documents and sets the rights. The user in the app's URL becomes a member of the
+    databases, and then needs no other right. You can run the command again, and while workers run. Design documents of
+    older versions are removed when no worker uses them.
     """
     app = app_of(ctx)
     results = _results(app, members, admin)
@@ -57,21 +59,21 @@ def command(
         raise click.UsageError(
             '--publisher needs the transport option parcels, with the name of the database of parcels.'
         )
-    # All is read before anything is changed: what cannot be done is said first.
+    # Make all plans before the first change, so that an error leaves everything as it was.
     plans = [
         (wanted.client.address.url, plan(wanted, living))
         for wanted in [*_merged(broker, results), *([parcels] if parcels else [])]
     ]
     for url, steps in plans:
-        show(click.style(printable(url), bold=True))
+        echo_styled(click.style(printable(url), bold=True))
         for step in steps:
-            show(_take(step, dry_run))
+            echo_styled(_run(step, dry_run))
     if dry_run:
-        say('Nothing was changed: this was a dry run.')
+        echo('Nothing was changed: this was a dry run.')
 
 
-def _take(step: Step, dry_run: bool) -> str:
-    """Take a step, if there is something to do, and return what to say about it."""
+def _run(step: Step, dry_run: bool) -> str:
+    """Run a step, if there is something to do and `dry_run` is false, and return the line to print."""
     if step.notice:
         word, colour = 'note', 'yellow'
     elif step.do is None:
@@ -84,18 +86,18 @@ def _take(step: Step, dry_run: bool) -> str:
     return f'  {click.style(f"{word:7}", fg=colour)}  {printable(step.goal)}'
 
 
-# -- what is wanted
+# -- the wanted databases
 
 
-def _broker(app: Any, members: tuple[str, ...], admin: Auth, *, needed: bool) -> Wanted | None:
+def _broker(app: Any, members: tuple[str, ...], admin: Admin, *, needed: bool) -> Wanted | None:
     with app.connection_for_write() as connection:
         if not needed and not issubclass(connection.get_transport_cls(), Transport):
-            return None  # only the results are in CouchDB
+            return None  # the app uses CouchDB for results only
     client, user = broker_of(app, admin), broker_of(app).user
     return Wanted(client, kombu_couchdb.design.documents(), _members(user, members, admin), not user, REVS_LIMIT)
 
 
-def _results(app: Any, members: tuple[str, ...], admin: Auth) -> Wanted | None:
+def _results(app: Any, members: tuple[str, ...], admin: Admin) -> Wanted | None:
     client, own = results_of(app, admin), results_of(app)
     if client is None or own is None:
         return None
@@ -104,7 +106,7 @@ def _results(app: Any, members: tuple[str, ...], admin: Auth) -> Wanted | None:
     )
 
 
-def _parcels(app: Any, publishers: tuple[str, ...], admin: Auth) -> Wanted | None:
+def _parcels(app: Any, publishers: tuple[str, ...], admin: Admin) -> Wanted | None:
     client, own = parcels_of(app, admin), parcels_of(app)
     if client is None or own is None:
         return None
@@ -113,13 +115,13 @@ def _parcels(app: Any, publishers: tuple[str, ...], admin: Auth) -> Wanted | Non
     )
 
 
-def _members(user: str | None, members: tuple[str, ...], admin: Auth) -> list[str]:
-    """Return who shall be members: those named, and the app's user, unless that is the administrator himself."""
+def _members(user: str | None, members: tuple[str, ...], admin: Admin) -> list[str]:
+    """Return the users to make members: `members`, and the app's user unless that is the administrator."""
     return list(dict.fromkeys([*([user] if user and admin and user != admin[0] else []), *members]))
 
 
 def _merged(broker: Wanted | None, results: Wanted | None) -> list[Wanted]:
-    """Return what is wanted, once for each database: broker and results may share one."""
+    """Return the wanted databases; if broker and results share one database, only one that combines both."""
     if not broker or not results or broker.client.address.url != results.client.address.url:
         return [wanted for wanted in (broker, results) if wanted]
     return [

@@ -1,4 +1,4 @@
-"""`celery -A app couchdb status`: how things stand, once or until Ctrl-C."""
+"""The command `celery -A app couchdb status`: queues, consumers and databases, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -11,13 +11,27 @@ from kombu_couchdb.admin.status import Consumer, Database, Queue, Status, status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 
-from .databases import administrator, app_of, broker_of, results_of
-from .tables import Cell, Column, age, count, json_line, printable, rate, redraw, say, show, size, table, width
+from .databases import admin_option, app_of, broker_of, results_of
+from .tables import (
+    Cell,
+    Column,
+    count_cell,
+    echo,
+    echo_styled,
+    format_duration,
+    format_size,
+    format_table,
+    json_line,
+    printable,
+    rate_cell,
+    redraw,
+    terminal_width,
+)
 
 __all__ = ['command']
 
-#: From which age on the oldest message that could run is worth a look, in seconds.
-_LATE = 300.0
+#: Mark the oldest ready message of a queue if it has waited longer than this.
+_LATE_SECONDS = 300.0
 
 
 @click.command('status')
@@ -27,69 +41,75 @@ _LATE = 300.0
     is_flag=False,
     flag_value=2.0,
     type=click.FloatRange(min=0.1),
-    help='Show it again and again, until Ctrl-C; every 2 seconds if none are given.',
+    help='Repeat until Ctrl-C, every 2 seconds by default.',
 )
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, on one line; durations are seconds, sizes bytes.')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON, on one line. Durations are seconds, sizes bytes.')
 @click.option(
     '--all',
     'temporary',
     is_flag=True,
-    help='Show queues for replies, events and remote control, too, though they are empty.',
+    help='Also show empty queues for replies, events and remote control.',
 )
-@administrator
+@admin_option
 @click.pass_context
 def command(
     ctx: click.Context, watch: float | None, as_json: bool, temporary: bool, admin: tuple[str, str] | None
 ) -> None:
     """Show queues, consumers and databases.
 
-    READY can run now, SCHEDULED is planned for later, HELD is with a worker and not acknowledged yet, DEAD was refused or failed
-    for good. HELD counts what a worker has prefetched, too, and not what runs and was acknowledged early: "celery inspect
-    active" asks the workers what runs. OLDEST is how long the oldest ready message has been due, RATE/S how many are acknowledged
-    a second. A consumer without a heartbeat within the visibility timeout is overdue: what it holds goes to others.
+    READY messages can run now. SCHEDULED messages have a due date in the future. HELD messages are claimed by a worker
+    and not yet acknowledged. DEAD messages are dead letters. OLDEST is how long the oldest ready message has been due.
+    RATE/S is the number of messages acknowledged per second.
+
+    HELD includes messages that a worker has prefetched, and excludes running tasks that were acknowledged early. Use
+    "celery inspect active" to ask the workers for the running tasks.
+
+    A consumer is overdue if it has sent no heartbeat within the visibility timeout. Its messages go to other workers.
     """
     app = app_of(ctx)
     broker, results = broker_of(app, admin), results_of(app, admin)
     if watch is None:
-        show(_text(broker, results, as_json, temporary))
+        echo_styled(_text(broker, results, as_json, temporary))
         return
     try:
         while True:
             try:
                 text = _text(broker, results, as_json, temporary)
-            except ServerUnavailable as exc:  # it may come back, and whoever watches wants to see that
-                say(f'Error: {exc}', err=True)
+            except ServerUnavailable as exc:  # go on: the server may become available again
+                echo(f'Error: {exc}', err=True)
             else:
-                (redraw if sys.stdout.isatty() and not as_json else show)(text)
+                (redraw if sys.stdout.isatty() and not as_json else echo_styled)(text)
             time.sleep(watch)
     except KeyboardInterrupt:
         if sys.stderr.isatty():
-            say('', err=True)  # what is printed next shall not stand behind ^C
+            echo('', err=True)  # end the line in which the terminal shows ^C
 
 
 def _text(broker: Client, results: Client | None, as_json: bool, temporary: bool) -> str:
     found = status(broker, results, temporary=temporary)
-    return json_line(found) if as_json else _page(found, width())
+    return json_line(found) if as_json else _format(found, terminal_width())
 
 
-# -- the page
+# -- the text
 
 
-def _page(found: Status, room: int) -> str:
+def _format(found: Status, max_width: int) -> str:
     server = found['server']
     title = f'{"PouchDB (embedded)" if server["embedded"] else "CouchDB"} {server["version"]} at {server["url"]}'
-    parts = [printable(title), _queues(found['queues'], room)]
-    if found['spoilt']:
-        parts.append(click.style(f'{found["spoilt"]:,} without a queue that can be read: see "couchdb dead"', fg='red'))
-    parts += [_consumers(found['consumers'], room), _databases(found, room)]
+    parts = [printable(title), _queues(found['queues'], max_width)]
+    if found['malformed']:
+        parts.append(
+            click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb dead"', fg='red')
+        )
+    parts += [_consumers(found['consumers'], max_width), _databases(found, max_width)]
     return '\n\n'.join(parts)
 
 
-def _queues(queues: dict[str, Queue], room: int) -> str:
+def _queues(queues: dict[str, Queue], max_width: int) -> str:
     if not queues:
         return 'No queues yet: they are declared by the first worker, or with the first message.'
     columns = [
-        Column('QUEUE', least=10),
+        Column('QUEUE', min_width=10),
         Column('READY', right=True),
         Column('SCHEDULED', right=True),
         Column('HELD', right=True),
@@ -97,85 +117,85 @@ def _queues(queues: dict[str, Queue], room: int) -> str:
         Column('OLDEST', right=True),
         Column('RATE/S', right=True),
     ]
-    return table(
+    return format_table(
         columns,
         [
             [
                 name,
-                count(queue['ready']),
-                count(queue['scheduled']),
-                count(queue['held']),
-                count(queue['dead'], fg='red'),
+                count_cell(queue['ready']),
+                count_cell(queue['scheduled']),
+                count_cell(queue['held']),
+                count_cell(queue['dead'], fg='red'),
                 _oldest(queue['oldest']),
-                rate(queue['rate']),
+                rate_cell(queue['rate']),
             ]
             for name, queue in queues.items()
         ],
-        room,
+        max_width,
     )
 
 
 def _oldest(seconds: float | None) -> Cell:
     if seconds is None:
-        return Cell(age(None), {'dim': True})
-    return Cell(age(seconds), {'fg': 'yellow'} if seconds > _LATE else {})
+        return Cell(format_duration(None), {'dim': True})
+    return Cell(format_duration(seconds), {'fg': 'yellow'} if seconds > _LATE_SECONDS else {})
 
 
-def _consumers(consumers: list[Consumer], room: int) -> str:
+def _consumers(consumers: list[Consumer], max_width: int) -> str:
     if not consumers:
         return click.style('No consumers: no worker is running.', fg='yellow')
     columns = [
-        Column('CONSUMER', least=12),
+        Column('CONSUMER', min_width=12),
         Column('PID', right=True),
         Column('HEARTBEAT', right=True),
         Column('RATE/S', right=True),
-        Column('QUEUES', least=10),
+        Column('QUEUES', min_width=10),
     ]
-    return table(
+    return format_table(
         columns,
         [
             [
                 consumer['host'],
                 str(consumer['pid'] or ''),
                 _heartbeat(consumer),
-                rate(consumer['rate']),
+                rate_cell(consumer['rate']),
                 ', '.join(consumer['queues']),
             ]
             for consumer in consumers
         ],
-        room,
+        max_width,
     )
 
 
 def _heartbeat(consumer: Consumer) -> Cell:
     seconds = consumer['heartbeat']
-    said = f'{age(seconds)} ago' if seconds is not None else age(None)
-    return Cell(said) if consumer['alive'] else Cell(f'overdue: {said}', {'fg': 'red'})
+    text = f'{format_duration(seconds)} ago' if seconds is not None else format_duration(None)
+    return Cell(text) if consumer['alive'] else Cell(f'overdue: {text}', {'fg': 'red'})
 
 
-def _databases(found: Status, room: int) -> str:
+def _databases(found: Status, max_width: int) -> str:
     results = found['results']
     shown: list[Database] = [found['database']]
     if results and results['name'] != found['database']['name']:
         shown.append(results)
     columns = [
-        Column('DATABASE', least=10),
+        Column('DATABASE', min_width=10),
         Column('DOCUMENTS', right=True),
         Column('TOMBSTONES', right=True),
         Column('SIZE', right=True),
         Column('ACTIVE', right=True),
     ]
-    return table(
+    return format_table(
         columns,
         [
             [
                 database['name'],
-                count(database['documents']),
-                count(database['tombstones']),
-                size(database['size']),
-                size(database['active']),
+                count_cell(database['documents']),
+                count_cell(database['tombstones']),
+                format_size(database['size']),
+                format_size(database['active']),
             ]
             for database in shown
         ],
-        room,
+        max_width,
     )

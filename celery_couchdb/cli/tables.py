@@ -1,7 +1,7 @@
-"""Output of the commands: numbers, ages and sizes as people read them, tables, and JSON.
+"""Output of the commands: numbers, durations and sizes for people, tables, JSON, and printing itself.
 
-Names, ids and reasons in documents may be any text, and so nothing else prints: neither a line nor a table nor JSON has a
-character in it by which such a text could write to the terminal.
+No other module prints. Names, ids and reasons in documents can contain any characters, and this module escapes those
+that control a terminal: in lines, tables and JSON.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from kombu.utils.json import JSONEncoder
 from kombu_couchdb.log import printable
 
 __all__ = [
-    'NONE',
+    'NO_VALUE',
     'Cell',
     'Column',
-    'age',
-    'asked',
-    'coloured',
-    'count',
+    'confirm',
+    'count_cell',
+    'echo',
+    'echo_styled',
+    'format_duration',
+    'format_size',
+    'format_table',
     'json_line',
     'printable',
-    'rate',
+    'rate_cell',
     'redraw',
-    'say',
-    'shortened',
-    'show',
-    'size',
-    'table',
-    'width',
+    'remove_unwanted_colours',
+    'shorten',
+    'terminal_width',
 ]
 
-#: What stands for a value that there is not.
-NONE = '-'
+#: Printed in place of a missing value.
+NO_VALUE = '-'
 
 _GAP = '  '
 
-#: More columns than any table has.
-_ENDLESS = 1_000_000
+#: The width of a file or a pipe, in characters: wider than any table.
+_UNLIMITED_WIDTH = 1_000_000
 
-#: Moves the cursor to the upper left corner; clears the rest of a line, and what is below.
+#: Escape sequences: move the cursor to the upper left corner; clear the rest of the line; clear everything below.
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = '\x1b[H', '\x1b[K', '\x1b[J'
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table; `style` is what `click.style` takes."""
+    """One cell of a table; `style` has keyword arguments for `click.style`."""
 
     text: str
     style: Mapping[str, Any] = field(default_factory=dict)
@@ -60,35 +60,36 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, whether it is aligned to the right, as numbers are, and how far it may be shortened, if at all."""
+    """One column of a table: its title, its alignment, and how narrow it may become."""
 
     title: str
+    #: Align the cells to the right, as for numbers.
     right: bool = False
-    #: The fewest characters it may have; None: it is never shortened.
-    least: int | None = None
+    #: The minimum width in characters, if the column may be shortened; None if it may not.
+    min_width: int | None = None
 
 
 # -- values
 
 
-def count(number: int | None, **style: Any) -> Cell:
-    """Return a number with separators of thousands; a zero is dim, and has no style of its own."""
+def count_cell(number: int | None, **style: Any) -> Cell:
+    """Return a cell with a number and thousands separators. `style` applies to numbers above 0; 0 is dim."""
     if number is None:
-        return Cell(NONE, {'dim': True})
+        return Cell(NO_VALUE, {'dim': True})
     return Cell(f'{number:,}', style if number else {'dim': True})
 
 
-def rate(per_second: float) -> Cell:
-    """Return how many a second, to one decimal; a zero is dim."""
+def rate_cell(per_second: float) -> Cell:
+    """Return a cell with a rate to one decimal place; 0 is dim."""
     if not per_second:
         return Cell('0', {'dim': True})
     return Cell(f'{per_second:,.1f}' if per_second >= 0.05 else '<0.1')
 
 
-def size(octets: int | None) -> str:
-    """Return a number of bytes as `4.2 MB`."""
+def format_size(octets: int | None) -> str:
+    """Return a number of bytes, such as `4.2 MB`."""
     if octets is None:
-        return NONE
+        return NO_VALUE
     if octets < 1000:
         return f'{octets} B'
     value = octets / 1000
@@ -99,19 +100,19 @@ def size(octets: int | None) -> str:
     return f'{value:,.1f} TB'
 
 
-def age(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Return a duration in its two largest units: `12 s`, `3 m 12 s`, `2 h 5 m`, `4 d 3 h`."""
     if seconds is None:
-        return NONE
-    whole = max(0, int(seconds))
+        return NO_VALUE
+    total = max(0, int(seconds))
     for unit, length, lesser, part in (('d', 86400, 'h', 3600), ('h', 3600, 'm', 60), ('m', 60, 's', 1)):
-        if whole >= length:
-            return f'{whole // length:,} {unit} {whole % length // part} {lesser}'
-    return f'{whole} s'
+        if total >= length:
+            return f'{total // length:,} {unit} {total % length // part} {lesser}'
+    return f'{total} s'
 
 
-def shortened(text: str, length: int) -> str:
-    """Return text with at most `length` characters; an ellipsis in its middle stands for what was left out."""
+def shorten(text: str, length: int) -> str:
+    """Return text with at most `length` characters; an ellipsis replaces the middle of a longer text."""
     if len(text) <= length:
         return text
     head = length // 2
@@ -121,14 +122,20 @@ def shortened(text: str, length: int) -> str:
 # -- tables
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], room: int) -> str:
-    """Return a table with a line of titles, not wider than `room` as far as its columns may be shortened."""
+def format_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], max_width: int) -> str:
+    """Return a table with a line of titles.
+
+    Columns are shortened, the widest first, until the table has at most `max_width` characters in a line, or no column
+    may become narrower.
+    """
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     cells = [[Cell(printable(cell.text), cell.style) for cell in row] for row in cells]
     titles = [Cell(column.title, {'bold': True}) for column in columns]
     widths = [max(len(row[i].text) for row in [titles, *cells]) for i in range(len(columns))]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
-        flexible = [i for i, column in enumerate(columns) if column.least is not None and widths[i] > column.least]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
+        flexible = [
+            i for i, column in enumerate(columns) if column.min_width is not None and widths[i] > column.min_width
+        ]
         if not flexible:
             break
         widths[max(flexible, key=widths.__getitem__)] -= 1
@@ -138,9 +145,9 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], room:
 def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> str:
     parts = []
     for column, length, cell in zip(columns, widths, row, strict=True):
-        text = shortened(cell.text, length)
+        text = shorten(cell.text, length)
         blank = ' ' * (length - len(text))
-        # The blanks stay outside, or an underlined or coloured cell would show them.
+        # Do not style the blanks: underlines and background colours would show them.
         styled = click.style(text, **cell.style) if cell.style else text
         parts.append(blank + styled if column.right else styled + blank)
     return _GAP.join(parts).rstrip(' ')
@@ -150,7 +157,7 @@ def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell])
 
 
 def json_line(value: Any) -> str:
-    """Return JSON in one line; what JSON does not know stands as text, and what is not printable as `\\u009b`."""
+    """Return JSON in one line. Values that JSON cannot hold become text; unprintable characters become `\\u009b`."""
     text = json.dumps(value, cls=_Encoder, ensure_ascii=False)
     return (
         text if text.isprintable() else ''.join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
@@ -168,37 +175,41 @@ class _Encoder(JSONEncoder):
 # -- the terminal
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Print one line, of whatever text, to stdout or stderr."""
+def echo(text: str, *, err: bool = False) -> None:
+    """Print one line to stdout, or to stderr with `err`. Control characters and line breaks are escaped."""
     click.echo(printable(text), err=err)
 
 
-def show(text: str) -> None:
-    """Print what `table`, `json_line` and their like have made."""
-    click.echo(coloured(text))
+def echo_styled(text: str) -> None:
+    """Print text that may have colours and several lines. Its parts must be escaped already, as tables and JSON are."""
+    click.echo(remove_unwanted_colours(text))
 
 
 def redraw(text: str) -> None:
-    """Write such text over what was drawn before, in one go and without clearing the screen first: it does not flicker."""
-    lines = coloured(text).split('\n')[: shutil.get_terminal_size().lines - 1]
+    """Print such text over the previous one on the terminal.
+
+    It is written in one piece, and the screen is not cleared first, so that it does not flicker. Lines that do not fit
+    on the terminal are left out.
+    """
+    lines = remove_unwanted_colours(text).split('\n')[: shutil.get_terminal_size().lines - 1]
     click.echo(_HOME + ''.join(f'{line}{_CLEAR_LINE}\n' for line in lines) + _CLEAR_BELOW, nl=False)
 
 
-def coloured(text: str) -> str:
-    """Return text without its colours if the user wants none: `celery --no-color`, or NO_COLOR, which Celery reads.
+def remove_unwanted_colours(text: str) -> str:
+    """Return text without colours if the user has set `celery --no-color` or `NO_COLOR`, which Celery reads.
 
-    That they stay out of files and pipes is what `click.echo` sees to.
+    `click.echo` removes colours from files and pipes.
     """
     context = click.get_current_context(silent=True)
     unwanted = context is not None and getattr(context.find_root().obj, 'no_color', False)
     return click.unstyle(text) if unwanted else text
 
 
-def asked(question: str) -> None:
-    """Ask whether to go on; *raises* `click.Abort` if not."""
+def confirm(question: str) -> None:
+    """Ask the user a yes-or-no question; *raises* `click.Abort` if the answer is no."""
     click.confirm(printable(question), abort=True)
 
 
-def width() -> int:
-    """Return how many columns there are to print in: those of the terminal; in a file or a pipe nothing is shortened."""
-    return shutil.get_terminal_size((80 if sys.stdout.isatty() else _ENDLESS, 24)).columns
+def terminal_width() -> int:
+    """Return the width of the terminal in characters. It is unlimited for a file or a pipe."""
+    return shutil.get_terminal_size((80 if sys.stdout.isatty() else _UNLIMITED_WIDTH, 24)).columns

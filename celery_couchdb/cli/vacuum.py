@@ -1,4 +1,4 @@
-"""`celery -A app couchdb vacuum`: takes what finished work left behind out of the databases."""
+"""The command `celery -A app couchdb vacuum`: purge tombstones, delete leftovers and compact the databases."""
 
 from __future__ import annotations
 
@@ -13,18 +13,28 @@ from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 
-from .databases import administrator, app_of, broker_of, lease_of, parcels_of, results_of
-from .tables import Column, age, asked, say, show, size, table, width
+from .databases import admin_option, app_of, broker_of, parcels_of, results_of, visibility_timeout_of
+from .tables import (
+    Column,
+    confirm,
+    echo,
+    echo_styled,
+    format_duration,
+    format_size,
+    format_table,
+    terminal_width,
+)
 
 __all__ = ['command']
 
-#: How much longer than the longest lease it is by default, in seconds.
-_MARGIN = 60.0
+#: By default, tombstones must be older than the longest lease and this.
+_MARGIN_SECONDS = 60.0
 
+#: The labels of the progress bars.
 _STEPS = {
-    'wait': 'Waiting until what was deleted is old enough',
+    'wait': 'Waiting until the tombstones are old enough',
     'index': 'Bringing the indexes up to date',
-    'purge': 'Taking tombstones away',
+    'purge': 'Purging tombstones',
     'prove': 'Making sure that bindings have no queue',
     'compact': 'Compacting',
 }
@@ -36,50 +46,53 @@ _STEPS = {
     'given',
     metavar='SECONDS',
     type=click.FloatRange(min=0),
-    help='Take away only what was deleted longer ago than this. It must be longer than the visibility timeout of all '
-    f'workers.  [default: {AGE:g}, or that timeout and a minute if this is more]',
+    help='Purge only documents that were deleted longer ago than this. It must be longer than the visibility timeout '
+    f'of all workers.  [default: {AGE:g}, or that timeout plus {_MARGIN_SECONDS:g} if this is more]',
 )
-@click.option('--no-wait', is_flag=True, help='Do not wait: take away only what was deleted before an earlier vacuum.')
-@click.option('--yes', '-y', is_flag=True, help='Do not ask.')
-@administrator
+@click.option('--no-wait', is_flag=True, help='Do not wait: purge only what was deleted before an earlier vacuum.')
+@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@admin_option
 @click.pass_context
 def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
-    """Take tombstones, orphaned bindings, finished consumers and old broadcasts away, and compact.
+    """Purge tombstones, delete orphaned bindings, old broadcasts and stopped consumers, and compact the databases.
 
-    Workers may go on meanwhile. It needs a server administrator, and all nodes of a cluster. It can be stopped with Ctrl-C
-    at any time; another run goes on with the rest.
+    Workers can run meanwhile. The command needs a server administrator, and all nodes of a cluster must be up. You can
+    stop it with Ctrl-C at any time; the next run continues.
     """
     app = app_of(ctx)
     broker = broker_of(app, admin)
     clients = _distinct(broker, results_of(app, admin), parcels_of(app, admin))
-    oldest = _oldest(given, max(lease_of(app), longest_lease(broker)))
+    min_age = _min_age(given, max(visibility_timeout_of(app), longest_lease(broker)))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
-        asked(f'Take what is left of finished work out of {names}?')
+        confirm(f'Purge and compact {names}?')
     reports = []
     for client in clients:
-        say(client.address.url, err=True)
+        echo(client.address.url, err=True)
         with _Bars() as bars:
             try:
-                reports.append(vacuum(client, bars.show, age=oldest, wait=not no_wait))
+                reports.append(vacuum(client, bars.show, age=min_age, wait=not no_wait))
             except DatabaseMissing:
-                say('does not exist yet: there is nothing to take away', err=True)
+                echo('does not exist yet: there is nothing to purge', err=True)
             except KeyboardInterrupt as exc:
                 bars.close()
                 raise click.ClickException(
-                    'stopped; what was taken away is gone, and another run goes on with the rest'
+                    'stopped; the purged tombstones stay purged, and another run continues'
                 ) from exc
     if reports:
-        show(_summary(reports))
+        echo_styled(_summary(reports))
     for report in reports:
-        for line in _remarks(report, oldest):
-            say(f'{report.database}: {line}')
+        for line in _remarks(report, min_age):
+            echo(f'{report.database}: {line}')
 
 
-def _oldest(given: float | None, lease: float) -> float:
-    """Return how old a tombstone must be; *raises* `BadParameter` if what is given is within the longest lease, in seconds."""
+def _min_age(given: float | None, lease: float) -> float:
+    """Return the minimum age of tombstones in seconds, where `lease` is the longest lease.
+
+    *Raises* `BadParameter` if `given` is not longer than the lease.
+    """
     if given is None:
-        return max(AGE, lease + _MARGIN)
+        return max(AGE, lease + _MARGIN_SECONDS)
     if given <= lease:
         raise click.BadParameter(
             f'{given:g} is not longer than the visibility timeout of the workers, {lease:g} s.', param_hint="'--age'"
@@ -88,41 +101,41 @@ def _oldest(given: float | None, lease: float) -> float:
 
 
 def _distinct(*clients: Client | None) -> list[Client]:
-    """Return the clients of different databases: broker and results may share one."""
+    """Return one client for each database: broker and results may share one."""
     return list({client.address.url: client for client in clients if client}.values())
 
 
 def _summary(reports: list[Report]) -> str:
     columns = [
-        Column('DATABASE', least=10),
+        Column('DATABASE', min_width=10),
         Column('TOMBSTONES', right=True),
         Column('DATA', right=True),
         Column('INDEXES', right=True),
         Column('TIME', right=True),
     ]
-    return table(
+    return format_table(
         columns,
         [
             [
                 report.database,
                 f'{report.tombstones_before:,} → {report.tombstones_after:,}',
-                f'{size(report.data_before)} → {size(report.data_after)}',
-                f'{size(report.indexes_before)} → {size(report.indexes_after)}',
-                age(report.seconds),
+                f'{format_size(report.data_before)} → {format_size(report.data_after)}',
+                f'{format_size(report.indexes_before)} → {format_size(report.indexes_after)}',
+                format_duration(report.seconds),
             ]
             for report in reports
         ],
-        width(),
+        terminal_width(),
     )
 
 
-def _remarks(report: Report, oldest: float) -> Iterator[str]:
-    """Yield what else there is to say of a database, in sentences."""
-    if tidied := ', '.join(f'{kind} {count:,}' for kind, count in report.tidied.items() if count):
-        yield f'what nobody needs any more was deleted: {tidied}'
+def _remarks(report: Report, min_age: float) -> Iterator[str]:
+    """Yield, in sentences, what the summary of a database does not say."""
+    if deleted := ', '.join(f'{kind} {count:,}' for kind, count in report.tidied.items() if count):
+        yield f'leftovers were deleted: {deleted}'
     if not report.marked:
         yield (
-            f'no earlier vacuum is {age(oldest)} old, so no tombstones were taken away: '
+            f'no earlier vacuum is {format_duration(min_age)} old, so no tombstones were purged: '
             f'run it again later, or without --no-wait'
         )
     elif report.young:
@@ -130,14 +143,14 @@ def _remarks(report: Report, oldest: float) -> Iterator[str]:
 
 
 class _Bars:
-    """A progress bar for each step that takes longer than a second; that of the step before stays where it ended."""
+    """Progress bars: one for each step that takes longer than a second."""
 
     def __init__(self) -> None:
         self._step, self._began, self._done = '', 0.0, 0
         self._bar: Any = None
 
     def show(self, step: str, done: int, total: int) -> None:
-        """Show how far a step is."""
+        """Show that `done` of `total` is done in a step. The bar of the previous step stays as it ended."""
         if step != self._step:
             self.close()
             self._step, self._began, self._done = step, time.monotonic(), 0
@@ -150,7 +163,7 @@ class _Bars:
         self._done = max(self._done, done)
 
     def close(self) -> None:
-        """End the bar, wherever it is."""
+        """End the current bar."""
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
         self._bar = None

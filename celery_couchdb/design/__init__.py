@@ -1,7 +1,7 @@
-"""The design document of the result database: the `.js` files beside this one, one view each.
+"""The design document of the database of results. Each `.js` file in this folder is the map function of one view.
 
-Its name carries the version of its views. The index is brought up to date when it is read, not with each write: results
-are read by id, and only housekeeping and people read the views.
+Its name ends in a version, see `kombu_couchdb.design`. The index is updated only when it is read: workers and programs
+read results by id, and only housekeeping and people read the views.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-// Results by task name, state and time; grouped to level 2, how many of each.
+// Results by task name, state and time. With group_level=2: the number of results for each task and state.
+// Row: key = [name of the task, state, date], value = null.
 function (doc) {
   if (doc.type === 'Result') {
     emit([doc.task, doc.status, doc.date], null);

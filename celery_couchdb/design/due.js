@@ -1,5 +1,6 @@
-// What housekeeping has to look at, and from when on: what expires, and chords, which may be unfinished; each with its
-// revision. The ids are looked at, too: a document that only happens to have the same type must not be deleted.
+// Documents that housekeeping must look at, and from when on: expired documents, and chords that may be unfinished. The
+// document ids are checked, too, because another application's document with the same type must not be deleted.
+// Row: key = date, value = [type, or 'Unfinished', revision].
 function (doc) {
   var ours = { Result: 'celery-task-meta-', Group: 'celery-taskset-meta-', Chord: 'chord-unlock-', Part: 'chord-unlock-' };
   if (typeof doc.type === 'string' && ours.hasOwnProperty(doc.type) && doc._id.indexOf(ours[doc.type]) >= 0) {

@@ -1,5 +1,6 @@
-"""Parcels: tasks of publishers who have no right on the broker's database, checked and moved there by a worker.
+"""Parcels: tasks from publishers without access to the broker's database.
 
-`kombu_couchdb.documents.parcel` says how one looks. `worker` starts a thread in each worker whose transport has the option
-`parcels`; `mover` moves them; `check` and `accept` say which.
+Publishers write parcels into a separate database. A worker checks each parcel and moves it to the broker's database.
+`kombu_couchdb.documents.parcel` defines the document. `worker` starts a thread in each worker whose transport has the
+option `parcels`; `mover` moves parcels; `check` and `accept` decide which parcels are moved.
 """

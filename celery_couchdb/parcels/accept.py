@@ -1,7 +1,8 @@
-"""The rules by which parcels are accepted: listed tasks, in queues of the app, also for callbacks, chains and chords.
+"""Rules for accepting parcels: allowed tasks and queues, also in callbacks, chains and chords.
 
-What follows a task is written as signatures. Celery also takes the mere name of a task for one, and has tasks that run others
-(`celery.map`, for example); so what is not written exactly as Celery writes callbacks, chains, groups and chords is refused.
+A message contains the signatures of the tasks that follow its task. Celery would also accept the mere name of a task as
+a signature, and some of its tasks run other tasks (`celery.map`, for example). So signatures are accepted only in
+exactly the form in which Celery writes callbacks, chains, groups and chords.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from typing import Any
 
 __all__ = ['Accept']
 
-#: The options of a signature that say where it goes, and those that are signatures themselves.
-_PLACES, _FOLLOWING = ('exchange', 'queue', 'routing_key'), ('chord', 'link', 'link_error')
+#: Options of a signature that choose its queue.
+_DESTINATIONS = ('exchange', 'queue', 'routing_key')
 
-#: What follows a task, in its message.
+#: Options of a signature that contain signatures.
+_LINKS = ('chord', 'link', 'link_error')
+
+#: Members of a message's body that contain signatures.
 _EMBEDDED = ('callbacks', 'chain', 'chord', 'errbacks')
 
-#: Signatures that hold others: their tasks, by type, and the arguments that are signatures.
-_HOLDERS = {
+#: Signatures that contain others: for each type the name of the task, and the arguments with signatures.
+_COMPOSITES = {
     'chain': ('celery.chain', ('tasks',)),
     'group': ('celery.group', ('tasks',)),
     'chord': ('celery.chord', ('header', 'body')),
@@ -27,32 +31,35 @@ _HOLDERS = {
 
 
 class _Malformed(Exception):
-    """Something is no signature."""
+    """A value is not a signature."""
 
 
 class Accept:
-    """What is accepted: tasks by name or pattern, and queues by name."""
+    """The accepted tasks, as names or patterns, and the accepted queues, as names."""
 
     def __init__(self, tasks: Sequence[str], queues: Collection[str]) -> None:
         self._tasks, self._queues = tasks, queues
 
     def refusal(self, task: Any, embedded: Any) -> str | None:
-        """Return in one sentence why a task is not accepted with what follows it, or None if it is."""
+        """Return one sentence that says why a task, or a task that follows it, is not accepted; None if all are.
+
+        `embedded` is the third part of a task's body: callbacks, errbacks, chain and chord.
+        """
         if not self._is_listed(task):
-            return _unlisted(task)
+            return _not_listed(task)
         try:
             for signature in _signatures(embedded):
                 if not signature.get('subtask_type') and not self._is_listed(signature.get('task')):
-                    return _unlisted(signature.get('task'))
-                for place in filter(None, map((signature.get('options') or {}).get, _PLACES)):
-                    if reason := self.wrong_queue(place):
+                    return _not_listed(signature.get('task'))
+                for destination in filter(None, map((signature.get('options') or {}).get, _DESTINATIONS)):
+                    if reason := self.wrong_queue(destination):
                         return reason
         except _Malformed:
-            return 'what follows its task is not written as callbacks, chains, groups and chords are'
+            return 'its callbacks, chain or chord are not written as Celery writes them'
         return None
 
     def wrong_queue(self, queue: Any) -> str | None:
-        """Return in one sentence why a queue is not accepted, or None if it is."""
+        """Return one sentence that says why a queue is not accepted; None if it is."""
         if isinstance(queue, str) and queue in self._queues:
             return None
         return f'queue {queue!r:.80} is not in task_queues of the app that moves parcels'
@@ -61,31 +68,31 @@ class Accept:
         return isinstance(task, str) and any(fnmatchcase(task, pattern) for pattern in self._tasks)
 
 
-def _unlisted(task: Any) -> str:
+def _not_listed(task: Any) -> str:
     return f'task {task!r:.200} is not in parcels_accept'
 
 
 def _signatures(embedded: Any) -> Iterator[dict[str, Any]]:
-    """Yield all signatures, however deep they are nested; *raises* `_Malformed` for anything else in their places."""
+    """Yield all signatures at any depth; *raises* `_Malformed` for a value that is not a signature."""
     if embedded is None:
         return
     if not isinstance(embedded, dict):
         raise _Malformed
-    left = [embedded.get(name) for name in _EMBEDDED]
-    while left:
-        one = left.pop()
-        if one is None:
+    pending = [embedded.get(name) for name in _EMBEDDED]  # a list, because nesting must not exhaust Python's stack
+    while pending:
+        signature = pending.pop()
+        if signature is None:
             continue
-        if isinstance(one, (list, tuple)):
-            left += one
+        if isinstance(signature, (list, tuple)):
+            pending += signature
             continue
-        if not isinstance(one, dict) or not isinstance(options := one.get('options') or {}, dict):
+        if not isinstance(signature, dict) or not isinstance(options := signature.get('options') or {}, dict):
             raise _Malformed
-        yield one
-        left += [options.get(name) for name in _FOLLOWING]
-        if kind := one.get('subtask_type'):
-            task, names = _HOLDERS.get(kind, (None, ())) if isinstance(kind, str) else (None, ())
-            kwargs = one.get('kwargs')
-            if task is None or one.get('task') != task or one.get('args') or not isinstance(kwargs, dict):
+        yield signature
+        pending += [options.get(name) for name in _LINKS]
+        if kind := signature.get('subtask_type'):
+            task, names = _COMPOSITES.get(kind, (None, ())) if isinstance(kind, str) else (None, ())
+            kwargs = signature.get('kwargs')
+            if task is None or signature.get('task') != task or signature.get('args') or not isinstance(kwargs, dict):
                 raise _Malformed
-            left += [kwargs.get(name) for name in names]
+            pending += [kwargs.get(name) for name in names]

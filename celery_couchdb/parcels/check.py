@@ -1,4 +1,7 @@
-"""Validation of parcels before they are moved, and the call in a parcel that was written without Celery."""
+"""Validation of parcels before they are moved.
+
+A parcel contains either a Celery message (`checked`), or, if a program wrote it without Celery, a call (`call_in`).
+"""
 
 from __future__ import annotations
 
@@ -23,35 +26,39 @@ __all__ = ['Call', 'Refused', 'call_in', 'checked']
 
 Document = dict[str, Any]
 
-#: The properties of a message that a publisher may give; the others are what transports and remote control need.
+#: The properties that a publisher may set. The others belong to transports and remote control, and are removed.
 _PROPERTIES = ('body_encoding', 'correlation_id', 'delivery_mode', 'expiration', 'priority')
 
-#: Reading one of these runs code.
-_CODE = frozenset({'application/x-python-serialize', 'pickle'})
+#: Content types that are never accepted: decoding them runs code of the publisher.
+_UNSAFE_CONTENT = frozenset({'application/x-python-serialize', 'pickle'})
 
-#: The longest id of a task, in characters.
-_LONGEST_ID = 255
-_WRONG_ID = f'id must be printable text of at most {_LONGEST_ID} characters'
+#: The maximum length of a task id.
+_MAX_ID_CHARACTERS = 255
+_WRONG_ID = f'id must be printable text of at most {_MAX_ID_CHARACTERS} characters'
 
+#: The namespace for task ids that are derived from document ids.
 _NAMESPACE = uuid.UUID('5c9e8a0e-5f0b-4a3f-9a63-0d2f6f3a8f52')
 
 
 class Refused(Exception):
-    """A parcel is not moved; the text says why."""
+    """A parcel is not moved; the text says why. The mover writes the text into the parcel and does not retry."""
 
 
 class Call(NamedTuple):
-    """A task that a program asked for without Celery."""
+    """A call of a task that a program wrote without Celery."""
 
     task: str
     args: list[Any]
     kwargs: dict[str, Any]
-    #: What `send_task` takes besides.
+    #: Other keyword arguments of Celery's `send_task`.
     options: dict[str, Any]
 
 
 def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
-    """Return what a parcel without a message asks for; *raises* `Refused`."""
+    """Return the call in a parcel without a message; *raises* `Refused` if it is malformed or not accepted.
+
+    Without an id in the parcel, the task's id is derived from the document's id, so that it is the same in each try.
+    """
     if not isinstance(doc.get('task'), str):
         raise Refused('it has neither a message nor the name of a task')
     args, kwargs = doc.get('args', []), doc.get('kwargs', {})
@@ -70,7 +77,7 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         options['queue'] = queue
     for name, option in (('date', 'eta'), ('expires', 'expires')):
         if (date := doc.get(name)) is not None:
-            options[option] = _time(name, date)
+            options[option] = _datetime(name, date)
     if (priority := doc.get('priority')) is not None:
         if not isinstance(priority, int) or not 0 <= priority <= workitem.HIGHEST:
             raise Refused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
@@ -81,9 +88,10 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
 
 
 def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content: Any) -> Document:
-    """Return the message in a parcel, with its body as it was sent; `body` is the attachment, if it has one.
+    """Return the message in a parcel, with its body as the publisher sent it.
 
-    `content` is the app's `accept_content`. *Raises* `Refused`.
+    `body` is the attachment, or None if the parcel has none; `content` is the app's `accept_content`. *Raises*
+    `Refused` if the message is malformed or not accepted.
     """
     if reason := workitem.flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
         raise Refused(reason)
@@ -104,7 +112,7 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
             plain,
             message.get('content-type'),
             message.get('content-encoding'),
-            accept=prepare_accept_content(set(content) - _CODE),
+            accept=prepare_accept_content(set(content) - _UNSAFE_CONTENT),
         )
     except ContentDisallowed as exc:
         raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted') from exc
@@ -125,11 +133,11 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
 
 
 def _is_id(value: Any) -> bool:
-    """Tell whether something may be the id of a task: it stands in the log lines of workers, and in the id of a result."""
-    return isinstance(value, str) and len(value) <= _LONGEST_ID and value.isprintable()
+    """Tell whether a value may be a task id. Workers log the id, and a result's document id contains it."""
+    return isinstance(value, str) and len(value) <= _MAX_ID_CHARACTERS and value.isprintable()
 
 
-def _time(name: str, date: Any) -> datetime:
+def _datetime(name: str, date: Any) -> datetime:
     try:
         return datetime.fromtimestamp(date, timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):

@@ -1,7 +1,8 @@
-"""Moves parcels: of all workers that have the option `parcels` one, the leader, does so.
+"""The mover of parcels. One worker, the leader of those with the option `parcels`, moves them.
 
-A parcel is published under an id that is made of its own, by `Store.publish_once`, and deleted afterwards. So it is moved once,
-whatever is killed or paused in between. What is not accepted stays in its document, with the reason.
+The mover publishes the message of a parcel under an id derived from the parcel's id, by `publish_once`, and then
+deletes the parcel. So each parcel is moved exactly once, even if the worker is killed or paused in between. A refused
+parcel stays in its document, with the reason.
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ __all__ = ['Mover']
 
 logger = get_logger(__name__)
 
-#: Parcels read from the view at a time, and how many characters of them are moved together.
-_PAGE, _TOGETHER = 100, 1_000_000
+#: The maximum number of parcels in a batch, and their maximum size in characters (but a batch has one parcel at least).
+_BATCH_DOCS, _BATCH_CHARACTERS = 100, 1_000_000
 
-#: What the feed tells of; other documents are looked at when there is something else to do, and at first.
+#: The documents that the changes feed announces. Others, such as malformed ones, are found by the next reading of the
+#: view: at the start, and after an announcement.
 _SELECTOR = {'status': {'$exists': False}, '$or': [{'type': 'Parcel'}, {'task': {'$exists': True}}]}
 
-#: The most bytes of one body that are read.
-_LARGEST = 64_000_000
+#: The maximum size of a body.
+_MAX_BODY_BYTES = 64_000_000
 
+#: The shape of a row of the view `parcels`: the revision, and the size in characters.
 _ROW = members(id=text, value=exactly(revision, number))
 
 
 class _Channel(Channel):
-    """Publishes nothing: it gathers the items that a message would be stored as."""
+    """A channel that publishes nothing. It collects the WorkItems of the published messages in `items`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,10 +73,10 @@ class _Channel(Channel):
 
 
 class Mover:
-    """Moves the parcels of an app; for one thread. *Raises* the errors of `kombu_couchdb.errors`."""
+    """Moves the parcels of an app. Use it in one thread. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
     def __init__(self, app: Any, transport: Any, wake: Callable[[], None]) -> None:
-        """Use an established connection; `wake()` is called from another thread when there is something to move."""
+        """Use the connected `transport`. Another thread calls `wake()` when there are parcels to move."""
         options = transport.options
         self._app, self._transport, self._wake = app, transport, wake
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
@@ -85,59 +88,62 @@ class Mover:
         self._stale = True
 
     def step(self) -> None:
-        """Move all parcels that are there, if this process is the leader; call this when woken, and every `RENEWAL_SECONDS` seconds."""
-        led = self._leader.leads
+        """Move all waiting parcels if this process is the leader.
+
+        Call it after `wake()`, and every `RENEWAL_SECONDS` seconds to keep the lead.
+        """
+        was_leader = self._leader.leads
         if not self._leader.step():
             self._stale = True
             if self._feed is not None:
-                self._feed.rest()
+                self._feed.pause()
             return
-        if not led:
+        if not was_leader:
             logger.info('this worker moves the parcels of %s from now on', self._client.url)
         if not self._stale:
             return
         since = self._client.sequence()
-        while self._move_some():
+        while self._move_batch():
             if not self._leader.step():
                 return
         self._stale = False
         if self._feed is None:
             self._feed = ContinuousFeed(
                 self._client,
-                lambda rows, last: self._tell(),
-                lambda exc: self._tell(),
+                lambda rows, last: self._note_change(),
+                lambda exc: self._note_change(),
                 'celery-couchdb-parcels-feed',
                 docs=False,
             )
         self._feed.watch(since, _SELECTOR)
 
     def close(self) -> None:
-        """Let another process lead."""
+        """Release the lead to another process, and close the connections."""
         if self._feed is not None:
             self._feed.close()
         self._leader.release()
         self._client.close()
 
-    def _tell(self) -> None:
+    def _note_change(self) -> None:
         self._stale = True
         self._wake()
 
-    def _move_some(self) -> int:
-        """Move or refuse the oldest parcels, and return how many that were."""
+    def _move_batch(self) -> int:
+        """Move or refuse the oldest parcels, and return their number."""
         rows = self._client.view(
-            design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_PAGE, reduce=False
+            design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_BATCH_DOCS, reduce=False
         )
-        chosen, size = list[ParcelRow](), 0
+        batch, size = list[ParcelRow](), 0
         for row in map(ParcelRow.of, rows):
-            if chosen and size + row.size > _TOGETHER:
+            if batch and size + row.size > _BATCH_CHARACTERS:
                 break
-            chosen, size = [*chosen, row], size + row.size
-        docs = self._client.fetch([row.id for row in chosen])
-        unread = sum(self._refuse_unread(row.id) for row, doc in zip(chosen, docs, strict=True) if doc is None)
-        return self._settle([doc for doc in docs if doc and parcel.is_waiting(doc)]) + unread
+            batch, size = [*batch, row], size + row.size
+        docs = self._client.fetch([row.id for row in batch])
+        unreadable = sum(self._refuse_unreadable(row.id) for row, doc in zip(batch, docs, strict=True) if doc is None)
+        return self._move([doc for doc in docs if doc and parcel.is_waiting(doc)]) + unreadable
 
-    def _refuse_unread(self, doc_id: str) -> bool:
-        """Refuse a parcel that is nested too deeply to be read; tell whether it was, and not deleted by somebody."""
+    def _refuse_unreadable(self, doc_id: str) -> bool:
+        """Refuse a parcel that is nested too deeply to be read. Return False if it was deleted or changed instead."""
         try:
             self._client.get_or_none(doc_id)
             return False
@@ -147,29 +153,36 @@ class Mover:
         try:
             self._client.extend(doc_id, self._client.raw(doc_id), parcel.refused({}, reason, self._client.clock.now()))
         except (Conflict, NotFound):
+            logger.debug('parcel %s was refused; its document has changed and was not updated', doc_id)
             return False
+        logger.debug('parcel %s was refused; its document was updated', doc_id)
         return True
 
-    def _settle(self, docs: Sequence[Document]) -> int:
-        """Move parcels, or refuse them; return how many of them were settled."""
+    def _move(self, docs: Sequence[Document]) -> int:
+        """Move or refuse parcels, and return the number of those whose documents were deleted or marked as refused.
+
+        A parcel that another process changes meanwhile is left for the next batch. If its message is published by then,
+        `publish_once` does not publish it again.
+        """
         reasons: dict[str, str] = {}
-        items: dict[str, str] = {}  # the parcel of each item
+        messages: dict[str, list[str]] = {}  # ids of the parcels: ids of their WorkItems
         new: list[WorkItem] = []
         for doc in docs:
             try:
-                made = self._items_of(doc)
+                items = self._items_of(doc)
             except (Refused, Unstorable, ConfigurationError) as exc:
                 reasons[doc['_id']] = str(exc)
                 continue
             except CouchDBError:
                 raise
-            except Exception as exc:  # whatever is in it, the others are moved
+            except Exception as exc:  # a publisher can cause any error; the other parcels must be moved
                 reasons[doc['_id']] = f'it cannot be published: {exc!r:.300}'
                 continue
-            items.update((item['_id'], doc['_id']) for item in made)
-            new += made
+            messages[doc['_id']] = [item['_id'] for item in items]
+            new += items
+        parcel_of = {item_id: doc_id for doc_id, item_ids in messages.items() for item_id in item_ids}
         reasons.update(
-            (items[result.id], f'CouchDB refuses its message: {result.reason}')
+            (parcel_of[result.id], f'CouchDB refuses its message: {result.reason}')
             for result in self._transport.store_items(new, once=True)
         )
         now = self._client.clock.now()
@@ -178,16 +191,24 @@ class Mover:
         ]
         for doc_id, reason in reasons.items():
             logger.warning('parcel %s is refused: %s', doc_id, reason)
-        return sum(result.is_stored for result in self._client.bulk(changes))
+        results = self._client.bulk(changes)
+        for doc, result in zip(docs, results, strict=True):
+            logger.debug(
+                'parcel %s was %s; its document %s',
+                doc['_id'],
+                'refused' if doc['_id'] in reasons else f'moved: {", ".join(messages[doc["_id"]])}',
+                'was updated' if result.is_stored else 'has changed and was not updated',
+            )
+        return sum(1 for result in results if result.is_stored)
 
     def _items_of(self, doc: Document) -> list[WorkItem]:
-        """Return the items that the message of a parcel is stored as.
+        """Return the WorkItems for the message of a parcel.
 
         *Raises* `Refused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be sent.
         """
         self._channel.tag, self._channel.items = parcel.moved_id(doc['_id']), []
         if 'message' in doc:
-            self._publish_again(doc)
+            self._publish_message(doc)
         else:
             call = call_in(doc, self._accept)
             self._app.send_task(
@@ -200,10 +221,10 @@ class Mover:
             raise Refused(f'exchange {doc.get("exchange")!r} has no queue for routing key {doc.get("routing_key")!r}')
         return self._channel.items
 
-    def _publish_again(self, doc: Document) -> None:
+    def _publish_message(self, doc: Document) -> None:
         attachment = stub(doc)
-        if attachment and attachment['length'] > _LARGEST:
-            raise Refused(f'its body is larger than {_LARGEST:,} bytes')
+        if attachment and attachment['length'] > _MAX_BODY_BYTES:
+            raise Refused(f'its body is larger than {_MAX_BODY_BYTES:,} bytes')
         body = bodies.read(self._client, [doc])[0] if attachment else None
         if body and body.content is None:
             raise Refused(body.reason)

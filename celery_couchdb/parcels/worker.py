@@ -1,11 +1,13 @@
-"""The thread of a worker that moves parcels. Importing this module starts it in each worker whose transport has the option.
+"""The thread of a worker that moves parcels.
 
-The `celery` program imports it when it starts a worker, and the result backend when a worker is ready. A program that makes a
-worker by `app.Worker()` with another result backend imports this module itself.
+Importing this module starts the thread in each worker whose transport has the option `parcels`. The `celery` program
+imports it when it starts a worker, and the result backend when a worker is ready. Import it yourself if you create
+workers by `app.Worker()` with another result backend.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,36 +25,36 @@ __all__ = ['MovingThread', 'start']
 
 logger = get_logger(__name__)
 
-#: How long a worker that stops waits for the page of parcels that is moved just now, in seconds.
-_PATIENCE_SECONDS = 5.0
+#: How long a worker that stops waits for the current batch of parcels.
+_STOP_SECONDS = 5.0
 
 
 class MovingThread:
-    """Moves the parcels of an app until it is stopped, whatever happens to the server."""
+    """A thread that moves the parcels of an app until it is stopped. After any error it tries again."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._wake, self._stopped, self._said = threading.Event(), False, ''
+        self._wake, self._stopped, self._last_error = threading.Event(), False, ''
         self._thread = threading.Thread(target=self._run, name='celery-couchdb-parcels', daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for the end of what is under way."""
+        """Stop the thread and wait up to 5 seconds for the current batch."""
         self._stopped = True
         self._wake.set()
-        self._thread.join(_PATIENCE_SECONDS)
+        self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
         mover: Mover | None = None
         with self._app.connection_for_write() as connection:
             while not self._stopped:
                 try:
-                    # A connection that is established once reaches the server again by itself.
+                    # Connect once: after an outage the connection reaches the server again by itself.
                     mover = mover or Mover(self._app, connection.connection, self._wake.set)
                     mover.step()
-                    self._said = ''
+                    self._last_error = ''
                 except CouchDBError as exc:
-                    self._say(exc)
+                    self._log(exc)
                 except Exception:
                     logger.exception('parcels are not moved just now')
                 self._wake.wait(RENEWAL_SECONDS)
@@ -60,19 +62,20 @@ class MovingThread:
             if mover is not None:
                 mover.close()
 
-    def _say(self, exc: CouchDBError) -> None:
+    def _log(self, exc: CouchDBError) -> None:
+        """Log an error, unless it is the same as the last one."""
         hint = '; run "celery -A your_app couchdb setup"' if isinstance(exc, (DatabaseMissing, NotFound)) else ''
-        if self._said != str(exc):
-            self._said = str(exc)
-            say = logger.warning if isinstance(exc, RETRIED) and not hint else logger.error
-            say('parcels are not moved just now: %s%s', exc, hint)
+        if self._last_error != str(exc):
+            self._last_error = str(exc)
+            level = logging.WARNING if isinstance(exc, RETRIED) and not hint else logging.ERROR
+            logger.log(level, 'parcels are not moved just now: %s%s', exc, hint)
 
 
 _threads: WeakKeyDictionary[Any, MovingThread] = WeakKeyDictionary()
 
 
 def start(app: Any) -> None:
-    """Start the thread for an app whose broker is CouchDB and has the option `parcels`, unless it was started."""
+    """Start the thread for an app, unless it runs, if the app's broker is CouchDB and has the option `parcels`."""
     if app in _threads or not (app.conf.broker_transport_options or {}).get('parcels'):
         return
     with app.connection_for_write() as connection:

@@ -24,7 +24,7 @@ from kombu_couchdb.errors import (
     DocumentTooLarge,
     NestedTooDeeply,
     NotFound,
-    may_not,
+    access_denied,
 )
 from kombu_couchdb.log import get_logger
 
@@ -212,11 +212,9 @@ class Store:
             if not self._options.create_database:
                 raise
             try:
-                self._call(self.client.put, wanted)
-            except Conflict:
-                pass  # another process was first, with the same
+                self._call(self.client.try_put, wanted)  # in conflict, another process has stored the same
             except AccessDenied as exc:
-                raise may_not(
+                raise access_denied(
                     self.client.address.url,
                     self.client.user,
                     'write the design document',
@@ -276,7 +274,7 @@ class Store:
             try:
                 self.client.create()
             except AccessDenied as exc:
-                raise may_not(
+                raise access_denied(
                     address.url,
                     self.client.user,
                     'create the database, which does not exist',

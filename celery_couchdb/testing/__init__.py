@@ -1,16 +1,16 @@
-"""A vendor for pytest-celery: CouchDB as the broker and the result backend of an app's tests, with Docker or without.
+"""A pytest-celery vendor: CouchDB as the broker and the result backend in the tests of an app, with or without Docker.
 
-It is a pytest plugin, which a project's top `conftest.py` asks for by `pytest_plugins`:
+It is a pytest plugin. Name one of these modules in `pytest_plugins` of your top `conftest.py`:
 
 `celery_couchdb.testing`
-    only adds fixtures;
+    adds fixtures, and changes nothing else;
 `celery_couchdb.testing.local`
-    has pytest-celery's `celery_setup` run on CouchDB, with a worker as a process, without Docker;
+    makes pytest-celery's `celery_setup` use CouchDB without Docker; the worker is a process;
 `celery_couchdb.testing.docker`
-    has it run on CouchDB in containers.
+    makes `celery_setup` use CouchDB and workers in containers.
 
-Nothing else in `celery_couchdb` imports this, and no entry point loads it. It asserts nothing, and so a `conftest.py` may import
-it before pytest does: PYTEST_DONT_REWRITE
+No other module of `celery_couchdb` imports this package, and no entry point loads it. It has no assertions, so a
+`conftest.py` may import it before pytest rewrites assertions: PYTEST_DONT_REWRITE
 """
 
 try:

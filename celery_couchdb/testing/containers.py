@@ -1,4 +1,4 @@
-"""CouchDB and a worker as pytest-celery's containers: with Docker, and as processes of this machine without it."""
+"""CouchDB and a worker as containers of pytest-celery: in Docker, or as processes on this machine."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from .server import Server
 
 __all__ = ['CouchDBContainer', 'CouchDBWorkerContainer', 'LocalCouchDBContainer', 'LocalWorkerContainer']
 
-#: How long a worker may take until it is ready, in seconds, and how often its log is read.
-_START_TIMEOUT, _INTERVAL = 180.0, 0.02
+#: How long a worker may take to start or to stop, and the pause between two looks at its log.
+_TIMEOUT_SECONDS, _PAUSE_SECONDS = 180.0, 0.02
 
 
 class CouchDBContainer(CeleryTestContainer):
@@ -45,12 +45,12 @@ class CouchDBContainer(CeleryTestContainer):
 
     @property
     def celeryconfig(self) -> dict[str, Any]:
-        """`url` for workers, `host_url` for the test's own process, and `hostname`, `port` and `vhost`."""
+        """`url` for workers, `host_url` for the process of the test, and `hostname`, `port` and `vhost`."""
         return {**self.urls(self.vhost), 'hostname': self.hostname, 'port': self.port, 'vhost': self.vhost}
 
     def urls(self, database: str) -> dict[str, str]:
-        """Return `url` and `host_url` of any database on this server."""
-        return {'url': self._inside.couchdb_url(database), 'host_url': self.server.couchdb_url(database)}
+        """Return `url` and `host_url` of a database on this server; see `celeryconfig`."""
+        return {'url': self._internal_server.couchdb_url(database), 'host_url': self.server.couchdb_url(database)}
 
     @property
     def url(self) -> str:
@@ -64,17 +64,17 @@ class CouchDBContainer(CeleryTestContainer):
 
     @property
     def server(self) -> Server:
-        """The server, as the tests reach it."""
-        return self._at(*self._address)
+        """The server, with the address for the process of the test."""
+        return self._server_at(*self._address)
 
     @property
     def hostname(self) -> str:
-        """The name by which other containers know it."""
+        """The server's host name for other containers."""
         return str(self.attrs['Config']['Hostname'])
 
     @property
     def port(self) -> int:
-        """The port at which the tests reach it."""
+        """The server's port for the process of the test."""
         return self._address[1]
 
     @property
@@ -84,51 +84,52 @@ class CouchDBContainer(CeleryTestContainer):
 
     @property
     def ready_prompt(self) -> str | None:
-        """What CouchDB logs when it listens."""
+        """The text that CouchDB logs when it accepts connections."""
         return COUCHDB_READY
 
     def version(self) -> str:
-        """Return the version that the server tells."""
+        """Return the server's version."""
         return str(self.client.welcome()['version'])
 
     def teardown(self) -> None:
-        """Delete the database, if the server runs: one that serves many tests is empty for the next."""
+        """Delete the database if the server runs, so that the next test on this server starts with an empty one."""
         self.reload()
         if self.status == 'running':
             self.server.delete(self.vhost)
 
     @classmethod
     def image(cls) -> str:
-        """Return the image's name."""
+        """Return the name of the Docker image."""
         return COUCHDB_IMAGE
 
     @classmethod
     def ports(cls) -> dict[str, Any]:
-        """Return the ports to be bound: any free one of this machine."""
+        """Return the port mapping: CouchDB's port to any free port of this machine."""
         return COUCHDB_PORTS
 
     @classmethod
     def initial_env(cls) -> dict[str, str]:
-        """Return the environment, which names the administrator and the password."""
+        """Return the environment variables, with the administrator's name and password."""
         return COUCHDB_ENV
 
     @property
     def _address(self) -> tuple[str, int]:
         self._wait_port(COUCHDB_PORT)
-        host, port = self.get_addr(COUCHDB_PORT)  # another one if the tests run in a container themselves
+        host, port = self.get_addr(COUCHDB_PORT)  # differs if the tests run in a container themselves
         return host, int(port)
 
     @property
-    def _inside(self) -> Server:
-        return self._at(self.hostname, int(COUCHDB_PORT.partition('/')[0]))
+    def _internal_server(self) -> Server:
+        """The server, with the address for other containers."""
+        return self._server_at(self.hostname, int(COUCHDB_PORT.partition('/')[0]))
 
-    def _at(self, host: str, port: int) -> Server:
-        login = ':'.join(quote(self.env[name], safe='') for name in ('COUCHDB_USER', 'COUCHDB_PASSWORD'))
-        return Server(f'http://{login}@{host}:{port}')
+    def _server_at(self, host: str, port: int) -> Server:
+        user_and_password = ':'.join(quote(self.env[name], safe='') for name in ('COUCHDB_USER', 'COUCHDB_PASSWORD'))
+        return Server(f'http://{user_and_password}@{host}:{port}')
 
 
 class LocalCouchDBContainer(CouchDBContainer):
-    """A database on the server that `COUCHDB_URL` names, or on an embedded one, instead of a container."""
+    """A database on the server in `COUCHDB_URL`, or on an embedded server, with the interface of a container."""
 
     def __init__(self, server: Server, database: str) -> None:
         super().__init__(ServerProcess(server))
@@ -155,7 +156,7 @@ class LocalCouchDBContainer(CouchDBContainer):
         return self._database
 
     @property
-    def _inside(self) -> Server:
+    def _internal_server(self) -> Server:
         return self._server
 
     def _wait_ready(self, timeout: int = 30) -> bool:
@@ -164,24 +165,24 @@ class LocalCouchDBContainer(CouchDBContainer):
 
 
 class CouchDBWorkerContainer(CeleryWorkerContainer):
-    """pytest-celery's own worker in a container, whose image has this package, too."""
+    """A worker in pytest-celery's container, with this package in its image."""
 
     @classmethod
     def pytest_celery_pkg(cls) -> str:
-        """Return what `pip` installs into the image: `PYTEST_CELERY_PKG`, else the released package."""
+        """Return the package that `pip` installs into the image: `PYTEST_CELERY_PKG`, or the released package."""
         return os.environ.get('PYTEST_CELERY_PKG', WORKER_PACKAGE)
 
 
 class LocalWorkerContainer(CeleryWorkerContainer):
-    """A worker that runs as a process of this machine, in a folder instead of a volume."""
+    """A worker that is a process on this machine, and has a folder instead of a volume."""
 
     @classmethod
     def start(
         cls, command: Sequence[str], environment: Mapping[str, str], content: Mapping[str, bytes], folder: Path
     ) -> LocalWorkerContainer:
-        """Write `content`, the text of files by their paths, into a folder, which is made, and start a worker there.
+        """Create `folder`, write the files in `content` (text by relative path) into it, and start a worker there.
 
-        It returns at once; `ready` waits.
+        This returns at once; `ready` waits until the worker is ready.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in content.items():
@@ -192,12 +193,12 @@ class LocalWorkerContainer(CeleryWorkerContainer):
 
     @classmethod
     def version(cls) -> str:
-        """Return the version of Celery that is installed here."""
+        """Return the installed version of Celery."""
         return str(celery.__version__)
 
     @classmethod
     def utils_module(cls) -> ModuleType:
-        """Return what can be asked beside the worker."""
+        """Return the module that pytest-celery runs beside the worker to inspect its processes."""
         return inside
 
     @property
@@ -205,21 +206,27 @@ class LocalWorkerContainer(CeleryWorkerContainer):
         """The id of the worker's process."""
         return int(self._container.pid)
 
-    def wait(self, timeout: float = _START_TIMEOUT) -> int:
-        """Wait up to `timeout` seconds for the worker's end and return its exit status."""
+    def wait(self, timeout: float = _TIMEOUT_SECONDS) -> int:
+        """Wait until the worker ends and return its exit status.
+
+        *Raises* `subprocess.TimeoutExpired` after `timeout` seconds.
+        """
         return int(self._container.wait(timeout)['StatusCode'])
 
-    def terminate(self, timeout: float = _START_TIMEOUT) -> int:
-        """Stop the worker warmly, within `timeout` seconds, and return its exit status."""
+    def terminate(self, timeout: float = _TIMEOUT_SECONDS) -> int:
+        """Start a warm shutdown of the worker, wait until it ends, and return its exit status.
+
+        *Raises* `subprocess.TimeoutExpired` after `timeout` seconds.
+        """
         self.kill('SIGTERM')
         return self.wait(timeout)
 
     def teardown(self) -> None:
-        """Kill what is left of the worker."""
+        """Kill the worker and its child processes."""
         self.kill('SIGKILL')
 
-    def _wait_ready(self, timeout: float = _START_TIMEOUT) -> bool:
-        # What it logged before a restart does not count; nor is it waited for once it has ended.
+    def _wait_ready(self, timeout: float = _TIMEOUT_SECONDS) -> bool:
+        # Read only the log since the latest start, and do not wait for a worker that has ended.
         deadline = time.monotonic() + timeout
         while self.ready_prompt.encode() not in self._container.latest_logs():
             if self.status == 'exited':
@@ -230,5 +237,5 @@ class LocalWorkerContainer(CeleryWorkerContainer):
                 raise TimeoutError(
                     f'the worker {self.name} was not ready within {timeout:g} s; it logged:\n{self.logs()}'
                 )
-            time.sleep(_INTERVAL)
+            time.sleep(_PAUSE_SECONDS)
         return True

@@ -1,4 +1,4 @@
-"""Default settings of the containers; a project's fixtures may override them."""
+"""Default settings of the containers. A project's fixtures can override them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = [
 ]
 
 COUCHDB_IMAGE = 'couchdb:3.5'
-#: CouchDB's port, and where it is bound to: any free port of this machine.
+#: CouchDB's port, and the port mapping: any free port of this machine.
 COUCHDB_PORT = '5984/tcp'
 COUCHDB_PORTS: dict[str, Any] = {COUCHDB_PORT: None}
-#: The administrator. Docker opens the port to the network, too: the password is another one each time.
+#: The administrator. The password is random, because Docker opens the port to the network.
 COUCHDB_ENV = {'COUCHDB_USER': 'celery', 'COUCHDB_PASSWORD': secrets.token_hex(16)}
-#: Where the image keeps its data, so that they outlive a restart and go with the test.
+#: The image's data folder, as a volume: the data survive a restart, and are deleted with the test.
 COUCHDB_VOLUME = {'bind': '/opt/couchdb/data', 'mode': 'rw'}
-#: What CouchDB logs when it listens.
+#: The text that CouchDB logs when it accepts connections.
 COUCHDB_READY = 'Apache CouchDB has started on http'
 #: How long a container may take to start, in seconds.
 COUCHDB_CONTAINER_TIMEOUT = 60
 COUCHDB_DATABASE = 'celery'
 
-#: What `pip` adds to the worker's image.
+#: The package that `pip` adds to the worker's image.
 WORKER_PACKAGE = 'celery-couchdb[testing]'

@@ -1,4 +1,4 @@
-"""The pytest plugin with which `celery_setup` runs on CouchDB in containers, and so do its workers.
+"""A pytest plugin that makes `celery_setup` use CouchDB and workers in containers.
 
 PYTEST_DONT_REWRITE
 """
@@ -15,19 +15,19 @@ pytest_plugins = ['celery_couchdb.testing']
 
 @pytest.fixture
 def celery_broker(celery_couchdb_broker: CouchDBTestBroker) -> CouchDBTestBroker:
-    """CouchDB instead of all the brokers that pytest-celery knows."""
+    """Use CouchDB instead of pytest-celery's brokers."""
     return celery_couchdb_broker
 
 
 @pytest.fixture
 def celery_backend(celery_couchdb_backend: CouchDBTestBackend) -> CouchDBTestBackend:
-    """CouchDB instead of all the result backends that pytest-celery knows."""
+    """Use CouchDB instead of pytest-celery's result backends."""
     return celery_couchdb_backend
 
 
 @pytest.fixture(scope='session')
 def default_worker_container_session_cls() -> type[CouchDBWorkerContainer]:
-    """The worker's image has this package."""
+    """Use an image with this package for the worker."""
     return CouchDBWorkerContainer
 
 
@@ -35,5 +35,5 @@ def default_worker_container_session_cls() -> type[CouchDBWorkerContainer]:
 def default_worker_container_cls(
     default_worker_container_session_cls: type[CouchDBWorkerContainer],
 ) -> type[CouchDBWorkerContainer]:
-    """The same for what concerns one container."""
+    """Use the same class for each container."""
     return default_worker_container_session_cls

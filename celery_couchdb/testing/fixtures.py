@@ -1,4 +1,4 @@
-"""The fixtures: `celery_couchdb_…` with Docker, `celery_local_couchdb_…` without. None has a name that others use."""
+"""The fixtures: `celery_couchdb_…` with Docker, `celery_local_couchdb_…` without. The names are used nowhere else."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ __all__ = [
 
 @pytest.fixture(scope='session')
 def couchdb_server() -> Iterator[Server]:
-    """The server that all tests share: that of `COUCHDB_URL`, else an embedded one."""
+    """The server for all tests of a session: the one in `COUCHDB_URL`, or an embedded server."""
     with running_server() as server:
         yield server
 
 
 @pytest.fixture
 def default_local_couchdb_broker(couchdb_server: Server) -> LocalCouchDBContainer:
-    """A database of the test's own, for messages."""
+    """A fresh database for messages."""
     return _local(couchdb_server)
 
 
 @pytest.fixture
 def default_local_couchdb_backend(couchdb_server: Server) -> LocalCouchDBContainer:
-    """A database of the test's own, for results."""
+    """A fresh database for results."""
     return _local(couchdb_server)
 
 
 def _local(server: Server) -> LocalCouchDBContainer:
     container = LocalCouchDBContainer(server, fresh_name())
     if container.status == 'exited':
-        container.restart()  # another test killed it
+        container.restart()  # another test has killed it
     return container
 
 
 @pytest.fixture
 def celery_local_couchdb_broker(default_local_couchdb_broker: LocalCouchDBContainer) -> Iterator[CouchDBTestBroker]:
-    """A broker without Docker; its database is deleted afterwards."""
+    """A broker without Docker. Its database is deleted after the test."""
     broker = CouchDBTestBroker(default_local_couchdb_broker)
     yield broker
     broker.teardown()
@@ -75,7 +75,7 @@ def celery_local_couchdb_broker(default_local_couchdb_broker: LocalCouchDBContai
 
 @pytest.fixture
 def celery_local_couchdb_backend(default_local_couchdb_backend: LocalCouchDBContainer) -> Iterator[CouchDBTestBackend]:
-    """A result backend without Docker; its database is deleted afterwards."""
+    """A result backend without Docker. Its database is deleted after the test."""
     backend = CouchDBTestBackend(default_local_couchdb_backend)
     yield backend
     backend.teardown()
@@ -94,7 +94,7 @@ def celery_couchdb_broker(default_couchdb_broker: CouchDBContainer) -> Iterator[
 
 @pytest.fixture
 def default_couchdb_broker_cls() -> type[CouchDBContainer]:
-    """The class that says what the broker's container is made of."""
+    """The class that defines image, ports and environment of the broker's container."""
     return CouchDBContainer
 
 
@@ -142,7 +142,7 @@ def celery_couchdb_backend(default_couchdb_backend: CouchDBContainer) -> Iterato
 
 @pytest.fixture
 def default_couchdb_backend_cls() -> type[CouchDBContainer]:
-    """The class that says what the result backend's container is made of."""
+    """The class that defines image, ports and environment of the result backend's container."""
     return CouchDBContainer
 
 

@@ -1,4 +1,4 @@
-"""Questions that tests ask inside a worker without Docker. pytest-celery puts it beside the worker's app, as `utils.py`."""
+"""Functions that pytest-celery runs beside a worker without Docker: it copies this file to the app as `utils.py`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _COLUMNS = ('pid', 'name', 'username', 'cmdline', 'cpu_percent', 'memory_percent
 
 
 def get_running_processes_info(columns: Sequence[str] | None = None) -> str:
-    """Return these facts of the worker's process and of its children, as a JSON list of objects."""
+    """Return facts about the worker's process and its children, as a JSON list of objects; `columns` are psutil's."""
     worker = psutil.Process(int(os.environ['WORKER_PID']))
     return json.dumps([process.as_dict(columns or _COLUMNS) for process in [worker, *worker.children(recursive=True)]])

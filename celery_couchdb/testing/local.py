@@ -1,6 +1,6 @@
-"""The pytest plugin with which `celery_setup` runs on CouchDB without Docker, with a worker that is a process.
+"""A pytest plugin that makes `celery_setup` use CouchDB without Docker. The worker is a process.
 
-What pytest-celery's fixtures say of the worker holds: its class, app, tasks, signals, command and environment.
+pytest-celery's fixtures for the worker apply: its class, app, tasks, signals, command and environment.
 PYTEST_DONT_REWRITE
 """
 
@@ -18,19 +18,19 @@ pytest_plugins = ['celery_couchdb.testing']
 
 @pytest.fixture
 def celery_broker(celery_local_couchdb_broker: CouchDBTestBroker) -> CouchDBTestBroker:
-    """CouchDB instead of all the brokers that pytest-celery knows."""
+    """Use CouchDB instead of pytest-celery's brokers."""
     return celery_local_couchdb_broker
 
 
 @pytest.fixture
 def celery_backend(celery_local_couchdb_backend: CouchDBTestBackend) -> CouchDBTestBackend:
-    """CouchDB instead of all the result backends that pytest-celery knows."""
+    """Use CouchDB instead of pytest-celery's result backends."""
     return celery_local_couchdb_backend
 
 
 @pytest.fixture
 def default_worker_container_cls() -> type[LocalWorkerContainer]:
-    """The class of the worker: a process."""
+    """Use a process as the worker."""
     return LocalWorkerContainer
 
 
@@ -42,7 +42,7 @@ def default_worker_container(
     default_worker_initial_content: dict[str, bytes],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[LocalWorkerContainer]:
-    """A worker that is ready. As with a container, pytest shows its log with a test that fails."""
+    """Provide a worker that is ready. Pytest shows its log if a test fails, as with a container."""
     worker = default_worker_container_cls.start(
         default_worker_command, default_worker_env, default_worker_initial_content, tmp_path_factory.mktemp('worker')
     )

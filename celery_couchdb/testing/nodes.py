@@ -1,4 +1,4 @@
-"""The broker and the result backend of a test, as pytest-celery's nodes."""
+"""The broker and the result backend of a test as nodes of pytest-celery."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class _Node:
     container: Any
 
     def config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the container's `celeryconfig` with `kwargs` put in; a `vhost` is another database of the same server."""
+        """Return the container's `celeryconfig` updated with `kwargs`; `vhost` is another database on the server."""
         urls = self.container.urls(str(kwargs['vhost'])) if 'vhost' in kwargs else {}
         return {**self.container.celeryconfig, **kwargs, **urls}
 

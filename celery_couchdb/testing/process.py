@@ -20,12 +20,12 @@ from .server import Server
 
 __all__ = ['Process', 'ServerProcess']
 
-#: The programs that are those of this interpreter, whatever is on PATH.
+#: Programs that run with this interpreter instead of the one on PATH.
 _PROGRAMS = {'celery': [sys.executable, '-m', 'celery'], 'python': [sys.executable]}
 
 
 class _Container:
-    """What is asked of every container. Its id stands for the name of a host."""
+    """The common attributes of Docker containers. The host name is derived from the random id."""
 
     def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
         self.id = uuid.uuid4().hex
@@ -38,14 +38,14 @@ class _Container:
         }
 
     def reload(self) -> None:
-        """Do nothing: what is asked is looked up each time."""
+        """Do nothing: the attributes are never cached."""
 
 
 class Process(_Container):
-    """A program that runs in a folder and logs to a file beside it.
+    """A process that runs in a folder, with the interface of a container. Its output goes to a file beside the folder.
 
-    In its command `%h` is its own host name, and `celery` and `python` are those of this interpreter. It imports what lies in
-    its folder, and then what this process can import.
+    `%h` in the command is replaced by the host name; `celery` and `python` run with this interpreter. The process can
+    import the modules in its folder, and those that this process can import.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
@@ -58,8 +58,8 @@ class Process(_Container):
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it again; the log goes on."""
-        self._begins = self._log.stat().st_size
+        """Start the process, or start it again. A new start appends to the log."""
+        self._log_start = self._log.stat().st_size
         with self._log.open('ab') as log:
             self._process = subprocess.Popen(
                 _of_this_interpreter(self._command),
@@ -82,27 +82,27 @@ class Process(_Container):
         return 'running' if self._process.poll() is None else 'exited'
 
     def logs(self) -> bytes:
-        """Return all that it has logged."""
+        """Return the whole log."""
         return self._log.read_bytes()
 
     def latest_logs(self) -> bytes:
-        """Return what it has logged since it was started the last time."""
-        return self.logs()[self._begins :]
+        """Return the log since the latest start."""
+        return self.logs()[self._log_start :]
 
     def kill(self, which: str | int | None = None) -> None:
-        """Send it a signal; SIGKILL, the default, goes to its children, too, and is waited for."""
-        number = _signal(which)
+        """Send a signal to the process. SIGKILL, the default, also goes to its children, and the call waits for it."""
+        number = _signal_number(which)
         if number != signal.SIGKILL:
             self._process.send_signal(number)
             return
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
-            pass  # they are gone
+            pass  # all of them have ended
         self._process.wait()
 
     def stop(self, timeout: float = 10) -> None:
-        """Stop it with SIGTERM; after `timeout` seconds kill it."""
+        """Stop the process with SIGTERM. Kill it after `timeout` seconds."""
         self.kill('SIGTERM')
         try:
             self.wait(timeout)
@@ -110,16 +110,22 @@ class Process(_Container):
             self.kill()
 
     def restart(self, timeout: float = 10) -> None:
-        """Stop it, within `timeout` seconds, and start it again."""
+        """Stop the process, as `stop` does, and start it again."""
         self.stop(timeout)
         self.start()
 
     def wait(self, timeout: float | None = None) -> dict[str, int]:
-        """Wait up to `timeout` seconds for its end and return its `StatusCode`; *raises* `subprocess.TimeoutExpired`."""
+        """Wait until the process ends and return `{'StatusCode': …}`.
+
+        *Raises* `subprocess.TimeoutExpired` after `timeout` seconds.
+        """
         return {'StatusCode': self._process.wait(timeout)}
 
     def exec_run(self, cmd: str | Sequence[str]) -> ExecResult:
-        """Run another program in the same place; return `exit_code` and `output`. `WORKER_PID` tells it whom to ask about."""
+        """Run another program in the same folder and environment; return `exit_code` and `output`.
+
+        The environment variable `WORKER_PID` has the id of the process.
+        """
         words = shlex.split(cmd) if isinstance(cmd, str) else cmd
         done = subprocess.run(
             _of_this_interpreter(words),
@@ -134,7 +140,10 @@ class Process(_Container):
 
 
 class ServerProcess(_Container):
-    """The server under test. Only the embedded one can be killed and restarted, and loses its data then."""
+    """The server under test, with the interface of a container.
+
+    Only the embedded server can be killed and restarted. It then loses its data.
+    """
 
     def __init__(self, server: Server) -> None:
         super().__init__('couchdb', {'COUCHDB_USER': server.user, 'COUCHDB_PASSWORD': server.password})
@@ -142,25 +151,28 @@ class ServerProcess(_Container):
 
     @property
     def status(self) -> str:
-        """'running' or 'exited'; that of a server which is not ours is not known, and said to be 'running'."""
+        """'running' or 'exited'. For a server that `COUCHDB_URL` names it is always 'running'."""
         own = self._server.process
         running = own is None or (own.process is not None and own.process.poll() is None)
         return 'running' if running else 'exited'
 
     def logs(self) -> bytes:
-        """Return nothing: the embedded server has no log, and that of another one is out of reach."""
+        """Return an empty log: the embedded server has none, and another server's log is not accessible."""
         return b''
 
     def kill(self, which: str | int | None = None) -> None:
-        """Send the embedded server a signal; *raises* `RuntimeError` if the server is another one."""
-        number, own = _signal(which), self._own()
+        """Send a signal to the embedded server; *raises* `RuntimeError` for another server."""
+        number, own = _signal_number(which), self._own()
         if number in (signal.SIGKILL, signal.SIGTERM):
             own.stop(kill=number == signal.SIGKILL)
         else:
             os.kill(own.pid, number)
 
     def restart(self, timeout: float = 10) -> None:
-        """Start the embedded server anew, at the same address; *raises* `RuntimeError` if the server is another one."""
+        """Stop the embedded server and start it at the same address; *raises* `RuntimeError` for another server.
+
+        `timeout` is not used.
+        """
         own = self._own()
         own.stop()
         own.start()
@@ -168,14 +180,14 @@ class ServerProcess(_Container):
     def _own(self) -> EmbeddedServer:
         if self._server.process is None:
             raise RuntimeError(
-                "the server that COUCHDB_URL names is not the tests' own, and so not killed or restarted; "
-                'unset COUCHDB_URL to test on an embedded one'
+                'the server in COUCHDB_URL was not started by the tests, so they do not kill or restart it; '
+                'unset COUCHDB_URL to use an embedded server'
             )
         return self._server.process
 
 
-def _signal(given: str | int | None) -> int:
-    """Return a signal as Docker reads it: a number, a name with or without `SIG`, or None for SIGKILL."""
+def _signal_number(given: str | int | None) -> int:
+    """Return the number for a signal in Docker's notation: a number, `TERM`, `SIGTERM`, or None for SIGKILL."""
     if isinstance(given, str) and not given.isdigit():
         return signal.Signals[f'SIG{given.upper().removeprefix("SIG")}']
     return signal.SIGKILL if given is None else int(given)

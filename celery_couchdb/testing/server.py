@@ -1,4 +1,4 @@
-"""A CouchDB server to test on, and databases of their own for those who test."""
+"""A CouchDB server for tests, and fresh databases on it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from kombu_couchdb.errors import DatabaseMissing, NotFound
 
 __all__ = ['Server', 'fresh_name', 'running_server']
 
-#: How long a request of a test may take, in seconds: a test fails for what is wrong, and not because the machine is busy.
-_PATIENCE = 180.0
+#: How long a request of a test may take: long, so that tests do not fail only because the machine is busy.
+_REQUEST_SECONDS = 180.0
 
 
 class Server:
-    """A CouchDB server: its parts, and URLs of databases on it.
+    """A CouchDB server with its URL, host, port, user and password.
 
-    `url` is like `http://user:password@host:5984`; `process` is the embedded server that answers there, if it is the tests' own.
+    `url` is for example `http://user:password@host:5984`. `process` is the embedded server at this URL, or None if the
+    tests did not start the server.
     """
 
     def __init__(self, url: str, process: EmbeddedServer | None = None) -> None:
@@ -34,16 +35,21 @@ class Server:
         self.user, self.password = unquote(parts.username or ''), unquote(parts.password or '')
 
     def couchdb_url(self, database: str, user: str | None = None, password: str | None = None) -> str:
-        """Return the `couchdb://` URL of a database, as a user writes it in a Celery configuration; user '' is nobody."""
+        """Return the `couchdb://` URL of a database for a Celery configuration.
+
+        `user` and `password` replace the server's own; with the user '' the URL names no user.
+        """
         user, password = self.user if user is None else user, password or self.password
-        login = f'{quote(user, safe="")}:{quote(password, safe="")}@' if user else ''
+        credentials = f'{quote(user, safe="")}:{quote(password, safe="")}@' if user else ''
         host = f'[{self.host}]' if ':' in self.host else self.host
-        return f'{"couchdbs" if self.tls else "couchdb"}://{login}{host}:{self.port}/{quote(database, safe="")}'
+        return f'{"couchdbs" if self.tls else "couchdb"}://{credentials}{host}:{self.port}/{quote(database, safe="")}'
 
     def client(self, database: str, **address: Any) -> Client:
-        """Return a client for a database on this server."""
+        """Return a client for a database on this server; `address` has other arguments of `Address`."""
         given = {'user': self.user or None, 'password': self.password, 'tls': self.tls, **address}
-        return Client(Address(host=self.host, port=self.port, database=database, **given), _PATIENCE, _PATIENCE)
+        return Client(
+            Address(host=self.host, port=self.port, database=database, **given), _REQUEST_SECONDS, _REQUEST_SECONDS
+        )
 
     def delete(self, database: str) -> None:
         """Delete a database, if it exists."""
@@ -57,7 +63,7 @@ class Server:
 
     @contextmanager
     def fresh_database(self) -> Iterator[str]:
-        """Provide the name of a database that does not exist yet; it is deleted at the end, whoever created it."""
+        """Provide the name of a database that does not exist. If a test creates it, it is deleted at the end."""
         name = fresh_name()
         try:
             yield name
@@ -66,13 +72,16 @@ class Server:
 
 
 def fresh_name() -> str:
-    """Return a name that no database has."""
+    """Return a random database name."""
     return f'test-{uuid.uuid4().hex[:12]}'
 
 
 @contextmanager
 def running_server() -> Iterator[Server]:
-    """Provide the server that `COUCHDB_URL` names, else an embedded one; *raises* `EmbeddedServerError`."""
+    """Provide the server in the environment variable `COUCHDB_URL`, or an embedded server.
+
+    *Raises* `EmbeddedServerError` if the embedded server cannot start.
+    """
     if url := os.environ.get('COUCHDB_URL'):
         yield Server(url)
     else:

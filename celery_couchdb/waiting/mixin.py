@@ -34,12 +34,12 @@ _PARENT = 0.005
 
 
 class PushMixin:
-    """The waiting half of a backend. `store`, `reader`, `callbacks` and `ahead` are the other half's to make."""
+    """The waiting half of a backend. `store`, `subscriber`, `callbacks` and `read_ahead` are the other half's to make."""
 
     store: Store
-    reader: Subscriber
+    subscriber: Subscriber
     callbacks: Callbacks
-    ahead: ReadAhead
+    read_ahead: ReadAhead
     is_async = True
 
     if TYPE_CHECKING:  # Celery's base class has these
@@ -53,7 +53,7 @@ class PushMixin:
     def on_task_call(self, producer: Any, task_id: str) -> dict[str, Any]:
         """Note that a task is being sent whose result may be asked for; return what is to be sent with it: nothing."""
         if isinstance(task_id, str):  # else Celery says later what it thinks of it
-            self.ahead.sent(self.get_key_for_task(task_id))
+            self.read_ahead.sent(self.get_key_for_task(task_id))
         return {}
 
     # -- called by celery.result
@@ -167,7 +167,7 @@ class PushMixin:
         found: list[Document | None] = []
         try:
             if len(awaited) == 1:  # the tasks before it matter only if it is not ready
-                found = [doc := self.ahead.read(next(iter(awaited)))]
+                found = [doc := self.read_ahead.read(next(iter(awaited)))]
                 if before and not is_final(doc or {}):
                     found += self.store.read_many(self.get_key_for_task(task_id) for task_id in before)
             else:
@@ -188,7 +188,7 @@ class PushMixin:
                         on_message(meta)
                     if meta['status'] in states.READY_STATES:
                         if waiter is not None:
-                            self.reader.drop(waiter, [doc['_id']])
+                            self.subscriber.drop(waiter, [doc['_id']])
                         yield ids.pop(doc['_id']), meta
                 if ids.keys().isdisjoint(awaited):
                     return
@@ -197,13 +197,13 @@ class PushMixin:
                     raise TimeoutError('The operation timed out.')
                 if waiter is None:
                     waiter = Waiter()
-                    self.reader.watch(waiter, ids)
+                    self.subscriber.watch(waiter, ids)
                 elif on_interval is not None:
                     on_interval()
                 found = [*waiter.take(min(left if left is not None else interval or 0.5, interval or 0.5))]
         finally:
             if waiter is not None:
-                self.reader.drop(waiter, ids)
+                self.subscriber.drop(waiter, ids)
 
 
 def _ancestors(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:

@@ -161,7 +161,7 @@ class Subscriber:
             time.sleep(pause)  # not for an event: it keeps down how much is asked of the server
             with self._wake:
                 wanted, new, self._new = set(self._waiters), self._new, set()
-                turn = self._longpoll.turn
+                turn = self._longpoll.generation
             if not wanted:
                 continue
             try:

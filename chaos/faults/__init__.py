@@ -1,4 +1,4 @@
-"""What can fail, by name."""
+"""All kinds of faults, by name."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ _ALWAYS: tuple[type[Fault], ...] = (
 
 
 def faults_of(*, stopping: bool, killing: bool) -> Mapping[str, type[Fault]]:
-    """Return the kinds of faults by name; those of the server only where it may be stopped or killed."""
-    kinds = [*_ALWAYS, *([ServerStopped] if stopping else []), *([ServerKilled] if killing else [])]
+    """Return the kinds of faults by name; faults of the server only if it may be stopped or killed."""
+    kinds: list[type[Fault]] = [*_ALWAYS, *([ServerStopped] if stopping else []), *([ServerKilled] if killing else [])]
     return {kind.name: kind for kind in kinds}

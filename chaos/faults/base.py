@@ -1,4 +1,4 @@
-"""What all faults have in common: they choose a victim, break it, and heal it after a while."""
+"""Base class of faults: choose a victim, break it, and heal it later."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..site import LEASE, Site
 
 __all__ = ['MOMENT', 'PAST_LEASE', 'WHILE', 'Fault']
 
-#: For how long a fault may last, in seconds: for a moment, for less or more than the lease, or for longer than it in any case.
+#: How long a fault may last, in seconds: a moment, shorter or longer than the lease, or always longer than the lease.
 MOMENT, WHILE, PAST_LEASE = (0.0, 0.0), (1.0, LEASE + 3), (LEASE + 3, LEASE + 5)
 
 
 class Fault:
-    """One kind of fault. An instance is one that happens."""
+    """A kind of fault. An instance is one occurrence."""
 
     name: str
     span: tuple[float, float] = MOMENT
-    #: Whether it is a reason for a task to run twice, and for one that was acknowledged early to be lost.
+    #: Whether it explains that a task runs twice, and that a task acknowledged early is lost.
     interrupts, deadly = True, False
-    #: By how many seconds the server's clock, by which planned tasks become due, is ahead meanwhile.
+    #: How many seconds the server's clock, which decides when tasks are due, is ahead meanwhile.
     ahead = 0.0
-    #: Of the runs under way when it begins, it touches only those that began within so many seconds; None: all of them.
+    #: It interrupts only runs that began within this many seconds before it; None: all runs.
     touches: float | None = None
 
     def __init__(self, site: Site, target: int) -> None:
@@ -34,18 +34,18 @@ class Fault:
 
     @property
     def locks(self) -> list[threading.Lock]:
-        """What must not be broken by another fault at the same time, in an order that all keep."""
+        """The locks of what no other fault may break at the same time, always in the same order."""
         raise NotImplementedError
 
     def begin(self, children: Mapping[str, int]) -> None:
-        """Break something. `children` are those in which the workers last began a run."""
+        """Break the victim. `children` has the process id of the child that last began a run, by worker."""
         raise NotImplementedError
 
     def heal(self) -> None:
-        """Mend it."""
+        """Repair the victim."""
 
     def happen(self, seconds: float, children: Mapping[str, int]) -> None:
-        """Do all of it, and note it in the ledger."""
+        """Break the victim, wait `seconds`, repair it, and record the fault in the ledger."""
         with ExitStack() as held:
             for lock in self.locks:
                 held.enter_context(lock)

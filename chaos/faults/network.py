@@ -1,4 +1,4 @@
-"""What can happen between the server and those who use it."""
+"""Faults of the network between the server and its clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ['BlackHole', 'Broken', 'ClockSet', 'Cut', 'Failing', 'Narrow', 'Refus
 
 
 class NetworkFault(Fault):
-    """One that hits the network of a place, of the publishers, or of all."""
+    """A fault of the network of one worker, of the publishers, or of all."""
 
     span = WHILE
 
@@ -28,7 +28,7 @@ class NetworkFault(Fault):
 
     @property
     def locks(self) -> list[threading.Lock]:
-        """The network as a whole: two faults of it do not mix."""
+        """The whole network: only one of its faults happens at a time."""
         return [self.site.network]
 
     def begin(self, children: Mapping[str, int]) -> None:
@@ -37,16 +37,16 @@ class NetworkFault(Fault):
             self.break_(proxy)
 
     def heal(self) -> None:
-        """Mend each proxy."""
+        """Repair each proxy."""
         for proxy in self.proxies:
             self.mend(proxy)
 
     def break_(self, proxy: Proxy) -> None:
-        """Break it."""
+        """Break a proxy."""
         raise NotImplementedError
 
     def mend(self, proxy: Proxy) -> None:
-        """Mend it."""
+        """Repair a proxy."""
 
 
 class Cut(NetworkFault):
@@ -55,40 +55,40 @@ class Cut(NetworkFault):
     name, span = 'connections cut', MOMENT
 
     def break_(self, proxy: Proxy) -> None:
-        """Cut."""
+        """Cut all connections."""
         proxy.cut()
 
 
 class Refused(NetworkFault):
-    """Connections are cut and new ones refused: a server that is dead, as far as anybody can see."""
+    """Connections are cut and new ones refused, as if the server had ended."""
 
     name = 'connections refused'
 
     def break_(self, proxy: Proxy) -> None:
-        """Refuse."""
+        """Refuse connections."""
         proxy.refuse()
 
     def mend(self, proxy: Proxy) -> None:
-        """Accept again."""
+        """Accept connections again."""
         proxy.restore()
 
 
 class Slow(NetworkFault):
-    """Each piece of a request or answer takes a tenth of a second."""
+    """Each chunk of a request or response is delayed by 0.1 s."""
 
     name = 'network slow'
 
     def break_(self, proxy: Proxy) -> None:
-        """Slow it down."""
+        """Add the delay."""
         proxy.delay = 0.1
 
     def mend(self, proxy: Proxy) -> None:
-        """No more."""
+        """Remove the delay."""
         proxy.delay = 0.0
 
 
 class Narrow(NetworkFault):
-    """A link through which a quarter of a megabyte passes in a second, in each connection: a large message takes its time."""
+    """Each connection passes 250 kB per second, so that large messages take long."""
 
     name = 'link narrow'
 
@@ -97,75 +97,75 @@ class Narrow(NetworkFault):
         proxy.rate = 250_000.0
 
     def mend(self, proxy: Proxy) -> None:
-        """No more."""
+        """Remove the limit."""
         proxy.rate = None
 
 
 class ClockSet(NetworkFault):
-    """The server's clock is set forward or back by minutes, and set right again: no reason for anything to run twice."""
+    """The server's clock is minutes fast or slow for a while, which must not make any task run twice."""
 
     name, span, interrupts = 'server clock set', PAST_LEASE, False
 
     def __init__(self, site: Site, target: int) -> None:
-        super().__init__(site, len(site.places) + 1)  # it is the same for all
+        super().__init__(site, len(site.places) + 1)  # all clients see the same clock
         self.ahead = (60.0 + target % 240) * (1 if target % 2 else -1)
 
     def break_(self, proxy: Proxy) -> None:
-        """Set it."""
+        """Change the time in responses."""
         proxy.ahead = self.ahead
 
     def mend(self, proxy: Proxy) -> None:
-        """Set it right."""
+        """Leave the time in responses unchanged."""
         proxy.ahead = 0.0
 
 
 class BlackHole(NetworkFault):
-    """Everything is accepted, and nothing passed on."""
+    """Everything is accepted and nothing forwarded."""
 
     name = 'network swallows all'
 
     def break_(self, proxy: Proxy) -> None:
-        """Pass on nothing."""
+        """Hold back all traffic."""
         proxy.hang()
 
     def mend(self, proxy: Proxy) -> None:
-        """Pass on again, what was held back included."""
+        """Forward again, including what was held back."""
         proxy.go_on()
 
 
 class Lie(NetworkFault):
-    """Every second request gets an answer that is not the server's."""
+    """Every second request receives a response that is not the server's."""
 
     answer: Answer
 
     def break_(self, proxy: Proxy) -> None:
-        """Lie."""
+        """Reply in place of the server."""
         proxy.lie(self.answer, every=2)
 
     def mend(self, proxy: Proxy) -> None:
-        """Be honest."""
+        """Forward the server's responses."""
         proxy.be_honest()
 
 
 class Failing(Lie):
-    """500 for what the server has done all the same."""
+    """Status 500 although the server has carried out the request."""
 
     name, answer = 'answer 500, though done', Answer(500, asked=True)
 
 
 class Unavailable(Lie):
-    """503, and nothing done."""
+    """Status 503; the server does not receive the request."""
 
     name, answer = 'answer 503', Answer(503)
 
 
 class TooMany(Lie):
-    """429 with Retry-After."""
+    """Status 429 with `Retry-After: 1`; the server does not receive the request."""
 
     name, answer = 'answer 429, Retry-After', Answer(429, headers=(('Retry-After', '1'),))
 
 
 class Broken(Lie):
-    """JSON that ends in the middle, for what the server has done all the same."""
+    """Truncated JSON although the server has carried out the request."""
 
     name, answer = 'answer of broken JSON', Answer(200, b'{"total_rows":3,"rows":[{"id', asked=True)

@@ -1,4 +1,4 @@
-"""What can happen to the server."""
+"""Faults of the server."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ['ServerKilled', 'ServerStopped']
 
 
 class ServerFault(Fault):
-    """One that hits the server itself, and so all."""
+    """A fault of the server, which affects all processes."""
 
     span = WHILE
 
     @property
     def locks(self) -> list[threading.Lock]:
-        """The server."""
+        """The lock of the server."""
         return [self.site.server.lock]
 
     def heal(self) -> None:
-        """Start it again."""
+        """Start the server again."""
         self.site.server.start()
 
 
@@ -31,7 +31,7 @@ class ServerStopped(ServerFault):
     name = 'server stopped'
 
     def begin(self, children: Mapping[str, int]) -> None:
-        """Stop it."""
+        """Stop the server."""
         self.site.server.stop()
 
 
@@ -41,5 +41,5 @@ class ServerKilled(ServerFault):
     name = 'server killed'
 
     def begin(self, children: Mapping[str, int]) -> None:
-        """Kill it."""
+        """Kill the server."""
         self.site.server.kill()

@@ -1,1 +1,1 @@
-"""What `make demo` runs: real workers, real work, a worker that is killed, and a table of what became of it all."""
+"""The demo, `make demo`: two workers, many tasks, a killed worker, and a table of the outcome."""

@@ -1,4 +1,4 @@
-"""The demo: `python -m examples.demo`. The server is that of `COUCHDB_URL`, else an embedded one."""
+"""Entry point of the demo, `python -m examples.demo`. It uses the server in `COUCHDB_URL`, else an embedded one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .interrupts import Interrupts, Stopped
 
 
 def main() -> int:
-    """Run the demo and return its exit status: 0 if all came true, 1 if not, 128 and the signal if it was stopped."""
+    """Run the demo and return its exit status: 0 on success, 1 on failure, 128 + signal number if stopped."""
     interrupts = Interrupts()
     try:
-        # Not above, since this takes a while, in which Ctrl-C may come.
+        # Imported here: it takes a while, and Ctrl-C must work meanwhile.
         from .run import run
 
         return run(interrupts)

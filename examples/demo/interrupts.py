@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as one exception, and the end of a time limit as another; cleaning up is safe from both."""
+"""Signals and a time limit as exceptions, which do not interrupt the clean-up."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 
 class Stopped(BaseException):
-    """Somebody wants the demo to end."""
+    """A signal asks the demo to end: Ctrl-C, SIGTERM or SIGHUP."""
 
 
 class TimeIsUp(BaseException):
-    """It took longer than it may. No `Exception`, so that no library takes it for a failure of its own."""
+    """The time limit is over. Not an `Exception`, so that no library catches it as its own failure."""
 
 
 class Interrupts:
-    """Raises `Stopped` for the first signal, and only notes it while it is held back."""
+    """Raises `Stopped` for the first signal; while signals are held back, only records it."""
 
     def __init__(self) -> None:
-        #: The number of the signal that came, or 0.
+        #: The number of the received signal, or 0.
         self.signal = 0
         self._held = False
         sys.unraisablehook = self._on_unraisable
@@ -30,17 +30,17 @@ class Interrupts:
                 signal.signal(number, self._on_signal)
 
     def hold(self) -> None:
-        """From now on note signals only."""
+        """From now on, only record signals."""
         self._held = True
 
     def ignore(self) -> None:
-        """From now on let signals do nothing: all is done, and the exit status is settled."""
+        """From now on, ignore signals: the exit status is decided."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold signals back for a while."""
+        """Hold signals back within the context; raise `Stopped` at its end if one was received."""
         self._held = True
         try:
             yield
@@ -50,16 +50,16 @@ class Interrupts:
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
-        """*Raises* `TimeIsUp` if what is in the context takes longer than this, even if it hangs in a library."""
+        """*Raises* `TimeIsUp` if the context takes longer than `seconds`, even if it hangs in a library."""
         signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, should it come while signals are held
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, in case signals are held back
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def check(self) -> None:
-        """*Raises* `Stopped` if a signal came: one that was held back, or whose exception was lost in a destructor."""
+        """*Raises* `Stopped` if a signal was received: it was held back, or its exception was lost in a destructor."""
         if self.signal:
             raise Stopped
 
@@ -69,7 +69,7 @@ class Interrupts:
             raise Stopped
 
     def _on_unraisable(self, unraisable: Any) -> None:
-        # One of ours that was lost in a destructor needs no traceback: `check` tells of it, the alarm comes again.
+        # Our exceptions need no traceback if a destructor lost them: `check` raises again, and the alarm repeats.
         if not isinstance(unraisable.exc_value, (Stopped, TimeIsUp)):
             sys.__unraisablehook__(unraisable)
 

@@ -1,4 +1,4 @@
-"""The journal: the workers write down what they do and when, in a file, and the demo reads it.
+"""The journal: a file in which the workers record their events. The demo reads it.
 
 A worker that includes this module (`celery worker -I examples.demo.journal`) writes to the file in `$DEMO_JOURNAL`.
 """
@@ -19,7 +19,7 @@ VARIABLE = 'DEMO_JOURNAL'
 
 
 def note(event: str, worker: str, **more: Any) -> None:
-    """Append one line; a single write in append mode, so that the lines of several processes do not mix."""
+    """Append one line by a single write in append mode, so that lines of several processes do not mix."""
     line = json.dumps(
         {'event': event, 'worker': worker.partition('@')[0], 'pid': os.getpid(), 'at': time.time(), **more}
     )
@@ -32,19 +32,19 @@ def note(event: str, worker: str, **more: Any) -> None:
 
 @signals.worker_ready.connect
 def worker_ready(sender: Any, **_: Any) -> None:
-    """Note that a worker takes tasks now."""
+    """Record that a worker is ready."""
     note('ready', sender.hostname)
 
 
 @signals.task_prerun.connect
 def task_started(task: Any, task_id: str, **_: Any) -> None:
-    """Note that a task starts."""
+    """Record that a task starts."""
     note('started', task.request.hostname, task=task_id)
 
 
 @signals.task_postrun.connect
 def task_finished(task: Any, task_id: str, state: str | None, **_: Any) -> None:
-    """Note that a task has ended, and how."""
+    """Record that a task has ended, with its state."""
     note('finished', task.request.hostname, task=task_id, state=state)
 
 
@@ -60,25 +60,25 @@ class Run:
 
 
 class Journal:
-    """What has been written so far."""
+    """The content of the journal so far."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
         self._file = path.open(encoding='utf-8')
         self._rest = ''
-        #: The names of the workers that were ready.
+        #: The names of the workers that are ready.
         self.ready: set[str] = set()
-        #: The runs of each task, in the order in which they started.
+        #: The runs of each task in the order of their starts.
         self.runs: dict[str, list[Run]] = defaultdict(list)
 
     def read(self) -> None:
-        """Take in what was added."""
+        """Read the new lines."""
         *lines, self._rest = (self._rest + self._file.read()).split('\n')
         for line in lines:
             self._take(json.loads(line))
 
     def succeeded(self, task_id: str) -> bool:
-        """Tell whether some run of a task ended well."""
+        """Return whether a run of the task succeeded."""
         return any(run.state == 'SUCCESS' for run in self.runs[task_id])
 
     def close(self) -> None:

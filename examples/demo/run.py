@@ -1,4 +1,4 @@
-"""The command line of the demo, and what it says if it cannot begin."""
+"""Command line of the demo."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def run(interrupts: Interrupts) -> int:
     """Read the command line, run the demo and return its exit status."""
     parser = argparse.ArgumentParser(
         prog='python -m examples.demo',
-        description='Show workers at work, on the server in COUCHDB_URL or an embedded one.',
+        description='Run tasks with two workers, on the server in COUCHDB_URL or an embedded one.',
     )
-    parser.add_argument('--patient', action='store_true', help='accept that the machine is slow: tenfold time limits')
+    parser.add_argument('--patient', action='store_true', help='multiply all time limits by ten, for slow machines')
     patience = 10.0 if parser.parse_args().patient else 1.0
     try:
         return 0 if Stage(interrupts, patience).play() else 1

@@ -1,4 +1,4 @@
-"""The kinds of work that the demo sends, each with what must come true of it."""
+"""The scenes of the demo: kinds of work, each with a check of its outcome."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from examples import tasks
 
 from .journal import Journal, Run
 
-#: Both in seconds: how late a task may start; how long the result of a task that has finished may take.
+#: In seconds: how late a task may start; how long reading the result of a finished task may take.
 _LATE, _RESULT = 2.0, 3.0
 
 
 class Scene(ABC):
     """One row of the table. Times are seconds since the epoch."""
 
-    #: What it is called in the table, and while it runs.
+    #: Its name in the table, and a short one for the progress line.
     what: str
     short: str
-    #: How often each task has to start.
+    #: How many times each task must start.
     starts: ClassVar[int] = 1
 
     def __init__(self, patience: float) -> None:
-        #: How many seconds after its time a task may start.
+        #: How many seconds after its due date a task may start.
         self.late = _LATE * patience
         self._timeout = _RESULT * patience
         self.ids: list[str] = []
         self.sent: float | None = None
         self.due: float | None = None
-        #: What came out, in a word or two, and what was wrong with it, in sentences.
+        #: The outcome in a few words, and what is wrong, in sentences.
         self.outcome = '-'
-        self.flaws = ['what came true of it is not known']
+        self.flaws = ['its outcome is unknown']
 
     def send(self) -> None:
         """Send the tasks."""
@@ -45,28 +45,28 @@ class Scene(ABC):
         self.pending = self._send()
 
     def done(self, journal: Journal) -> bool:
-        """Tell whether every task has succeeded."""
+        """Return whether every task has succeeded."""
         return bool(self.ids) and all(journal.succeeded(task_id) for task_id in self.ids)
 
     def progress(self, journal: Journal) -> str:
-        """Return how far it is, as `3/10`."""
+        """Return the progress, such as `3/10`."""
         if self.starts > 1:
             return f'{sum(1 for _ in self.runs(journal))}/{self.starts}'
         return f'{sum(journal.succeeded(task_id) for task_id in self.ids)}/{len(self.ids)}'
 
     def runs(self, journal: Journal) -> Iterator[Run]:
-        """Yield every run of every task."""
+        """Return the runs of all tasks."""
         return (run for task_id in self.ids for run in journal.runs[task_id])
 
     def judge(self, journal: Journal) -> None:
-        """Find out what came true: `outcome` and `flaws`."""
+        """Check the outcome and set `flaws`."""
         self.flaws = self._flaws(journal)
 
     def _flaws(self, journal: Journal) -> list[str]:
         if self.sent is None:
             return ['was not sent']
         if not self.ids:
-            return ['was not sent to the end']
+            return ['was sent only in part']
         unfinished = sum(not journal.succeeded(task_id) for task_id in self.ids)
         if unfinished:
             never = sum(not journal.runs[task_id] for task_id in self.ids)
@@ -89,14 +89,14 @@ class Scene(ABC):
 
     @abstractmethod
     def check(self, result: Any) -> str | None:
-        """Set `outcome`; return what is wrong with the result, or None."""
+        """Set `outcome` from the result; return what is wrong with it, or None."""
 
     def check_runs(self, runs: list[list[Run]]) -> list[str]:
-        """Return what is wrong with when and where the tasks ran; `runs` has those of each task."""
+        """Return what is wrong with the times and places of the runs; `runs` has a list for each task."""
         return []
 
     def expect(self, result: Any, expected: Any, outcome: str) -> str | None:
-        """Set `outcome` if the result is the expected one; else return what is wrong."""
+        """Set `outcome`; return what is wrong if the result is not the expected one."""
         self.outcome = outcome if result == expected else 'wrong'
         return None if result == expected else f'the result is {str(result)[:60]} instead of {str(expected)[:60]}'
 
@@ -118,7 +118,7 @@ class Burst(Scene):
 
 
 class Retry(Scene):
-    """A task that fails and is tried again a second later, twice."""
+    """A task that fails twice and is retried 1 s later each time."""
 
     short = 'retry'
     what = 'a task that fails twice'
@@ -135,18 +135,18 @@ class Retry(Scene):
     def check_runs(self, runs: list[list[Run]]) -> list[str]:
         flaws = []
         for failed, again in pairwise(runs[0]):
-            # The second begins somewhere in the run that failed.
+            # The retry is scheduled at some moment of the failed run.
             assert failed.finished is not None
             self.due = failed.finished + 1.0
             if again.started - failed.started < 1.0:
-                flaws.append(f'was tried again after {again.started - failed.started:.2f} s instead of 1 s')
+                flaws.append(f'was retried after {again.started - failed.started:.2f} s instead of 1 s')
             if again.started - self.due > self.late:
-                flaws.append(f'was tried again {again.started - self.due:.1f} s late')
+                flaws.append(f'was retried {again.started - self.due:.1f} s late')
         return flaws
 
 
 class Chain(Scene):
-    """Tasks of which each needs the result of the one before."""
+    """Tasks that each need the result of the previous one."""
 
     short = 'chain'
     what = 'a chain of 3 tasks'
@@ -165,7 +165,7 @@ class Chain(Scene):
 
 
 class Chord(Scene):
-    """Tasks whose results are put together by a last one."""
+    """Tasks whose results another task combines."""
 
     short = 'chord'
     size = 10
@@ -186,7 +186,7 @@ class Chord(Scene):
 
 
 class Crash(Scene):
-    """A task whose process dies while the worker lives on."""
+    """A task whose process is killed while the worker runs on."""
 
     short = 'crash'
     what = 'a task, process killed'
@@ -225,12 +225,12 @@ class WorkerKilled(Scene):
         return ['ran twice on one worker'] if first.worker == second.worker else []
 
     def holder(self, journal: Journal) -> str | None:
-        """Return the name of the worker that runs the task, None before it does."""
+        """Return the name of the worker that runs the task, or None before it starts."""
         return next((run.worker for run in self.runs(journal)), None)
 
 
 class Scheduled(Scene):
-    """Tasks that are to run some seconds later."""
+    """Tasks that are due some seconds later."""
 
     size = 10
 

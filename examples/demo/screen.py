@@ -1,4 +1,4 @@
-"""What the demo shows: how far it is, then the table."""
+"""The output of the demo: its progress, then the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UPDATE_EVERY, _PLAIN_EVERY = 0.1, 5.0
 
 
 class Screen:
-    """Standard output: a terminal, with one line that is updated, or a file, with a line now and then."""
+    """Standard output: a terminal, where one line is updated, or a file, where a line is added every 5 s."""
 
     def __init__(self) -> None:
         #: When the demo began, seconds since the epoch.
@@ -27,11 +27,11 @@ class Screen:
         self._shown_at = 0.0
 
     def restart(self) -> None:
-        """Begin to count now."""
+        """Start to count the seconds now."""
         self.began = time.time()
 
     def now(self) -> float:
-        """Return how many seconds ago the demo began."""
+        """Return the seconds since the start of the demo."""
         return time.time() - self.began
 
     def say(self, text: str) -> None:
@@ -40,11 +40,11 @@ class Screen:
         self._shown_at = time.time() if not self._terminal else 0.0
 
     def report(self, text: str) -> None:
-        """Print a line that stays, with the time."""
+        """Print a line that stays, with the time in seconds."""
         self.say(f'{self.now():5.1f} s  {text}')
 
     def show(self, text: str) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         since = time.time() - self._shown_at
         if self._terminal and since > _UPDATE_EVERY:
             line = f'{self.now():5.1f} s  {text}'
@@ -55,7 +55,7 @@ class Screen:
             self.report(text)
 
     def table(self, scenes: Sequence[Scene], journal: Journal) -> None:
-        """Print what became of all the work."""
+        """Print the table of all scenes."""
         self.say('')
         self.say(
             _ROW.format('seconds since the start', 'sent', 'due', 'started', 'finished', 'where', 'result', '').rstrip()

@@ -1,4 +1,4 @@
-"""The server and the databases that the demo has for itself."""
+"""The server of the demo and its two databases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing, No
 from .interrupts import Interrupts
 from .screen import Screen
 
-#: Seconds until a server that does not answer is given up.
+#: The time limit of requests in seconds.
 _TIMEOUT = 3.0
 
 
@@ -32,17 +32,17 @@ class Databases:
         self._server = server
         self.name = f'demo-{uuid.uuid4().hex[:8]}'
         self.results = f'{self.name}-results'
-        #: In sentences, what could not be deleted.
+        #: What could not be deleted, in sentences.
         self.left: list[str] = []
         self._created: list[str] = []
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables from which Celery takes the two addresses."""
+        """The environment variables that give Celery the two URLs."""
         return {'CELERY_BROKER_URL': self._url(self.name), 'CELERY_RESULT_BACKEND': self._url(self.results)}
 
     def create(self) -> str:
-        """Create both and return what runs where, without the password; *raises* `CouchDBError`."""
+        """Create both; return the server's product and address, without the password. *Raises* `CouchDBError`."""
         client = self._client(self.name)
         greeting = client.welcome()
         for name in (self.name, self.results):
@@ -56,7 +56,7 @@ class Databases:
         return f'{product} at {client.address.server}'
 
     def delete(self) -> None:
-        """Delete what was created."""
+        """Delete the created databases."""
         for name in self._created:
             try:
                 self._client(name).delete()
@@ -79,7 +79,7 @@ class Databases:
     def _url(self, database: str) -> str:
         login, at, _ = self._server.netloc.rpartition('@')
         user, _, password = login.partition(':')
-        # Quoted anew: Celery is stricter than others about what may stand in a URL as it is.
+        # Quoted again: Celery accepts fewer unquoted characters in a URL than other programs.
         login = ':'.join(quote(unquote(part), safe='') for part in (user, password)) if at else ''
         host = self._server.hostname or ''
         host = f'[{host}]' if ':' in host else host
@@ -106,7 +106,7 @@ def databases(screen: Screen, interrupts: Interrupts) -> Iterator[Databases]:
             url = stack.enter_context(EmbeddedServer()).url
         own = Databases(_checked(url))
         stack.callback(own.delete)
-        with interrupts.held():  # a request that is cut off might create a database after it was deleted
+        with interrupts.held():  # an interrupted request might create a database after the clean-up
             where = own.create()
         screen.say(f'Server:    {where}')
         screen.say(f'Databases: {own.name}, {own.results}; deleted at the end')

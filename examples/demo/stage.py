@@ -1,4 +1,4 @@
-"""The stage: the workers, the scenes in their order, and what is left to say afterwards."""
+"""The course of the demo: workers, scenes and the final report."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .screen import Screen
 from .server import DemoError, databases
 from .workers import Worker
 
-#: All in seconds: how long the work may take, then reading the results, then the end of a worker.
+#: Time limits in seconds: for the work, for reading the results, for the end of a worker.
 _LIMIT, _JUDGE, _END = 42.0, 5.0, 6.0
 
-#: Lines of each worker's log that are shown if something went wrong.
+#: How many lines of each worker's log are shown on failure.
 _TAIL = 20
 
 
 class Stage:
-    """One performance of the demo."""
+    """One run of the demo."""
 
     def __init__(self, interrupts: Interrupts, patience: float) -> None:
         self._interrupts, self._patience = interrupts, patience
@@ -40,7 +40,7 @@ class Stage:
         self._killed = WorkerKilled(patience)
         self._first: list[Scene] = [kind(patience) for kind in (Burst, Retry, Chain, Chord, Crash)]
         self._second: list[Scene] = [self._killed, Scheduled(patience, 4), Scheduled(patience, 8)]
-        #: What went wrong besides the scenes, in sentences.
+        #: Problems outside the scenes, in sentences.
         self._troubles: list[str] = []
 
     @property
@@ -48,7 +48,7 @@ class Stage:
         return [*self._first, *self._second]
 
     def play(self) -> bool:
-        """Do it all, leave nothing behind, show what came true and tell whether it was everything.
+        """Run the demo, clean up, show the outcome, and return whether everything succeeded.
 
         *Raises* `DemoError`, `CouchDBError` or `EmbeddedServerError` if it cannot begin, and `Stopped`.
         """
@@ -60,7 +60,7 @@ class Stage:
                 self._journal = Journal(folder / 'journal')
                 stack.callback(self._journal.close)
                 self._database = stack.enter_context(databases(self._screen, self._interrupts))
-                # These would take precedence.
+                # These settings would take precedence.
                 for name in ('CELERY_BROKER_READ_URL', 'CELERY_BROKER_WRITE_URL'):
                     os.environ.pop(name, None)
                 os.environ.update(self._database.environment)
@@ -82,24 +82,24 @@ class Stage:
     def _failed(self) -> bool:
         return bool(self._troubles or any(scene.flaws for scene in self._scenes))
 
-    # -- the performance
+    # -- the run
 
     def _perform(self, folder: Path) -> None:
-        """Do it all, and note in `_troubles` and in the scenes what went wrong."""
+        """Run all scenes; record problems in `_troubles` and in the scenes."""
         try:
             with self._interrupts.limit(_LIMIT * self._patience):
                 self._start_workers(folder)
                 self._send(*self._first)
                 self._wait_for(self._first)
                 self._send(self._killed)
-                self._wait(lambda: self._killed.holder(self._journal), 'a task that will lose its worker is starting')
+                self._wait(lambda: self._killed.holder(self._journal), 'starting a task whose worker will be killed')
                 victim = next(w for w in self._workers if w.name == self._killed.holder(self._journal))
                 victim.kill()
                 self._screen.report(f'{victim.name} was killed with all its processes while it ran a task')
                 self._send(*self._second[1:])
                 self._wait_for(self._second)
         except TimeIsUp:
-            self._troubles.append(f'it was not over after {self._screen.now():.0f} s')
+            self._troubles.append(f'it did not finish within {self._screen.now():.0f} s')
         except (DemoError, CouchDBError, KombuError) as exc:
             self._troubles.append(str(exc))
         self._journal.read()
@@ -112,9 +112,9 @@ class Stage:
 
     def _start_workers(self, folder: Path) -> None:
         for name in ('w1', 'w2'):
-            with self._interrupts.held():  # a process must not be started and then forgotten
+            with self._interrupts.held():  # a started process must be in the list, so that it is killed at the end
                 self._workers.append(Worker(name, self._database.name, folder))
-        self._wait(lambda: len(self._journal.ready) == len(self._workers), 'two workers are starting')
+        self._wait(lambda: len(self._journal.ready) == len(self._workers), 'starting two workers')
         self._screen.report('the workers w1 and w2 are ready')
 
     def _send(self, *scenes: Scene) -> None:
@@ -130,14 +130,14 @@ class Stage:
         self._wait(lambda: all(scene.done(self._journal) for scene in scenes), '')
 
     def _wait(self, condition: Callable[[], object], doing: str) -> None:
-        """Wait until the condition holds; *raises* `DemoError` if a worker ends."""
+        """Wait until the condition is true; *raises* `DemoError` if a worker ends unexpectedly."""
         while True:
             self._journal.read()
             if condition():
                 return
             for worker in self._workers:
                 if worker.status is not None and not worker.killed:
-                    raise DemoError(f'{worker.name} ended by itself, with status {worker.status}')
+                    raise DemoError(f'{worker.name} ended unexpectedly, with status {worker.status}')
             self._interrupts.check()
             self._screen.show(doing or self._progress())
             time.sleep(0.05)
@@ -147,14 +147,14 @@ class Stage:
         return ' | '.join(f'{scene.short} {scene.progress(self._journal)}' for scene in running)
 
     def _end_workers(self) -> None:
-        """Let the workers that live finish what they do."""
+        """Let the running workers finish their tasks and end."""
         living = [worker for worker in self._workers if worker.status is None]
         for worker in living:
             worker.terminate()
         for worker in living:
-            self._screen.show(f'{worker.name} is asked to end')
+            self._screen.show(f'stopping {worker.name}')
             if not worker.wait(_END * self._patience):
-                self._troubles.append(f'{worker.name} did not end well when it was asked to')
+                self._troubles.append(f'{worker.name} did not stop correctly')
 
     def _kill_workers(self) -> None:
         for worker in self._workers:
@@ -175,11 +175,11 @@ class Stage:
         if not self._failed:
             count = sum(len(scene.ids) for scene in self._scenes)
             self._screen.say(
-                f'All of it came true in {self._screen.now():.0f} s: {count} tasks, none lost, and none run twice '
-                f'but those\nthat were killed. Nothing is left running or lying about.'
+                f'Everything succeeded in {self._screen.now():.0f} s: {count} tasks, none lost, and none run again '
+                f'except\nafter a failure or a killed process. All processes have ended; the databases are deleted.'
             )
             return
-        self._screen.say('Not all of it came true:')
+        self._screen.say('Something failed:')
         for trouble in self._troubles:
             self._screen.say(f'- {trouble}')
         for scene in self._scenes:

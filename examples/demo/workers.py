@@ -1,4 +1,4 @@
-"""Celery workers as processes of their own, each with its pool in a process group that can be killed as one."""
+"""Celery workers as processes. Each has its pool in one process group, which is killed as a whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Worker:
                     '-I',
                     'examples.demo.journal',
                 ],
-                # A worker that is killed cannot remove its temporary files.
+                # A killed worker leaves its temporary files: they go into the folder that the demo deletes.
                 cwd=_ROOT,
                 env={**os.environ, 'TMPDIR': str(folder)},
                 stdin=subprocess.DEVNULL,
@@ -46,7 +46,7 @@ class Worker:
 
     @property
     def status(self) -> int | None:
-        """The exit status, None while the worker runs."""
+        """The exit status; None while the worker runs."""
         return self._process.poll()
 
     def kill(self) -> None:
@@ -55,12 +55,12 @@ class Worker:
         self._end_group()
 
     def terminate(self) -> None:
-        """Ask the worker to finish what it does and to end."""
+        """Ask the worker to finish its tasks and end."""
         if self.status is None:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the worker to end; tell whether it did by itself, and well. Nothing of it is left afterwards."""
+        """Wait for the worker to end and return whether its status is 0. Afterwards all its processes have ended."""
         try:
             return self._process.wait(seconds) == 0
         except subprocess.TimeoutExpired:
@@ -69,7 +69,7 @@ class Worker:
             self._end_group()
 
     def log_tail(self, count: int) -> list[str]:
-        """Return the last lines of the log, and before them the last of those that warn."""
+        """Return the last `count` lines of the log, preceded by the last warnings and errors before them."""
         lines = self._log.read_text(encoding='utf-8', errors='replace').splitlines()
         warnings = [
             line for line in lines[:-count] if ': WARNING/' in line or ': ERROR/' in line or ': CRITICAL/' in line
@@ -81,7 +81,7 @@ class Worker:
             return
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # nobody is left, as Linux and macOS say it
+        except (ProcessLookupError, PermissionError):  # the group has ended: the errors of Linux and macOS
             pass
         self._process.wait()
         self._over = True

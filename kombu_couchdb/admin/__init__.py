@@ -1,4 +1,5 @@
-"""Operators' functions, one task a module: each returns data and prints nothing.
+"""Functions for operators, one subject per module. They return data and print nothing.
 
-It may import `leases`, `queues`, `documents`, `couchdb` and `design`. `celery_couchdb.cli` and `celery_couchdb.jobs` import it.
+This folder may import `leases`, `queues`, `documents`, `couchdb` and `design`. `celery_couchdb.cli` and
+`celery_couchdb.jobs` import it.
 """

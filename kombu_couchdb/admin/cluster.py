@@ -1,4 +1,4 @@
-"""The server below one database: what must be so, on all of its nodes, before anything is purged."""
+"""Checks of the server and its nodes before tombstones are purged."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from urllib.parse import quote
 
 from ..couchdb.client import Client
 from ..couchdb.shapes import items, maybe, members, number, text
-from ..errors import AccessDenied, CouchDBError, who
+from ..errors import AccessDenied, CouchDBError, describe_user
 
 __all__ = ['Cluster', 'Refused']
 
-#: How long to wait for the nodes to have told each other everything, in seconds.
-_SYNC = 60.0
+#: How long to wait until the nodes of a cluster have replicated all changes to each other.
+_REPLICATION_SECONDS = 60.0
 
-#: What the server says of its nodes, of one of them, and of what they do just now.
+#: The shapes of the server's responses about its nodes, about one node, and about running tasks.
 _MEMBERSHIP = members(cluster_nodes=items(text), all_nodes=items(text))
 _SYSTEM = members(uptime=number, internal_replication_jobs=maybe(number))
 _TASKS = items(members(type=text))
 
 
 class Refused(CouchDBError):
-    """What was asked for is not possible here, or not safe now; the text says what to change."""
+    """The operation is not possible on this server, or not safe now. The text says what to change. Not retried."""
 
 
 class Cluster:
-    """The server or servers that keep the database of `client`."""
+    """The server, or all nodes of the cluster, with the database of `client`."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.server = Client(client.address.root)
 
     def check(self) -> None:
-        """Make sure that this is an Apache CouchDB and the user its administrator.
+        """Check that the server is Apache CouchDB and the user a server administrator.
 
-        *Raises* `Refused` if it is the embedded server, `AccessDenied`.
+        *Raises* `Refused` for the embedded server, and `AccessDenied` for other users.
         """
         if 'couchdb' not in self.client.welcome():
             raise Refused(
@@ -48,27 +48,27 @@ class Cluster:
             if 'server admin' not in str(exc):
                 raise  # the password is wrong
             raise AccessDenied(
-                f'{self.client.address.url}: {who(self.client.user)} is no server administrator, and '
+                f'{self.client.address.url}: {describe_user(self.client.user)} is no server administrator, and '
                 f'CouchDB lets nobody else purge: name one with --admin'
             ) from exc
 
     def nodes(self) -> list[str]:
-        """Return the names of all nodes; *raises* `Refused` if one is down."""
-        answer = self.server.request('GET', '/_membership', repeat=True, shape=_MEMBERSHIP)
-        down = sorted(set(answer['cluster_nodes']) - set(answer['all_nodes']))
+        """Return the names of all nodes; *raises* `Refused` if a node is down."""
+        response = self.server.request('GET', '/_membership', repeat=True, shape=_MEMBERSHIP)
+        down = sorted(set(response['cluster_nodes']) - set(response['all_nodes']))
         if down:
             raise Refused(
                 f'{self.client.address.server}: node {down[0]} is down, and what is purged now would come back from '
                 f'it: start it, or take it out of the cluster'
             )
-        return sorted(answer['cluster_nodes'])
+        return sorted(response['cluster_nodes'])
 
     def synchronise(self, age: float) -> None:
-        """Wait until the nodes have told each other of what is older than `age` seconds.
+        """Wait until every node knows all changes that are older than `age` seconds.
 
-        *Raises* `Refused` if one was started later than that, or if it takes too long.
+        *Raises* `Refused` if a node has been up for less than `age` seconds, or after 60 seconds of waiting.
         """
-        nodes, deadline = self.nodes(), time.monotonic() + _SYNC
+        nodes, deadline = self.nodes(), time.monotonic() + _REPLICATION_SECONDS
         for node in nodes if len(nodes) > 1 else ():
             while True:
                 system = self.server.request('GET', f'/_node/{quote(node)}/_system', repeat=True, shape=_SYSTEM)
@@ -82,12 +82,12 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise Refused(
                         f'{self.client.address.server}: node {node} still sends the other nodes what they missed: '
-                        f'try again when less is to be done'
+                        f'try again when fewer changes are pending'
                     )
                 time.sleep(0.1)
 
     def busy(self, *kinds: str) -> bool:
-        """Tell whether any node works on the database in one of these ways, as `_active_tasks` calls them."""
+        """Tell whether any node runs a task of one of these types on the database; the types are `_active_tasks`'."""
         tasks = self.server.request('GET', '/_active_tasks', repeat=True, shape=_TASKS)
         part = re.compile(rf'shards/[^/]*/{re.escape(self.client.address.database)}\.\d+')
         return any(task['type'] in kinds and part.match(str(task.get('database'))) for task in tasks)

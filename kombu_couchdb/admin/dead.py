@@ -1,4 +1,4 @@
-"""Dead letters: see them, give them back to their queues, or drop them."""
+"""Dead letters: list them, put them back into their queues, or delete them."""
 
 from __future__ import annotations
 
@@ -18,40 +18,45 @@ from ..queues.unique_jobs import enqueue
 
 __all__ = ['as_letter', 'count', 'drop', 'is_letter', 'letters', 'replay']
 
-#: Documents read or written in one request.
-_BATCH = 200
+#: The maximum number of documents that are read or written in one request.
+_BATCH_DOCS = 200
 
-#: The rows of the view, and of its reduction.
+#: The shapes of the rows of the view `dead`, and of its reduction.
 _LETTER, _COUNT = members(key=items(lambda part: True)), members(value=number)
 
 
 def count(client: Client, queue: str | None = None) -> int:
-    """Return how many dead letters a queue has, or all queues together."""
-    rows = client.view(design.NAME, 'dead', _COUNT, **_of(queue))
+    """Return the number of dead letters in a queue, or in all queues."""
+    rows = client.view(design.NAME, 'dead', _COUNT, **_range_of(queue))
     return int(rows[0]['value']) if rows else 0
 
 
 def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
-    """Yield the dead letters of a queue, or of all, by queue and time; they may be dropped or replayed meanwhile."""
-    where, seen = _of(queue), set[str]()
-    while rows := client.view(design.NAME, 'dead', _LETTER, **where, include_docs=True, reduce=False, limit=_BATCH + 1):
-        new = [row for row in rows[:_BATCH] if row['id'] not in seen]
+    """Yield the dead letters of a queue, or of all queues, ordered by queue and time.
+
+    You may delete or replay the letters while you iterate.
+    """
+    where, seen = _range_of(queue), set[str]()
+    limit = _BATCH_DOCS + 1
+    while rows := client.view(design.NAME, 'dead', _LETTER, **where, include_docs=True, reduce=False, limit=limit):
+        new = [row for row in rows[:_BATCH_DOCS] if row['id'] not in seen]
         for row in new:
             seen.add(row['id'])
             if doc := _letter(client, row):
                 yield doc
-        if len(rows) <= _BATCH or not new:
-            return  # the embedded server does not know startkey_docid, and stands still in too many of one moment
-        where = {**where, 'startkey': rows[_BATCH]['key'], 'startkey_docid': rows[_BATCH]['id']}
+        if len(rows) <= _BATCH_DOCS or not new:
+            # `new` is empty if more letters than a batch have the same key: the embedded server ignores startkey_docid.
+            return
+        where = {**where, 'startkey': rows[_BATCH_DOCS]['key'], 'startkey_docid': rows[_BATCH_DOCS]['id']}
 
 
 def is_letter(doc: Document) -> bool:
-    """Tell whether an item is a dead letter; so is one whose queue is not text, which no consumer can see."""
+    """Tell whether an item is a dead letter. An item whose queue is not text is one, because no consumer sees it."""
     return bool(doc.get('status')) or not isinstance(doc.get('queue'), str)
 
 
 def as_letter(doc: Document) -> Document:
-    """Return a dead letter with its reason, though nobody has written one."""
+    """Return a dead letter with status and reason. An item without a valid queue has none in its document."""
     return (
         doc
         if doc.get('status') or not is_letter(doc)
@@ -60,7 +65,10 @@ def as_letter(doc: Document) -> Document:
 
 
 def _letter(client: Client, row: Row) -> Document | None:
-    """Return the letter in a row of the view; of one that cannot be read what the view has of it; None if it is gone."""
+    """Return the letter for a row of the view; None if it is deleted.
+
+    For a document that cannot be read, return a letter made of the row only.
+    """
     if row.get('doc'):
         return as_letter(row['doc'])
     found = DeadRow.of(row)
@@ -80,45 +88,45 @@ def _letter(client: Client, row: Row) -> Document | None:
     )
 
 
-def _of(queue: str | None) -> dict[str, Any]:
+def _range_of(queue: str | None) -> dict[str, Any]:
     return {} if queue is None else design.rows_of(queue)
 
 
 def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
-    """Give dead letters back to their queues, at the end, as if they had never been delivered.
+    """Put dead letters back at the end of their queues, as if they had never been delivered.
 
-    Return those that are back, and by id of the others in one sentence why they are not.
+    Return the replayed letters, and the reasons, one sentence each, why others were not replayed, by document id.
     """
-    back: list[Document] = []
+    replayed: list[Document] = []
     refused: dict[str, str] = {}
-    plain: list[tuple[Document, WorkItem]] = []
+    pairs: list[tuple[Document, WorkItem]] = []  # the letter, and the document to write
     for doc in docs:
-        alive = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
+        item = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
         if not doc.get('status'):
             refused[doc['_id']] = 'it is no dead letter (any more)'
         elif not isinstance(doc.get('queue'), str):
             refused[doc['_id']] = f'it cannot be delivered: {NO_QUEUE}'
-        elif reason := workitem.flaw({**alive, 'claimed': None}):
+        elif reason := workitem.flaw({**item, 'claimed': None}):
             refused[doc['_id']] = f'it cannot be delivered: {reason}'
         elif 'key' in doc and not workitem.is_unique(doc):
-            # A dead unique job that made way for a newer one: it has to find its place among those of its key.
-            if _is_back_in_place(client, doc):
-                back.append(doc)
+            # A dead unique job that was copied when a newer job took its document: merge it with that job, if any.
+            if _replay_unique(client, doc):
+                replayed.append(doc)
             else:
                 refused[doc['_id']] = 'another message with its job key waits'
         else:
-            plain.append((doc, dead_letter.replayed(workitem.checked(doc), client.clock.now())))
-    for part in chunks(plain, _BATCH):
+            pairs.append((doc, dead_letter.replayed(workitem.checked(doc), client.clock.now())))
+    for part in chunks(pairs, _BATCH_DOCS):
         for (doc, _), result in zip(part, client.bulk([changed for _, changed in part]), strict=True):
             if result.is_stored:
-                back.append(doc)
+                replayed.append(doc)
             else:
                 refused[doc['_id']] = 'it was changed by somebody else just now'
-    return back, refused
+    return replayed, refused
 
 
-def _is_back_in_place(client: Client, letter: Document) -> bool:
-    """Enqueue a dead unique job again, unless another one of its key waits: tell whether that was done."""
+def _replay_unique(client: Client, letter: Document) -> bool:
+    """Enqueue a dead unique job again and delete the letter; return False if another job with its key waits."""
     job = job_id(letter['queue'], letter['message']['headers'].get('task'), letter['key'])
     again = dead_letter.replayed(workitem.checked(letter), client.clock.now())
     again['_id'] = job
@@ -132,6 +140,6 @@ def _is_back_in_place(client: Client, letter: Document) -> bool:
 
 
 def drop(client: Client, docs: Sequence[Document]) -> int:
-    """Delete dead letters for good and return how many; what is none any more is left."""
-    gone = [workitem.deleted(doc) for doc in docs if doc.get('status')]
-    return sum(1 for part in chunks(gone, _BATCH) for result in client.bulk(part) if result.is_stored)
+    """Delete dead letters for good and return their number. Letters that were replayed or changed are kept."""
+    deletions = [workitem.deleted(doc) for doc in docs if doc.get('status')]
+    return sum(1 for part in chunks(deletions, _BATCH_DOCS) for result in client.bulk(part) if result.is_stored)

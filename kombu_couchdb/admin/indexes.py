@@ -1,9 +1,9 @@
-"""The indexes of one database, those of other applications included: kept up to date while tombstones are taken away.
+"""The indexes of one database, including those of other applications, while tombstones are purged.
 
-A row of an index whose document was purged before the index had seen its deletion stays for ever, if the index is compacted
-at the wrong time (measured with CouchDB 3.5). So every copy of every index has seen all deletions before any purge. A view is
-answered by the copy that is first, and `_info` speaks of the first alone; but each copy is asked, and `_active_tasks` tells
-of all nodes when they have done what they were asked to do.
+If a document is purged before an index has processed its deletion, and the index is compacted at the wrong time, the
+document's row stays in the index forever (measured with CouchDB 3.5). So every copy of every index must process all
+deletions before a purge. On a cluster, a view request goes to every copy, but the fastest copy responds, and `_info`
+describes one copy only. So this module also waits until `_active_tasks`, which covers all nodes, lists no index task.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .cluster import Cluster, Refused
 
 __all__ = ['Indexes']
 
-#: Changes that an index takes in within one request, without a bar.
-_FEW = 10_000
+#: An index with at most this many pending changes is updated in one request, without a report of progress.
+_FEW_CHANGES = 10_000
 
-#: How long an index may make no progress, and work on it may go on, in seconds.
-_STUCK = 300.0
+#: How long an index may make no progress, and how long tasks on it may run, before the vacuum gives up.
+_STUCK_SECONDS = 300.0
 
-#: How often all copies are asked where there are several, and the pause between, in seconds: one may miss a request.
-_ROUNDS, _PAUSE = 3, 1.0
+#: On a cluster all indexes are updated this many times, with a pause, because a copy may miss a request.
+_ROUNDS, _PAUSE_SECONDS = 3, 1.0
 
-#: What CouchDB says of an index.
+#: The shape of CouchDB's response about an index.
 _INFO = members(
     view_index=members(
         update_seq=number,
@@ -48,7 +48,7 @@ class Indexes:
         self._built: list[tuple[str, str]] = []  # the path of a design document, and one of its views
 
     def designs(self) -> dict[str, str]:
-        """Return one view of each design document that has views, by the name of the design document."""
+        """Return the names of the design documents that have views, each with the name of one of its views."""
         found = {}
         for row in self._client.id_range('_design/', docs=True):
             views = (row.get('doc') or {}).get('views')
@@ -65,36 +65,37 @@ class Indexes:
         """Return the size of the files of all indexes, in bytes."""
         return sum(int(self._info(_path(name))['sizes']['file']) for name in self.designs())
 
-    def settle(self, progress: Callable[[int, int], None], *, build: bool) -> None:
-        """Bring every copy of every index up to date; `progress` is told how many changes are done, of how many.
+    def bring_up_to_date(self, progress: Callable[[int, int], None], *, build: bool) -> None:
+        """Bring every copy of every index up to date.
 
-        An index that was never built has no rows, and without `build` is left so. *Raises* `Refused` if one cannot be
-        brought up to date.
+        `progress` is called with the number of processed changes and their total. Indexes that were never built have no
+        rows; they are built only if `build` is true. *Raises* `Refused` if an index cannot be brought up to date.
         """
-        several = self._client.is_cluster()
+        is_cluster = self._client.is_cluster()
         found = [(_path(name), view, self._info(_path(name))) for name, view in self.designs().items()]
-        # What is built from now on sees the tombstones only, and makes no row of them. Of one copy that can be known.
+        # Skip indexes that were never built: when they are built later, they only see tombstones and make no rows of
+        # them. On a cluster, `_info` cannot tell whether all copies are unbuilt.
         found = [
             (path, view, info)
             for path, view, info in found
-            if build or several or info['update_seq'] or info['updater_running']
+            if build or is_cluster or info['update_seq'] or info['updater_running']
         ]
         self._built = [(path, view) for path, view, _ in found]
         left = {path: _pending(info) for path, _, info in found}
         total = sum(left.values())
         for path, view in self._built:
-            for pending in self._catch_up(path, view):
+            for pending in self._process_changes(path, view):
                 left[path] = pending
                 progress(max(0, total - sum(left.values())), total)
-        for again in range(_ROUNDS if several else 1):
-            if again:
-                time.sleep(_PAUSE)
-            self.digest()
-            self._rest()
+        for number_of_round in range(_ROUNDS if is_cluster else 1):
+            if number_of_round:
+                time.sleep(_PAUSE_SECONDS)
+            self.process_latest()
+            self._wait_until_idle()
         progress(total, total)
 
-    def digest(self) -> float:
-        """Let every index take in what changed since, and return how long the slowest took, in seconds."""
+    def process_latest(self) -> float:
+        """Make every index process the latest changes. Return the time that the slowest index took, in seconds."""
         slowest = 0.0
         for path, view in self._built:
             began = time.monotonic()
@@ -103,19 +104,19 @@ class Indexes:
         return slowest
 
     def compact(self) -> None:
-        """Begin to compact all indexes, and delete the files of those that no design document describes any more."""
+        """Start the compaction of all indexes, and delete the files of indexes without a design document."""
         self._client.request('POST', '/_view_cleanup', shape=DONE)
         for name in self.designs():
             self._client.request('POST', f'/_compact/{quote(name, safe="")}', shape=DONE)
 
-    def _catch_up(self, path: str, view: str) -> Iterator[int]:
-        """Yield how many changes an index has not seen, until they are few."""
+    def _process_changes(self, path: str, view: str) -> Iterator[int]:
+        """Yield the number of an index's pending changes again and again, until they are few."""
         least, since = -1, time.monotonic()
-        while (pending := _pending(self._info(path))) > _FEW:
+        while (pending := _pending(self._info(path))) > _FEW_CHANGES:
             yield pending
             if pending < least or least < 0:
                 least, since = pending, time.monotonic()
-            elif time.monotonic() - since > _STUCK:
+            elif time.monotonic() - since > _STUCK_SECONDS:
                 raise Refused(
                     f'{self._client.address.url}{path}: this index makes no progress, and purging would spoil it; '
                     f'mend or delete its design document'
@@ -123,11 +124,11 @@ class Indexes:
             self._update(path, view, update='lazy')
             time.sleep(0.2)
 
-    def _rest(self) -> None:
-        """Wait until no node works on an index: a compaction that began before would bring old rows back."""
+    def _wait_until_idle(self) -> None:
+        """Wait until no node works on an index. A compaction that started earlier would bring old rows back."""
         since = time.monotonic()
         while self._cluster.busy('indexer', 'view_compaction'):
-            if time.monotonic() - since > _STUCK:
+            if time.monotonic() - since > _STUCK_SECONDS:
                 raise Refused(
                     f'{self._client.address.url}: its indexes are being built or compacted; try again after that'
                 )
@@ -138,10 +139,10 @@ class Indexes:
         try:
             self._client.request('GET', f'{path}/_view/{quote(view, safe="")}', params, repeat=True, shape=rows())
         except NotFound:
-            pass  # the design document was deleted meanwhile, and so was its index
+            pass  # the design document was deleted meanwhile, and with it the index
         except CouchDBError as exc:
             if isinstance(exc, ConfigurationError) or (isinstance(exc, ServerUnavailable) and exc.status is None):
-                raise  # the connection, not the index
+                raise  # a problem of the connection, not of the index
             raise Refused(
                 f'{self._client.address.url}{path}: this index cannot be brought up to date, and purging would spoil '
                 f'it; mend or delete its design document ({exc})'

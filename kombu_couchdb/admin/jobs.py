@@ -1,8 +1,15 @@
-"""Jobs by the ids of their tasks: find them, say in what state they are, wait for a change of it, remove them.
+"""Jobs by task id: find them, read their states, wait for changes, remove them.
 
-The states are `pending` (can be taken now), `scheduled` (waits for its due date), `running` (a worker holds it: it runs, or
-waits in that worker for its turn), `dead` (a dead letter) and `gone` (done, expired or removed, or never there). A task has
-several items if it went to several queues, or is to be retried; it is then in the state that comes first in `STATES`.
+The states are
+
+* `pending`: a worker can claim it now;
+* `scheduled`: it waits for its due date;
+* `running`: a worker has claimed it, and runs it or has prefetched it;
+* `dead`: it is a dead letter;
+* `gone`: it is acknowledged, expired or removed, or never existed.
+
+A task has several items if it was published to several queues, or if a retry is waiting. Its state is then the one that
+comes first in `STATES`.
 """
 
 from __future__ import annotations
@@ -25,31 +32,33 @@ __all__ = ['STATES', 'Removal', 'complete', 'find', 'listing', 'remove', 'state'
 
 STATES = ('running', 'pending', 'scheduled', 'dead', 'gone')
 
-#: A row of `waiting` by queue; that of a spoilt item may have anything for a name.
+#: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
 _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
 
-#: How many jobs are read to see whether the beginning of an id is that of one job only.
-_CANDIDATES = 200
+#: How many jobs `complete` reads at most.
+_MAX_CANDIDATES = 200
 
-#: How long one wait for a change lasts at the most, in seconds: for what no change tells of.
-_LONGEST = 300.0
+#: How long `watch` waits for a change before it reads the job again, in case that no change announces the new state.
+_MAX_WAIT_SECONDS = 300.0
 
 
 class Removal(NamedTuple):
-    """What became of a job that was to be removed."""
+    """The result of `remove`: the items of the job, by what was done with them."""
 
-    #: The items that are deleted.
+    #: The deleted items.
     removed: list[Document]
-    #: The items that a worker holds, and that are left as they are.
+    #: The items that a worker holds. They were not changed.
     running: list[Document]
-    #: The dead letters, which are left, too.
+    #: The dead letters. They were not changed.
     dead: list[Document]
 
 
 def find(client: Client, name: str) -> list[Document]:
-    """Return the items of a task, or the item with this document id; one that waits behind a unique job as it will be then.
+    """Return the items of the task with the id `name`, or the item with this document id.
 
-    The index is brought up to date for it: after many changes that may take some time.
+    A message that waits behind a running unique job is returned as the item that it will be, with `behind` true. The
+    request first brings the index up to date, which may take long after many changes. *Raises* `ConfigurationError`
+    if the design document of the index is missing.
     """
     try:
         rows = client.view(design.JOBS, 'by_task', key=name, include_docs=True)
@@ -67,14 +76,14 @@ def find(client: Client, name: str) -> list[Document]:
 
 
 def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
-    """Return the ids that begin with `start`: those of tasks, and of documents whose task's id does not.
+    """Return the ids that begin with `start`, sorted: ids of tasks, and ids of documents if only these match.
 
-    With `dead` only dead letters count. At most `_CANDIDATES` jobs that begin so are looked at.
+    With `dead`, only dead letters count. At most 200 matches are read.
     """
     rows = client.view(
-        design.JOBS, 'by_task', startkey=start, endkey=start + '\ufff0', include_docs=True, limit=_CANDIDATES
+        design.JOBS, 'by_task', startkey=start, endkey=start + '\ufff0', include_docs=True, limit=_MAX_CANDIDATES
     )
-    docs = [row['doc'] for row in [*rows, *client.id_range(start, docs=True, limit=_CANDIDATES)] if row.get('doc')]
+    docs = [row['doc'] for row in [*rows, *client.id_range(start, docs=True, limit=_MAX_CANDIDATES)] if row.get('doc')]
     now = client.clock.now()
     names = {
         name if (name := workitem.task_id(item) or '').startswith(start) else item['_id']
@@ -86,7 +95,7 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
 
 
 def _items(doc: Document, now: float) -> Iterator[Document]:
-    """Yield an item, and those that wait behind it as they will be."""
+    """Yield an item, and the items that the messages waiting behind it will be."""
     yield doc
     while doc.get('next'):
         doc = {**workitem.acked(doc, now), 'behind': True}
@@ -96,7 +105,7 @@ def _items(doc: Document, now: float) -> Iterator[Document]:
 
 
 def state(client: Client, task_id: str) -> str:
-    """Return the state of a job; one request."""
+    """Return the state of a job, see `STATES`. One request."""
     return _state(client, find(client, task_id))
 
 
@@ -106,14 +115,15 @@ def _state(client: Client, docs: list[Document]) -> str:
 
 
 def watch(client: Client, task_id: str, timeout: float | None = None) -> Iterator[str]:
-    """Yield the state of a job, and each further one as it comes, until it is `gone`; nothing polls.
+    """Yield the state of a job, then each new state, until the job is `gone`. It does not poll.
 
-    *Raises* `TimeoutError` if it is not gone after `timeout` seconds, and the errors of `Client`.
+    *Raises* `TimeoutError` if the job is not gone after `timeout` seconds (None means no limit), and the errors of
+    `Client`.
     """
     deadline = float('inf') if timeout is None else time.monotonic() + timeout
     longpoll, last = Longpoll(client), ''
     while True:
-        turn, since, now = longpoll.turn, client.sequence(), client.clock.now()
+        turn, since, now = longpoll.generation, client.sequence(), client.clock.now()
         docs = find(client, task_id)
         found = _state(client, docs)
         if found != last:
@@ -121,9 +131,9 @@ def watch(client: Client, task_id: str, timeout: float | None = None) -> Iterato
             last = found
         if found == 'gone':
             return
-        # A due date comes without a change of the document.
+        # The document of a scheduled job does not change when the job becomes due.
         due = [float(doc['date']) - now for doc in docs if workitem.state(doc, now) == 'scheduled']
-        left = min(deadline - time.monotonic(), *due, _LONGEST)
+        left = min(deadline - time.monotonic(), *due, _MAX_WAIT_SECONDS)
         if deadline <= time.monotonic():
             raise TimeoutError(f'job {task_id} is still {found}')
         _wait(longpoll, turn, since, sorted({doc['_id'] for doc in docs}), max(left, 0.01))
@@ -140,7 +150,7 @@ def _wait(longpoll: Longpoll, turn: int, since: object, ids: list[str], seconds:
 
 
 def remove(client: Client, task_id: str) -> Removal:
-    """Delete what waits of a job, now or for later, for good; what a worker holds, and dead letters, are left."""
+    """Delete the pending and scheduled items of a job for good. Running items and dead letters are not changed."""
     removed: list[Document] = []
     while True:
         docs = find(client, task_id)
@@ -152,23 +162,27 @@ def remove(client: Client, task_id: str) -> Removal:
             after = _without(client, doc) if doc.get('behind') else workitem.acked(doc, client.clock.now())
             if after is None or client.bulk([after])[0].is_stored:
                 removed.append(doc)
-            # Else somebody has taken or changed it meanwhile: look again.
+            # Otherwise a worker has claimed it, or somebody has changed it: the loop reads it again.
 
 
 def _without(client: Client, doc: Document) -> Document | None:
-    """Return the unique job behind which an item waits, without that; None if it is gone."""
+    """Return the running unique job without the message `doc` that waits behind it; None if none waits any more."""
     found = client.fetch([doc['_id']])[0]
     if found is None or not isinstance(found.get('next'), list):
         return None
-    rest = [one for one in found['next'] if workitem.task_id(one) != workitem.task_id(doc)]
+    rest = [message for message in found['next'] if workitem.task_id(message) != workitem.task_id(doc)]
     return {**{name: value for name, value in found.items() if name != 'next'}, **({'next': rest} if rest else {})}
 
 
 def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: int) -> list[Document]:
-    """Return up to `limit` items in one of the states, of one queue or of all: those that run, then the next to be taken."""
+    """Return up to `limit` items in one of the `states`, of one queue, or of all queues if `queue` is None.
+
+    Running items come first, then pending, scheduled and dead ones; pending items in the order in which workers claim
+    them.
+    """
     found: list[Document] = []
     now, store = client.clock.now(), Store(client)
-    every = {'include_docs': True, 'reduce': False}
+    with_docs = {'include_docs': True, 'reduce': False}
     queues = (
         [queue]
         if queue
@@ -179,15 +193,15 @@ def listing(client: Client, states: tuple[str, ...], queue: str | None, limit: i
         ]
     )
     if 'running' in states:
-        found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST], **every)
+        found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST], **with_docs)
     for name in queues:
         if 'pending' in states:
             found += [row.doc for row in store.ready(name, limit) if row.doc]
         if 'scheduled' in states:
             found += store.planned([name], limit)
     if 'dead' in states:
-        of = design.rows_of(queue) if queue else {}
-        found += _rows(client, 'dead', limit=limit, **of, **every)
+        where = design.rows_of(queue) if queue else {}
+        found += _rows(client, 'dead', limit=limit, **where, **with_docs)
     return [doc for doc in found if workitem.state(doc, now) in states and (not queue or doc.get('queue') == queue)][
         :limit
     ]

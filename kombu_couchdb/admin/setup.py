@@ -1,7 +1,7 @@
-"""Makes a database ready, so that workers and producers need only the rights of a plain member of it.
+"""Setup of a database, after which workers and publishers need only the rights of a member.
 
-`plan` reads what there is and returns what shall be so, one step each; a step that is so already has nothing to do, and so
-setting up twice is setting up once. It works while workers run.
+`plan` compares the database with what is wanted and returns one step for each goal. A step whose goal is already met
+has nothing to do, so you can run the setup again, and while workers run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
 from ..documents.ids import CONSUMER
-from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, who
+from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, describe_user
 
 __all__ = ['Step', 'Wanted', 'layouts', 'plan']
 
-#: The layout of consumers that do not say which one they have.
-_FIRST = 'celery-v1'
+#: The layout of consumers whose document does not name one.
+_FIRST_LAYOUT = 'celery-v1'
 
-#: Who asks, who may do what, and a user's document.
+#: The shapes of the responses to `/_session` and `/_security`.
 _SESSION = members(userCtx=members(name=maybe(text), roles=items(text)))
 _NAMED = maybe(members(names=maybe(items(text)), roles=maybe(items(text))))
 _SECURITY = members(admins=_NAMED, members=_NAMED)
@@ -34,51 +34,55 @@ _SECURITY = members(admins=_NAMED, members=_NAMED)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a database shall be like."""
+    """The wanted state of a database."""
 
-    #: The database, as an administrator.
+    #: A client for the database, with an administrator's rights.
     client: Client
-    #: Its design documents, without revisions.
+    #: The design documents, without revisions.
     documents: Sequence[Document]
-    #: The users who shall be able to read and write.
+    #: The users who can read and write.
     members: Sequence[str] = ()
-    #: Whether the app comes without a user: then a public database without members stays public.
+    #: The app's URL names no user. Then a database without members stays public.
     anonymous: bool = False
-    #: How many revisions of a document are remembered at the most; None: that is left as it is.
+    #: The maximum number of revisions that CouchDB keeps of a document; None leaves the setting as it is.
     revisions: int | None = None
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something that shall be so: `goal` says what, and `do` makes it so; None if it is, or is not to be changed.
+    """One step of the setup."""
 
-    A `notice` says what the person has to know or to do.
-    """
-
+    #: A sentence that is true after the step.
     goal: str
+    #: The function that reaches the goal; None if the goal is already met, or for a notice.
     do: Callable[[], object] | None = None
+    #: The step only tells the administrator something, for example what to do by hand.
     notice: bool = False
 
 
 def layouts(client: Client) -> Counter[str]:
-    """Return how many living consumers there are in a broker's database, by the layout that they work with."""
+    """Return the number of consumers with a current lease in a broker's database, by layout.
+
+    The layout is the name of the design document that the consumer works with.
+    """
     try:
         rows = client.id_range(CONSUMER, docs=True)
     except (DatabaseMissing, AccessDenied):
-        return Counter()  # what else is wrong with the rights, `plan` says
+        return Counter()  # `plan` reports missing rights
     now = client.clock.now()
     docs = [row['doc'] for row in rows]
     return Counter(
-        str(doc.get('layout', _FIRST))
+        str(doc.get('layout', _FIRST_LAYOUT))
         for doc in docs
         if isinstance(doc.get('expires'), (int, float)) and doc['expires'] > now
     )
 
 
 def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
-    """Return the steps that make a database what is wanted, in order; `living` is what `layouts` returned for the broker.
+    """Return the steps that bring a database into the wanted state, in order. It changes nothing.
 
-    Nothing is changed. *Raises* `AccessDenied` if there is something to do and the user may not do it.
+    `living` is the result of `layouts` for the broker's database. *Raises* `AccessDenied` if a step has something to do
+    and the user lacks the rights.
     """
     client = wanted.client
     native = 'couchdb' in client.welcome()
@@ -119,7 +123,7 @@ def _current(client: Client, documents: Sequence[Document], stored: Mapping[str,
 def _older(
     client: Client, documents: Sequence[Document], stored: Mapping[str, Document], living: Mapping[str, int]
 ) -> list[Step]:
-    """Return the steps for design documents of older layouts, which go when no living consumer uses them any more."""
+    """Return the steps that delete design documents of older layouts that no consumer with a current lease uses."""
     newest = dict(_versioned(doc['_id']) for doc in documents)
     steps = []
     for doc_id in sorted(stored):
@@ -144,15 +148,16 @@ def _older(
 
 
 def _users(name: str, living: Mapping[str, int]) -> int:
-    """Return how many living consumers may use a design document."""
+    """Return how many consumers with a current lease may use a design document."""
     if _versioned(name)[0] == _versioned(design.NAME)[0]:
         return living.get(name, 0)
-    # A consumer does not say which version it has of the others: one that is older in one may be so in all.
+    # A consumer's document names its version of `NAME` only. Assume that a consumer with an older one also uses older
+    # versions of the other design documents.
     return sum(number for layout, number in living.items() if layout != design.NAME)
 
 
 def _versioned(name: str) -> tuple[str, int]:
-    """Return the name of a design document without its version, and the version; nothing and 0 if it has none."""
+    """Return the name of a design document without its version, and the version; '' and 0 if it has no version."""
     match = re.fullmatch(r'(.+)-v(\d{1,9})', name)
     return (match[1], int(match[2])) if match else ('', 0)
 
@@ -166,7 +171,7 @@ def _store(client: Client, doc: Document) -> None:
     try:
         client.put({**doc, '_rev': current['_rev']} if current else doc)
     except Conflict:
-        pass  # another process was first, with the same
+        pass  # another process has just stored the same document
 
 
 def _remove(client: Client, doc_id: str) -> None:
@@ -204,13 +209,13 @@ def _rights(wanted: Wanted, security: Document) -> list[Step]:
 
 
 def _secured(security: Document, members: Sequence[str]) -> Document:
-    """Return the `_security` with these members; one that let everybody in lets nobody else in any more."""
+    """Return the `_security` object with these members added. A public database is no longer public with it."""
     section = security.get('members') or {}
     names, roles = list(section.get('names') or ()), list(section.get('roles') or ())
     if not names and not roles:
         roles = ['_admin']
     names += [name for name in members if name not in names]
-    # Equal to what was there if there is nothing to add, whether or not that has both lists.
+    # Add only lists with content: the result must equal `security` if there is nothing to add.
     return {
         **security,
         'members': {**section, **({'names': names} if names else {}), **({'roles': roles} if roles else {})},
@@ -234,7 +239,7 @@ def _revisions(client: Client, limit: int, exists: bool) -> Step:
 
 
 def _administers(user: Document, security: Document) -> bool:
-    """Tell whether a user, as `_session` describes him, may change a database; creating it takes a server administrator."""
+    """Tell whether a user may change a database. `user` is from `_session`; `security` is {} for a missing database."""
     admins, roles = security.get('admins') or {}, set(user.get('roles') or ())
     return (
         '_admin' in roles
@@ -245,13 +250,16 @@ def _administers(user: Document, security: Document) -> bool:
 
 def _denied(client: Client) -> AccessDenied:
     return AccessDenied(
-        f'{client.address.url}: {who(client.user)} may not set up the database; name an administrator of CouchDB '
-        f'with --admin'
+        f'{client.address.url}: {describe_user(client.user)} may not set up the database; name an administrator of '
+        f'CouchDB with --admin'
     )
 
 
 def _exists(client: Client, user: str) -> bool | None:
-    """Tell whether a user exists; None if that cannot be found out. Administrators in the configuration are no documents."""
+    """Tell whether a user exists; None if the rights do not suffice to find out.
+
+    Server administrators in the configuration have no document in `_users`.
+    """
     server = _server(client)
     try:
         if user in server.request('GET', '/_node/_local/_config/admins', repeat=True, shape=members()):

@@ -1,7 +1,7 @@
-"""Status of queues, consumers, databases and the server, as plain numbers that JSON can hold.
+"""The status of queues, consumers, databases and the server, as dictionaries for JSON.
 
-Durations are seconds, sizes bytes. The numbers are read by a handful of requests, one after the other, while work goes on: they
-need not add up exactly.
+Durations are seconds, sizes are bytes. The numbers come from about ten requests, one after the other, while workers
+run, so they may not add up exactly.
 """
 
 from __future__ import annotations
@@ -21,58 +21,67 @@ from ..queues import waiting
 __all__ = ['Consumer', 'Database', 'Queue', 'Server', 'Status', 'status']
 
 
-#: The rows of the views, as they are read here.
+#: The shapes of the rows that are read here. The key of a malformed item can be anything.
 _COUNT = members(value=number)
 _COUNTED = members(key=exactly(lambda queue: True, number), value=number)
 _DEAD = members(key=exactly(lambda queue: True), value=number)
 _CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
 _WAITING = members(key=exactly(text, number, number))
-#: What a database says of itself.
+#: The shape of the response about a database.
 _INFO = members(
     doc_count=number, doc_del_count=maybe(number), sizes=maybe(members(file=maybe(number), active=maybe(number)))
 )
 
 
 class Queue(TypedDict):
-    """How many messages a queue has, since when its oldest ready one has been due, and what is acknowledged a second.
+    """The messages in one queue."""
 
-    `held` is what consumers have claimed and not acknowledged, begun or not: what has begun is not in the database.
-    `running` is the same number under its earlier name.
-    """
-
+    #: Messages that can be claimed now.
     ready: int
+    #: Messages with a due date in the future.
     scheduled: int
+    #: Messages that consumers have claimed and not acknowledged, whether their tasks run or are prefetched: the
+    #: database does not know which.
     held: int
+    #: The same number as `held`, under its earlier name.
     running: int
+    #: Dead letters.
     dead: int
+    #: How long the oldest ready message has been due, in seconds; None without ready messages.
     oldest: float | None
+    #: Messages acknowledged per second, by consumers with a current lease.
     rate: float
 
 
 class Consumer(TypedDict):
-    """A heartbeat document; `heartbeat` is how long ago it was written, None where an older version does not say so."""
+    """One consumer, from its heartbeat document."""
 
     id: str
     host: str
     pid: int | None
     queues: list[str]
+    #: The age of the last heartbeat in seconds; None for a consumer of an older version.
     heartbeat: float | None
+    #: Messages acknowledged per second.
     rate: float
+    #: Whether the consumer's lease is current.
     alive: bool
 
 
 class Database(TypedDict):
-    """A database. `size` is that of its files, `active` that of what they hold; the embedded server tells neither."""
+    """One database. The embedded server does not know `tombstones`, `size` and `active`: they are None."""
 
     name: str
     documents: int
     tombstones: int | None
+    #: The size of the files, in bytes.
     size: int | None
+    #: The size of the data in the files, in bytes.
     active: int | None
 
 
 class Server(TypedDict):
-    """Where the broker's database is, without user and password, and what answers there."""
+    """The server of the broker's database. The URL has no user and no password."""
 
     url: str
     version: str
@@ -81,21 +90,23 @@ class Server(TypedDict):
 
 
 class Status(TypedDict):
-    """All of it. `spoilt` counts the messages whose queue cannot be read, `results` is None where there are none of ours."""
+    """The result of `status`."""
 
     server: Server
     queues: dict[str, Queue]
-    spoilt: int
+    #: The number of messages whose queue is not text. They are dead letters.
+    malformed: int
     consumers: list[Consumer]
     database: Database
+    #: None if the result backend is not CouchDB, or if its database does not exist yet.
     results: Database | None
 
 
 def status(client: Client, results: Client | None = None, *, temporary: bool = False) -> Status:
-    """Return how things stand in the broker's database and, if there is one, in the one of `results`.
+    """Return the status of the broker's database, and of the database of `results` if given.
 
-    Queues that go with their consumer (for replies, events and remote control) are left out while they are empty, and are not
-    named as queues of consumers, unless `temporary` is true. About ten requests, however many queues there are.
+    Queues that are deleted with their consumer (for replies, events and remote control) are left out while they are
+    empty, and from the queues of consumers, unless `temporary` is true. About ten requests for any number of queues.
     *Raises* `DatabaseMissing` if the broker's database is not set up.
     """
     greeting = client.welcome()
@@ -104,7 +115,7 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         declared = {doc['name']: doc for doc in _documents(client, QUEUE, 'Queue') if isinstance(doc.get('name'), str)}
         heartbeats = _documents(client, CONSUMER, 'Consumer')
         hidden = {name for name, doc in declared.items() if doc.get('auto_delete') and not temporary}
-        queues, spoilt = _queues(client, declared.keys() - hidden)
+        queues, malformed = _queues(client, declared.keys() - hidden)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
             f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
@@ -119,7 +130,7 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
     return {
         'server': _server(client, greeting),
         'queues': queues,
-        'spoilt': spoilt,
+        'malformed': malformed,
         'consumers': consumers,
         'database': database,
         'results': _results(results),
@@ -130,26 +141,26 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
 
 
 def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], int]:
-    """Return the queues that have messages or are declared, by name, and how many messages have none that can be read."""
+    """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
     found, dead, held = Counter[str](), Counter[str](), Counter[str]()
-    places: dict[str, list[int]] = defaultdict(list)  # of the view: the ranks, and that of what is planned
-    spoilt = 0
+    ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks with messages in the view `waiting`
+    malformed = 0
     for row in map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
         if row.queue is not None:
             found[row.queue] += row.total
-            places[row.queue].append(row.rank)
+            ranks[row.queue].append(row.rank)
     for row in map(QueueCount.of, client.view(design.NAME, 'dead', _DEAD, group_level=1)):
         if row.queue is not None:
             dead[row.queue] += row.total
         else:
-            spoilt += row.total
+            malformed += row.total
     claims = client.view(design.NAME, 'leases', _CLAIMED, group_level=3, startkey=['claim'], endkey=['claim', LAST])
     for claim in map(ClaimCount.of, claims):
         if claim.queue is not None:
             held[claim.queue] += claim.total
     now = client.clock.now()
-    scheduled = _scheduled(client, [name for name, its in places.items() if design.PLANNED in its], now)
-    oldest = _oldest(client, places, now)
+    scheduled = _scheduled(client, [name for name, known in ranks.items() if design.PLANNED in known], now)
+    oldest = _oldest(client, ranks, now)
     return {
         name: {
             'ready': max(0, found[name] - scheduled.get(name, 0)),
@@ -161,29 +172,29 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
             'rate': 0.0,
         }
         for name in sorted({*declared, *found, *dead, *held})
-    }, spoilt
+    }, malformed
 
 
 def _scheduled(client: Client, names: list[str], now: float) -> dict[str, int]:
-    """Return how many messages of each queue are planned for later than `now`."""
-    answers = waiting.query(client, [design.rows_of(name, design.PLANNED, now) for name in names], _COUNT)
-    return {name: rows[0]['value'] for name, rows in zip(names, answers, strict=True) if rows}
+    """Return the number of messages with a due date after `now`, by queue."""
+    responses = waiting.query(client, [design.rows_of(name, design.PLANNED, now) for name in names], _COUNT)
+    return {name: rows[0]['value'] for name, rows in zip(names, responses, strict=True) if rows}
 
 
-def _oldest(client: Client, places: dict[str, list[int]], now: float) -> dict[str, float]:
-    """Return how long the oldest message of each queue has been due, of those that are; `places` says where the view has some."""
-    pairs = [(name, place) for name, its in places.items() for place in its]
-    # The date of a spoilt message is 0 in the view.
-    answers = waiting.query(
+def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str, float]:
+    """Return for each queue with ready messages how long the oldest one has been due, in seconds."""
+    pairs = [(name, rank) for name, known in ranks.items() for rank in known]
+    # From date 1 on: the date of a malformed message is 0 in the view.
+    responses = waiting.query(
         client,
         [
-            {'startkey': [key, place, 1], 'endkey': [key, place, now], 'limit': 1, 'reduce': False}
-            for key, place in ((design.key_of(name), place) for name, place in pairs)
+            {'startkey': [key, rank, 1], 'endkey': [key, rank, now], 'limit': 1, 'reduce': False}
+            for key, rank in ((design.key_of(name), rank) for name, rank in pairs)
         ],
         _WAITING,
     )
     oldest: dict[str, float] = {}
-    for (name, _), rows in zip(pairs, answers, strict=True):
+    for (name, _), rows in zip(pairs, responses, strict=True):
         for row in rows:
             oldest[name] = max(round(now - row['key'][2], 3), oldest.get(name, 0.0))
     return oldest
@@ -194,7 +205,7 @@ def _oldest(client: Client, places: dict[str, list[int]], now: float) -> dict[st
 
 def _consumer(doc: Document, now: float) -> Consumer:
     queues, pid = doc.get('queues'), doc.get('pid')
-    written = _number(doc.get('date'))
+    written = _float_or_none(doc.get('date'))
     return {
         'id': doc['_id'].removeprefix(CONSUMER),
         'host': str(doc.get('host')),
@@ -202,14 +213,14 @@ def _consumer(doc: Document, now: float) -> Consumer:
         'queues': [name for name in queues if isinstance(name, str)] if isinstance(queues, list) else [],
         'heartbeat': None if written is None else round(max(0.0, now - written), 3),
         'rate': round(sum(_rates(doc).values()), 3),
-        'alive': (_number(doc.get('expires')) or 0.0) > now,
+        'alive': (_float_or_none(doc.get('expires')) or 0.0) > now,
     }
 
 
 def _rates(doc: Document) -> dict[str, float]:
-    """Return how many messages a second a consumer acknowledged lately, by queue."""
+    """Return how many messages per second a consumer acknowledged recently, by queue."""
     rates = doc.get('rates')
-    found = {name: _number(rate) for name, rate in rates.items()} if isinstance(rates, dict) else {}
+    found = {name: _float_or_none(rate) for name, rate in rates.items()} if isinstance(rates, dict) else {}
     return {name: rate for name, rate in found.items() if rate}
 
 
@@ -229,7 +240,7 @@ def _database(client: Client) -> Database:
 
 
 def _results(client: Client | None) -> Database | None:
-    """Return the database of results, None if there is none: it is created with the first result, where the user may do so."""
+    """Return the database of results; None if it does not exist. The first result creates it if the user may."""
     try:
         return _database(client) if client else None
     except DatabaseMissing:
@@ -252,9 +263,9 @@ def _vendor(greeting: Document) -> str:
 
 
 def _documents(client: Client, prefix: str, kind: str) -> list[Document]:
-    """Return the documents whose ids begin with `prefix`, of one type."""
+    """Return the documents of the type `kind` whose ids begin with `prefix`."""
     return [row['doc'] for row in client.id_range(prefix, docs=True) if (row.get('doc') or {}).get('type') == kind]
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def _float_or_none(value: Any) -> float | None:
+    return float(value) if number(value) else None

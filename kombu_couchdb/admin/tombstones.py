@@ -1,13 +1,16 @@
-"""Tombstones: what CouchDB keeps of a deleted document, until it is purged; which of them are ours, and which are old.
+"""Tombstones: the documents that CouchDB keeps for deleted documents until they are purged.
 
-A tombstone tells nodes, replicas and indexes that have not heard of it that the document is gone, and those who publish once
-that it was there. So it may go only when it is old. CouchDB does not say when a document was deleted, but what comes after a
-point in `_changes` came later: such points are noted in a document with their time, and a tombstone before one is as old.
-Whoever could write that document could have tombstones purged that are seconds old. So it is a design document, which members
-cannot write.
+A tombstone tells nodes, replicas and indexes that the document is deleted, and publishers of idempotent messages that
+it existed. So only old tombstones may be purged.
 
-A document that is created anew at the very moment when its tombstone is purged stays, but indexes lose its rows (measured with
-CouchDB 3.5). So what lives again is written once more, as it is; if a vacuum was killed before, the next one does that.
+CouchDB does not store when a document was deleted. But every change after a point in `_changes` is later than that
+point. So the vacuum notes points with their times, the *marks*, and a tombstone before a mark is at least as old as the
+mark. With forged marks, tombstones that are seconds old would be purged. So the marks are in a design document, which
+members cannot write.
+
+If a document is created anew at the moment when its tombstone is purged, the document stays, but indexes lose its rows
+(measured with CouchDB 3.5). So such documents are written once more, unchanged. If the vacuum is killed before, the
+next one does it.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ from ..errors import NotFound
 
 __all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours']
 
-#: Where points are noted, by administrators of the server or the database alone: CouchDB takes design documents from nobody else.
+#: The document with the marks. Only administrators of the server or of the database can write design documents.
 _MARKS = '_design/celery-marks'
 
-#: Where it is noted what was being purged: a document that is never replicated and not in `_changes`. Any member may write it;
-#: all that does is that documents of ours are written once more as they are.
+#: The document with the ids that are being purged. It is not replicated and not in `_changes`. Members can write it; a
+#: forged one only causes some of our documents to be written once more, unchanged.
 _PURGING = '_local/celery-vacuum'
 
-#: The ids of messages, of the broker's other documents, of parcels, and of results behind any prefix.
+#: The ids of messages, of the broker's other documents, of parcels, and of results with any prefix.
 _OURS = re.compile(
     r'(p:)?[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|parcel:|job:|broker:|'
     r'.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)',
@@ -40,69 +43,69 @@ _OURS = re.compile(
 #: The ids of messages alone.
 _MESSAGE = re.compile(r'[0-9a-f]{30}(-[0-9a-f]+)?\Z')
 
-#: The most documents and revisions that CouchDB takes in one `_purge`, as it is installed.
-_DOCUMENTS, _REVISIONS = 100, 1000
+#: The maximum number of documents and of revisions in one `_purge` request, by CouchDB's default settings.
+_MAX_PURGE_DOCS, _MAX_PURGE_REVISIONS = 100, 1000
 
-#: Changes read in one request.
-_PAGE = 5000
+#: The number of changes that are read in one request.
+_PAGE_CHANGES = 5000
 
-#: What CouchDB answers; and what `Marks` notes, if nobody spoilt it.
+#: The shapes of CouchDB's responses, and of the lists in the documents of `Marks`.
 _INFO = members(doc_del_count=number)
 _CHANGES = members(results=items(members(id=text, changes=items(members(rev=revision)))), last_seq=sequence)
 _PURGED = members(purged=members())
-_POINTS, _IDS = items(members(seq=sequence, date=number)), items(text)
+_MARK_LIST, _IDS = items(members(seq=sequence, date=number)), items(text)
 
 
 def is_ours(doc_id: str) -> bool:
-    """Tell whether a document is one of the broker's or of the results', by its id."""
+    """Tell by its id whether a document belongs to a broker, to parcels or to results."""
     return bool(_OURS.match(doc_id))
 
 
 @dataclass(frozen=True)
 class Tombstone:
-    """A deleted document: its id and all its last revisions, deleted every one."""
+    """A deleted document: its id and its leaf revisions, all of which are deleted."""
 
     id: str
     revs: tuple[str, ...]
 
 
 class Marks:
-    """What is noted in one database: points of its history, the oldest first, and the ids that were being purged."""
+    """The marks of one database, the oldest first, and the ids of documents that are being purged."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def take(self, age: float) -> None:
-        """Note the point at which the database stands now, and forget those that a later one older than `age` replaces."""
+    def add(self, age: float) -> None:
+        """Add a mark for now. Of the marks that are at least `age` seconds old, only the latest is kept."""
         seq = self._client.sequence()
         now = self._client.clock.now()
-        marks = [*self._points(), {'seq': seq, 'date': now}]
+        marks = [*self._marks(), {'seq': seq, 'date': now}]
         usable = [mark for mark in marks if mark['date'] <= now - age]
         self._write(_MARKS, marks=[*usable[-1:], *marks[len(usable) :]])
 
-    def old(self, age: float) -> Any | None:
-        """Return the latest point that is at least `age` seconds old, for `_changes`, or None."""
+    def latest(self, age: float) -> Any | None:
+        """Return the latest mark that is at least `age` seconds old, as a sequence of `_changes`; None without one."""
         now = self._client.clock.now()
-        return next((mark['seq'] for mark in reversed(self._points()) if mark['date'] <= now - age), None)
+        return next((mark['seq'] for mark in reversed(self._marks()) if mark['date'] <= now - age), None)
 
     def ready_in(self, age: float) -> float:
-        """Return in how many seconds the oldest point will be `age` seconds old."""
+        """Return after how many seconds the oldest mark will be `age` seconds old."""
         now = self._client.clock.now()
-        return max(0.0, min((mark['date'] + age - now for mark in self._points()), default=age))
+        return max(0.0, min((mark['date'] + age - now for mark in self._marks()), default=age))
 
     def purging(self) -> list[str]:
-        """Return the ids that `begin` noted."""
+        """Return the ids that `set_purging` stored."""
         found = self._read(_PURGING).get('purging')
         return [doc_id for doc_id in cast('list[str]', found) if is_ours(doc_id)] if _IDS(found) else []
 
-    def begin(self, ids: list[str]) -> None:
-        """Note the ids of what is about to be purged; of none when that is over."""
+    def set_purging(self, ids: list[str]) -> None:
+        """Store the ids that will be purged next, so that a later vacuum can finish; an empty list after the purge."""
         if ids != self.purging():
             self._write(_PURGING, purging=ids)
 
-    def _points(self) -> list[Document]:
+    def _marks(self) -> list[Document]:
         found = self._read(_MARKS).get('marks')
-        return cast('list[Document]', found) if _POINTS(found) else []
+        return cast('list[Document]', found) if _MARK_LIST(found) else []
 
     def _read(self, doc_id: str) -> Document:
         try:
@@ -119,76 +122,76 @@ class Tombstones:
 
     def __init__(self, client: Client, marks: Marks) -> None:
         self._client, self._marks = client, marks
-        #: How many of ours were met that are not old yet.
+        #: The number of our tombstones that were too young to be purged.
         self.young = 0
-        self._notifier = set[str]()
-        self._read: Any = None  # how far the news have been read
+        self._changed = set[str]()  # the ids of documents that have changed since the mark
+        self._read_until: Any = None  # the sequence up to which `_changed` is complete
 
     def count(self) -> int:
-        """Return how many there are, those of other applications included."""
+        """Return the number of tombstones in the database, including those of other applications."""
         return int(self._client.info(_INFO)['doc_del_count'])
 
-    def old(self, mark: Any) -> Iterator[list[Tombstone]]:
-        """Yield ours that are older than the point `mark`, in pages."""
-        self._read = mark
+    def before(self, mark: Any) -> Iterator[list[Tombstone]]:
+        """Yield our tombstones that are older than the sequence `mark`, in pages."""
+        self._read_until = mark
         for rows, _ in self._pages(0):
-            # Whatever happened to a document of this page before it was read is seen here.
-            self._look()
+            # Read the changes after the page: they include everything that happened to its documents before.
+            self._read_changes()
             ours = [
                 Tombstone(row['id'], tuple(change['rev'] for change in row['changes']))
                 for row in rows
                 if row.get('deleted') and is_ours(row['id'])
             ]
-            old = [tombstone for tombstone in ours if tombstone.id not in self._notifier]
+            old = [tombstone for tombstone in ours if tombstone.id not in self._changed]
             self.young += len(ours) - len(old)
             yield old
 
     def purge(self, tombstones: list[Tombstone]) -> None:
-        """Take tombstones away. A document that lives again stays as it is."""
-        # A message's own id is never used again; only of the others one may live again, and be forgotten if this is killed.
-        self._marks.begin([tombstone.id for tombstone in tombstones if not _MESSAGE.match(tombstone.id)])
+        """Purge tombstones. A document that was created anew meanwhile is kept."""
+        # The other ids can be used again. Ids of messages never are, so these need no note.
+        self._marks.set_purging([tombstone.id for tombstone in tombstones if not _MESSAGE.match(tombstone.id)])
         for batch in batches(tombstones):
             self._client.request('POST', '/_purge', body=batch, repeat=True, shape=_PURGED)
-        self._look()
-        self._revive([tombstone.id for tombstone in tombstones if tombstone.id in self._notifier])
+        self._read_changes()
+        self._rewrite([tombstone.id for tombstone in tombstones if tombstone.id in self._changed])
 
-    def revive(self) -> None:
-        """Do what a vacuum that was killed could not do any more."""
-        self._revive(self._marks.purging())
-        self._marks.begin([])
+    def finish_earlier_purge(self) -> None:
+        """Write the documents that an earlier vacuum, which was killed, could not write any more."""
+        self._rewrite(self._marks.purging())
+        self._marks.set_purging([])
 
-    def _revive(self, ids: list[str]) -> None:
-        """Write documents that live again once more, as they are: indexes may have lost them."""
-        for part in chunks(ids, _DOCUMENTS):
-            alive = [doc for doc in self._client.fetch(part) if doc]
-            if alive:
-                self._client.bulk(alive)  # one that somebody else writes just now is in conflict, and needs it no more
+    def _rewrite(self, ids: list[str]) -> None:
+        """Write existing documents once more, unchanged, because indexes may have lost their rows."""
+        for part in chunks(ids, _MAX_PURGE_DOCS):
+            docs = [doc for doc in self._client.fetch(part) if doc]
+            if docs:
+                self._client.bulk(docs)  # a conflict means that somebody else has written it, which restores the rows
 
-    def _look(self) -> None:
-        """Take note of what has changed meanwhile."""
-        if self._read is not None:
-            for rows, last in self._pages(self._read):
-                self._read = last
-                self._notifier.update(row['id'] for row in rows)
+    def _read_changes(self) -> None:
+        """Add the documents that have changed since the last call to `_changed`."""
+        if self._read_until is not None:
+            for rows, last in self._pages(self._read_until):
+                self._read_until = last
+                self._changed.update(row['id'] for row in rows)
 
     def _pages(self, since: Any) -> Iterator[tuple[list[Row], Any]]:
-        """Yield what changed after `since` until now, a page at a time, each with the point at which it ends."""
+        """Yield the changes after the sequence `since` until now, in pages, each with its last sequence."""
         rows: list[Row] | None = None
-        while rows is None or len(rows) == _PAGE:
-            params = {'since': since, 'limit': _PAGE, 'style': 'all_docs'}
+        while rows is None or len(rows) == _PAGE_CHANGES:
+            params = {'since': since, 'limit': _PAGE_CHANGES, 'style': 'all_docs'}
             page = self._client.request('GET', '/_changes', params, repeat=True, shape=_CHANGES)
             rows, since = cast('list[Row]', page['results']), page['last_seq']
             yield rows, since
 
 
 def batches(tombstones: list[Tombstone]) -> Iterator[dict[str, list[str]]]:
-    """Yield the bodies of `_purge` requests, each no larger than CouchDB takes."""
+    """Yield the bodies of `_purge` requests for tombstones, each within CouchDB's limits."""
     batch: dict[str, list[str]] = {}
     count = 0
     for tombstone in tombstones:
-        for start in range(0, len(tombstone.revs), _REVISIONS):
-            revs = list(tombstone.revs[start : start + _REVISIONS])
-            if batch and (len(batch) == _DOCUMENTS or count + len(revs) > _REVISIONS):
+        for start in range(0, len(tombstone.revs), _MAX_PURGE_REVISIONS):
+            revs = list(tombstone.revs[start : start + _MAX_PURGE_REVISIONS])
+            if batch and (len(batch) == _MAX_PURGE_DOCS or count + len(revs) > _MAX_PURGE_REVISIONS):
                 yield batch
                 batch, count = {}, 0
             batch[tombstone.id] = revs

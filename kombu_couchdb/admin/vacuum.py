@@ -1,9 +1,11 @@
-"""The vacuum: what is left of finished work is taken out of one database, while its workers go on.
+"""The vacuum: purges the tombstones of one database, deletes leftovers and compacts, while workers run.
 
-CouchDB keeps a tombstone of each deleted document. Purging them has two traps (measured with CouchDB 3.5): a node that was
-down brings the documents back to life, and an index that had not seen the deletions keeps their rows. Hence the order: all
-nodes are up; the tombstones are old; every copy of every index is up to date; and only then are they purged, a few at a time.
-It can be interrupted anywhere. What is purged is gone, and the next vacuum goes on with the rest.
+CouchDB keeps a tombstone for each deleted document. Purging them has two dangers (measured with CouchDB 3.5): a node
+that was down during the purge brings the documents back, and an index that has not processed the deletions keeps their
+rows. So the vacuum purges only if all nodes are up, the tombstones are old, and every copy of every index is up to
+date; and it purges few tombstones at a time.
+
+The vacuum can be interrupted at any point. The purged tombstones stay purged, and the next vacuum continues.
 """
 
 from __future__ import annotations
@@ -23,34 +25,34 @@ from .tombstones import Marks, Tombstone, Tombstones
 
 __all__ = ['AGE', 'Progress', 'Report', 'longest_lease', 'vacuum']
 
-#: Called with the step (`wait`, `index`, `purge`, `prove` or `compact`), how much of it is done, and of how much.
+#: Called with the name of the step (`wait`, `index`, `purge`, `prove` or `compact`), how much is done, and the total.
 Progress = Callable[[str, int, int], None]
 
-#: How old a tombstone must be by default, in seconds: older than any lease, and than the longest recovery of a chord.
+#: The default minimum age of a purged tombstone, in seconds: longer than the default lease and the recovery of a chord.
 AGE = 300.0
 
-#: The longest lease that a heartbeat is believed to have, in seconds.
-_LONGEST_LEASE = 86_400.0
+#: Longer leases in heartbeats are ignored.
+_MAX_LEASE_SECONDS = 86_400.0
 
-#: How long the indexes may take to take in what was purged, in seconds: so long a worker may wait for its next message.
-_STALL = 0.1
+#: How long the indexes may need to process the purged tombstones: a worker may wait so long for its next message.
+_MAX_INDEX_SECONDS = 0.1
 
-#: The least and the most tombstones purged before the indexes take that in.
-_LEAST, _MOST = 100, 2000
+#: The minimum and maximum number of tombstones that are purged before the indexes process them.
+_MIN_PURGE_DOCS, _MAX_PURGE_DOCS = 100, 2000
 
-#: Documents of a kind that are tidied away in one go.
-_TIDIED = 1000
+#: The number of leftovers of each kind that are deleted in one go.
+_CLEAN_UP_DOCS = 1000
 
-#: How long nothing must have been compacted for that to be over, in seconds.
-_SETTLED = 1.0
+#: Compaction has ended if no compaction runs for this time.
+_IDLE_SECONDS = 1.0
 
-#: What CouchDB says of a database.
+#: The shape of CouchDB's response about a database.
 _INFO = members(compact_running=flag, sizes=members(file=number))
 
 
 @dataclass
 class Report:
-    """What a vacuum did: counts, sizes in bytes, and seconds."""
+    """The results of a vacuum: counts, sizes in bytes, and durations in seconds."""
 
     database: str
     tombstones_before: int
@@ -60,21 +62,21 @@ class Report:
     data_after: int = 0
     indexes_after: int = 0
     purged: int = 0
-    #: Our tombstones that were left because they are not old enough.
+    #: The number of our tombstones that were not purged because they are too young.
     young: int = 0
-    #: `bindings`, `broadcasts` and `consumers` that were deleted.
+    #: The number of deleted `bindings`, `broadcasts` and `consumers`.
     tidied: dict[str, int] = field(default_factory=dict)
-    #: Whether there was a point in history that is old enough; without one nothing is purged.
+    #: Whether there was a mark in the database's history that is old enough. Without one nothing is purged.
     marked: bool = True
     seconds: float = 0.0
-    #: How long each step took, in seconds.
+    #: The duration of each step, in seconds.
     steps: dict[str, float] = field(default_factory=dict)
 
 
 def longest_lease(client: Client) -> float:
-    """Return the longest lease of the consumers in a broker's database, in seconds; 0 without any, or without the database.
+    """Return the longest current lease of the consumers in a broker's database, in seconds; 0 if there is none.
 
-    One of more than a day is left out: a member who writes such a heartbeat would keep everything from being purged.
+    Leases of more than a day are ignored: a member could prevent all purges by writing such a heartbeat.
     """
     try:
         docs = [row['doc'] for row in client.id_range(CONSUMER, docs=True)]
@@ -86,15 +88,17 @@ def longest_lease(client: Client) -> float:
         for doc in docs
         if all(isinstance(doc.get(name), (int, float)) for name in ('date', 'expires')) and doc['expires'] > now
     ]
-    return max((lease for lease in leases if lease <= _LONGEST_LEASE), default=0.0)
+    return max((lease for lease in leases if lease <= _MAX_LEASE_SECONDS), default=0.0)
 
 
 def vacuum(client: Client, progress: Progress, *, age: float = AGE, wait: bool = True) -> Report:
-    """Take tombstones older than `age` seconds out of a database, tidy and compact it; say how far it is by `progress`.
+    """Purge tombstones older than `age` seconds, delete leftovers and compact the database. Report by `progress`.
 
-    With `wait`, wait until what is there now is old enough, unless an earlier vacuum noted a point that is.
-    `age` must be longer than any lease, see `longest_lease`.
-    *Raises* `AccessDenied` for others than server administrators, and `Refused` where it cannot be done or is not safe.
+    `age` must be longer than any lease, see `longest_lease`. With `wait`, the vacuum waits until the current tombstones
+    are old enough, unless an earlier vacuum has left a mark that is old enough.
+
+    *Raises* `AccessDenied` if the user is not a server administrator, and `Refused` if a purge is not possible or not
+    safe.
     """
     return _Vacuum(client, progress, age, wait).run()
 
@@ -103,7 +107,7 @@ class _Vacuum:
     def __init__(self, client: Client, progress: Progress, age: float, wait: bool) -> None:
         self._client, self._progress, self._age, self._wait = client, progress, age, wait
         self._cluster = Cluster(client)
-        self._marks, self._tidier = Marks(client), Janitor(client)
+        self._marks, self._janitor = Marks(client), Janitor(client)
         self._tombstones = Tombstones(client, self._marks)
 
     def run(self) -> Report:
@@ -123,76 +127,78 @@ class _Vacuum:
         return self._report
 
     def _mark(self) -> None:
-        self._tombstones.revive()
-        self._marks.take(self._age)
-        self._tidy()
+        self._tombstones.finish_earlier_purge()
+        self._marks.add(self._age)
+        self._clean_up()
         if self._wait:
             self._pause('wait', lambda: self._marks.ready_in(self._age))
 
     def _purge(self) -> None:
-        mark = self._marks.old(self._age)
+        mark = self._marks.latest(self._age)
         self._report.marked = mark is not None
         if mark is None:
             return
         self._cluster.synchronise(self._age)
-        self._settle(build=False)
-        size = _LEAST
+        self._update_indexes(build=False)
+        size = _MIN_PURGE_DOCS
         waiting: list[Tombstone] = []
-        for page in self._tombstones.old(mark):
+        for page in self._tombstones.before(mark):
             waiting += page
-            while len(waiting) >= size + _LEAST:
-                now, waiting = waiting[:size], waiting[size:]
-                size = self._purge_some(now, size)
+            while len(waiting) >= size + _MIN_PURGE_DOCS:
+                batch, waiting = waiting[:size], waiting[size:]
+                size = self._purge_batch(batch, size)
         if waiting:
-            # CouchDB keeps a note of each purge until all indexes have seen it, and one that was never built says so only
-            # when it sees another purge: it is built now, from what little is left, and sees the last.
-            self._settle(build=True)
-            self._purge_some(waiting, size)
-        self._marks.begin([])
+            # CouchDB keeps a note of each purge until all indexes have processed it. An index that was never built
+            # reports that only when it processes another purge. So build it before the last batch, when few tombstones
+            # are left.
+            self._update_indexes(build=True)
+            self._purge_batch(waiting, size)
+        self._marks.set_purging([])
 
-    def _purge_some(self, tombstones: list[Tombstone], size: int) -> int:
-        """Purge these, and return how many the indexes can take in at once without making workers wait."""
+    def _purge_batch(self, tombstones: list[Tombstone], size: int) -> int:
+        """Purge tombstones, and return the size of the next batch: workers should not have to wait for the indexes."""
         self._cluster.nodes()
         self._tombstones.purge(tombstones)
-        stall = self._indexes.digest()
+        seconds = self._indexes.process_latest()
         self._report.purged += len(tombstones)
         self._progress('purge', self._report.purged, max(self._report.purged, self._report.tombstones_before))
-        return max(_LEAST, min(_MOST, int(size * min(2.0, _STALL / max(stall, 0.001)))))
+        factor = min(2.0, _MAX_INDEX_SECONDS / max(seconds, 0.001))
+        return max(_MIN_PURGE_DOCS, min(_MAX_PURGE_DOCS, int(size * factor)))
 
     def _prove(self) -> None:
-        """Wait until the bindings without a queue are proven to be orphans."""
+        """Wait until the bindings without a queue are proven to be orphans, and delete them."""
         if self._wait:
-            self._pause('prove', lambda: self._tidier.proven_in)
-        self._tidy()
+            self._pause('prove', lambda: self._janitor.proven_in)
+        self._clean_up()
 
-    def _tidy(self) -> None:
-        while any((counts := self._tidier.clean_up(_TIDIED)).values()):
+    def _clean_up(self) -> None:
+        while any((counts := self._janitor.clean_up(_CLEAN_UP_DOCS)).values()):
             for kind, count in counts.items():
                 self._report.tidied[kind] = self._report.tidied.get(kind, 0) + count
 
-    def _settle(self, *, build: bool) -> None:
-        self._indexes.settle(lambda done, total: self._progress('index', done, total), build=build)
+    def _update_indexes(self, *, build: bool) -> None:
+        self._indexes.bring_up_to_date(lambda done, total: self._progress('index', done, total), build=build)
 
     def _compact(self) -> None:
         self._indexes.compact()
         self._client.request('POST', '/_compact', shape=DONE)
         ended = time.monotonic()
-        while time.monotonic() - ended < _SETTLED:
+        while time.monotonic() - ended < _IDLE_SECONDS:
             if self._compacting():
                 ended = time.monotonic()
             self._progress('compact', max(0, self._report.data_before - self._file()), self._report.data_before)
             time.sleep(0.1)
 
     def _compacting(self) -> bool:
-        # The first knows of some nodes only, the second not of all that belongs to a compaction.
+        # Both are needed: `compact_running` covers some nodes only, `_active_tasks` not all parts of a compaction.
         return bool(self._client.info(_INFO)['compact_running']) or self._cluster.busy(
             'database_compaction', 'view_compaction'
         )
 
-    def _pause(self, step: str, left: Callable[[], float]) -> None:
-        """Wait until no seconds are `left`."""
-        total = left()
-        while seconds := left():
+    def _pause(self, step: str, seconds_left: Callable[[], float]) -> None:
+        """Wait until `seconds_left()` is 0."""
+        total = seconds_left()
+        while seconds := seconds_left():
             self._progress(step, int(total - seconds), int(total))
             time.sleep(min(0.5, seconds))
 

@@ -67,7 +67,7 @@ class Heartbeat:
             self._conflicted |= proven and not self._lease.proven and not self._lease.valid
             self._lease.heartbeat_stored(result.rev, proven=proven and not self._conflicted)
             if not proven:
-                self._client.leave_node()
+                self._client.switch_node()
         elif result.is_conflict:
             self._conflicted = True  # others have swept it, or the answer to the last heartbeat was lost
         elif result.is_refused:

@@ -182,7 +182,7 @@ class Notifier:
             self._mark = self._since if self._mark is None else self._mark
             self._since = None
             if self._feed is not None:
-                self._feed.rest()
+                self._feed.pause()
 
     def _look(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Read what changed among the documents that are no WorkItems; one request if nothing did, and one for bindings."""

@@ -1,4 +1,4 @@
-"""A client of CouchDB that knows no queues: requests, nodes, authentication, the server's time, the feed of changes.
+"""A CouchDB client without knowledge of queues: requests, nodes, authentication, server time, changes feed.
 
-It imports no other folder. Every folder but `documents` may import it.
+This package imports no other folder. Every folder except `documents` may import it.
 """

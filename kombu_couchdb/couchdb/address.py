@@ -1,4 +1,4 @@
-"""The address of a database: host, port, name, user, password and TLS, checked."""
+"""The address of a database: host, port, name, user, password and TLS, validated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _DATABASE = re.compile(r'[a-z][a-z0-9_$()+/-]*\Z')
 
 @dataclass(frozen=True)
 class Address:
-    """One database on one server. The password is kept out of `repr` and of every error text."""
+    """One database on one server. `repr` and error texts do not contain the password.
+
+    *Raises* `ConfigurationError` if a field is not valid.
+    """
 
     host: str = 'localhost'
     port: int = 5984
@@ -27,15 +30,15 @@ class Address:
     user: str | None = None
     password: str | Callable[[], str] | None = field(default=None, repr=False)
     tls: bool = False
-    #: A file of CA certificates, or True for those that `requests` trusts; False only if asked for by name.
+    #: The path of a file with CA certificates, True for those that `requests` trusts, or False: no verification.
     verify: bool | str = True
-    #: The client's certificate: one file, or certificate and key.
+    #: The client's certificate: the path of one file with certificate and key, or the paths of both.
     cert: str | tuple[str, str] | None = None
-    #: Where user and password come from, if not from here: the option of that name.
+    #: The source of user and password if they are not given here, see the transport option `credentials`.
     credentials: str | None = None
-    #: How they are sent: 'basic' or 'cookie'.
+    #: How user and password are sent: 'basic' or 'cookie', see `couchdb.auth`.
     auth: str = 'basic'
-    #: The same database on other nodes of its cluster, which are asked in turn while this one does not answer.
+    #: The same database on other nodes of the cluster. The client uses them in turn when this node is unavailable.
     others: tuple[Address, ...] = ()
 
     def __post_init__(self) -> None:
@@ -43,13 +46,13 @@ class Address:
             ':'.join(map(str, (self.host, self.user, self.password))).encode('utf-8')
         except UnicodeEncodeError:
             raise ConfigurationError(
-                'host, user or password has half of a surrogate pair in it, which is no text'
+                'host, user or password contains half of a surrogate pair, which cannot be encoded as UTF-8'
             ) from None
         if '@' in self.database:
-            # Part of a password would stand here: it is not quoted.
+            # The error does not quote the name, which may contain a part of the password.
             raise ConfigurationError(
-                'the name of the database has an @ in it, as if the URL had a / # or ? in its password: '
-                'percent-encode user and password'
+                'the database name contains an @, probably because the password in the URL contains '
+                'a /, # or ?; percent-encode user and password'
             )
         if not _DATABASE.match(self.database):
             raise ConfigurationError(
@@ -58,24 +61,24 @@ class Address:
             )
         if self.credentials and (self.user or self.password):
             raise ConfigurationError(
-                'user and password are given twice, in the URL or the settings and by the option '
-                'credentials: leave one of the two out'
+                'user and password are given twice, in the URL or settings and by the option credentials; '
+                'remove one of the two'
             )
 
     @property
     def server(self) -> str:
-        """The server's URL, without user and password."""
+        """The URL of the server, without user and password."""
         host = f'[{self.host}]' if ':' in self.host else self.host
         return f'{"https" if self.tls else "http"}://{host}:{self.port}'
 
     @property
     def url(self) -> str:
-        """The database's URL, without user and password: fit for logs."""
+        """The URL of the database, without user and password, so that logs may contain it."""
         return f'{self.server}/{quote(self.database, safe="")}'
 
     @property
     def root(self) -> Address:
-        """The server itself, as if it were a database: for what concerns it as a whole."""
+        """The address of the server itself, for requests that do not concern one database."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return _Root(**{**given, 'others': tuple(other.root for other in self.others)})
 
@@ -94,23 +97,24 @@ class Address:
         credentials: str | None = None,
         auth: str | None = None,
     ) -> Address:
-        """Return the address for the parts that kombu's URL parser gives.
+        """Return the address that consists of the parts that kombu's URL parser returns.
 
-        `tls` is `broker_use_ssl` or what `ssl_*` in the URL's query gave: True, or a mapping with `ca_certs`,
+        `tls` is `broker_use_ssl` or the `ssl_*` parameters of the URL: True, or a mapping with `ca_certs`,
         `certfile`, `keyfile` and `cert_reqs`, each with or without the prefix `ssl_`.
-        *Raises* `ConfigurationError`.
+
+        *Raises* `ConfigurationError` if a part is not valid.
         """
         secure = scheme == 'couchdbs' or (tls.lower() in ('true', '1') if isinstance(tls, str) else bool(tls))
         given = {str(k).removeprefix('ssl_'): v for k, v in tls.items()} if isinstance(tls, Mapping) else {}
         unknown = sorted(set(given) - {'ca_certs', 'certfile', 'keyfile', 'cert_reqs'})
         if unknown:
             raise ConfigurationError(
-                f'unknown TLS option {unknown[0]!r}; known are ca_certs, certfile, keyfile, cert_reqs'
+                f'unknown TLS option {unknown[0]!r}; the options are ca_certs, certfile, keyfile, cert_reqs'
             )
         verify = given.get('ca_certs') or given.get('cert_reqs', ssl.CERT_REQUIRED) != ssl.CERT_NONE
         certfile, keyfile = given.get('certfile'), given.get('keyfile')
         if keyfile and not certfile:
-            raise ConfigurationError('keyfile is given without certfile')
+            raise ConfigurationError('the TLS option keyfile needs the option certfile')
         return cls(
             host=host or 'localhost',
             port=port or (6984 if secure else 5984),
@@ -121,13 +125,14 @@ class Address:
             verify=verify,
             cert=(certfile, keyfile) if certfile and keyfile else certfile,
             credentials=credentials,
-            # With `basic` each process would send a password that was changed once more, and five lock the user.
+            # If the password changes, each process with `basic` would send the old one once more, and CouchDB locks
+            # the user after five wrong passwords.
             auth=auth or ('cookie' if credentials or callable(password) else 'basic'),
         )
 
 
 class _Root(Address):
-    """A server."""
+    """The address of a server, without a database."""
 
     @property
     def url(self) -> str:

@@ -1,12 +1,15 @@
 """Authentication headers: basic or session cookie, with passwords that may change while the process runs.
 
-With `basic` the password goes with each request; with `cookie` it goes once, for a session that the server prolongs as long as it
-is used. Both are as fast (measured on CouchDB 3.5, which remembers passwords that were right).
+With `basic`, each request contains the password. With `cookie`, the client sends the password once to begin a session,
+which CouchDB extends while it is in use. Both are equally fast (measured on CouchDB 3.5, which remembers correct
+passwords).
 
-CouchDB locks a user for five minutes after five wrong passwords from one machine. So what was refused is not sent again for a
-while, however often it is asked for; and where the password may change a session is better: to one that has ended CouchDB does
-not count a wrong password. Whoever is locked is refused with the right password, too. That is an outage and ends by itself; what
-is sent meanwhile does not make it longer.
+CouchDB locks a user for five minutes after five wrong passwords from one machine. Therefore a client does not send a
+refused password again for two minutes. If the password may change, a session is better: CouchDB does not count a
+request with an expired session as a wrong password.
+
+CouchDB refuses a locked user even with the correct password. The client treats a lock as an outage, because it ends
+without intervention; requests during the lock do not extend it.
 """
 
 from __future__ import annotations
@@ -31,30 +34,31 @@ from .fork_safety import Shared, reset_in_child
 
 __all__ = ['Headers', 'Auth', 'environment']
 
-#: How long a password that was refused is not sent again, in seconds: two processes may do so and not lock their user.
-_REST = 120.0
+#: Seconds before the client sends a refused password again: two processes can do so without locking their user.
+_REFUSED_SECONDS = 120.0
 
-#: How long nothing is sent for a user that CouchDB has locked, in seconds: that costs the server next to nothing, but a line in
-#: its log.
-_LOCK_REST = 5.0
+#: Seconds before the client sends a request for a locked user again. Such a request costs CouchDB little more than a
+#: line in its log.
+_LOCKED_SECONDS = 5.0
 
-#: The part of a session's time that is used: a request takes its time, and one that comes too late is nobody's.
-_USED = 0.9
+#: The share of a session's lifetime that the client uses. CouchDB treats a request with an expired session as
+#: anonymous, and a request needs time to arrive.
+_USED_SHARE = 0.9
 
-#: How CouchDB and the embedded server say that it is the password, and not a right, that is wrong.
-_WRONG = re.compile(r'Name or password is incorrect')
+#: The reason in the responses of CouchDB and the embedded server if the password is wrong, and not a missing right.
+_WRONG_PASSWORD = re.compile(r'Name or password is incorrect')
 
 _COOKIE = re.compile(r'\bAuthSession="?([\w.~+/=-]+)', re.ASCII)
-#: So many digits are more than anybody's lifetime; Python cannot wait for a number of hundreds of digits.
+#: Nine digits are 31 years. Python cannot convert a number of hundreds of digits to a time.
 _MAX_AGE = re.compile(r'\bMax-Age=(\d{1,9})', re.IGNORECASE | re.ASCII)
 
-#: Posts JSON to the server's `/_session` and returns the answer, whatever its status, or the error. It raises none: its frames
-#: have the password.
+#: A function that posts JSON to `/_session` and returns the response, with any status, or the error. It does not raise
+#: the error, because the frames of its traceback contain the password.
 Post = Callable[[bytes], 'requests.Response | errors.CouchDBError']
 
 
 class Headers:
-    """The headers that say who sends a request. Whoever records the variables of a traceback sees nothing of them."""
+    """The authentication headers of a request. `repr` does not show them, so that recorded tracebacks do not either."""
 
     __slots__ = ('_fields',)
 
@@ -63,58 +67,58 @@ class Headers:
 
     @property
     def is_session(self) -> bool:
-        """Whether a session is named, and no password."""
+        """Whether the headers contain a session cookie and not a password."""
         return 'Cookie' in self._fields
 
     def add_to(self, headers: MutableMapping[str, str]) -> None:
-        """Add them to those of a request."""
+        """Add the headers to the headers of a request."""
         headers.update(self._fields)
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """User, None for nobody, and password."""
+class _Credentials:
+    """User (None: anonymous) and password."""
 
     user: str | None
     password: str = field(repr=False)
 
     @property
-    def is_text(self) -> bool:
-        """Whether it can be sent."""
+    def is_encodable(self) -> bool:
+        """Whether user and password can be encoded as UTF-8."""
         try:
             self.basic()
-        except UnicodeEncodeError:  # it has the password in it
+        except UnicodeEncodeError:  # not raised further: the exception contains the password
             return False
         return True
 
     def basic(self) -> str:
-        """Return the value of `Authorization`."""
+        """Return the value of the header `Authorization`."""
         return f'Basic {b64encode(f"{self.user}:{self.password}".encode()).decode("ascii")}'
 
     def session(self) -> bytes:
-        """Return what is posted for a session."""
+        """Return the body of the request that begins a session."""
         return json.dumps({'name': self.user, 'password': self.password}).encode()
 
 
 class Auth:
-    """One user of one server, for all threads of a process."""
+    """Authentication of one user at one server, shared by all threads of a process."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._user = address.user
-        #: What was refused last, why, and until when it is not sent again.
-        self._refused: _Pair | None = None
-        self._reason = ''
-        self._rests_until = 0.0
-        #: When a session was begun last, and why it was not.
-        self._failure: tuple[float, errors.CouchDBError | None] = 0.0, None
-        self._forget()
+        #: The credentials that CouchDB refused last, its reason, and the monotonic time until which they are not sent.
+        self._refused: _Credentials | None = None
+        self._refused_reason = ''
+        self._refused_until = 0.0
+        #: The monotonic time of the last attempt to begin a session, and its error.
+        self._last_attempt: tuple[float, errors.CouchDBError | None] = 0.0, None
+        self._discard_headers()
         self.reset()
         reset_in_child(self)
 
     @classmethod
     def of(cls, address: Address) -> Auth:
-        """Return the one of this process: all clients of a server share a session, and what is known of a wrong password."""
+        """Return this process's object for an address: clients of a server share sessions and refused passwords."""
         key = (
             address.server,
             address.user,
@@ -127,161 +131,179 @@ class Auth:
         return _shared.of(key, lambda: cls(address))
 
     def reset(self) -> None:
-        """Start over, after a fork, with a lock that nobody holds; a session is the child's as well."""
+        """Create a new lock in a forked child. The child uses the session of its parent."""
         self._lock = threading.Lock()
 
     @property
     def user(self) -> str | None:
-        """Who this is, as far as is known; None is nobody."""
+        """The name of the user; None means anonymous. May ask the source of the credentials, see `headers`."""
         if self._user is None and self._address.credentials:
             with self._lock:
-                self._ask()
+                self._read_credentials()
         return self._user
 
     def headers(self, post: Post) -> Headers:
-        """Return the headers that say who sends a request; the first thread that needs a session begins it.
+        """Return the authentication headers for a request; begin a session if none is valid.
 
-        *Raises* `AccessDenied`; `ServerUnavailable` where user and password come from a source, which may change them, and while
-        the user is locked.
+        `post` sends the request that begins a session.
+
+        *Raises* `AccessDenied` if CouchDB refused the password; `ServerUnavailable` instead if the credentials come
+        from a source that may change them, if that source fails, or while the user is locked; `ConfigurationError`.
         """
-        asked = time.monotonic()
+        called_at = time.monotonic()
         with self._lock:
-            if self._headers is None or time.monotonic() > self._ends:
-                failed, error = self._failure
-                if error is not None and failed > asked:
-                    raise copy.copy(error)  # others tried while this one waited: it would wait for each of them in turn
-                self._forget()
-                self._enter(post)
+            if self._headers is None or time.monotonic() > self._session_ends:
+                failed_at, error = self._last_attempt
+                if error is not None and failed_at > called_at:
+                    # Another thread has tried while this one waited for the lock. With an attempt of its own, each
+                    # thread would wait for the time limits of all threads before it.
+                    raise copy.copy(error)
+                self._discard_headers()
+                self._authenticate(post)
             assert self._headers is not None
             return self._headers
 
-    def renewed(self, used: Headers, response: requests.Response) -> bool:
-        """Tell whether a request that was refused with 401 or 403, and so was not done, may be sent again with other headers.
+    def renew(self, used: Headers, response: requests.Response) -> bool:
+        """Return whether to repeat a request, sent with the headers `used`, after a response with status 401 or 403.
 
-        *Raises* what `headers` raises, if there is nothing better to send.
+        CouchDB has not executed such a request. True: call `headers` again, it returns other headers. False: the user
+        lacks a right.
+
+        *Raises* the errors of `headers` if no other credentials are available.
         """
         with self._lock:
             if self._headers is not used:
-                return True  # another thread was refused before
-            if _WRONG.search(reason := errors.reason_of(response)) or errors.is_lock(reason):
-                self._refuse(self._given, reason)
+                return True  # another thread has replaced the headers
+            if _WRONG_PASSWORD.search(reason := errors.reason_of(response)) or errors.is_account_lock(reason):
+                self._note_refusal(self._used_credentials, reason)
             elif response.status_code == 403 or not used.is_session:
                 return False
-            self._forget()
-            self._ask()
+            self._discard_headers()
+            self._read_credentials()
             return True
 
     def observe(self, used: Headers, response: requests.Response) -> None:
-        """Take over the session that the server prolonged."""
+        """Use the new cookie if the server extended the session in this response."""
         if 'Set-Cookie' in response.headers and used.is_session:
             with self._lock:
                 if self._headers is used:
                     self._take_cookie(response)
 
-    # -- with the lock
+    # -- The caller of these methods holds the lock.
 
-    def _forget(self) -> None:
+    def _discard_headers(self) -> None:
         self._headers: Headers | None = None
-        self._ends = float('inf')
+        self._session_ends = float('inf')
 
-    def _enter(self, post: Post) -> None:
-        self._given = given = self._ask()
-        if given.user is None:
+    def _authenticate(self, post: Post) -> None:
+        self._used_credentials = credentials = self._read_credentials()
+        if credentials.user is None:
             self._headers = Headers()
         elif self._address.auth == 'basic':
-            self._headers = Headers(Authorization=given.basic())
+            self._headers = Headers(Authorization=credentials.basic())
         else:
-            error = self._begin(post, given)
-            self._failure = time.monotonic(), copy.copy(error)  # without the frames of who raises it
+            error = self._begin_session(post, credentials)
+            self._last_attempt = time.monotonic(), copy.copy(error)  # a copy has no traceback
             if error is not None:
                 raise error
 
-    def _begin(self, post: Post, given: _Pair) -> errors.CouchDBError | None:
-        """Begin a session, or return why there is none: it is raised where nobody sees the answer."""
-        response = post(given.session())
+    def _begin_session(self, post: Post, credentials: _Credentials) -> errors.CouchDBError | None:
+        """Begin a session and return None, or the error. The caller raises it, without the response in its frames."""
+        response = post(credentials.session())
         if isinstance(response, errors.CouchDBError):
             return response
         if response.status_code in (401, 403):
-            self._refuse(given, errors.reason_of(response))
+            self._note_refusal(credentials, errors.reason_of(response))
             return self._refusal()
         if response.status_code >= 400:
-            return errors.from_status(response, self._address.server, given.user, 0)
+            return errors.from_status(response, self._address.server, credentials.user, 0)
         if not self._take_cookie(response):
-            return errors.NotCouchDB(f'{self._address.server} begins no session; use auth="basic"')
+            return errors.NotCouchDB(f'{self._address.server} did not begin a session; use the option auth="basic"')
         return None
 
     def _take_cookie(self, response: requests.Response) -> bool:
-        told = response.headers.get('Set-Cookie', '')
-        if cookie := _COOKIE.search(told):
-            age = _MAX_AGE.search(told)
+        header = response.headers.get('Set-Cookie', '')
+        if cookie := _COOKIE.search(header):
+            age = _MAX_AGE.search(header)
             self._headers = Headers(Cookie=f'AuthSession={cookie[1]}')
-            self._ends = time.monotonic() + int(age[1]) * _USED if age else float('inf')
+            self._session_ends = time.monotonic() + int(age[1]) * _USED_SHARE if age else float('inf')
         return bool(cookie)
 
-    def _ask(self) -> _Pair:
-        """Return user and password; *raises* if they were refused a short time ago."""
+    def _read_credentials(self) -> _Credentials:
+        """Return user and password, from their source if there is one; *raises* if CouchDB refused them recently."""
         address = self._address
         try:
             if address.credentials:
-                pair = _Pair(*_pair(address.credentials))
-                self._user = pair.user
+                credentials = _Credentials(*_from_source(address.credentials))
+                self._user = credentials.user
             else:
-                pair = _Pair(self._user, address.password() if callable(address.password) else address.password or '')
+                # Not in a variable of its own: recorded tracebacks show the variables of their frames.
+                credentials = _Credentials(
+                    self._user, address.password() if callable(address.password) else address.password or ''
+                )
         except errors.CouchDBError:
             raise
         except Exception as exc:
             raise errors.ServerUnavailable(
                 f'{address.server}: the source of user and password failed: {type(exc).__name__}: {exc}'
             ) from exc
-        if not pair.is_text:
-            raise errors.ConfigurationError('user or password has bytes in it that are no UTF-8')
-        if pair == self._refused and time.monotonic() < self._rests_until:
+        if not credentials.is_encodable:
+            raise errors.ConfigurationError('user or password cannot be encoded as UTF-8')
+        if credentials == self._refused and time.monotonic() < self._refused_until:
             raise self._refusal()
-        return pair
+        return credentials
 
-    def _refuse(self, given: _Pair, reason: str) -> None:
-        rest = _LOCK_REST if errors.is_lock(reason) else _REST
-        self._refused, self._reason, self._rests_until = given, reason.rstrip('.'), time.monotonic() + rest
+    def _note_refusal(self, credentials: _Credentials, reason: str) -> None:
+        seconds = _LOCKED_SECONDS if errors.is_account_lock(reason) else _REFUSED_SECONDS
+        self._refused, self._refused_reason = credentials, reason.rstrip('.')
+        self._refused_until = time.monotonic() + seconds
 
     def _refusal(self) -> errors.CouchDBError:
-        if errors.is_lock(self._reason):
-            return errors.locked(self._address.server, self._user)
-        text = f'{self._address.server} refused {errors.who(self._user)}: {self._reason}; '
-        rest = f'the same password is not sent again for {max(0.0, self._rests_until - time.monotonic()):.0f} s'
+        if errors.is_account_lock(self._refused_reason):
+            return errors.account_locked(self._address.server, self._user)
+        text = f'{self._address.server} refused {errors.describe_user(self._user)}: {self._refused_reason}; '
+        seconds = max(0.0, self._refused_until - time.monotonic())
+        pause = f'the same password is not sent again for {seconds:.0f} s'
         if self._address.credentials or callable(self._address.password):
-            return errors.ServerUnavailable(f'{text}{rest}, and its source is asked for another one')
-        return errors.AccessDenied(f'{text}check the user, password and rights; {rest}, lest CouchDB lock the user')
+            return errors.ServerUnavailable(f'{text}{pause}, and the source of the password is asked for a new one')
+        return errors.AccessDenied(
+            f'{text}check the user, password and rights; {pause}, because CouchDB locks users after wrong passwords'
+        )
 
 
 _shared: Shared[object, Auth] = Shared({})
 
 
 def environment() -> tuple[str, str]:
-    """Return user and password from `COUCHDB_USER`, and `COUCHDB_PASSWORD` or the file that `COUCHDB_PASSWORD_FILE` names.
+    """Return user and password from environment variables.
 
-    *Raises* `ConfigurationError`, `OSError`.
+    `COUCHDB_USER` contains the user, and `COUCHDB_PASSWORD` the password. `COUCHDB_PASSWORD_FILE` contains instead the
+    path of a file with the password, which is read at each call.
+
+    *Raises* `ConfigurationError` if a variable is missing, `OSError` if the file cannot be read.
     """
     user, file = os.environ.get('COUCHDB_USER'), os.environ.get('COUCHDB_PASSWORD_FILE')
     if not user or not (file or 'COUCHDB_PASSWORD' in os.environ):
         raise errors.ConfigurationError(
-            'credentials="environment" needs COUCHDB_USER, and COUCHDB_PASSWORD or '
-            'COUCHDB_PASSWORD_FILE, in the environment'
+            'credentials="environment" needs the environment variables COUCHDB_USER, and COUCHDB_PASSWORD or '
+            'COUCHDB_PASSWORD_FILE'
         )
     return user, Path(file).read_text('utf-8').rstrip('\r\n') if file else os.environ['COUCHDB_PASSWORD']
 
 
-def _pair(source: str) -> tuple[str, str]:
+def _from_source(source: str) -> tuple[str, str]:
+    """Return user and password from the function that the option `credentials` names."""
     try:
         found = environment if source == 'environment' else symbol_by_name(source)
     except (ImportError, AttributeError, ValueError) as exc:
         raise errors.ConfigurationError(
-            f'credentials={source!r} names no function that can be imported: {exc}'
+            f'credentials={source!r} does not name a function that can be imported: {exc}'
         ) from exc
     if callable(found):
         pair = found()
         if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
             return pair[0], pair[1]
-        del pair  # whoever records the variables of a traceback shall not see it
+        del pair  # recorded tracebacks show the variables of their frames
     raise errors.ConfigurationError(
-        f'credentials={source!r} must name a function that returns two texts, user and password'
+        f'credentials={source!r} must name a function that returns two strings, user and password'
     )

@@ -1,8 +1,8 @@
-"""Bounds of time and size for one request and its answer, where both pass: at the socket.
+"""Limits of time and size for one request and its response, enforced at the socket.
 
-The time limit of a socket is one for each read. A server or proxy that sends a byte now and then, or `100 Continue` for ever,
-would hold a thread as long as it likes. So an answer has a time for its head, however many pieces that comes in, and its body
-has to arrive at some pace; a longpoll may be silent from one empty line to the next.
+The timeout of a socket applies to each read. A server or proxy that sends one byte now and then, or `100 Continue`
+without end, could block a thread for any time. Therefore the head of a response has one time limit for all reads
+together, and its body must arrive at a minimum rate. A longpoll may pause between two of its empty lines.
 """
 
 from __future__ import annotations
@@ -21,33 +21,43 @@ from requests.adapters import HTTPAdapter
 
 from ..errors import NO_HANDSHAKE, AnswerTooLarge
 
-__all__ = ['LARGEST', 'ORDINARY', 'SLOWEST', 'Bounds', 'BoundedAdapter', 'Upload', 'answers_within']
+__all__ = [
+    'MAX_RESPONSE_BYTES',
+    'MIN_BYTES_PER_SECOND',
+    'ORDINARY',
+    'BoundedAdapter',
+    'Bounds',
+    'Upload',
+    'response_bounds',
+]
 
-#: The slowest link for which the time limit of a request allows, in bytes a second.
-SLOWEST = 100_000
+#: The minimum rate at which requests and responses must be transferred, in bytes per second.
+MIN_BYTES_PER_SECOND = 100_000
 
-#: The largest answer in bytes, unless one is known to be larger: more than 30 documents as large as CouchDB takes them by
-#: default, or 250 results of 1 MB. What is larger and read together can be read in parts.
-LARGEST = 256_000_000
+#: The maximum size of a response in bytes, unless its size is known beforehand: more than 30 documents of CouchDB's
+#: default maximum size, or 250 results of 1 MB. The client reads more documents than that in several requests.
+MAX_RESPONSE_BYTES = 256_000_000
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How an answer may come: whether it is a longpoll, and how many bytes more than `LARGEST` it may have."""
+    """The limits of one response."""
 
+    #: Whether the response is a longpoll, which may pause between two reads.
     longpoll: bool = False
-    more: int = 0
+    #: The bytes that the response may have in addition to `MAX_RESPONSE_BYTES`.
+    extra_bytes: int = 0
 
 
-#: Those of most requests.
+#: The limits of most responses.
 ORDINARY = Bounds()
 
 _bounds: ContextVar[Bounds] = ContextVar('bounds', default=ORDINARY)
 
 
 @contextmanager
-def answers_within(bounds: Bounds) -> Iterator[None]:
-    """Give the requests that this thread sends meanwhile these bounds."""
+def response_bounds(bounds: Bounds) -> Iterator[None]:
+    """Apply the bounds to the responses to all requests that the current thread sends inside the `with` block."""
     token = _bounds.set(bounds)
     try:
         yield
@@ -56,7 +66,7 @@ def answers_within(bounds: Bounds) -> Iterator[None]:
 
 
 class Upload(io.BytesIO):
-    """The body of a large request, which is sent in blocks: all of them within `seconds`. *Raises* `TimeoutError`."""
+    """The body of a large request, sent in blocks; `read` *raises* `TimeoutError` after `seconds`."""
 
     def __init__(self, data: bytes, seconds: float) -> None:
         super().__init__(data)
@@ -69,106 +79,110 @@ class Upload(io.BytesIO):
         return super().read(size)
 
 
-class _Source(io.RawIOBase):
-    """Reads from a socket within bounds; *raises* `TimeoutError`, `AnswerTooLarge`.
+class _BoundedReader(io.RawIOBase):
+    """Reads a response from a socket; *raises* `TimeoutError` and `AnswerTooLarge` if it exceeds its bounds.
 
-    The time limit that the socket has at first is that for the head. A body may pause for as long in all, and each
-    100 kB of it give back a second of that.
+    The timeout of the socket at first is the time limit for the whole head. The body starts with the time that the head
+    left over, and regains one second with each 100 kB, up to the timeout.
     """
 
     def __init__(self, raw: Any, sock: Any, bounds: Bounds) -> None:
         self._raw, self._sock, self._bounds = raw, sock, bounds
-        self._most = self._left = sock.gettimeout()
-        self._seen = time.monotonic()
+        self._timeout = self._seconds_left = sock.gettimeout()
+        self._last_read = time.monotonic()
         self._size = 0
-        #: Whether the head has been read, and whether what follows may be silent from one read to the next.
+        #: Whether the head has been read, and whether the body may pause for the full timeout before each read.
         self.in_body = self.may_pause = False
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read what is there, after a wait if need be."""
-        pace = 0.0
+        """Read available bytes into the buffer, and wait for some if there are none; return their number."""
+        seconds_per_byte = 0.0
         if self.may_pause:
-            self._left = self._most
-        elif self._left is not None:
+            self._seconds_left = self._timeout
+        elif self._seconds_left is not None:
             now = time.monotonic()
-            self._left, self._seen = self._left - (now - self._seen), now
-            if self._left <= 0.0:
+            self._seconds_left, self._last_read = self._seconds_left - (now - self._last_read), now
+            if self._seconds_left <= 0.0:
                 raise TimeoutError('timed out')
-            pace = 1 / SLOWEST if self.in_body else 0.0
-        self._sock.settimeout(self._left)
+            seconds_per_byte = 1 / MIN_BYTES_PER_SECOND if self.in_body else 0.0
+        self._sock.settimeout(self._seconds_left)
         count: int | None = self._raw.readinto(buffer)
         self._size += count or 0
-        if self._size > LARGEST + self._bounds.more:
+        if self._size > MAX_RESPONSE_BYTES + self._bounds.extra_bytes:
             raise AnswerTooLarge
-        if self._left is not None:
-            self._left = min(self._most, self._left + (count or 0) * pace)
+        if self._seconds_left is not None:
+            self._seconds_left = min(self._timeout, self._seconds_left + (count or 0) * seconds_per_byte)
         return count
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True, as `io.BufferedReader` requires."""
         return True
 
     def fileno(self) -> int:
-        """Return the socket's."""
+        """Return the file descriptor of the socket."""
         return int(self._raw.fileno())
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket's file object."""
         if not self.closed:
             self._raw.close()
         super().close()
 
 
-class _Answer(HTTPResponse):
-    """An answer that is read within the bounds of the thread that asked."""
+class _BoundedResponse(HTTPResponse):
+    """A response with the bounds that `response_bounds` sets in the thread that sent the request."""
 
     def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
-        self._source = _Source(self.fp.detach(), sock, _bounds.get())
-        self.fp = io.BufferedReader(self._source)
+        self._reader = _BoundedReader(self.fp.detach(), sock, _bounds.get())
+        self.fp = io.BufferedReader(self._reader)
 
     def begin(self, *args: Any, **kwargs: Any) -> None:
-        """Read the head."""
+        """Read the head of the response."""
         super().begin(*args, **kwargs)
-        self._source.in_body = True
-        self._source.may_pause = _bounds.get().longpoll and self.status < 400
+        self._reader.in_body = True
+        self._reader.may_pause = _bounds.get().longpoll and self.status < 400
 
 
-def _bounded(pool: Any) -> Any:
-    """Return a class of connection pools like this one, whose connections read answers within bounds."""
-    connection = type('Bounded' + pool.ConnectionCls.__name__, (_Connection, pool.ConnectionCls), {})
+def _bounded_pool_class(pool: Any) -> Any:
+    """Return a subclass of urllib3's connection pool `pool` whose responses are bounded."""
+    connection = type('Bounded' + pool.ConnectionCls.__name__, (_BoundedConnection, pool.ConnectionCls), {})
     return type('Bounded' + pool.__name__, (pool,), {'ConnectionCls': connection})
 
 
-class _Connection:
-    response_class = _Answer
+class _BoundedConnection:
+    response_class = _BoundedResponse
 
     def connect(self) -> None:
-        """Connect; *raises* `SSLError` where nobody answers the TLS handshake: a server without TLS may wait for more."""
+        """Connect; *raises* `SSLError` if the server does not respond to the TLS handshake.
+
+        A server without TLS waits for the rest of the request instead of refusing it.
+        """
         try:
             super().connect()  # type: ignore[misc]
         except TimeoutError as exc:
             if getattr(self, '_tunnel_host', None) and 'handshake' not in str(exc):
-                raise  # the proxy is silent
-            raise SSLError(0, NO_HANDSHAKE) from None  # of one argument alone it makes a tuple
+                raise  # the proxy does not respond
+            raise SSLError(0, NO_HANDSHAKE) from None  # with one argument only, str() of the error is a tuple
 
 
 class BoundedAdapter(HTTPAdapter):
-    """The connection pools of a client; each answer is read within the bounds of the thread that asked."""
+    """Connection pools of a client whose responses are bounded, see `response_bounds`."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Make the pools."""
+        """Create the pool manager."""
         super().init_poolmanager(*args, **kwargs)
-        _bound(self.poolmanager)
+        _use_bounded_pools(self.poolmanager)
 
     def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
-        """Return the pools for a proxy."""
+        """Return the pool manager for a proxy."""
         known = proxy in self.proxy_manager
         manager = super().proxy_manager_for(proxy, **kwargs)
         if not known:
-            _bound(manager)
+            _use_bounded_pools(manager)
         return manager
 
 
-def _bound(manager: Any) -> None:
-    manager.pool_classes_by_scheme = {scheme: _bounded(pool) for scheme, pool in manager.pool_classes_by_scheme.items()}
+def _use_bounded_pools(manager: Any) -> None:
+    pools = manager.pool_classes_by_scheme
+    manager.pool_classes_by_scheme = {scheme: _bounded_pool_class(pool) for scheme, pool in pools.items()}

@@ -1,7 +1,7 @@
-"""Waiting on `_changes`, so that nobody need poll: one wait that can be broken off, and a thread that does nothing else.
+"""The changes feed: an interruptible longpoll on `_changes`, and a thread that waits with it.
 
-What a feed says is a hint that arrives within milliseconds; the documents are the truth. A feed waits only while it is
-armed, and each answer must be followed by arming it again: an owner that is busy anyway asks nothing of the server.
+A change arrives within milliseconds and is only a hint: callers read the documents to decide. A `ContinuousFeed` sends
+one longpoll after each call of `watch` and none by itself, so that a busy consumer causes no requests.
 """
 
 from __future__ import annotations
@@ -21,52 +21,59 @@ __all__ = ['LIMIT', 'ContinuousFeed', 'Longpoll']
 
 logger = get_logger(__name__)
 
-#: The most rows of one answer; as many mean that there may be more than is worth reading here.
+#: The maximum number of rows in one response. If a response has so many, more changes may follow.
 LIMIT = 200
 
-#: The least time from one wait to the next, in seconds: each costs the server 3 ms, one change in it 0.1 ms.
-_APART = 0.015
+#: The minimum seconds between two longpolls: each costs the server 3 ms, and each change in it 0.1 ms.
+_MIN_INTERVAL_SECONDS = 0.015
 
-#: The server sends an empty line this often, in seconds: a feed that hears none for twice as long is cut off.
-_BEAT = 4.0
+#: Seconds between the empty lines that the server sends. After 10 s without one, the connection is considered lost, see
+#: `Client.open_changes`.
+_HEARTBEAT_SECONDS = 4.0
 
 
 class Longpoll:
-    """One wait at a time for a change, by one thread; any thread may break it off."""
+    """Waits for changes in one thread, one wait at a time. Any thread may interrupt the wait."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        # An abandoned generator may be collected, and end its wait, in the midst of anything: also of `interrupt`.
+        # Reentrant: the garbage collector may close an abandoned generator, and so end its wait, during `interrupt`.
         self._lock = threading.RLock()
-        self._turn = 0
+        self._generation = 0
         self._response: requests.Response | None = None
 
     @property
-    def turn(self) -> int:
-        """Names the wait that may begin now; `interrupt` ends it, even if it has not begun yet."""
-        return self._turn
+    def generation(self) -> int:
+        """The number of the next wait, an argument of `wait`. `interrupt` ends that wait even before it begins."""
+        return self._generation
 
     def interrupt(self) -> None:
-        """Break off the wait; where urllib3 is older than 2.3, it ends with the server's next empty line."""
+        """End the wait of the current generation. With urllib3 before 2.3, it ends at the server's next empty line."""
         with self._lock:
-            self._turn += 1
+            self._generation += 1
             if self._response is not None:
                 try:
                     self._response.raw.shutdown()
                 except (AttributeError, ValueError, RuntimeError, OSError) as exc:
-                    logger.debug('a wait for changes ends with its next line: %r', exc)
+                    logger.debug('the longpoll ends with the next line from the server: %r', exc)
 
-    def wait(self, turn: int, since: Any, body: Document, *, docs: bool = True, limit: int = LIMIT) -> Document | None:
-        """Return `{'results', 'last_seq'}` once something has changed after `since`; None if broken off.
+    def wait(
+        self, generation: int, since: Any, body: Document, *, docs: bool = True, limit: int = LIMIT
+    ) -> Document | None:
+        """Wait for a change after `since` and return `{'results', 'last_seq'}`; return None if interrupted.
 
-        `body` is `{'selector': …}`, `{'doc_ids': […]}` or, for all changes, empty. *Raises* the errors of `Client`.
+        `generation` is the value of the attribute before the caller checked that it has to wait. `body` is
+        `{'selector': …}`, `{'doc_ids': […]}` or, for all changes, empty. At most `limit` rows are returned, with their
+        documents if `docs` is true.
+
+        *Raises* the errors of `Client`.
         """
-        if turn != self._turn:
+        if generation != self._generation:
             return None
         try:
-            response = self._client.open_changes(since, body, limit, _BEAT, docs=docs)
+            response = self._client.open_changes(since, body, limit, _HEARTBEAT_SECONDS, docs=docs)
         except CouchDBError:
-            if turn != self._turn:
+            if generation != self._generation:
                 return None
             raise
         text, error = bytearray(), cast('CouchDBError | None', None)
@@ -74,32 +81,34 @@ class Longpoll:
             with self._lock:
                 self._response = response
             for chunk in response.iter_content(None):
-                if turn != self._turn:
+                if generation != self._generation:
                     return None
                 text += chunk
         except requests.RequestException as exc:
-            error = from_transport(exc, f'{self._client.address.url}: the feed of changes was cut off')
-        except (OSError, ValueError, AttributeError):  # the last two: TLS, while shut down
-            error = ServerUnavailable(f'{self._client.address.url}: the feed of changes was cut off')
+            error = from_transport(exc, f'{self._client.address.url}: the changes feed was cut off')
+        except (OSError, ValueError, AttributeError):  # the last two: TLS connections during `shutdown`
+            error = ServerUnavailable(f'{self._client.address.url}: the changes feed was cut off')
         finally:
             with self._lock:
                 self._response = None
             response.close()
-        del response  # it may prolong the session, and nobody shall see that in a traceback
-        if turn != self._turn:
+        del response  # it may contain a session cookie, and recorded tracebacks show the variables of their frames
+        if generation != self._generation:
             return None
-        if error is not None:  # raised here, without the frames of what caused it
+        if error is not None:  # raised here, without the frames of its cause
             raise error
-        if not text.strip():  # a proxy may end it so, between two of its empty lines
-            raise BrokenAnswer(f'{self._client.address.url}: the feed of changes was cut off')
+        if not text.strip():  # a proxy may close the response between two empty lines
+            raise BrokenAnswer(f'{self._client.address.url}: the changes feed was cut off')
         return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
 
 
 class ContinuousFeed:
-    """A thread that waits for the changes that a selector admits.
+    """A thread that waits for the changes that match a selector.
 
-    `on_rows(rows, last_seq)` is called in the feed's thread, with the documents in the rows if `docs` says so. `on_error(exc)` is
-    called when the wait broke off. After either the feed rests until `watch` is called again.
+    The thread calls `on_rows(rows, last_seq)` with the changes; the rows contain the documents if `docs` is true. It
+    calls `on_error(exc)` if the wait failed. After either call, the thread is idle until the next call of `watch`.
+
+    `name` is the name of the thread.
     """
 
     def __init__(
@@ -115,27 +124,27 @@ class ContinuousFeed:
         self._on_rows, self._on_error = on_rows, on_error
         self._longpoll = Longpoll(client)
         self._wake = threading.Condition()
-        self._wanted: tuple[Any, Document] | None = None
+        self._request: tuple[Any, Document] | None = None
         self._closed = False
-        self._began = float('-inf')
+        self._last_start = float('-inf')
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def watch(self, since: Any, selector: Document) -> None:
-        """Wait for changes after `since`; an earlier wait is given up."""
+        """Wait for changes after `since`, and interrupt an earlier wait."""
         with self._wake:
             self._longpoll.interrupt()
-            self._wanted = (since, {'selector': selector})
+            self._request = (since, {'selector': selector})
             self._wake.notify()
 
-    def rest(self) -> None:
-        """Give up waiting."""
+    def pause(self) -> None:
+        """Interrupt the wait. The thread is idle until the next call of `watch`."""
         with self._wake:
             self._longpoll.interrupt()
-            self._wanted = None
+            self._request = None
 
     def close(self) -> None:
-        """End the thread; it is gone at the server's next empty line at the latest."""
+        """Tell the thread to end. It ends at the server's next empty line at the latest."""
         with self._wake:
             self._closed = True
             self._longpoll.interrupt()
@@ -148,29 +157,28 @@ class ContinuousFeed:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._wanted is not None)
-                if self._closed or self._wanted is None:
+                self._wake.wait_for(lambda: self._closed or self._request is not None)
+                if self._closed or self._request is None:
                     return
-                since, body = self._wanted
-                self._wanted = None
-                turn = self._longpoll.turn
-                pause = self._began + _APART - time.monotonic()
+                since, body = self._request
+                self._request = None
+                generation = self._longpoll.generation
+                seconds = self._last_start + _MIN_INTERVAL_SECONDS - time.monotonic()
             try:
-                if pause > 0:
-                    time.sleep(
-                        pause
-                    )  # not for an event: what comes in quick succession shares one answer, and one claim
-                self._began = time.monotonic()
+                if seconds > 0:
+                    # Changes in quick succession share one response, and their messages one claim request.
+                    time.sleep(seconds)
+                self._last_start = time.monotonic()
                 try:
-                    answer = self._longpoll.wait(turn, since, body, docs=self._docs)
-                except NestedTooDeeply:  # what can be read of it
-                    answer = self._client.changes(since, body, LIMIT)
+                    found = self._longpoll.wait(generation, since, body, docs=self._docs)
+                except NestedTooDeeply:  # read again, without the documents that cannot be decoded
+                    found = self._client.changes(since, body, LIMIT)
             except CouchDBError as exc:
-                if turn == self._longpoll.turn:
+                if generation == self._longpoll.generation:
                     self._on_error(exc)
-            except Exception as exc:  # whatever it is, the owner must not wait for news that cannot come
-                logger.exception('the feed of changes failed')
-                self._on_error(ServerUnavailable(f'{self._client.address.url}: the feed of changes failed: {exc!r}'))
+            except Exception as exc:  # the owner must learn of any error, because it does not poll while the feed waits
+                logger.exception('the changes feed failed')
+                self._on_error(ServerUnavailable(f'{self._client.address.url}: the changes feed failed: {exc!r}'))
             else:
-                if answer is not None and turn == self._longpoll.turn:
-                    self._on_rows(answer['results'], answer['last_seq'])
+                if found is not None and generation == self._longpoll.generation:
+                    self._on_rows(found['results'], found['last_seq'])

@@ -1,4 +1,4 @@
-"""The client of one CouchDB database. This folder knows CouchDB's protocol and nothing of queues."""
+"""The client of one CouchDB database: reads and writes, and also the changes feed and the database itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .shapes import DOCUMENT, exactly, items, maybe, members, revision, sequence
 
 __all__ = ['CHANGES', 'LAST', 'Client', 'Document', 'Row', 'chunks', 'path_of']
 
-#: Sorts after every string and number in a view's key.
+#: Sorts after every string and number in the key of a view.
 LAST: dict[str, Any] = {}
 
 #: The shape of the response to `_changes`.
@@ -27,26 +27,36 @@ CHANGES = members(
 
 
 class Client(Bulk):
-    """One database. Durations are seconds; *every* method raises the errors of `kombu_couchdb.errors`."""
+    """Requests to one database. Durations are seconds. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
     def beside(self, database: str) -> Client:
-        """Return a client for another database on the same server, for the same user and with the same time limits."""
+        """Return a client for another database on the same server, with the same user and time limits."""
         others = tuple(replace(other, database=database) for other in self.address.others)
         return Client(replace(self.address, database=database, others=others), *reversed(self.timeouts))
 
     def extend(self, doc_id: str, text: bytes, members: Document) -> str:
-        """Write a document as `raw` returned it, with more members behind it: of two of one name CouchDB keeps the last.
+        """Append `members` to a document, whose JSON `text` comes from `raw`, and write it; return the new revision.
 
-        Return the new revision; *raises* `Conflict`.
+        CouchDB keeps the last of two members with one name.
+
+        *Raises* `Conflict` if the document has changed since it was read.
         """
         return self.put({'_id': doc_id}, text=text[:-1] + b',' + encoded(members)[1:])
 
     def sequence(self) -> Any:
-        """Return the point in `_changes` at which the database stands now."""
-        return self.info(members(update_seq=sequence))['update_seq']
+        """Return the database's current update sequence, the argument `since` of `changes`; one request.
+
+        The response also contains the number of copies: update `replicas`.
+        """
+        info = self.info(members(update_seq=sequence))
+        self._learn_replicas(info)
+        return info['update_seq']
 
     def changes(self, since: Any, body: Document, limit: int, *, docs: bool = True) -> Document:
-        """Return `{'results', 'last_seq'}` of the changes after `since`, without waiting; see `open_changes`."""
+        """Return the changes after `since` as `{'results', 'last_seq'}`, without waiting.
+
+        `body`, `limit` and `docs` are those of `open_changes`. Documents that cannot be decoded are None in their rows.
+        """
         params = {
             'since': since,
             'include_docs': docs,
@@ -65,43 +75,46 @@ class Client(Bulk):
             return found
 
     def open_changes(
-        self, since: Any, body: Document, limit: int, beat: float, *, docs: bool = True
+        self, since: Any, body: Document, limit: int, heartbeat: float, *, docs: bool = True
     ) -> requests.Response:
-        """Open a longpoll on `_changes` that sends an empty line every `beat` seconds, and return it unread.
+        """Send a longpoll request to `_changes` and return its response without reading the body.
 
-        The answer ends with the first change that the filter in `body` admits: `{'selector': …}` or `{'doc_ids': […]}`, both
-        native in the server and cheap; any change, if it is empty. Its documents are included if `docs` is true.
+        The response ends with the first change after `since` that matches the filter in `body`: `{'selector': …}` or
+        `{'doc_ids': […]}`, both native in the server and cheap, or empty for any change. It contains at most `limit`
+        changes, with their documents if `docs` is true. CouchDB sends an empty line every `heartbeat` seconds.
         """
         params: dict[str, Any] = {
             'feed': 'longpoll',
             'since': since,
             'include_docs': docs,
             'limit': limit,
-            'heartbeat': int(beat * 1000),
+            'heartbeat': int(heartbeat * 1000),
         }
         if body:
             params['filter'] = f'_{next(iter(body))}'
-        return self._send('POST', '/_changes', params, body, beat * 2 + 2, bounds=Bounds(longpoll=True))
+        return self._send('POST', '/_changes', params, body, heartbeat * 2 + 2, bounds=Bounds(longpoll=True))
 
     def welcome(self) -> Document:
-        """Return the server's greeting; *raises* `NotCouchDB` if something else listens there."""
+        """Return CouchDB's response to `GET /`; *raises* `NotCouchDB` if another service responds."""
         try:
-            greeting = self.request('GET', None, repeat=True, shape=lambda answer: True)
+            greeting = self.request('GET', None, repeat=True, shape=lambda response: True)
         except (errors.NotFound, errors.RequestRefused):
             greeting = None
         if not isinstance(greeting, dict) or not ({'couchdb', 'express-pouchdb'} & set(greeting)):
-            raise errors.NotCouchDB(f'{self.address.server} answers, but is not a CouchDB server; check host and port')
+            raise errors.NotCouchDB(
+                f'{self.address.server} answers, but is not a CouchDB server; check host and port in the URL'
+            )
         return greeting
 
     def create(self) -> None:
-        """Create the database, if it does not exist; *raises* `AccessDenied`."""
+        """Create the database if it does not exist; *raises* `AccessDenied`."""
         try:
             self.request('PUT', '')
         except errors.Conflict:
             pass  # it exists: 412
 
     def delete(self) -> None:
-        """Delete the database with all that is in it."""
+        """Delete the database with all its documents."""
         self.request('DELETE', '')
 
 

@@ -1,8 +1,9 @@
-"""Finds the documents of which a cluster, or replication, left several leaves, and makes them one again.
+"""Conflict resolution: documents with several leaf revisions, as clusters and replication create them.
 
-CouchDB shows one of the leaves, whichever has the higher revision, and keeps the others for ever. A view lists such documents; it
-costs nothing until it is read. What is to become of one, its `rule` says, made for its type. Nothing is written before all leaves
-have been the same for as long as the nodes of a cluster may take to tell each other.
+CouchDB shows one leaf revision of a conflicted document, the one that sorts highest, and keeps the others for ever. A
+view lists the conflicted documents; it costs nothing until it is read. A rule for each type of document decides which
+leaf to keep. The resolver writes nothing until the leaves have been the same for `SYNC` seconds, in which the nodes of
+a cluster copy writes to each other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ..errors import RETRIED, AccessDenied, Conflict, NotFound
+from ..errors import RETRIED, AccessDenied, NotFound
 from ..log import get_logger
 from .client import Client, Document
 
@@ -20,101 +21,111 @@ __all__ = ['SYNC', 'ConflictResolver', 'Rule', 'write_each']
 
 logger = get_logger(__name__)
 
-#: How long the nodes of a cluster may take to tell each other of a write, in seconds (mem3's sync_delay is 5).
+#: Seconds in which the nodes of a cluster copy a write to each other (the sync_delay of CouchDB's mem3 is 5).
 SYNC = 10.0
 
-#: How often conflicted documents are looked for, in seconds: in a cluster, and where only replication could leave them.
-_CLUSTER, _SINGLE = 60.0, 3600.0
+#: Seconds between two searches for conflicted documents: in a cluster, and on a single node, where only replication
+#: creates conflicts.
+_CLUSTER_SECONDS, _SINGLE_NODE_SECONDS = 60.0, 3600.0
 
-#: How many are healed in one go.
-_AT_ONCE = 200
+#: The maximum number of documents that one call of `resolve` writes.
+_MAX_DOCS = 200
 
-#: Returns what is to be written, in this order, about a document with these leaves, deleted ones too, where these consumers live;
-#: None: that cannot be told yet.
+#: A rule for one type of document. It gets all leaf revisions, deleted ones included, and the ids of the consumers with
+#: a valid lease. It returns the changes to write, in this order, or None if it cannot decide yet.
 Rule = Callable[[list[Document], Collection[str]], Sequence[Mapping[str, Any]] | None]
 
 
 class ConflictResolver:
-    """Heals the documents of one database, of those types that have a rule."""
+    """Resolves the conflicts of one database, for the types of documents that have a rule."""
 
     def __init__(self, client: Client, view: Document, rules: Mapping[str, Rule]) -> None:
-        """Use the design document `view`, whose view `conflicted` lists such documents; it is stored where it is missing."""
+        """Create a resolver with one rule for each type of document.
+
+        `view` is the design document with the view `conflicted`. The resolver stores it if it is missing.
+        """
         self._client, self._view, self._rules = client, view, rules
         self._name = str(view['_id']).partition('/')[2]
-        #: Revisions and the monotonic time of the first look, by id; of what is settled the time is infinite.
+        #: By document id, the leaf revisions and the monotonic time at which they were first seen; infinite if
+        #: resolved.
         self._seen: dict[str, tuple[frozenset[str], float]] = {}
-        self._refused = False
-        self._every = random.uniform(0.5, 1.0)
-        self._looked = time.monotonic()
+        self._view_forbidden = False
+        self._jitter = random.uniform(0.5, 1.0)
+        self._last_run = time.monotonic()
 
     @property
     def due(self) -> float:
-        """The monotonic time to heal next."""
+        """The monotonic time of the next call of `resolve`. It depends on `Client.replicas`."""
         if any(since < float('inf') for _, since in self._seen.values()):
-            return self._looked + SYNC
-        return self._looked + self._every * (_SINGLE if self._client.replicas == 1 else _CLUSTER)
+            return self._last_run + SYNC
+        seconds = _SINGLE_NODE_SECONDS if self._client.replicas == 1 else _CLUSTER_SECONDS
+        return self._last_run + self._jitter * seconds
 
     def conflicted(self, update: str = 'true') -> dict[str, frozenset[str]]:
-        """Return the revisions of all leaves of each conflicted document, by id; one request. `update` is CouchDB's."""
-        if self._refused:
+        """Return all leaf revisions of each conflicted document, by document id; one request.
+
+        `update` is CouchDB's parameter for views: 'true' waits until the index is current, 'lazy' does not.
+        """
+        if self._view_forbidden:
             return {}
         try:
             rows = self._client.view(self._name, 'conflicted', keys=sorted(self._rules), update=update)
         except NotFound:
-            self._set_up()
+            self._store_view()
             return {}
         return {row['id']: frozenset(row['value']) for row in rows}
 
-    def look(self) -> None:
-        """Heal if it is time to; for who has no occasion to ask whether this is a cluster."""
-        self._client.is_cluster()  # `due` depends on it
+    def resolve_if_due(self) -> None:
+        """Call `resolve` if `due` has passed. For databases without consumers; one more request at the first call."""
+        self._client.is_cluster()  # sets `replicas`, which `due` needs
         if time.monotonic() >= self.due:
-            self.heal(())
+            self.resolve(())
 
-    def heal(self, living: Collection[str]) -> int:
-        """Heal what has been conflicted for long enough; return how many documents that were."""
-        now = self._looked = time.monotonic()
+    def resolve(self, living: Collection[str]) -> int:
+        """Resolve the conflicts whose leaves have not changed for `SYNC` seconds; return the number of documents.
+
+        `living` are the ids of the consumers with a valid lease.
+        """
+        now = self._last_run = time.monotonic()
         seen, self._seen = self._seen, {}
-        healed = 0
-        # Nobody waits for an index that is to be made of a long queue first: the next look finds what this one did not.
+        resolved = 0
+        # 'lazy': indexing a long queue would block this thread; the next call sees the documents that are missing here.
         for doc_id, revs in self.conflicted('lazy').items():
             before, since = seen.get(doc_id, (revs, now))
             since = since if before == revs else now
-            if since <= now - SYNC and healed < _AT_ONCE and self._is_settled(doc_id, living):
+            if since <= now - SYNC and resolved < _MAX_DOCS and self._try_to_resolve(doc_id, living):
                 since = float('inf')
-                healed += 1
+                resolved += 1
             self._seen[doc_id] = (revs, since)
-        return healed
+        return resolved
 
-    def _is_settled(self, doc_id: str, living: Collection[str]) -> bool:
-        """Heal a document, and tell whether nothing is left to do: it was healed, or it never can be."""
+    def _try_to_resolve(self, doc_id: str, living: Collection[str]) -> bool:
+        """Resolve the conflict of a document; return whether it is done, or can never be done."""
         try:
-            return self._heal(doc_id, living)
+            return self._resolve(doc_id, living)
         except RETRIED:
             raise
-        except Exception as exc:  # whatever somebody has written there: the others are healed
-            logger.error('the leaves of %s are left alone: %r', doc_id, exc)
+        except Exception as exc:  # a malformed document must not prevent the resolution of other conflicts
+            logger.error('the conflict of document %s cannot be resolved: %r', doc_id, exc)
             return True
 
-    def _heal(self, doc_id: str, living: Collection[str]) -> bool:
+    def _resolve(self, doc_id: str, living: Collection[str]) -> bool:
         leaves = self._client.leaves(doc_id)
         rule = next((rule for leaf in leaves if (rule := self._rules.get(str(leaf.get('type'))))), None)
         changes = rule(leaves, living) if rule else []
         if changes is None or not write_each(self._client, changes):
             return False
         if changes:
-            logger.info('%s had %d leaves, and is one document again', doc_id, len(leaves))
+            logger.info('the conflict of document %s with %d leaf revisions was resolved', doc_id, len(leaves))
         return True
 
-    def _set_up(self) -> None:
+    def _store_view(self) -> None:
         try:
-            self._client.put(self._view)
-        except Conflict:
-            pass  # another process was first, with the same
+            self._client.try_put(self._view)  # in conflict, another process has stored the same
         except AccessDenied:
-            self._refused = True
+            self._view_forbidden = True
             logger.warning(
-                '%s lacks the design document %s, and what a cluster leaves conflicted is not healed; let an '
+                '%s lacks the design document %s, so that conflicts of a cluster are not resolved; let an '
                 'administrator run "celery -A your_app couchdb setup"',
                 self._client.address.url,
                 self._name,
@@ -122,9 +133,10 @@ class ConflictResolver:
 
 
 def write_each(client: Client, docs: Collection[Mapping[str, Any]]) -> bool:
-    """Write leaves of one document, each in a request of its own, and tell whether all are proven; stop at the first that is not.
+    """Write changes of leaf revisions of one document, each in its own request; return whether all writes are proven.
 
-    What is kept comes first: what follows is only right if that is there.
+    Stop at the first write that is not proven: the change of the leaf to keep comes first, and the deletions of other
+    leaves are only safe after it.
     """
     for doc in docs:
         [result] = client.bulk([doc])

@@ -1,7 +1,8 @@
-"""Objects that threads of one process share, and their reset in a forked child.
+"""Objects that the threads of a process share, and their reset in a forked child.
 
-A child that was forked has none of its parent's threads: locks stay held for ever, connections are the parent's, and nobody
-answers. So who has such things is reset in the child, before it runs anything else.
+A forked child has none of its parent's other threads. Locks that they held are never released, connections belong to
+the parent, and threads that wait for work do not exist. Objects with such state are reset in the child before other
+code runs.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ V = TypeVar('V')
 
 
 class Resettable(Protocol):
-    """What can start over after a fork."""
+    """An object that can be reset after a fork."""
 
     def reset(self) -> None:
-        """Start over: whatever was under way is the parent's."""
+        """Replace locks, connections and unfinished work, which belong to the parent."""
 
 
-_living: weakref.WeakSet[Resettable] = weakref.WeakSet()
+_registered: weakref.WeakSet[Resettable] = weakref.WeakSet()
 
 
-def reset_in_child(thing: Resettable) -> None:
-    """Call `thing.reset()` in each child that is forked as long as `thing` lives."""
-    _living.add(thing)
+def reset_in_child(resettable: Resettable) -> None:
+    """Call `resettable.reset()` in each forked child, until the object is garbage collected."""
+    _registered.add(resettable)
 
 
 class Shared(Generic[K, V]):
-    """One object for each key in a process. `objects` is a `WeakValueDictionary`, or a dict if they shall stay."""
+    """One object for each key in a process.
+
+    With a `WeakValueDictionary` as `objects`, unused objects are garbage collected; with a dict, all are kept.
+    """
 
     def __init__(self, objects: MutableMapping[K, V]) -> None:
         self._objects = objects
@@ -42,11 +46,11 @@ class Shared(Generic[K, V]):
         reset_in_child(self)
 
     def reset(self) -> None:
-        """Start over with a lock that nobody holds; the objects are kept."""
+        """Create a new lock in a forked child. The objects are kept."""
         self._lock = threading.Lock()
 
     def of(self, key: K, make: Callable[[], V]) -> V:
-        """Return the object for a key; its first user makes it."""
+        """Return the object for a key; call `make` if there is none."""
         with self._lock:
             found = self._objects.get(key)
             if found is None:
@@ -55,8 +59,8 @@ class Shared(Generic[K, V]):
 
 
 def _after_fork() -> None:
-    for thing in list(_living):
-        thing.reset()
+    for resettable in list(_registered):
+        resettable.reset()
 
 
 if hasattr(os, 'register_at_fork'):

@@ -1,7 +1,8 @@
-"""Group commit: what several threads write at the same time goes to CouchDB in one request.
+"""Group commit: writes of several threads at the same time share one request to CouchDB.
 
-Who writes alone sends at once. Who comes while a request is under way waits for its end, and shares the next with all who
-came meanwhile. Each returns when its own documents are stored, or raises: no promise is weaker, nobody waits for company.
+A thread sends its request at once if no other request is in progress. Otherwise it waits for the end of that request,
+and one of the waiting threads then sends the documents of all of them. `write` returns after the thread's own documents
+are stored, or raises. Therefore the guarantees are those of a separate request, and no thread waits for others to join.
 """
 
 from __future__ import annotations
@@ -21,25 +22,28 @@ from .write_result import WriteResult, WriteStatus
 
 __all__ = ['GroupCommit']
 
-#: The most documents in one request; who has more does not let others wait for it.
-_MOST = 200
+#: The maximum number of documents in a shared request. A larger write is sent alone, while others go on.
+_MAX_DOCS = 200
 
-#: How often who waits looks whether nobody leads, in seconds: should a thread end so suddenly that it told nobody.
-_LOOK = 1.0
+#: Seconds after which a waiting thread checks whether another thread still sends, in case that ended without
+#: notification.
+_CHECK_SECONDS = 1.0
 
 
 class _Entry:
+    """The documents of one call of `write`."""
+
     def __init__(self, docs: Sequence[Mapping[str, Any]]) -> None:
         self.docs = docs
-        #: Encoded by the thread that writes it: what cannot be encoded is its own affair.
+        # Encoded in the thread that called `write`, so that it alone gets the error if a document cannot be encoded.
         self.texts = [encoded(doc) for doc in docs]
         self.size = sum(map(len, self.texts))
         self.results: list[WriteResult] | None = None
         self.error: BaseException | None = None
-        #: What it sends, if it leads.
+        #: The entries in the request that this entry's thread sends.
         self.batch: list[_Entry] = []
-        #: Whether its thread has gone on.
-        self.left = False
+        #: Whether its thread has left `write`.
+        self.abandoned = False
 
     @property
     def done(self) -> bool:
@@ -47,7 +51,7 @@ class _Entry:
 
 
 class GroupCommit:
-    """Writes through one client, for any number of threads."""
+    """Writes documents of any number of threads through one client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -56,74 +60,76 @@ class GroupCommit:
 
     @classmethod
     def of(cls, client: Client) -> GroupCommit:
-        """Return the one of this process for a database and its timeouts: every thread may have a connection of its own."""
+        """Return this process's object for the database and timeouts of `client`, so that all its clients share it."""
         return _shared.of(
             (client.address, client.timeouts), lambda: cls(Client(client.address, *reversed(client.timeouts)))
         )
 
     def reset(self) -> None:
-        """Start over, after a fork: whoever waited or wrote is the parent's."""
+        """Discard pending writes in a forked child: they belong to threads of the parent."""
         self._changed = threading.Condition()
         self._pending: list[_Entry] = []
-        #: Whose thread sends a request just now.
-        self._leader: _Entry | None = None
+        #: The entry whose thread sends a request at present.
+        self._sender: _Entry | None = None
 
     def close(self) -> None:
-        """Close the idle connections; who goes on to write opens new ones."""
+        """Close idle connections. Later writes open new ones."""
         self._client.close()
 
     def write(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        """Write documents and return the result for each, as `Client.bulk` does; *raises* what that raises.
+        """Write documents and return the result for each, in the same order, as `Client.bulk` does.
 
-        After `ServerUnavailable` it is unknown which of them are stored.
+        *Raises* the errors of `Client.bulk`; after `ServerUnavailable` it is unknown which documents are stored.
         """
-        if len(docs) > _MOST:
+        if len(docs) > _MAX_DOCS:
             return self._client.bulk(docs, texts=[encoded(doc) for doc in docs])
         entry = _Entry(docs)
-        # A time limit may strike between any two of these lines: whatever happens, the others can go on.
+        # A task's time limit may raise an exception between any two of these lines. Other threads must be able to write
+        # after that.
         try:
             with self._changed:
                 self._pending.append(entry)
-                while self._leader is not None and not entry.done:
-                    self._changed.wait(_LOOK)
+                while self._sender is not None and not entry.done:
+                    self._changed.wait(_CHECK_SECONDS)
                 if not entry.done:
-                    self._leader = entry
+                    self._sender = entry
                     entry.batch = self._next_batch(entry)
                     self._pending = [other for other in self._pending if other not in entry.batch]
             if not entry.done:
-                self._lead(entry.batch)
+                self._send(entry.batch)
         finally:
-            if self._leader is entry:
-                self._leader = None
-            self._leave(entry)
+            if self._sender is entry:
+                self._sender = None
+            self._finish(entry)
         if entry.error is not None:
             raise entry.error
         assert entry.results is not None
         return entry.results
 
     def _next_batch(self, own: _Entry) -> list[_Entry]:
-        """Return what goes in one request; what writes a document that another of them writes waits for the next."""
-        batch, ids, size, most = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_bytes
+        """Return the entries for one request. Two entries with the same document are written in different requests."""
+        batch, ids, size, max_size = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_bytes
         for entry in self._pending:
-            its = {doc['_id'] for doc in entry.docs}
-            if entry is not own and len(ids) + len(its) <= _MOST and size + entry.size <= most and not ids & its:
-                batch, ids, size = [*batch, entry], ids | its, size + entry.size
+            new = {doc['_id'] for doc in entry.docs}
+            fits = len(ids) + len(new) <= _MAX_DOCS and size + entry.size <= max_size
+            if entry is not own and fits and not ids & new:
+                batch, ids, size = [*batch, entry], ids | new, size + entry.size
         return batch
 
-    def _lead(self, batch: list[_Entry]) -> None:
+    def _send(self, batch: list[_Entry]) -> None:
         try:
             self._write(batch)
         except RETRIED as exc:
             for entry in batch:
-                entry.error = copy.copy(exc)  # each is raised in a thread of its own
+                entry.error = copy.copy(exc)  # a copy for each thread, which adds its own traceback
                 entry.error.__cause__ = exc.__cause__
-        except CouchDBError as exc:  # any other, such as a time limit, is for the thread that it strikes
+        except CouchDBError as exc:  # other exceptions, such as a task's time limit, concern this thread only
             if len(batch) == 1:
                 batch[0].error = exc
                 return
-            # What the server refuses in one document it refuses for all in the request: each for itself.
+            # CouchDB refuses a whole request because of one document: send each entry alone.
             for entry in batch:
-                self._lead([entry])
+                self._send([entry])
 
     def _write(self, batch: list[_Entry]) -> None:
         docs = [doc for entry in batch for doc in entry.docs]
@@ -138,14 +144,14 @@ class GroupCommit:
         except Conflict as exc:
             return WriteResult.conflict(doc['_id'], str(exc))
 
-    def _leave(self, entry: _Entry) -> None:
-        """Take back what is not written: of one's own nobody knows any more, and the others are sent by the next."""
-        entry.left = True
+    def _finish(self, entry: _Entry) -> None:
+        """Remove an entry when its thread leaves `write`; return unwritten entries of its batch to the next sender."""
+        entry.abandoned = True
         with self._changed:
             unsent = [other for other in entry.batch if not other.done and other not in self._pending]
-            self._pending = [other for other in unsent + self._pending if not other.left]
+            self._pending = [other for other in unsent + self._pending if not other.abandoned]
             self._changed.notify_all()
 
 
-#: Those that connections share.
+#: The objects of this process, see `GroupCommit.of`.
 _shared: Shared[tuple[Address, tuple[float, float]], GroupCommit] = Shared(WeakValueDictionary())

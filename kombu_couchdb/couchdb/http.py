@@ -1,4 +1,4 @@
-"""Requests to one CouchDB database: JSON in, JSON out, every error one of ours. May be used from many threads."""
+"""HTTP requests to one CouchDB database: JSON bodies, errors of `kombu_couchdb.errors`, failover between nodes."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ __all__ = ['Http', 'encoded']
 
 
 class Http:
-    """Requests to one database. Times are seconds; *every* method raises the errors of `kombu_couchdb.errors`."""
+    """Requests to one database. Thread-safe. *Every* method raises the errors of `kombu_couchdb.errors`.
+
+    `request_timeout` and `connect_timeout` are seconds.
+    """
 
     def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
         self.address = address
         self.clock = ServerClock.of(one.server for one in (address, *address.others))
-        #: To connect, and to be answered.
+        #: Seconds to connect, and seconds to wait for a response.
         self.timeouts = (connect_timeout, request_timeout)
-        #: How many nodes keep each document, as far as anybody has asked; 1 where the server is no cluster.
-        self.replicas = 1
-        self._informed = False
         self._nodes = Nodes(address, self.clock, self.timeouts)
 
     @property
     def url(self) -> str:
-        """The URL of the database on the node that is asked now, without user and password."""
+        """The URL of the database on the current node, without user and password."""
         return self._nodes.current.address.url
 
     @property
     def node(self) -> Address:
-        """The address of the node that is asked now."""
+        """The address of the current node."""
         return self._nodes.current.address
 
     @property
     def user(self) -> str | None:
-        """Who sends the requests; None is nobody."""
-        return self._nodes.current.login.user
+        """The name of the user that sends the requests; None means anonymous."""
+        return self._nodes.current.auth.user
 
     @property
     def has_other_nodes(self) -> bool:
-        """Whether the address names several: the next request after one that was not answered goes to another."""
+        """Whether the address names several nodes, so that the request after a failed one goes to another node."""
         return len(self._nodes) > 1
 
-    def leave_node(self) -> None:
-        """Ask another node from now on, if the address names one: this one seems to be cut off from the others."""
-        self._nodes.leave(self._nodes.current)
+    def switch_node(self) -> None:
+        """Send later requests to another node, if there is one. For callers that find the current node partitioned."""
+        self._nodes.switch_from(self._nodes.current)
 
     def close(self) -> None:
-        """Close the idle connections; it can still be used."""
+        """Close idle connections. Later requests open new ones."""
         self._nodes.close()
 
     def request(
@@ -71,21 +71,22 @@ class Http:
         repeat: bool = False,
         shape: Shape = anything,
     ) -> Any:
-        """Send one request below the database (or, with path None, to the server's root) and return its JSON.
+        """Send a request and return the JSON of the response.
 
-        *Raises* `BrokenAnswer` if that has another `shape`.
+        `path` is relative to the URL of the database; None means the root of the server. With `repeat`, for reads, the
+        request is sent again if the connection was cut before the response: once, or once to each other node. A server
+        or proxy may close an idle connection at the moment at which the client uses it again.
 
-        With `repeat`, for reads, a connection that was cut before the answer is tried once more, or once with each other node:
-        a server or proxy may close an idle connection at the very moment it is used again.
+        *Raises* `BrokenAnswer` if the response does not have the `shape`.
         """
         text, status = self._exchange(method, path, params, body, repeat=repeat)
         return self.decode(text, status, f'{method} {path or "/"}', shape)
 
     def content(self, path: str, params: Mapping[str, Any], size: int) -> bytes:
-        """Return what is below the database as the bytes it has; *raises* `BrokenAnswer` if they are not of this size."""
-        text, _ = self._exchange('GET', path, params, repeat=True, bounds=Bounds(more=size))
+        """Return the bytes of an attachment, which has `size` bytes; *raises* `BrokenAnswer` for another size."""
+        text, _ = self._exchange('GET', path, params, repeat=True, bounds=Bounds(extra_bytes=size))
         if len(text) != size:
-            raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to GET {path:.100}')
+            raise errors.BrokenAnswer(f'{self.address.url}: unexpected response to GET {path:.100}')
         return text
 
     def _exchange(
@@ -98,32 +99,36 @@ class Http:
         repeat: bool = False,
         bounds: Bounds = ORDINARY,
     ) -> tuple[bytes, int]:
-        """Send one request, as `request` does, and return its answer and status."""
-        left = max(2, len(self._nodes)) if repeat else 1
+        """Send a request, as `request` does, and return the body and status of the response."""
+        attempts = max(2, len(self._nodes)) if repeat else 1
         while True:
-            left -= 1
+            attempts -= 1
             try:
                 response = self._send(method, path, params, body, bounds=bounds)
                 return response.content, response.status_code
             except errors.ServerUnavailable as exc:
-                if not left or not exc.was_cut:
+                if not attempts or not exc.was_cut:
                     raise
 
     def decode(self, text: bytes, status: int = 200, request: str = 'a request', shape: Shape = anything) -> Any:
-        """Return the JSON in the answer to a `request`; *raises* `BrokenAnswer` if it was cut, `NotCouchDB` if it is none."""
+        """Return the JSON in the response `text` to a `request`, which error texts name.
+
+        *Raises* `BrokenAnswer` if it is incomplete or does not have the `shape`, `NotCouchDB` if it is not JSON,
+        `NestedTooDeeply` if a document in it exceeds Python's recursion limit.
+        """
         try:
-            answer = json.loads(text)
+            found = json.loads(text)
         except RecursionError as exc:
             raise errors.NestedTooDeeply(f'{self.address.url}: a document is nested too deeply to be read') from exc
         except ValueError as exc:
             if text.lstrip()[:1] in (b'{', b'['):
-                raise errors.BrokenAnswer(f'{self.address.url}: the answer was cut off') from exc
+                raise errors.BrokenAnswer(f'{self.address.url}: the response was cut off') from exc
             raise errors.NotCouchDB(
                 f'{self.address.server} answers {status} without JSON: not a CouchDB server; check host and port'
             ) from exc
-        if not shape(answer):
-            raise errors.BrokenAnswer(f'{self.address.url}: a broken answer to {request:.100}')
-        return answer
+        if not shape(found):
+            raise errors.BrokenAnswer(f'{self.address.url}: unexpected response to {request:.100}')
+        return found
 
     def _send(
         self,
@@ -140,7 +145,7 @@ class Http:
         try:
             return node.send(method, path, _query(params), data, read_timeout, bounds=bounds)
         except errors.ServerUnavailable:
-            self._nodes.leave(node)
+            self._nodes.switch_from(node)
             raise
 
 
@@ -151,12 +156,14 @@ def _query(params: Mapping[str, Any] | None) -> str:
 
 
 def encoded(body: Any) -> bytes:
-    """Return a body as JSON; *raises* `Unstorable` if it cannot be written so."""
+    """Return a body as JSON; *raises* `Unstorable` if it cannot be encoded."""
     try:
         return json.dumps(body, separators=(',', ':'), cls=JSONEncoder, ensure_ascii=False, allow_nan=False).encode(
             'utf-8'
         )
     except UnicodeEncodeError as exc:
-        raise errors.Unstorable('what is to be stored has text in it that is none: half of a surrogate pair') from exc
+        raise errors.Unstorable(
+            'the document contains half of a surrogate pair, which cannot be encoded as UTF-8'
+        ) from exc
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise errors.Unstorable(f'what is to be stored cannot be written as JSON: {exc}') from exc
+        raise errors.Unstorable(f'the document cannot be written as JSON: {exc}') from exc

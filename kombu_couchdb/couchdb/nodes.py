@@ -1,6 +1,6 @@
-"""Requests to the nodes of a cluster: to one node, and while it does not answer to the next that the user has named.
+"""Requests to the nodes of a cluster: to the current node, and to the next one if it does not respond.
 
-Every node of a CouchDB cluster answers for all of it: what one was told, and what one holds, is the same on another.
+Every node of a CouchDB cluster accepts all reads and writes of the cluster's databases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .. import errors
 from ..log import get_logger
 from .address import Address
 from .auth import Auth, Headers
-from .bounds import ORDINARY, SLOWEST, BoundedAdapter, Bounds, Upload, answers_within
+from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds
 from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
 
@@ -26,34 +26,35 @@ __all__ = ['Node', 'Nodes']
 
 logger = get_logger(__name__)
 
-#: Connections to a node kept open. More may be open at once; those above this are closed after use.
-_POOL = 16
+#: The maximum number of idle connections to a node. More may be in use; those are closed after use.
+_MAX_IDLE_CONNECTIONS = 16
 
-#: From so many bytes on, a request is sent in blocks, each under the time limit of a connection: urllib3 gives it to the whole of
-#: what is sent in one piece.
-_IN_BLOCKS = 64_000
+#: From this size in bytes on, a request body is sent in blocks, so that the timeout applies to each block: urllib3
+#: applies it to the whole body if it is sent in one piece.
+_SEND_IN_BLOCKS_FROM_BYTES = 64_000
 
 _HEADERS = {'Accept': 'application/json', 'Content-Type': 'application/json', 'User-Agent': 'celery-couchdb'}
 
 
 class Node:
-    """Requests to one node. A child has connections of its own.
+    """Requests to one node. Thread-safe; a forked child opens its own connections.
 
-    `timeouts` are in seconds: to connect, and to be answered. A request of many bytes has more time to be answered, a second
-    for each 100 kB of it: they may still be on their way when the last of them was handed to the system. So has an answer of
-    many bytes, and sending them.
+    `timeouts` are the seconds to connect and the seconds to wait for a response. A large request has one more second
+    for each 100 kB, because its bytes may still be in transit after the operating system has accepted them. The same
+    applies to sending the request and to reading a large response, see `couchdb.bounds`.
     """
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
-        self.address, self.timeouts, self.login = address, timeouts, Auth.of(address)
-        self._clock, self._answered = clock, False
+        self.address, self.timeouts, self.auth = address, timeouts, Auth.of(address)
+        self._clock, self._has_responded = clock, False
         self.reset()
         reset_in_child(self)
 
     def reset(self) -> None:
-        """Start over, after a fork: the connections are the parent's, and so may be who holds the lock."""
+        """Discard connections and lock in a forked child: they belong to the parent."""
         self._lock = threading.Lock()
         self._pid = 0
+        #: The monotonic time before which no request is sent, see the header `Retry-After`.
         self._not_before = float('-inf')
 
     def send(
@@ -66,37 +67,40 @@ class Node:
         *,
         bounds: Bounds = ORDINARY,
     ) -> requests.Response:
-        """Send one request below the database (or, with path None, to the server's root) and return the answer.
+        """Send a request and return the response. The body of a longpoll response (see `bounds`) is not read.
 
-        That of a longpoll (see `bounds`) is not read. *Raises* the errors of `kombu_couchdb.errors`, none of which has anything
-        of the password or session in it, in what caused it, or in a frame of its traceback.
+        `path` is relative to the URL of the database; None means the root of the server. `data` is the request body.
+        `read_timeout` replaces the time limit for the response, in seconds.
+
+        *Raises* the errors of `kombu_couchdb.errors`. Neither the errors nor their causes nor the frames of their
+        tracebacks contain the password or the session cookie.
         """
         url = (self.address.server + '/' if path is None else self.address.url + path) + query
-        for _ in range(2):  # 401 means that nothing was done: whatever it is may be sent again, by somebody else
-            who = self.login.headers(self._post_session)
-            found = self._exchange(method, url, who, data, read_timeout, bounds)
+        for _ in range(2):  # CouchDB has not executed a request that it refuses with 401, so that it can be repeated
+            auth_headers = self.auth.headers(self._post_session)
+            found = self._exchange(method, url, auth_headers, data, read_timeout, bounds)
             if isinstance(found, errors.CouchDBError):
                 raise found
             response = found
-            if response.status_code not in (401, 403) or not self.login.renewed(who, response):
+            if response.status_code not in (401, 403) or not self.auth.renew(auth_headers, response):
                 break
-        self.login.observe(who, response)
+        self.auth.observe(auth_headers, response)
         if (error := self._error(response, len(data or b''))) is not None:
-            del found, response  # it may prolong the session
+            del found, response  # it may contain a session cookie
             raise error
         return response
 
     def _error(self, response: requests.Response, size: int) -> errors.CouchDBError | None:
-        """Return the error that an answer is, if it is one, to a request of so many bytes."""
-        # _bulk_docs answers 500 with the usual list when some nodes of a cluster are down: the list tells more.
+        """Return the error for a response, or None; `size` is the size of the request body in bytes."""
+        # If nodes of a cluster are down, the status of _bulk_docs may be 500 with the usual list of results.
         if response.status_code >= 400 and not (response.status_code == 500 and response.content[:1] == b'['):
-            return errors.from_status(response, self.address.url, self.login.user, size)
+            return errors.from_status(response, self.address.url, self.auth.user, size)
         if 300 <= response.status_code < 400:
             return errors.NotCouchDB(f'{self.address.server} redirects to another address; use that one in the URL')
         return None
 
     def close(self) -> None:
-        """Close the idle connections; who goes on opens new ones."""
+        """Close idle connections. Later requests open new ones."""
         with self._lock:
             if self._pid == os.getpid():
                 self._adapter.close()
@@ -109,112 +113,118 @@ class Node:
         self,
         method: str,
         url: str,
-        who: Headers,
+        auth_headers: Headers,
         data: bytes | None,
         read_timeout: float | None = None,
         bounds: Bounds = ORDINARY,
     ) -> requests.Response | errors.CouchDBError:
-        """Send one request and return its answer, whatever its status, or the error, for whoever has nothing to hide to raise."""
+        """Send a request and return the response, with any status, or the error.
+
+        The caller raises the error: the frame of this method contains the authentication headers.
+        """
         adapter, settings = self._connected()
-        if (patience := self._not_before - time.monotonic()) > 0:
-            time.sleep(patience)
+        if (pause := self._not_before - time.monotonic()) > 0:
+            time.sleep(pause)
         size = len(data or b'')
-        seconds = (read_timeout or self.timeouts[1]) + size // SLOWEST
+        transfer_seconds = size // MIN_BYTES_PER_SECOND
+        timeout = (self.timeouts[0], (read_timeout or self.timeouts[1]) + transfer_seconds)
         prepared = requests.PreparedRequest()
         prepared.method, prepared.url = method, url
-        # A new file-like object each time: a request that is sent again is sent from its beginning.
-        prepared.body = Upload(data, sum(self.timeouts) + size // SLOWEST) if data and size > _IN_BLOCKS else data  # type: ignore[assignment]
+        if data and size > _SEND_IN_BLOCKS_FROM_BYTES:
+            # A new file-like object for each attempt: a repeated request starts from its first byte.
+            prepared.body = Upload(data, sum(self.timeouts) + transfer_seconds)  # type: ignore[assignment]
+        else:
+            prepared.body = data
         prepared.headers = {**_HEADERS}  # type: ignore[assignment]
-        who.add_to(prepared.headers)
+        auth_headers.add_to(prepared.headers)
         if data is not None or method in ('PUT', 'POST'):
             prepared.headers['Content-Length'] = str(size)
         sent = time.time()
         try:
-            with answers_within(bounds):
-                response = adapter.send(
-                    prepared, stream=bounds.longpoll, timeout=(self.timeouts[0], seconds), **settings
-                )
+            with response_bounds(bounds):
+                response = adapter.send(prepared, stream=bounds.longpoll, timeout=timeout, **settings)
             if (coding := response.headers.get('Content-Encoding', 'identity')).lower() != 'identity':
-                # Nobody asked for it, and some hundred kB of it may be a GB.
+                # The request does not accept compression, and a few hundred kB may decompress to a GB.
                 response.close()
                 return errors.BrokenAnswer(
                     f'{self.address.url}: the answer is compressed ({coding!a:.40}); configure the proxy '
-                    f'before CouchDB to honour Accept-Encoding'
+                    f'in front of CouchDB to respect the header Accept-Encoding'
                 )
             if not bounds.longpoll or response.status_code >= 400:
                 response.content  # noqa: B018 - read the body, so that the connection returns to the pool
-        except (
-            OSError,
-            ValueError,
-        ) as exc:  # requests' errors are OSErrors; urllib3 has a ValueError for impossible hosts
-            return errors.from_transport(exc, self.address.url, known=self._answered)
-        self._answered = True
-        response.request = None  # type: ignore[assignment]  # it has the headers
+        # The errors of requests are OSErrors. urllib3 raises a ValueError for an invalid host.
+        except (OSError, ValueError) as exc:
+            return errors.from_transport(exc, self.address.url, known=self._has_responded)
+        self._has_responded = True
+        response.request = None  # type: ignore[assignment]  # it contains the authentication headers
         self._clock.observe(response.headers.get('Date'), sent, time.time())
         if response.status_code in (429, 503):
-            # A server that asks for patience has it from all threads, but no longer than one that does not answer at all.
-            patience = _patience(response.headers.get('Retry-After'), self._clock.now())
-            self._not_before = time.monotonic() + min(patience, self.timeouts[1])
+            # All threads pause as long as the server asks, but not longer than the time limit for a response.
+            pause = _retry_after_seconds(response.headers.get('Retry-After'), self._clock.now())
+            self._not_before = time.monotonic() + min(pause, self.timeouts[1])
         return response
 
     def _connected(self) -> tuple[HTTPAdapter, dict[str, Any]]:
-        """Return the connection pool of this process and what the environment says of proxies and certificates."""
+        """Return this process's connection pools and the environment's settings for proxies and certificates."""
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
-                    # Session.send() would read the environment and the cookies for every request: once is enough.
+                    # Session.send() would read the environment and process cookies for each request.
                     session = requests.Session()
                     found = session.merge_environment_settings(
                         self.address.url, {}, False, self.address.verify, self.address.cert
                     )
                     self._settings = {name: found[name] for name in ('verify', 'cert', 'proxies')}
-                    self._adapter = BoundedAdapter(pool_connections=2, pool_maxsize=_POOL)
+                    self._adapter = BoundedAdapter(pool_connections=2, pool_maxsize=_MAX_IDLE_CONNECTIONS)
                     self._pid = os.getpid()
         return self._adapter, self._settings
 
 
-class _Choice:
-    """Which of the nodes in a list is asked, by its place."""
+class _CurrentNode:
+    """The index of the current node in a list of nodes."""
 
     def __init__(self) -> None:
-        self.place = 0
+        self.index = 0
 
 
-#: By the servers in a list: who connects anew does not ask first, and wait for, a node that others in this process have left.
-_choices: Shared[tuple[str, ...], _Choice] = Shared({})
+#: By the servers of the list. All clients of a process share the current node, so that a new connection does not wait
+#: for a node that did not respond to another one.
+_current_nodes: Shared[tuple[str, ...], _CurrentNode] = Shared({})
 
 
 class Nodes:
-    """The nodes on which one database can be reached. Thread-safe."""
+    """The nodes of one database. Thread-safe."""
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self._nodes = [Node(one, clock, timeouts) for one in (address, *address.others)]
-        self._choice = _choices.of(tuple(node.address.server for node in self._nodes), _Choice)
+        self._current = _current_nodes.of(tuple(node.address.server for node in self._nodes), _CurrentNode)
 
     @property
     def current(self) -> Node:
-        """The node that is asked now: all that name the same list in this process ask the same."""
-        return self._nodes[self._choice.place]
+        """The node that gets the next request; the same for all clients of this process with the same list."""
+        return self._nodes[self._current.index]
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def leave(self, node: Node) -> None:
-        """Ask the next node from now on, unless another thread has left this one already."""
+    def switch_from(self, node: Node) -> None:
+        """Make the next node the current one, unless another thread has switched from `node` already."""
         if len(self._nodes) > 1 and self.current is node:
-            self._choice.place = (self._nodes.index(node) + 1) % len(self._nodes)
-            logger.info(
-                '%s does not answer as it should; asking %s from now on', node.address.url, self.current.address.url
-            )
+            self._current.index = (self._nodes.index(node) + 1) % len(self._nodes)
+            logger.info('%s is unavailable; sending requests to %s', node.address.url, self.current.address.url)
 
     def close(self) -> None:
-        """Close the idle connections to all nodes."""
+        """Close idle connections to all nodes."""
         for node in self._nodes:
             node.close()
 
 
-def _patience(retry_after: str | None, now: float) -> float:
-    """Return how many seconds a `Retry-After` header asks for: it has a number of them, or a date."""
+def _retry_after_seconds(retry_after: str | None, now: float) -> float:
+    """Return the seconds in a `Retry-After` header: a number, or the date minus `now`; 0 if it is neither.
+
+    urllib3's `Retry.parse_retry_after` would compare a date with the local clock, which may be wrong, and raises
+    several errors for values that are neither.
+    """
     try:
         return float(retry_after or 0)
     except ValueError:

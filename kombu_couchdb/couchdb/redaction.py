@@ -1,4 +1,4 @@
-"""URLs without their passwords, as they may be shown."""
+"""Masks for passwords in URLs, for logs and other output."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 
 __all__ = ['MASK', 'redacted']
 
-#: What is shown instead of a password; kombu shows the same.
+#: Replaces a password; kombu uses the same mask.
 MASK = '**'
 
-#: Scheme, user and colon, and what follows up to the last `@` before the next URL of a list: an unquoted password may have any
-#: other character in it.
+#: Scheme, user and colon, then everything up to the last `@` before the next URL of a list, because a password that is
+#: not percent-encoded may contain any other character.
 _PASSWORD = re.compile(
     r'(\b[a-z][a-z0-9+.-]*://(?:(?!;[a-z][a-z0-9+.-]*://)[^:@])*:)(?:(?!;[a-z][a-z0-9+.-]*://).)*@',
     re.IGNORECASE | re.DOTALL,
@@ -18,5 +18,5 @@ _PASSWORD = re.compile(
 
 
 def redacted(text: str, mask: str = MASK) -> str:
-    """Return `text` with a mask for the password of each URL in it: one URL, or a list with semicolons between."""
+    """Return `text`, one URL or several separated by semicolons, with `mask` in place of each password."""
     return _PASSWORD.sub(lambda found: f'{found[1]}{mask}@', text)

@@ -1,8 +1,8 @@
-"""Shapes of CouchDB's responses: each request checks that its response has the right one.
+"""Shapes of CouchDB's responses: each request validates that its response has the expected structure.
 
-A proxy's page, an answer that was meant for somebody else, and that of a server in trouble can all be JSON with status 200. So
-each request says which shape it expects, and `http` looks in one place whether it came. A shape is a function that tells whether
-a value has it; those below are made of one another.
+The page of a proxy, the response to another request, or the response of a server with a problem may be JSON with status
+200. Therefore each request names the shape that it expects, and `http` validates the response. A shape is a function
+that returns whether a value matches; complex shapes are composed of simple ones.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Shape = Callable[[Any], bool]
 
 
 def anything(value: Any) -> bool:
-    """Any value but null."""
+    """Any value except null."""
     return value is not None
 
 
 def text(value: Any) -> bool:
-    """Text."""
+    """A string."""
     return isinstance(value, str)
 
 
 def number(value: Any) -> bool:
-    """A number that is finite."""
+    """A finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
@@ -55,27 +55,27 @@ def flag(value: Any) -> bool:
 
 
 def sequence(value: Any) -> bool:
-    """A point in the history of a database: the number of the last change in it, alone or with more behind it."""
+    """An update sequence of a database: the number of a change, alone or with a dash and a suffix."""
     return str(value).partition('-')[0].isdecimal()
 
 
 def revision(value: Any) -> bool:
-    """A document's revision: how often it was written, and a hash."""
+    """A revision of a document: its generation and a hash."""
     return isinstance(value, str) and sequence(value)
 
 
 def equal(wanted: Any) -> Shape:
-    """This value."""
+    """The value `wanted`."""
     return lambda value: bool(value == wanted)
 
 
 def maybe(shape: Shape) -> Shape:
-    """Null, or missing, or of this shape."""
+    """Null, a missing member, or a value of this shape."""
     return lambda value: value is None or shape(value)
 
 
 def both(one: Shape, other: Shape) -> Shape:
-    """Of this shape, and of that."""
+    """A value that has both shapes."""
     return lambda value: one(value) and other(value)
 
 
@@ -95,12 +95,12 @@ def members(**shapes: Shape) -> Shape:
 
 
 def items(shape: Shape) -> Shape:
-    """A list, all of whose items have this shape."""
+    """A list whose items all have this shape."""
     return lambda value: isinstance(value, list) and all(map(shape, value))
 
 
 def exactly(*shapes: Shape) -> Shape:
-    """A list of just these, in this order."""
+    """A list with one item of each of these shapes, in this order."""
 
     def check(value: Any) -> bool:
         if not isinstance(value, list) or len(value) != len(shapes):
@@ -114,7 +114,7 @@ def exactly(*shapes: Shape) -> Shape:
 
 
 def rows(**shapes: Shape) -> Shape:
-    """An answer with rows that have these members."""
+    """A response with `rows` whose items have these members."""
     return members(rows=items(members(**shapes)))
 
 
@@ -123,7 +123,7 @@ def document(doc_id: Any) -> Shape:
     return members(_id=equal(doc_id), _rev=revision)
 
 
-#: That something was done.
+#: The response `{'ok': true}`.
 DONE = members(ok=equal(True))
 
 #: Any document.

@@ -1,10 +1,10 @@
-"""Uncertain writes: after a request without an answer, find out which of its documents CouchDB stored.
+"""Uncertain writes: after a request without a response, find out which of its documents CouchDB stored.
 
-Sending all of them again would tell as well, by conflicts. But a cluster reports a conflict only when every node has reported
-it or is known to be down: while one node does not respond, that takes a minute (measured with CouchDB 3.5). Reads need a
-majority of nodes at most.
+Sending all of them again would show it as well, by conflicts. But a cluster reports a conflict only after every node
+has reported it or is known to be down: while one node does not respond, that takes a minute (measured with CouchDB
+3.5). Reads need responses of a majority of nodes at most.
 
-Three kinds of writers ask three questions:
+Each kind of writer needs another function:
 
 - A publisher creates documents that others complete and delete at once: `never_stored`.
 - A consumer changes documents, any of which may have several leaf revisions in a cluster: `still_writable`.
@@ -24,13 +24,16 @@ _Doc = TypeVar('_Doc', bound=Mapping[str, Any])
 
 
 def never_stored(client: Client, docs: Sequence[_Doc]) -> list[_Doc]:
-    """Return the new documents under whose ids there is no document and never was one, not even a deleted one."""
+    """Return the documents whose ids were never used, not even for a document that is deleted now."""
     known = client.known([doc['_id'] for doc in docs])
     return [doc for doc in docs if doc['_id'] not in known]
 
 
 def still_writable(client: Client, docs: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Tell of each document whether it still can be written: its revision is a leaf, or all leaves are deleted for a new one."""
+    """Return for each document whether it can still be written.
+
+    A document with a revision can be written if the revision is a leaf; a new one if all leaf revisions are deleted.
+    """
     return [
         any(leaf['_rev'] == doc['_rev'] for leaf in leaves)
         if '_rev' in doc

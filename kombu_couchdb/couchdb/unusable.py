@@ -1,4 +1,4 @@
-"""Documents of which a client knows that they cannot be read, or not be written back, whatever it does."""
+"""A registry of unusable documents, which can never be read or written."""
 
 from __future__ import annotations
 
@@ -10,39 +10,45 @@ __all__ = ['Unusable']
 
 logger = get_logger(__name__)
 
-#: So many are remembered; and one that cannot be read is not read again together with others for so long, in seconds.
-_REMEMBERED, _UNREAD = 10_000, 60.0
+#: The maximum number of documents in the registry.
+_MAX_DOCS = 10_000
+
+#: Seconds in which an unreadable document is not read again together with others.
+_UNREADABLE_SECONDS = 60.0
 
 
 class Unusable:
-    """The unusable documents of one database. Every method may be called in any thread."""
+    """The unusable documents of one database. Thread-safe."""
 
     def __init__(self) -> None:
-        #: By id the revision, None of what cannot be read, and the monotonic time.
+        #: By document id, the revision (None: the document cannot be read) and the monotonic time of the entry.
         self._known: dict[str, tuple[str | None, float]] = {}
         self._new: list[tuple[str, str]] = []
 
     def note(self, doc_id: str, rev: str | None, reason: str) -> None:
-        """Note that a document cannot be written back in this revision, or, with None, not be read; the log says so once."""
+        """Record an unusable document and log it once: it cannot be written with this revision, or (None) not be read.
+
+        `reason` is the end of a sentence in the log.
+        """
         known = self.has(doc_id, rev)
         self._known[doc_id] = rev, time.monotonic()
         if known:
             return
-        if len(self._known) > _REMEMBERED:
+        if len(self._known) > _MAX_DOCS:
             self._known.pop(next(iter(self._known)), None)
         self._new.append((doc_id, reason))
-        logger.error('document %s is passed over: %s', doc_id, reason)
+        logger.error('document %s is skipped: %s', doc_id, reason)
 
     def has(self, doc_id: str, rev: str | None) -> bool:
-        """Tell whether that was noted."""
+        """Return whether `note` was called with this id and revision."""
         return doc_id in self._known and self._known[doc_id][0] == rev
 
     def is_unread(self, doc_id: str) -> bool:
-        """Tell whether a document could not be read a short time ago."""
+        """Return whether a document was found unreadable in the last 60 seconds."""
         rev, since = self._known.get(doc_id, ('', 0.0))
-        return rev is None and time.monotonic() - since < _UNREAD
+        return rev is None and time.monotonic() - since < _UNREADABLE_SECONDS
 
     def take(self) -> list[tuple[str, str]]:
-        """Return the ids of those that were noted since the last call, with the reasons."""
+        """Return the ids and reasons that were recorded since the last call."""
         new, self._new = self._new, []
         return new

@@ -1,4 +1,4 @@
-"""Parser of `couchdb://` and `couchdbs://` URLs, and of lists of them."""
+"""Parser for `couchdb://` and `couchdbs://` URLs, and for lists of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .address import Address
 
 __all__ = ['check', 'joined', 'parse', 'parse_list', 'wrong_scheme']
 
-#: What may be said of TLS behind the `?` of a URL, and which values it may have; None is any.
+#: The TLS parameters in the query of a URL with their values; None means any value.
 _PARAMETERS: dict[str, tuple[str, ...] | None] = {
     'ssl': ('true', 'false'),
     'ssl_ca_certs': None,
@@ -24,17 +24,16 @@ _PARAMETERS: dict[str, tuple[str, ...] | None] = {
     'ssl_cert_reqs': ('required', 'optional', 'none', 'CERT_REQUIRED', 'CERT_OPTIONAL', 'CERT_NONE'),
 }
 
-
-#: What Python leaves out when it splits a URL.
+#: Characters that Python ignores when it splits a URL.
 _IGNORED = dict.fromkeys(map(ord, '\t\r\n'))
 
 
 def wrong_scheme(setting: str, scheme: str) -> ConfigurationError:
-    """Return the error for a URL in `setting` with a scheme that is not ours."""
+    """Return the error for a URL in `setting` with another scheme than `couchdb` or `couchdbs`."""
     if scheme in ('http', 'https'):
         ours = scheme.replace('http', 'couchdb')
         return ConfigurationError(f'{setting}: write {ours}:// instead of {scheme}:// if CouchDB is meant')
-    # Not the scheme itself: after an unquoted semicolon in a password it is what follows that.
+    # The error does not contain the scheme: after a semicolon in a password, it would be a part of the password.
     return ConfigurationError(
         f'{setting}: unknown scheme; write couchdb://, or couchdbs:// for TLS, before each host, and '
         f'percent-encode user and password'
@@ -42,9 +41,10 @@ def wrong_scheme(setting: str, scheme: str) -> ConfigurationError:
 
 
 def check(url: str, setting: str) -> None:
-    """Refuse a `couchdb://` or `couchdbs://` URL, written in `setting`, that kombu cannot read, or would read amiss.
+    """Validate a `couchdb://` or `couchdbs://` URL before kombu parses it; `setting` is the name of its setting.
 
-    *Raises* `ConfigurationError` without any part of user, password and host, and without an error that has one.
+    *Raises* `ConfigurationError` if kombu cannot parse the URL or would misread it. Neither the error nor its cause
+    contains user, password or host.
     """
     if not _is_readable(url):
         raise ConfigurationError(
@@ -56,15 +56,15 @@ def check(url: str, setting: str) -> None:
         known = _PARAMETERS.get(name, ())
         if known == ():
             raise ConfigurationError(
-                f'{setting}: unknown parameter {name!r:.80} in the URL; known are {", ".join(_PARAMETERS)}; options belong in '
-                f'broker_transport_options or result_backend_transport_options'
+                f'{setting}: unknown parameter {name!r:.80} in the URL; known are {", ".join(_PARAMETERS)}; '
+                f'options belong in broker_transport_options or result_backend_transport_options'
             )
         if known and value not in known and not (name == 'ssl' and value in ('True', 'False', '1', '0')):
             raise ConfigurationError(f'{setting}: the parameter {name} in the URL must be one of {", ".join(known)}')
     names = {name for name, _ in given}
     if 'ssl' in names and len(names) > 1:
         raise ConfigurationError(
-            f'{setting}: the URL has ssl beside other parameters of TLS: leave ssl out, for they ask for TLS, too'
+            f'{setting}: the URL has the parameter ssl and other TLS parameters; leave ssl out, the others imply TLS'
         )
 
 
@@ -75,10 +75,11 @@ def _is_readable(url: str) -> bool:
     rest = rest[2:]
     try:
         parts = urlsplit(f'http://{rest}')
-        parts.hostname, parts.port  # noqa: B018 - they are read now
+        parts.hostname, parts.port  # noqa: B018 - the properties raise if they are not valid
     except ValueError:
         return False
-    # Versions of Python differ in brackets. A '/', '?' or '#' in a password ends the host too early, and the '@' comes after it.
+    # Versions of Python treat brackets differently. After a '/', '?' or '#' in a password, the '@' is not in the
+    # netloc.
     return not set('[]') & set(parts.netloc.rpartition('@')[0]) and '@' not in re.sub(r'\A[^/?#]*', '', rest)
 
 
@@ -91,9 +92,12 @@ def parse(
     credentials: str | None = None,
     auth: str | None = None,
 ) -> Address:
-    """Return what one `couchdb://` or `couchdbs://` URL says; *raises* `ConfigurationError`, without user and password.
+    """Return the address in a `couchdb://` or `couchdbs://` URL.
 
-    `setting` is where the user wrote it; `tls` is what other settings say of TLS, and `credentials` and `auth` are the options.
+    `setting` is the name of the setting that contains the URL, for error texts. `tls` is the value of TLS settings
+    outside the URL, and `credentials` and `auth` are the options of these names.
+
+    *Raises* `ConfigurationError`, without user and password in its text.
     """
     scheme = url.partition(':')[0].lower()
     if scheme not in ('couchdb', 'couchdbs'):
@@ -115,13 +119,19 @@ def parse(
 
 
 def parse_list(urls: Sequence[str], setting: str, default_database: str, **given: Any) -> Address:
-    """Return the address of the first of these URLs, with the others as the nodes to ask if that does not answer; see `parse`."""
+    """Return the address in the first URL, with the other URLs as further nodes of the cluster.
+
+    The other arguments are those of `parse`.
+    """
     first, *others = (parse(url, setting, default_database, **given) for url in urls)
     return joined(first, others, setting)
 
 
 def joined(first: Address, others: Sequence[Address], setting: str) -> Address:
-    """Return an address with others to ask if it does not answer; *raises* `ConfigurationError` if only some have TLS."""
+    """Return `first` with `others` as further nodes of the cluster.
+
+    *Raises* `ConfigurationError` if some addresses use TLS and others do not.
+    """
     if any(other.tls != first.tls for other in others):
         raise ConfigurationError(
             f'{setting}: some of the URLs ask for TLS and some do not; write couchdbs:// for all of the '

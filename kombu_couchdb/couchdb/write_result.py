@@ -1,4 +1,4 @@
-"""WriteResult: what CouchDB answered to the write of one document, or that it gave no answer."""
+"""WriteResult: the result of writing one document, including the case that CouchDB did not respond."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PERMANENT = frozenset({DOCUMENT_TOO_LARGE, REFUSED, MISSING_STUB, UNSTORABLE})
 
 
 class WriteStatus(str, Enum):
-    """What is known of a write."""
+    """The status of a write."""
 
     #: Stored, and a quorum of the cluster's nodes confirmed it.
     STORED = 'stored'
@@ -29,7 +29,7 @@ class WriteStatus(str, Enum):
     CONFLICT = 'conflict'
     #: Not stored: CouchDB refuses this document.
     REFUSED = 'refused'
-    #: No answer: the document may have been stored, see `couchdb.uncertain`.
+    #: No response: the document may have been stored, see `couchdb.uncertain`.
     UNKNOWN = 'unknown'
 
 
@@ -40,24 +40,24 @@ class WriteResult(NamedTuple):
     status: WriteStatus
     #: The new revision, if the document was stored.
     rev: str = ''
-    #: CouchDB's word for the error (`forbidden`), or one of the constants of this module.
+    #: CouchDB's error code, such as `forbidden`, or a constant of this module.
     error: str = ''
-    #: CouchDB's explanation of the error.
+    #: CouchDB's description of the error.
     reason: str = ''
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> WriteResult:
-        """Return the result that one element of CouchDB's response to `_bulk_docs` describes."""
-        doc_id = str(answer.get('id'))
-        if 'rev' in answer and not answer.get('error'):
-            return cls(doc_id, WriteStatus.UNPROVEN if answer.get('accepted') else WriteStatus.STORED, answer['rev'])
-        error = str(answer.get('error'))
+    def of(cls, element: Mapping[str, Any]) -> WriteResult:
+        """Return the result in one element of CouchDB's response to `_bulk_docs`."""
+        doc_id = str(element.get('id'))
+        if 'rev' in element and not element.get('error'):
+            return cls(doc_id, WriteStatus.UNPROVEN if element.get('accepted') else WriteStatus.STORED, element['rev'])
+        error = str(element.get('error'))
         status = WriteStatus.CONFLICT if error == 'conflict' else WriteStatus.REFUSED
-        return cls(doc_id, status, error=error, reason=str(answer.get('reason') or error))
+        return cls(doc_id, status, error=error, reason=str(element.get('reason') or error))
 
     @classmethod
     def conflict(cls, doc_id: str, reason: str = 'conflict') -> WriteResult:
-        """Return the result of a write that lost against another."""
+        """Return the result of a write that conflicts with another one."""
         return cls(doc_id, WriteStatus.CONFLICT, error='conflict', reason=reason)
 
     @classmethod
@@ -67,7 +67,7 @@ class WriteResult(NamedTuple):
 
     @classmethod
     def unknown(cls, doc_id: str) -> WriteResult:
-        """Return the result of a write whose request got no answer."""
+        """Return the result of a write whose request got no response."""
         return cls(doc_id, WriteStatus.UNKNOWN)
 
     @property
@@ -77,7 +77,7 @@ class WriteResult(NamedTuple):
 
     @property
     def is_proven(self) -> bool:
-        """Whether a quorum of nodes stored the document: no other process was told that its write won."""
+        """Whether a quorum of nodes stored the document, so that no other process has a proven conflicting write."""
         return self.status is WriteStatus.STORED
 
     @property

@@ -1,9 +1,13 @@
-"""The broker's design documents: the `.js` files beside this one, one view each. `rows` reads the rows of the views.
+"""The broker's design documents. Each `.js` file in this folder is the map function of one view.
 
-The name of a design document has the version of its views. A change of a view in a released version needs a new name,
-so that workers of both versions run side by side, each with its own index. Workers read the views of `NAME`. The views
-of `JOBS` are for people and for programs that look for a job by its task. The view of `CONFLICTED` is for sweepers that
-resolve conflicts. The indexes of the last two are updated only when they are read, and cost nothing otherwise.
+The name of a design document ends in a version. A changed view gets a new version, so that workers of both versions can
+run at the same time, each with its own index.
+
+* `NAME` has the views that workers read.
+* `JOBS` has a view for finding jobs by task id.
+* `CONFLICTED` has a view for resolving the conflicts that a cluster or a replication leaves.
+
+The indexes of `JOBS` and `CONFLICTED` are updated only when they are read: they cost nothing if nobody reads them.
 """
 
 from __future__ import annotations
@@ -30,24 +34,27 @@ __all__ = [
 
 NAME, JOBS, CONFLICTED = 'celery-v5', 'celery-jobs-v1', 'celery-conflicted-v1'
 
-#: The design document of a database of parcels: a publisher recognises the database by it. Its name sorts behind
+#: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
 #: `NAME`, see `queues.database`.
 PARCELS = 'parcels-v1'
 
-#: In the view `waiting`, planned items have this in place of a rank (0 to 9), and are sorted by due date.
+#: The rank of scheduled messages in the view `waiting`, after the ranks 0 to 9 of the priorities.
 PLANNED = 10
 
 _REDUCE = {'waiting': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
 
 
 def documents() -> list[dict[str, Any]]:
-    """Return the design documents, without revisions. `NAME` is the last: a database that has it has all."""
+    """Return the broker's design documents, without revisions.
+
+    `NAME` is the last one: they are written in this order, so where `NAME` exists, all exist.
+    """
     jobs = {**load(__name__, JOBS, {'by_task': ''}), 'autoupdate': False}
     return [jobs, conflicted(), load(__name__, NAME, _REDUCE)]
 
 
 def conflicted() -> dict[str, Any]:
-    """Return the design document `CONFLICTED`, which result databases have, too."""
+    """Return the design document `CONFLICTED`, without a revision. Databases of results have it, too."""
     return {**load(__name__, CONFLICTED, {'conflicted': ''}), 'autoupdate': False}
 
 
@@ -57,32 +64,38 @@ def parcels() -> dict[str, Any]:
 
 
 def key_of(queue: str) -> str:
-    """Return a queue's name as it is in the keys of views: as `encodeURIComponent` in JavaScript writes it.
+    """Return the key of a queue in the views: its name as JavaScript's `encodeURIComponent` encodes it.
 
-    CouchDB compares keys as people sort words. Without the encoding, `é` would be the same queue as `e` with an accent
-    after it, `1` the same as an Arabic one, and a name the same with and without invisible characters such as a
-    zero-width space.
+    CouchDB compares keys by Unicode collation. Without the encoding, `é` would equal `e` with a combining accent, `1`
+    the Arabic digit one, and a name the same name with a zero-width space.
     """
     return quote(queue, safe="!~*'()")
 
 
 def queue_of(key: Any) -> str | None:
-    """Return the name of a queue in the key of a view; None if the item's queue is not text."""
+    """Return the queue's name for a key in the views; None for the key of a malformed item, which has no queue."""
     return unquote(key) if isinstance(key, str) else None
 
 
 def rows_of(queue: str, *after: float) -> dict[str, Any]:
-    """Return `startkey` and `endkey` for the rows of a queue; with `after`, for keys that go on with these values or more."""
+    """Return `startkey` and `endkey` for the rows of one queue.
+
+    `after` has the next parts of the start key, such as a rank and a date; without them, all rows of the queue match.
+    """
     name = key_of(queue)
-    return {'startkey': [name, *after], 'endkey': [name, {}]}  # an object sorts after every number
+    return {'startkey': [name, *after], 'endkey': [name, {}]}  # CouchDB sorts an object after every number
 
 
 def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:
-    """Return the design document `name`, made of a package's `.js` files; `views` has their names and reductions."""
+    """Return the design document `name`, without a revision.
+
+    `views` maps the names of views to their reduce functions, or to '' for none. The map functions are the `.js` files
+    in `package` with the names of the views.
+    """
 
     def source(view: str) -> str:
         lines = files(package).joinpath(f'{view}.js').read_text('utf-8').splitlines()
-        # CouchDB takes one function expression: no comment may stand before it.
+        # CouchDB accepts one function expression only, without comments before it.
         return '\n'.join(line for line in lines if not line.startswith('//'))
 
     return {

@@ -1,4 +1,5 @@
-// WorkItems by the id of their task, those that wait behind a unique job that runs included.
+// WorkItems by task id, including messages that wait behind a running unique job.
+// Row: key = task id, value = null.
 function (doc) {
   function task(message) { return message && message.headers && message.headers.id; }
   if (doc.type !== 'WorkItem') return;

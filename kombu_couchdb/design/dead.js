@@ -1,4 +1,5 @@
-// Dead letters by queue and time; a WorkItem without a readable queue would be seen nowhere else.
+// Dead letters by queue and time, and WorkItems whose queue is not text: no other view shows those.
+// Row: key = [encoded queue or null, time of the failure], value = reason.
 function (doc) {
   function name(queue) { return typeof queue === 'string' ? encodeURIComponent(queue) : queue; }
   if (doc.type !== 'WorkItem') return;

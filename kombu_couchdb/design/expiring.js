@@ -1,5 +1,6 @@
-// What nobody holds and will not be delivered after a certain time. A task of a group is delivered all the same: Celery counts
-// it. The value is the revision.
+// Messages that no consumer holds and that expire at a certain time. Tasks of a group are left out: they are delivered
+// although they have expired, because Celery must count them as revoked.
+// Row: key = time of the expiry, value = revision.
 function (doc) {
   if (doc.type !== 'WorkItem' || doc.status || (doc.claimed && typeof doc.claimed.by === 'string')) return;
   var headers = doc.message && doc.message.headers || {};

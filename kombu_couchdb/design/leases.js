@@ -1,6 +1,9 @@
-// All that a sweep needs in one read grouped by the first two parts of the key: who lives until when, who holds how many
-// claims (and of which queues), when the first message expires, which queues may go, and which have limits. Numbers are kept
-// small: _stats squares them, and one that is too large for that would leave nobody any view.
+// Everything that a sweep needs, in one request grouped by the first two parts of the key: until when each consumer's
+// lease lasts, how many claims each consumer has (and in which queues), when the first message expires, which queues
+// expire, and which queues have limits. Numbers are bounded: _stats squares them, and an overflow would break the whole
+// view.
+// Rows: ['claim', consumer, encoded queue] = date of the claim; ['expiry', null] = time of the expiry; ['consumer',
+// consumer] = end of the lease; ['queue', encoded queue] = time of the expiry; ['limit', encoded queue] = 0.
 function (doc) {
   function name(queue) { return typeof queue === 'string' ? encodeURIComponent(queue) : queue; }
   function seconds(value) { return typeof value === 'number' ? Math.max(-1e12, Math.min(1e12, value)) : 0; }

@@ -1,5 +1,5 @@
-// The parcels of a database for publishers: [0, published] of what is to be moved, [1, failed] of what was refused. The value is
-// the revision and the size of the document in characters.
+// Parcels in a database for publishers: the waiting ones, then the refused ones.
+// Row: key = [0, published] or [1, failed], value = [revision, size of the document in characters].
 function (doc) {
   if (doc.type !== undefined && doc.type !== 'Parcel') return;
   var date = doc.status ? doc.failed : doc.published;

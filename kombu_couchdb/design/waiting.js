@@ -1,6 +1,8 @@
-// What can be claimed, now or when it is due: [queue, 9 - priority, published] of what is due at once, [queue, 10, date] of what is
-// planned; the value is the same 9 - priority, and the revision. No clock decides what stands at which place: only what is
-// planned is read up to a time. A spoilt item comes first, so that the consumer which meets it sets it aside.
+// Messages that can be claimed now or when they are due. Ready ones are sorted by priority and date of publication,
+// scheduled ones by due date, after the ready ones. No clock decides about the order of rows: consumers read the
+// scheduled ones up to the current time. A malformed item comes first, so that the next consumer meets it and dead-
+// letters it.
+// Rows: [encoded queue, 9 - priority, published] or [encoded queue, 10, due date] = [9 - priority, revision].
 function (doc) {
   function name(queue) { return typeof queue === 'string' ? encodeURIComponent(queue) : queue; }
   if (doc.type !== 'WorkItem' || doc.status || (doc.claimed && typeof doc.claimed.by === 'string')) return;

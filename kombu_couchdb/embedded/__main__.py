@@ -12,10 +12,10 @@ from . import EmbeddedServer, EmbeddedServerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int | str:
-    """Run until Ctrl-C or SIGTERM; return the exit status, or what went wrong."""
+    """Run the server until Ctrl-C or SIGTERM. Return the exit status, or the text of an error."""
     parser = argparse.ArgumentParser(
         prog='python -m kombu_couchdb.embedded',
-        description='Run an in-memory CouchDB look-alike on 127.0.0.1, for development only.',
+        description='Run PouchDB in memory on 127.0.0.1 as a stand-in for CouchDB, for development only.',
     )
     parser.add_argument('--port', type=int, default=5984, help='0 for any free port (default: %(default)s)')
     parser.add_argument('--user', default='admin', help='(default: %(default)s)')

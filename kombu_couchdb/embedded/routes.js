@@ -1,5 +1,5 @@
 'use strict';
-// The routes of CouchDB: express-pouchdb's, with ours before those that they replace.
+// CouchDB's routes: those of express-pouchdb. Ours are registered before the routes that they replace.
 const expressPouchDB = require('express-pouchdb');
 const {jsonParser, sendCallback, sendError, sendJSON} = require('express-pouchdb/lib/utils');
 const PouchDB = require('pouchdb-core');
@@ -7,10 +7,10 @@ const wrappers = require('pouchdb-wrappers');
 
 PouchDB.plugin(require('pouchdb-adapter-memory'))
   .plugin(require('pouchdb-mapreduce'))
-  .plugin(require('pouchdb-replication')); // the security part wraps its methods
+  .plugin(require('pouchdb-replication')); // express-pouchdb's security part wraps its methods
 
-// express-pouchdb's feeds end the process on an unknown filter, know neither selector nor timeout, and go on
-// when their client has left.
+// GET and POST /db/_changes. The feed of express-pouchdb ends the process on an unknown filter, ignores `selector` and
+// `timeout`, and continues after its client has disconnected.
 async function changes(req, res) {
   const {db, query, body = {}} = req;
   const {feed = 'normal', heartbeat, timeout = 60e3} = query;
@@ -26,7 +26,7 @@ async function changes(req, res) {
 
   let written = true;
   let wake = () => {};
-  const ring = () => { written = true; wake(); };
+  const notify = () => { written = true; wake(); };
   const end = () => {
     clearInterval(timer);
     if (!res.writableEnded) {
@@ -37,11 +37,11 @@ async function changes(req, res) {
   const timer = heartbeat
     ? setInterval(() => res.write('\n'), heartbeat === true ? 60e3 : heartbeat)
     : setTimeout(end, Math.min(timeout, 60e3));
-  db.on('written', ring).on('destroyed', end);
+  db.on('written', notify).on('destroyed', end);
   res.on('close', () => {
-    db.removeListener('written', ring).removeListener('destroyed', end);
+    db.removeListener('written', notify).removeListener('destroyed', end);
     clearInterval(timer);
-    ring();
+    notify();
   });
   res.type('application/json').write(feed === 'longpoll' ? '{"results":[\n' : '\n');
   while (!res.writableEnded && !res.destroyed) {
@@ -67,7 +67,7 @@ function queries(req, res) {
 }
 
 module.exports = () => {
-  // The parts of express-pouchdb that keep a configuration or a log write files: they stay out.
+  // Leave out the parts of express-pouchdb that write files: configuration and log.
   const include = ['routes/root', 'routes/all-dbs', 'routes/db'];
   const app = expressPouchDB({mode: 'custom', overrideMode: {include}});
   const add = names => names.forEach(name => require(`express-pouchdb/lib/routes/${name}`)(app));
@@ -86,7 +86,7 @@ module.exports = () => {
   add(['find', 'views', 'attachments']);
   const missing = {error: 'not_found', reason: 'missing'};
   app.all('/:db/:part(_[a-z_]+)', (req, res) => sendJSON(res, 404, missing));
-  // express-pouchdb would delete the current revision when none is given.
+  // Without a revision in the request, express-pouchdb would delete the current revision.
   app.delete('/:db/:id(*)', (req, res) => {
     req.db.remove(req.params.id, req.query.rev || '', sendCallback(res));
   });

@@ -1,14 +1,14 @@
 'use strict';
-// PouchDB behind express-pouchdb: in memory, one user, 127.0.0.1 only, for development and tests.
-// The starter writes one line of JSON to stdin, {port, user, password}, and holds stdin open while it lives;
-// the answer is one line of JSON on stdout, {port} or {error}.
+// The embedded server: PouchDB in memory behind express-pouchdb, with one user, on 127.0.0.1 only.
+// The starting process writes one line of JSON to stdin, {port, user, password}, and keeps stdin open.
+// This process responds with one line of JSON on stdout, {port} or {error}, and ends when stdin is closed.
 const {createHash, randomBytes, timingSafeEqual} = require('crypto');
 const {createInterface} = require('readline');
 const express = require('express');
 const {jsonParser, sendJSON} = require('express-pouchdb/lib/utils');
 const couchRoutes = require('./routes');
 
-const answer = (message, then) => process.stdout.write(`${JSON.stringify(message)}\n`, then);
+const respond = (message, then) => process.stdout.write(`${JSON.stringify(message)}\n`, then);
 const hash = text => createHash('sha256').update(text).digest();
 
 function authorizer(user, password) {
@@ -25,7 +25,7 @@ function authorizer(user, password) {
     sendJSON(res, 200, {ok: true, name: user, roles: ['_admin']});
   };
   return (req, res, next) => {
-    req.headers.accept = 'application/json'; // express-pouchdb would answer text/plain otherwise
+    req.headers.accept = 'application/json'; // otherwise express-pouchdb responds with text/plain
     const [scheme, credentials = ''] = (req.headers.authorization || '').split(' ');
     const given = scheme.toLowerCase() === 'basic' ? Buffer.from(credentials, 'base64').toString() : '';
     const [, session] = /\bAuthSession=(\w+)/.exec(req.headers.cookie) || [];
@@ -46,14 +46,14 @@ function serve({port, user, password}) {
   app.get('/_up', (req, res) => sendJSON(res, 200, {status: 'ok'}));
   app.get('/_session', (req, res) => sendJSON(res, 200, {ok: true, ...req.couchSession}));
   app.use(couchRoutes());
-  const server = app.listen(port, '127.0.0.1', () => answer({port: server.address().port}));
-  server.on('error', error => answer({error: error.message}, () => process.exit(1)));
-  server.keepAliveTimeout = 300e3; // as CouchDB; Node's 5 s would close connections that a pool still holds
+  const server = app.listen(port, '127.0.0.1', () => respond({port: server.address().port}));
+  server.on('error', error => respond({error: error.message}, () => process.exit(1)));
+  server.keepAliveTimeout = 300e3; // as in CouchDB; Node's default of 5 s would close connections in a client's pool
 }
 
-console.log = console.error; // nobody reads stdout after the answer
+console.log = console.error; // nobody reads stdout after the response
 const starter = process.ppid;
-// A forked child of the starter may still hold the other end of stdin when the starter is gone.
+// End with the starting process even if a forked child of it keeps stdin open.
 setInterval(() => process.ppid === starter || process.exit(), 1000);
 createInterface({input: process.stdin})
   .once('line', line => serve(JSON.parse(line)))

@@ -106,7 +106,7 @@ class Sweeper:
             on_orphans()
         self.unproven.decide(lambda doc_id, rev: self._decide_unproven(doc_id, rev, living))
         if time.monotonic() >= self._resolver.due:
-            self._resolver.heal(living)
+            self._resolver.resolve(living)
         self._clean_up()
         self._schedule(pause if unfinished else None)
         return living

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .. import design
 from ..couchdb.client import Client, Row
 from ..documents.ids import QUEUE
-from ..errors import AccessDenied, BrokenAnswer, CouchDBError, DatabaseMissing, NotFound, may_not
+from ..errors import AccessDenied, BrokenAnswer, CouchDBError, DatabaseMissing, NotFound, access_denied
 from ..log import get_logger
 
 __all__ = ['MAX_SEEN_ROWS', 'REVS_LIMIT', 'Found', 'ensure']
@@ -62,7 +62,7 @@ def ensure(client: Client, create: bool) -> Found:
         for document in design.documents():
             client.try_put(document)  # in conflict, another process has stored the same
     except (AccessDenied, DatabaseMissing) as exc:
-        raise may_not(
+        raise access_denied(
             client.address.url,
             client.user,
             'set up the database',

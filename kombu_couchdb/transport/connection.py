@@ -106,7 +106,9 @@ class Transport(virtual.Transport):
         #: The function of each subscription that receives its deliveries: the I/O thread knows no channels.
         self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
         self._consumer: Consumer | None = None
-        self._abandon: weakref.finalize[Any, Any]
+        # A connection that is dropped without close(). Once there is an I/O thread, that one closes the mailbox.
+        self._abandon: weakref.finalize[Any, Any] = weakref.finalize(self, self._mailbox.close)
+        self._abandon.atexit = False
         self._pid = os.getpid()
 
     @property
@@ -144,8 +146,8 @@ class Transport(virtual.Transport):
         if self._pid != os.getpid():
             return  # in a forked child: all of this belongs to the parent
         super().close_connection(connection)
+        self._abandon.detach()
         if self._consumer is not None:
-            self._abandon.detach()
             self._consumer.close(self.options.request_timeout + self.options.connect_timeout)
             self._consumer = None
         self._mailbox.close()
@@ -157,8 +159,7 @@ class Transport(virtual.Transport):
     def consumer(self) -> Consumer:
         """The I/O thread; it is started when it is first used, and again after it has ended for lack of work."""
         if self._consumer is None or self._consumer.unacked.retired:
-            if self._consumer is not None:
-                self._abandon.detach()
+            self._abandon.detach()
             name = f'couchdb-{self.address.database}'
             notifier = Notifier(self.couchdb, self.topology, self.listener, name)
             self._consumer = Consumer(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)

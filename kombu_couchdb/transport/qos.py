@@ -8,7 +8,7 @@ from typing import Any
 from kombu.transport import virtual
 
 from ..documents.compressed import unpacked
-from ..documents.reasons import REJECTED, rejected
+from ..documents.reasons import REJECTED, rejected, undecodable
 
 __all__ = ['Message', 'QoS']
 
@@ -122,5 +122,5 @@ class Message(virtual.Message):
         try:
             return super()._decode()
         except Exception as exc:
-            self.channel.qos.note_malformed(self.delivery_tag, f'spoilt: the body cannot be decoded ({str(exc)[:300]})')
+            self.channel.qos.note_malformed(self.delivery_tag, undecodable(str(exc)[:300]))
             raise

@@ -42,13 +42,13 @@ def fail(text: str) -> None:
 
 @app.task(name='now')
 def now() -> float:
-    """Return when this runs."""
+    """Return the current time."""
     return time.time()
 
 
 @app.task(name='flaky', bind=True, max_retries=5)
 def flaky(self: Any, failures: int, countdown: float) -> list[Any]:
-    """Fail a few times; then return how often it was tried, and when it ran at last."""
+    """Fail `failures` times; then return the number of retries and the current time."""
     if self.request.retries < failures:
         raise self.retry(countdown=countdown)
     return [self.request.retries, time.time()]
@@ -56,7 +56,7 @@ def flaky(self: Any, failures: int, countdown: float) -> list[Any]:
 
 @app.task(name='nap')
 def nap(journal: str, name: str, seconds: float | None) -> str:
-    """Note the start and the end in a file, with some time between; with None all the time until a file says `go on`."""
+    """Write the start and the end to the journal, `seconds` apart; with None, wait for the file `go on` in between."""
     note(journal, f'start {name}')
     pause(journal, seconds)
     note(journal, f'end {name}')
@@ -65,13 +65,13 @@ def nap(journal: str, name: str, seconds: float | None) -> str:
 
 @app.task(name='late_nap', acks_late=True)
 def late_nap(journal: str, name: str, seconds: float | None) -> str:
-    """Do the same, acknowledged afterwards."""
+    """Do the same as `nap`, acknowledged late."""
     return str(nap(journal, name, seconds))
 
 
 @app.task(name='process')
 def process(journal: str) -> str:
-    """Note the process in which this runs and its parent; wait for the file `go on`, and note the end."""
+    """Write the ids of this process and its parent to the journal, wait for the file `go on`, and write the end."""
     note(journal, f'{os.getpid()} {os.getppid()}')
     pause(journal, None)
     note(journal, 'end')
@@ -80,14 +80,14 @@ def process(journal: str) -> str:
 
 @app.task(name='deadly', acks_late=True, reject_on_worker_lost=True)
 def deadly(journal: str) -> None:
-    """Note that this runs, and kill the process in which it does."""
+    """Write to the journal, and kill the current process."""
     note(journal, 'deadly')
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(name='refused', bind=True, acks_late=True)
 def refused(self: Any, journal: str, name: str) -> str:
-    """Refuse the message, unless its result was forgotten and a file says that it may pass."""
+    """Reject the message, unless the file `may pass` exists."""
     if not Path(journal).with_name('may pass').exists():
         raise Reject('not now', requeue=False)
     note(journal, name)
@@ -96,7 +96,7 @@ def refused(self: Any, journal: str, name: str) -> str:
 
 @app.task(name='report', base=UniqueTask, bind=True, max_retries=3)
 def report(self: Any, journal: str, name: str, seconds: float | None = 0.0, failures: int = 0) -> str:
-    """Do the same; fail a few times first."""
+    """Do the same as `nap`, after failing `failures` times."""
     note(journal, f'start {name}')
     pause(journal, seconds)
     if self.request.retries < failures:
@@ -107,27 +107,27 @@ def report(self: Any, journal: str, name: str, seconds: float | None = 0.0, fail
 
 @app.task(name='ask')
 def ask(x: int, y: int) -> int:
-    """Have another task add, and wait for it."""
-    # Not allow_join_result(): it switches for the whole process, and so for the tasks in its other threads.
+    """Run the task `add` and wait for its result."""
+    # Not allow_join_result(): it applies to the whole process, and so to the tasks in other threads.
     return int(add.delay(x, y).get(timeout=180, disable_sync_subtasks=False))
 
 
 @app.task(name='late_part', acks_late=True, reject_on_worker_lost=True)
 def late_part(number: int) -> int:
-    """Return a number after a moment; done again if the worker is killed."""
+    """Return a number after a moment. The task runs again if its worker is killed."""
     time.sleep(0.05)
     return number
 
 
 @app.task(name='collect')
 def collect(numbers: list[int], journal: str, name: str) -> int:
-    """Note that this ran, and return the sum."""
+    """Write `name` to the journal, and return the sum."""
     note(journal, name)
     return sum(numbers)
 
 
 def pause(journal: str, seconds: float | None) -> None:
-    """Wait so long, or until there is a file `go on` beside the journal."""
+    """Wait for `seconds`; if None, until the file `go on` exists next to the journal."""
     if seconds is not None:
         time.sleep(seconds)
     while seconds is None and not Path(journal).with_name('go on').exists():
@@ -138,6 +138,6 @@ _lock = threading.Lock()
 
 
 def note(journal: str, line: str) -> None:
-    """Append a line to a file."""
+    """Append a line to the journal."""
     with _lock, Path(journal).open('a') as file:
         file.write(line + '\n')

@@ -1,4 +1,4 @@
-"""A site: databases of its own, an app that sends to it, and real workers that serve it."""
+"""A site: two databases, an app that publishes, and real workers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from kombu_couchdb.admin.setup import Wanted, plan
 from tests.conftest import PATIENT, PATIENT_BROKER
 from tests.support import end
 
-#: A worker runs this.
+#: The files in the folder of a worker.
 APP = {'app.py': b'from tests.acceptance.app import app'}
 
 
 class Site:
-    """A broker's database and a result database, and what uses them."""
+    """A broker's database and a result database, with an app and workers."""
 
     def __init__(self, broker: CouchDBTestBroker, backend: CouchDBTestBackend, folder: Path) -> None:
         self.server, self.folder = broker.container.server, folder
         self.database, self.results = broker.config()['vhost'], backend.config()['vhost']
         self.environment = {'BROKER_URL': broker.config()['url'], 'RESULT_URL': backend.config()['url']}
         self.app = self._app()
-        #: The broker's database, as an administrator.
+        #: A client for the broker's database, as an administrator.
         self.client = broker.container.client
         self.journal = folder / 'journal'
         self.workers: list[CeleryTestWorker] = []
 
     def set_up(self, *members: str) -> None:
-        """Make the databases ready, as an administrator, for these members."""
+        """Set up both databases for these members, as an administrator."""
         for name, documents in (
             (self.database, design.documents()),
             (self.results, [celery_couchdb.design.document()]),
@@ -46,7 +46,7 @@ class Site:
                     step.do()
 
     def use(self, broker_url: str, result_url: str) -> None:
-        """Let what is started or sent from now on use these URLs."""
+        """Use these URLs from now on, in the app and in new workers."""
         end(self.app)
         self.environment = {'BROKER_URL': broker_url, 'RESULT_URL': result_url}
         self.app = self._app()
@@ -62,17 +62,20 @@ class Site:
         return app
 
     def use_as(self, user: str, password: str = '') -> None:
-        """Let it be another user's; '' is nobody."""
+        """Use the databases as this user from now on; '' is anonymous."""
         self.use(*(self.server.couchdb_url(name, user, password) for name in (self.database, self.results)))
 
     def start(self, *arguments: str, pool: str = 'threads', concurrency: int = 2, **settings: Any) -> CeleryTestWorker:
-        """Start a worker, with Celery's settings, and return before it is ready. Its log is shown when a test fails."""
+        """Start a worker with Celery settings, without waiting until it is ready.
+
+        pytest shows its log if the test fails.
+        """
         command = LocalWorkerContainer.command('--pool', pool, '--concurrency', str(concurrency), *arguments)
         environment = {**self.environment, 'SETTINGS': json.dumps(settings)}
         return self.run(command, environment, APP)
 
     def run(self, command: list[str], environment: dict[str, str], content: dict[str, bytes]) -> CeleryTestWorker:
-        """Start a worker of any app, in a folder with `content`, and return before it is ready."""
+        """Start a worker of any app, in a folder with `content`, without waiting until it is ready."""
         folder = self.folder / f'worker{len(self.workers) + 1}'
         self.workers.append(
             CeleryTestWorker(LocalWorkerContainer.start(command, environment, content, folder), self.app)
@@ -90,15 +93,15 @@ class Site:
         return self.app.send_task(name, args, **options)
 
     def go_on(self) -> None:
-        """Let the tasks end that wait for it."""
+        """Let the tasks end that wait for the file `go on`."""
         self.journal.with_name('go on').touch()
 
     def journalled(self) -> list[str]:
-        """Return what the tasks have noted."""
+        """Return the lines that tasks have written to the journal."""
         return self.journal.read_text().splitlines() if self.journal.exists() else []
 
     def close(self) -> None:
-        """End all of it."""
+        """Stop all workers, print their logs, and close the app."""
         for worker in self.workers:
             worker.teardown()
             print(f'---- log of {worker.hostname()}\n{worker.logs()}')
@@ -108,7 +111,7 @@ class Site:
 
 @pytest.fixture
 def database(celery_local_couchdb_broker: CouchDBTestBroker) -> str:
-    """The name of the database in which the site's messages are."""
+    """The name of the database with the site's messages."""
     return str(celery_local_couchdb_broker.config()['vhost'])
 
 

@@ -1,4 +1,4 @@
-"""What becomes of the task that runs when a process is killed, early or late acknowledged: the table of `docs/start/tutorial.rst`."""
+"""Tasks of killed processes, with early and late acknowledgement: the table in `docs/start/tutorial.rst`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def start(site: Site, settings: dict[str, Any]) -> Any:
 
 
 def begin(site: Site, settings: dict[str, Any]) -> tuple[Any, Any, int, int]:
-    """Have a worker run a task; return worker, result, and the ids of the process in which the task runs and of its parent."""
+    """Start a worker and a task; return worker, result, and the ids of the task's process and its parent."""
     worker = start(site, settings)
     result = site.send('process', str(site.journal))
-    [line] = wait_for(site.journalled, 'the task to begin')
+    [line] = wait_for(site.journalled, 'the task to start')
     if not settings:
-        wait_for(lambda: not items(site.client), 'the acknowledgement')
+        wait_for(lambda: not items(site.client), 'the ack')
     process, parent = map(int, line.split())
     return worker, result, process, parent
 
@@ -41,27 +41,27 @@ def begin(site: Site, settings: dict[str, Any]) -> tuple[Any, Any, int, int]:
 @pytest.mark.parametrize(
     ('settings', 'again'), [(EARLY, False), (LATE, True), (SAFE, True)], ids=['early', 'late', 'safe']
 )
-def test_the_whole_worker_is_killed(site: Site, settings: dict[str, Any], again: bool) -> None:
+def test_whole_worker_killed(site: Site, settings: dict[str, Any], again: bool) -> None:
     worker, result, *_ = begin(site, settings)
     waiting = site.send('add', 1, 2)
     worker.kill()
     start(site, settings)
-    assert waiting.get(timeout=PATIENCE) == 3  # whatever had not begun runs in any case
+    assert waiting.get(timeout=PATIENCE) == 3  # tasks that had not started run in any case
     if again:
         wait_for(lambda: len(site.journalled()) == 2, 'the second run')
         site.go_on()
         assert result.get(timeout=PATIENCE) == 'done'
     else:
-        wait_for(lambda: not items(site.client), 'the acknowledgement')
+        wait_for(lambda: not items(site.client), 'the ack')
         assert (len(site.journalled()), result.state) == (1, 'PENDING')
 
 
-@pytest.mark.skipif(sys.platform != 'linux', reason='children end with their parent on Linux only')
-def test_the_main_process_alone_is_killed(site: Site) -> None:
-    """Its children end with it: the task does not run twice at the same time."""
+@pytest.mark.skipif(sys.platform != 'linux', reason='only on Linux do children end with their parent')
+def test_main_process_killed(site: Site) -> None:
+    """The pool processes end with the main process, so that the task does not run twice at the same time."""
     _, result, process, parent = begin(site, SAFE)
     os.kill(parent, signal.SIGKILL)
-    wait_for(lambda: not Path('/proc', str(process)).exists(), 'the end of the child')
+    wait_for(lambda: not Path('/proc', str(process)).exists(), 'the pool process to end')
     start(site, SAFE)
     wait_for(lambda: len(site.journalled()) == 2, 'the second run')
     site.go_on()
@@ -72,7 +72,7 @@ def test_the_main_process_alone_is_killed(site: Site) -> None:
 @pytest.mark.parametrize(
     ('settings', 'again'), [(EARLY, False), (LATE, False), (SAFE, True)], ids=['early', 'late', 'safe']
 )
-def test_a_process_of_the_pool_is_killed(site: Site, settings: dict[str, Any], again: bool) -> None:
+def test_pool_process_killed(site: Site, settings: dict[str, Any], again: bool) -> None:
     _, result, process, _ = begin(site, settings)
     os.kill(process, signal.SIGKILL)
     if again:
@@ -83,5 +83,5 @@ def test_a_process_of_the_pool_is_killed(site: Site, settings: dict[str, Any], a
         with pytest.raises(WorkerLostError):
             result.get(timeout=PATIENCE)
         assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-        wait_for(lambda: not items(site.client), 'the acknowledgement')
+        wait_for(lambda: not items(site.client), 'the ack')
         assert len(site.journalled()) == 1

@@ -1,4 +1,4 @@
-"""Broadcast queues, as Celery's documentation has them."""
+"""Broadcast queues, as in Celery's documentation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.conftest import PATIENT_BROKER, wait_for
 
 from .conftest import Site
 
-#: A worker with a queue of its own for what is broadcast to the exchange `everybody`.
+#: A worker whose own queue is bound to the exchange `everybody`.
 APP = b"""
 import json, os
 from pathlib import Path
@@ -26,8 +26,8 @@ def reload(self, journal, name):
 """
 
 
-def test_publisher_that_knows_only_the_route(site: Site) -> None:
-    """Celery takes the exchange for a direct one there, and leaves it out."""
+def test_publisher_with_task_routes_only(site: Site) -> None:
+    """Celery assumes a direct exchange there, and does not declare it."""
     command = [
         'celery',
         '-A',
@@ -56,7 +56,7 @@ def test_publisher_that_knows_only_the_route(site: Site) -> None:
         publisher.amqp.flush_routes()
         publisher.send_task('reload', (str(site.journal), 'third'), exchange='everybody', routing_key='any')
         names = [f'{worker}@host {name}' for worker in ('one', 'two') for name in ('first', 'second', 'third')]
-        wait_for(lambda: sorted(site.journalled()) == names, 'both workers to run all three')
+        wait_for(lambda: sorted(site.journalled()) == names, 'both workers to run all three tasks')
     finally:
         publisher.pool.force_close_all()
         publisher.close()

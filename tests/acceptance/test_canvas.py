@@ -31,7 +31,7 @@ def test_canvas(site: Site) -> None:
 
 
 @pytest.mark.parametrize('method', ['get', 'join'])
-def test_group_after_a_task_that_fails(site: Site, method: str) -> None:
+def test_group_after_a_failed_task(site: Site, method: str) -> None:
     def task(name: str, *args: Any) -> Any:
         return site.app.signature(name, args)
 
@@ -47,8 +47,8 @@ def test_group_after_a_task_that_fails(site: Site, method: str) -> None:
         getattr(within, method)(timeout=PATIENCE)
 
 
-def test_chord_with_a_part_that_expired(site: Site) -> None:
-    """No worker was there in time."""
+def test_chord_with_an_expired_part(site: Site) -> None:
+    """The worker starts after the part has expired."""
 
     def task(name: str, *args: Any, **options: Any) -> Any:
         return site.app.signature(name, args, **options)

@@ -1,4 +1,4 @@
-"""`celery -A app couchdb setup` and `… status`, as a person or a script runs them, beside real workers."""
+"""`celery -A app couchdb setup` and `… status`, run as a process next to real workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def environment(site: Site, **more: str) -> dict[str, str]:
 
 
 def couchdb(site: Site, *given: str, **more: str) -> Run:
-    """Run a command of `celery couchdb` to its end. No command ever shows a password."""
+    """Run a command of `celery couchdb`, and check that its output contains no password."""
     done = subprocess.run(
         arguments(*given),
         cwd=ROOT,
@@ -50,14 +50,14 @@ def couchdb(site: Site, *given: str, **more: str) -> Run:
 
 
 def succeeded(done: Run) -> str:
-    """Return what a command printed; fail the test if it did not end well."""
+    """Return the output of a command; fail the test if the command failed."""
     assert done.returncode == 0, done.stderr
     assert done.stderr == ''
     return done.stdout
 
 
 def sentence(done: Run) -> str:
-    """Return the one sentence with which a command gave up."""
+    """Return the error message of a failed command, which is one sentence."""
     assert done.returncode == 1
     assert done.stdout == ''
     [line] = done.stderr.splitlines()
@@ -67,7 +67,7 @@ def sentence(done: Run) -> str:
 # -- setup
 
 
-def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str]) -> None:
+def test_members_need_no_more_rights_after_setup(site: Site, member: dict[str, str]) -> None:
     site.use_as(**member)
     with pytest.raises(AccessDenied, match='let an administrator run "celery -A your_app couchdb setup" once'):
         site.send('add', 1, 2)
@@ -86,7 +86,7 @@ def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str
 
     site.worker('-Q', 'celery')
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-    # Nothing is left to do, and that a member may see, too.
+    # No step is left, as a member can see, too.
     assert ' done ' not in succeeded(couchdb(site, *administrator, **password))
     assert ' ok ' in (again := succeeded(couchdb(site, 'setup')))
     assert ' done ' not in again
@@ -95,7 +95,7 @@ def test_after_setup_a_member_s_rights_suffice(site: Site, member: dict[str, str
     assert member['password'] not in status
 
 
-def test_the_administrator_s_password_is_not_shown_while_it_is_typed(site: Site) -> None:
+def test_typed_password_is_not_echoed(site: Site) -> None:
     words, variables = arguments('setup', '--admin', site.server.user, '--dry-run'), environment(site)
     variables.pop('COUCHDB_ADMIN_PASSWORD', None)
     child, terminal = pty.fork()
@@ -109,10 +109,10 @@ def test_the_administrator_s_password_is_not_shown_while_it_is_typed(site: Site)
     try:
         while part := os.read(terminal, 4096):
             asked, written = prompt in written, written + part
-            if not asked and prompt in written:  # with its blank, which comes when the terminal was told not to echo
+            if not asked and prompt in written:  # the blank of the prompt is written after echo was switched off
                 os.write(terminal, site.server.password.encode() + b'\n')
     except OSError:
-        pass  # Linux says so when the other side was closed
+        pass  # Linux reports a closed terminal as an error
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, written.decode()
     assert b'Nothing was changed' in written
@@ -127,7 +127,7 @@ def test_setup_while_workers_run(site: Site) -> None:
     assert [result.get(timeout=PATIENCE) for result in results] == [i + 1 for i in range(20)]
 
 
-def test_results_alone(site: Site) -> None:
+def test_setup_with_another_broker(site: Site) -> None:
     site.environment['BROKER_URL'] = 'memory://'
     assert site.results in succeeded(couchdb(site, 'setup'))
     assert 'the broker of this app is memory, not CouchDB' in sentence(couchdb(site, 'status'))
@@ -140,7 +140,7 @@ def test_results_alone(site: Site) -> None:
         ('RESULT_URL', 'result_backend: write couchdb:// '),
     ],
 )
-def test_url_of_couchdb_as_a_browser_has_it_is_one_sentence(site: Site, setting: str, said: str) -> None:
+def test_http_url_is_refused_with_one_sentence(site: Site, setting: str, said: str) -> None:
     site.environment[setting] = site.environment[setting].replace('couchdb', 'http')
     assert said in sentence(couchdb(site, 'status'))
 
@@ -148,7 +148,7 @@ def test_url_of_couchdb_as_a_browser_has_it_is_one_sentence(site: Site, setting:
 # -- status
 
 
-def test_status_of_a_site_at_work(site: Site) -> None:
+def test_status_of_a_busy_site(site: Site) -> None:
     site.worker('-Q', 'celery,mail')
     site.send('nap', str(site.journal), 'one', 600, queue='mail')
     site.send('add', 1, 2, countdown=3600)
@@ -175,19 +175,19 @@ def test_status_of_a_site_at_work(site: Site) -> None:
 
 
 @pytest.mark.parametrize(('task', 'total'), [('late_nap', 6), ('nap', 5)])
-def test_held_is_what_is_not_acknowledged_begun_or_not(site: Site, task: str, total: int) -> None:
-    """A worker with a prefetch count of 3 runs one task; one that is acknowledged early is not held any more."""
+def test_held_counts_unacknowledged_messages(site: Site, task: str, total: int) -> None:
+    """A worker with a prefetch count of 3 runs one task. A task that is acknowledged early is not held."""
     worker = site.worker('-Q', 'celery', concurrency=1, worker_prefetch_multiplier=3)
     for name in 'abcdef':
         site.send(task, str(site.journal), name, None)
-    wait_for(site.journalled, 'the first to begin')
+    wait_for(site.journalled, 'the first task to start')
 
     def found() -> tuple[int, int]:
         queue = json.loads(succeeded(couchdb(site, 'status', '--json')))['queues']['celery']
         assert queue['running'] == queue['held']
         return queue['ready'], queue['held']
 
-    wait_for(lambda: found() == (total - 3, 3), 'the prefetched')
+    wait_for(lambda: found() == (total - 3, 3), 'the worker to hold three messages')
     active = site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).active()
     assert [len(tasks) for tasks in active.values()] == [1]
     page = [line.split() for line in succeeded(couchdb(site, 'status')).splitlines()]
@@ -197,7 +197,7 @@ def test_held_is_what_is_not_acknowledged_begun_or_not(site: Site, task: str, to
 
 
 @pytest.mark.parametrize(('given', 'begin'), [(['--json'], '{"server"'), ([], 'CouchDB')])
-def test_watching_ends_with_ctrl_c(site: Site, given: list[str], begin: str, apache_couchdb: bool) -> None:
+def test_ctrl_c_ends_watching(site: Site, given: list[str], begin: str, apache_couchdb: bool) -> None:
     succeeded(couchdb(site, 'setup'))
     with subprocess.Popen(
         arguments('status', '--watch', '0.2', *given),
@@ -219,7 +219,7 @@ def test_watching_ends_with_ctrl_c(site: Site, given: list[str], begin: str, apa
 
 
 def on_a_terminal(site: Site, *given: str, **more: str) -> str:
-    """Return what a command writes to a terminal of 24 lines and 80 columns."""
+    """Return the output of a command on a terminal of 24 lines and 80 columns."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(arguments(*given), cwd=ROOT, env=environment(site, **more), stdout=theirs) as process:
         os.close(theirs)
@@ -228,13 +228,13 @@ def on_a_terminal(site: Site, *given: str, **more: str) -> str:
             while part := os.read(ours, 4096):
                 written += part
         except OSError:
-            pass  # Linux says so when the other side was closed
+            pass  # Linux reports a closed terminal as an error
         os.close(ours)
         assert process.wait(PATIENCE) == 0
     return written.decode()
 
 
-def test_long_names_fit_into_the_terminal_and_are_whole_in_a_pipe(site: Site) -> None:
+def test_long_names_are_cut_only_on_a_terminal(site: Site) -> None:
     site.send('add', 1, 2, queue='q' * 70)
     page = click.unstyle(on_a_terminal(site, 'status')).splitlines()
     assert max(map(len, page)) <= 80
@@ -243,15 +243,13 @@ def test_long_names_fit_into_the_terminal_and_are_whole_in_a_pipe(site: Site) ->
 
 
 @pytest.mark.parametrize(('more', 'coloured'), [({}, True), ({'NO_COLOR': '1'}, False)])
-def test_colours_are_for_terminals_and_for_those_who_like_them(
-    site: Site, more: dict[str, str], coloured: bool
-) -> None:
+def test_colours_on_terminals_can_be_switched_off(site: Site, more: dict[str, str], coloured: bool) -> None:
     succeeded(couchdb(site, 'setup'))
     for command in ('status', 'setup'):
         assert ('\x1b[' in on_a_terminal(site, command, **more)) is coloured
 
 
-def test_what_needs_a_look_is_coloured(site: Site) -> None:
+def test_problems_are_coloured(site: Site) -> None:
     succeeded(couchdb(site, 'setup'))
     long_ago = datetime.fromtimestamp(time.time() - 7505, timezone.utc)
     site.send('add', 1, 2, eta=long_ago, queue='late')
@@ -284,7 +282,7 @@ def test_what_needs_a_look_is_coloured(site: Site) -> None:
         assert text in shown
 
 
-# -- asked wrongly
+# -- errors
 
 
 @pytest.mark.parametrize(
@@ -297,7 +295,7 @@ def test_what_needs_a_look_is_coloured(site: Site) -> None:
         ['setup', '--member'],
     ],
 )
-def test_what_is_asked_wrongly_is_answered_with_status_2(site: Site, given: list[str]) -> None:
+def test_wrong_usage_exits_with_status_2(site: Site, given: list[str]) -> None:
     done = couchdb(site, *given)
     assert done.returncode == 2
     assert 'Error: ' in done.stderr
@@ -309,7 +307,7 @@ def test_help(site: Site, command: str) -> None:
 
 
 @pytest.mark.parametrize('command', ['status', 'setup'])
-def test_a_server_that_is_away_is_told_of_in_one_sentence(site: Site, command: str) -> None:
+def test_unavailable_server_is_one_sentence(site: Site, command: str) -> None:
     site.environment['BROKER_URL'] = 'couchdb://joe:secret-word@127.0.0.1:1/celery'
     site.environment['RESULT_URL'] = ''
     assert 'refused' in (said := sentence(couchdb(site, command)))

@@ -1,6 +1,6 @@
-"""User and password from a source: they change while workers, publishers and results go on; what is wrong is not tried often.
+"""Credentials from a source: they may change while processes run, and wrong passwords are not tried repeatedly.
 
-CouchDB locks a user, for the address that wrong passwords for it came from: workers there wait until it is over.
+After some wrong passwords CouchDB locks the user for the client's address. Workers wait until the lock ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .conftest import Site
 
 
 class Refusing(ThreadingHTTPServer):
-    """A server that finds every password wrong, and notes which it was told."""
+    """A server that refuses every password, and records the passwords."""
 
     daemon_threads = True
 
@@ -61,14 +61,14 @@ def refusing() -> Iterator[Refusing]:
 
 @pytest.fixture
 def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file from which this process, and the workers it starts, take their password."""
+    """The file from which this process and its workers read their password."""
     file = tmp_path / 'password'
     monkeypatch.setenv('COUCHDB_PASSWORD_FILE', str(file))
     return file
 
 
 def options(site: Site, **more: Any) -> dict[str, Any]:
-    """Return the settings with which a worker takes its password from the file; the app of this process has them, too."""
+    """Return the settings of a worker that reads its password from the file, and use them in this process, too."""
     given = {'credentials': 'environment', **more}
     site.app.conf.update(broker_transport_options=given, result_backend_transport_options=given)
     return {'broker_transport_options': {**given, 'visibility_timeout': 6.0}, 'result_backend_transport_options': given}
@@ -76,7 +76,7 @@ def options(site: Site, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
 @pytest.mark.parametrize('first', ['source', 'server'])
-def test_a_new_password_is_taken_over_without_a_restart(
+def test_new_password_is_used_without_a_restart(
     site: Site,
     member: dict[str, str],
     users: Users,
@@ -105,7 +105,7 @@ def test_a_new_password_is_taken_over_without_a_restart(
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_a_worker_with_a_wrong_password_asks_once_and_ends(site: Site, refusing: Refusing, auth: str) -> None:
+def test_worker_with_a_wrong_password_tries_once_and_ends(site: Site, refusing: Refusing, auth: str) -> None:
     url = f'couchdb://joe:wrong-word@127.0.0.1:{refusing.server_port}/db'
     site.use(url, url)
     worker = site.start(broker_transport_options={'auth': auth}, result_backend_transport_options={'auth': auth})
@@ -115,7 +115,7 @@ def test_a_worker_with_a_wrong_password_asks_once_and_ends(site: Site, refusing:
     assert len(refusing.told) == 1
 
 
-def test_a_worker_whose_source_is_wrong_waits_and_does_not_ask_again(
+def test_worker_with_a_wrong_password_from_a_source_waits_for_another(
     site: Site, refusing: Refusing, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv('COUCHDB_USER', 'joe')
@@ -123,15 +123,15 @@ def test_a_worker_whose_source_is_wrong_waits_and_does_not_ask_again(
     url = f'couchdb://127.0.0.1:{refusing.server_port}/db'
     site.use(url, url)
     worker = site.start(**options(site))
-    wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three tries to connect')
+    wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three attempts to connect')
     assert len(refusing.told) == 1
     secret.write_text('another')
-    wait_for(lambda: len(refusing.told) == 2, 'the other password')
+    wait_for(lambda: len(refusing.told) == 2, 'the attempt with the other password')
     assert 'wrong-word' not in worker.logs()
 
 
 def lock(site: Site, member: dict[str, str]) -> None:
-    """Send wrong passwords for the user, as somebody else behind the same address would, until CouchDB locks it."""
+    """Send wrong passwords for the user until CouchDB locks it, like another client at the same address."""
     url = site.server.couchdb_url(site.database, user='').replace('couchdb://', 'http://')
     wait_for(
         lambda: 'temporarily locked' in requests.get(url, auth=(member['user'], 'mistyped'), timeout=PATIENCE).text,
@@ -144,8 +144,8 @@ def lock(site: Site, member: dict[str, str]) -> None:
 def settings(
     request: pytest.FixtureRequest, site: Site, member: dict[str, str], secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], dict[str, Any]]:
-    """Returns the settings, for a way to send it, of a worker that has the member's password from its URL or from a source."""
-    monkeypatch.setattr(auth, '_LOCK_REST', 0.0)  # this process sends tasks at once when it is over
+    """A function that returns the settings of a worker with the password from its URL or from a source."""
+    monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.0)  # this process publishes as soon as the lock ends
     site.set_up(member['user'])
     if request.param == 'url':
         site.use_as(member['user'], member['password'])
@@ -156,20 +156,20 @@ def settings(
     return lambda auth: options(site, auth=auth)
 
 
-def test_a_worker_goes_on_when_its_user_is_no_longer_locked(
+def test_worker_continues_after_its_user_was_locked(
     site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users
 ) -> None:
     worker = site.worker(pool='prefork', result_backend_always_retry=True, **settings('basic'))
     running = site.send('nap', str(site.journal), 'a', None)
-    wait_for(lambda: site.journalled() == ['start a'], 'the task to begin')
+    wait_for(lambda: site.journalled() == ['start a'], 'the task to start')
     lock(site, member)
     wait_for(
         lambda: f'has locked user {member["user"]!r} for up to five minutes' in worker.logs(),
         'the worker to be refused',
     )
     site.go_on()
-    wait_for(lambda: 'results are not stored' in worker.logs(), 'the end of the task')
-    users(member['user'], member['password'])  # CouchDB locks a user as it was written last
+    wait_for(lambda: 'results are not stored' in worker.logs(), 'the task to end')
+    users(member['user'], member['password'])  # writing the user document again ends the lock
     results = site.server.client(site.results)
     wait_for(
         lambda: (results.get_or_none(f'celery-task-meta-{running.id}') or {}).get('status') == 'SUCCESS', 'the result'
@@ -181,20 +181,20 @@ def test_a_worker_goes_on_when_its_user_is_no_longer_locked(
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_a_worker_whose_user_is_locked_waits_before_it_begins(
+def test_worker_starts_after_its_user_was_locked(
     site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users, auth: str
 ) -> None:
     given = settings(auth)
     lock(site, member)
     worker = site.start(**given)
-    wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three tries to connect')
+    wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three attempts to connect')
     assert f'has locked user {member["user"]!r} for up to five minutes' in worker.logs()
     users(member['user'], member['password'])
     worker.ready()
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
 
 
-def test_publishers_with_a_wrong_password_ask_once(refusing: Refusing, site: Site) -> None:
+def test_publisher_with_a_wrong_password_tries_once(refusing: Refusing, site: Site) -> None:
     url = f'couchdb://joe:{uuid.uuid4().hex}@127.0.0.1:{refusing.server_port}/db'
     site.app.conf.update(broker_url=url)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""What fails again and again, or is refused, is set aside: seen, replayed and dropped by the command."""
+"""Dead letters of real workers, and the commands that list, replay and drop them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def letters(site: Site, *arguments: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in succeeded(couchdb(site, 'dead', 'list', '--json', *arguments)).splitlines()]
 
 
-def test_task_that_kills_its_process_stops_doing_so(site: Site) -> None:
+def test_task_that_kills_its_process_becomes_a_dead_letter(site: Site) -> None:
     site.worker(
         pool='prefork',
         concurrency=1,
@@ -26,22 +26,22 @@ def test_task_that_kills_its_process_stops_doing_so(site: Site) -> None:
         worker_enable_remote_control=False,
     )
     task_id = site.send('deadly', str(site.journal)).id
-    [letter] = wait_for(lambda: letters(site), 'a dead letter')
+    [letter] = wait_for(lambda: letters(site), 'the dead letter')
     assert letter['id'] == task_id
     assert letter['task'] == 'deadly'
     assert 1 <= len(site.journalled()) <= 3
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
 
 
-def test_task_that_kills_its_worker_stops_doing_so(site: Site) -> None:
-    """The solo pool runs tasks in the worker's own process: each run is the end of a worker."""
+def test_task_that_kills_its_worker_becomes_a_dead_letter(site: Site) -> None:
+    """The solo pool runs tasks in the process of the worker, so that each run ends a worker."""
     options = {'delivery_limit': 2, **SHORT_LEASE}
     site.send('deadly', str(site.journal))
     for _ in range(2):
         site.start(pool='solo', broker_transport_options=options).container.wait(PATIENCE)
     assert site.journalled() == ['deadly', 'deadly']
     site.worker(pool='solo', broker_transport_options=options)
-    [letter] = wait_for(lambda: letters(site), 'a dead letter')
+    [letter] = wait_for(lambda: letters(site), 'the dead letter')
     assert letter['reason'] == 'delivery limit: delivered 2 times and never done'
     assert letter['attempts'] == 2
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
@@ -58,7 +58,7 @@ def test_refused_tasks_are_listed_shown_replayed_and_dropped(site: Site, client:
     shown = succeeded(couchdb(site, 'dead', 'show', results[0].id))
     assert f'"{site.journal}", "a"' in shown
     assert sentence(couchdb(site, 'dead', 'show', 'unknown')) == "Error: there is no dead letter 'unknown'"
-    # Nothing happens without a yes.
+    # Without confirmation, the commands change nothing.
     assert couchdb(site, 'dead', 'drop', results[2].id).returncode == 1
     assert succeeded(couchdb(site, 'dead', 'drop', results[2].id, '--yes')) == '1 dropped.\n'
     site.journal.with_name('may pass').touch()
@@ -70,10 +70,10 @@ def test_refused_tasks_are_listed_shown_replayed_and_dropped(site: Site, client:
     assert succeeded(couchdb(site, 'dead', 'list')) == 'There are no dead letters.\n'
 
 
-def test_task_that_no_worker_knows(site: Site) -> None:
+def test_unknown_task_becomes_a_dead_letter(site: Site) -> None:
     site.worker()
     task_id = site.send('unknown.task', 1).id
-    [letter] = wait_for(lambda: letters(site), 'a dead letter')
+    [letter] = wait_for(lambda: letters(site), 'the dead letter')
     assert (letter['id'], letter['task'], letter['reason'], letter['args']) == (
         task_id,
         'unknown.task',
@@ -82,32 +82,32 @@ def test_task_that_no_worker_knows(site: Site) -> None:
     )
 
 
-def test_message_that_is_no_task(site: Site) -> None:
+def test_message_that_is_not_a_task_becomes_a_dead_letter(site: Site) -> None:
     site.worker()
     with site.app.producer_pool.acquire() as producer:
         producer.publish({'hello': 'world'}, routing_key='celery', serializer='json')
-    [doc] = wait_for(lambda: [doc for doc in items(site.client) if doc.get('status')], 'a dead letter')
+    [doc] = wait_for(lambda: [doc for doc in items(site.client) if doc.get('status')], 'the dead letter')
     assert doc['reason'] == 'rejected: it is not the message of a task, for it names none'
 
 
-def test_pickle_is_not_loaded_unless_a_worker_accepts_it(site: Site) -> None:
+def test_pickle_that_no_worker_accepts_is_not_loaded(site: Site) -> None:
     site.worker()
     site.send('add', 1, 2, serializer='pickle')
-    [doc] = wait_for(lambda: [doc for doc in items(site.client) if doc.get('status')], 'a dead letter')
+    [doc] = wait_for(lambda: [doc for doc in items(site.client) if doc.get('status')], 'the dead letter')
     assert 'Refusing to deserialize untrusted content of type pickle' in doc['reason']
 
 
 @pytest.mark.parametrize(
     'arguments', [('replay',), ('drop',), ('drop', '--all', '--queue', 'q'), ('replay', 'id', '--all')]
 )
-def test_which_ones_must_be_said(site: Site, arguments: tuple[str, ...]) -> None:
+def test_command_needs_a_selection_of_dead_letters(site: Site, arguments: tuple[str, ...]) -> None:
     done = couchdb(site, 'dead', *arguments)
     assert done.returncode == 2
     assert 'Name dead letters by id, or give --queue NAME, or --all.' in done.stderr
 
 
-def test_failed_result_gives_way_to_a_replay(site: Site) -> None:
-    """A final result is never overwritten: a replay forgets it."""
+def test_replay_forgets_the_failed_result(site: Site) -> None:
+    """Final results are not overwritten, so that a replay deletes them first."""
     site.app.backend.store_result('known', ValueError('before'), 'FAILURE')
     site.worker()
     result = site.send('refused', str(site.journal), 'again', task_id='known')

@@ -1,4 +1,4 @@
-"""The demo, run as a person runs it."""
+"""The demo, run as a process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.errors import DatabaseMissing
-from tests.conftest import PATIENCE, Server, wait_for
+from tests.conftest import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[2]
 
-#: How long the whole demo may take where a slow machine is accepted, in seconds.
+#: How long the whole demo may take on a slow machine, in seconds.
 WHOLE = 600.0
 
 WORK = (
@@ -34,7 +35,7 @@ WORK = (
 
 
 class Demo:
-    """A demo that runs, and what it has printed so far."""
+    """A running demo and its output."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._output = folder / 'output'
@@ -53,12 +54,12 @@ class Demo:
 
     @property
     def output(self) -> str:
-        """What it has printed, on standard output and error."""
+        """The output on standard output and standard error."""
         return self._output.read_text(encoding='utf-8', errors='replace')
 
     @property
     def databases(self) -> list[str]:
-        """The names of its databases; empty before it has told them."""
+        """The names of the demo's databases; empty before the demo has printed them."""
         found = re.search(r'^Databases: (\S+), (\S+); deleted at the end$', self.output, re.M)
         return list(found.groups()) if found else []
 
@@ -67,13 +68,13 @@ class Demo:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def workers_left(self) -> list[list[str]]:
-        """Return the command lines of processes that name one of the databases, as its workers do."""
+        """Return the command lines of processes that contain the name of one of the databases."""
         lines = (process.info['cmdline'] or [] for process in psutil.process_iter(['cmdline']))
         return [line for line in lines if any(self.databases[0] in word for word in line)]
 
 
 def runs(process: psutil.Process) -> bool:
-    """Tell whether a process has not ended; one that nobody has asked for its status has."""
+    """Tell whether a process runs. A zombie counts as ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -82,7 +83,7 @@ def runs(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Demo]]:
-    """Start a demo on the server with the given URL; if the test fails, it is stopped."""
+    """A function that starts a demo on the server with this URL. A demo that still runs is stopped after the test."""
     demos: list[Demo] = []
 
     def start(url: str) -> Demo:
@@ -96,8 +97,8 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Demo]]:
 
 
 def assert_nothing_left(demo: Demo, server: Server) -> None:
-    """Fail if the demo, which has ended, left a process, a database or a file."""
-    wait_for(lambda: not demo.workers_left(), 'the end of its workers')
+    """Check that an ended demo has left no process, database or file."""
+    wait_for(lambda: not demo.workers_left(), 'the workers to end')
     assert len(demo.databases) == 2
     for name in demo.databases:
         with pytest.raises(DatabaseMissing):
@@ -105,42 +106,42 @@ def assert_nothing_left(demo: Demo, server: Server) -> None:
     assert not list(demo.temporary.iterdir())
 
 
-def test_all_of_it_comes_true(start: Callable[[str], Demo], server: Server) -> None:
+def test_demo_succeeds(start: Callable[[str], Demo], server: Server) -> None:
     demo = start(server.url)
     status = demo.process.wait(WHOLE)
     assert status == 0, demo.output
     for what in WORK:
         assert re.search(rf'^{what} .* ok$', demo.output, re.M), demo.output
-    assert 'All of it came true' in demo.output
+    assert 'Everything succeeded' in demo.output
     assert_nothing_left(demo, server)
 
 
 @pytest.mark.parametrize(('number', 'status'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_while_it_works(start: Callable[[str], Demo], server: Server, number: int, status: int) -> None:
+def test_interrupted_demo_cleans_up(start: Callable[[str], Demo], server: Server, number: int, status: int) -> None:
     demo = start(server.url)
-    wait_for(lambda: 'workers w1 and w2 are ready' in demo.output, 'the workers', WHOLE)
+    wait_for(lambda: 'workers w1 and w2 are ready' in demo.output, 'the workers to be ready', WHOLE)
     workers = demo.processes()
     assert len(workers) >= 6  # two workers, each with a pool of two
     demo.process.send_signal(number)
     assert demo.process.wait(PATIENCE) == status, demo.output
     assert 'Traceback' not in demo.output
-    wait_for(lambda: not any(runs(process) for process in workers), 'the end of its processes')
+    wait_for(lambda: not any(runs(process) for process in workers), 'the processes to end')
     assert_nothing_left(demo, server)
 
 
-def test_a_worker_that_ends_is_a_failure(start: Callable[[str], Demo], server: Server) -> None:
+def test_worker_that_ends_is_a_failure(start: Callable[[str], Demo], server: Server) -> None:
     demo = start(server.url)
-    wait_for(lambda: 'workers w1 and w2 are ready' in demo.output, 'the workers', WHOLE)
+    wait_for(lambda: 'workers w1 and w2 are ready' in demo.output, 'the workers to be ready', WHOLE)
     for process in psutil.Process(demo.process.pid).children():
         process.kill()
     assert demo.process.wait(WHOLE) == 1
-    assert re.search(r'^- w\d ended by itself, with status -9$', demo.output, re.M), demo.output
+    assert re.search(r'^- w\d ended unexpectedly, with status -9$', demo.output, re.M), demo.output
     assert 'The end of the log of w1:' in demo.output
     assert_nothing_left(demo, server)
 
 
 @pytest.mark.parametrize('url', ['couchdb.example', 'http://u:se#cret@127.0.0.1:5984', 'http://u:secret@127.0.0.1:1'])
-def test_a_useless_server_is_told_in_a_sentence(start: Callable[[str], Demo], url: str) -> None:
+def test_unusable_server_is_one_sentence(start: Callable[[str], Demo], url: str) -> None:
     demo = start(url)
     assert demo.process.wait(PATIENCE) == 1
     assert demo.output.startswith('The demo cannot run: ')

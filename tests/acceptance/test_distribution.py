@@ -1,4 +1,4 @@
-"""What is published, the sdist and the wheel that is made of it, as who installs them finds them."""
+"""The sdist and the wheel: their contents, and an installation of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Server
+from celery_couchdb.testing import Server
 from tests.support import ROOT
 
 PACKAGES = ('kombu_couchdb', 'celery_couchdb')
@@ -31,7 +31,7 @@ def add(x, y):
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a command, and return its output; fail the test with it if the command fails."""
+    """Run a command and return its output; fail the test if the command fails."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -47,14 +47,14 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope='module')
 def tracked() -> set[str]:
-    """The files of the project, as git knows them."""
+    """The files of the project that git tracks."""
     listed = run('git', 'ls-files', '-z', cwd=ROOT).split('\0')
     return {name for name in listed if name and (ROOT / name).exists()}
 
 
 @pytest.fixture(scope='module')
 def dist(tmp_path_factory: pytest.TempPathFactory, tracked: set[str]) -> Path:
-    """A folder with the sdist and the wheel of a clean checkout."""
+    """A folder with sdist and wheel, built from a clean checkout."""
     checkout = tmp_path_factory.mktemp('checkout')
     for name in tracked:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,33 +65,31 @@ def dist(tmp_path_factory: pytest.TempPathFactory, tracked: set[str]) -> Path:
 
 @pytest.fixture(scope='module')
 def wheel(dist: Path) -> Path:
-    """The wheel."""
+    """The path of the wheel."""
     [found] = dist.glob('*.whl')
     return found
 
 
-def test_an_index_accepts_both(dist: Path) -> None:
+def test_metadata_is_valid_for_an_index(dist: Path) -> None:
     output = run(sys.executable, '-m', 'twine', 'check', '--strict', *dist.iterdir(), cwd=dist)
     assert output.count('PASSED') == 2
 
 
-def test_the_wheel_has_all_of_the_packages_and_nothing_else(wheel: Path, tracked: set[str]) -> None:
+def test_wheel_contains_exactly_the_packages(wheel: Path, tracked: set[str]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if '.dist-info/' not in name}
     assert found == {name for name in tracked if name.startswith(tuple(f'{package}/' for package in PACKAGES))}
     assert {f'{package}/py.typed' for package in PACKAGES} <= found
 
 
-def test_the_sdist_has_all_of_the_project(dist: Path, tracked: set[str]) -> None:
+def test_sdist_contains_the_whole_project(dist: Path, tracked: set[str]) -> None:
     [sdist] = dist.glob('*.tar.gz')
     with tarfile.open(sdist) as archive:
         found = {member.name.partition('/')[2] for member in archive.getmembers() if member.isfile()}
     assert tracked <= found
 
 
-def test_installed_in_an_empty_environment_it_runs_tasks(
-    wheel: Path, tmp_path: Path, server: Server, database: str
-) -> None:
+def test_installed_package_runs_tasks(wheel: Path, tmp_path: Path, server: Server, database: str) -> None:
     venv.create(tmp_path / 'venv', with_pip=True)
     python = tmp_path / 'venv' / ('Scripts' if os.name == 'nt' else 'bin') / 'python'
     run(python, '-m', 'pip', 'install', '--quiet', wheel, cwd=tmp_path, PYTHONPATH='')

@@ -1,4 +1,4 @@
-"""Events, as monitors such as Flower read them."""
+"""Events, as monitors such as Flower receive them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def test_events(site: Site) -> None:
         thread = threading.Thread(target=receiver.capture, kwargs={'limit': None, 'timeout': None, 'wakeup': False})
         thread.start()
         try:
-            wait_for(lambda: listening(site), 'the receiver to listen')
+            wait_for(lambda: listening(site), 'the receiver to be ready')
             worker = site.worker('-E')
             good, bad = site.send('add', 1, 1), site.send('fail', 'on purpose')
 
             def types(task_id: str) -> list[str]:
                 return [event['type'] for event in list(seen) if event.get('uuid') == task_id]
 
-            wait_for(lambda: 'task-succeeded' in types(good.id), 'the events of a task that succeeds')
-            wait_for(lambda: 'task-failed' in types(bad.id), 'the events of a task that fails')
+            wait_for(lambda: 'task-succeeded' in types(good.id), 'the events of the successful task')
+            wait_for(lambda: 'task-failed' in types(bad.id), 'the events of the failed task')
             assert types(good.id) == ['task-received', 'task-started', 'task-succeeded']
             wait_for(lambda: {'worker-online', 'worker-heartbeat'} <= {event['type'] for event in list(seen)})
             assert {event['hostname'] for event in list(seen)} == {worker.hostname()}
@@ -55,7 +55,7 @@ def test_events(site: Site) -> None:
 
 @contextmanager
 def monitor(site: Site, log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `celery events`, which writes what it hears to `log`."""
+    """Run `celery events`, which writes the events to `log`."""
     settings = json.dumps({'broker_transport_options': options})
     with log.open('wb') as file:
         process = subprocess.Popen(
@@ -73,8 +73,8 @@ def monitor(site: Site, log: Path, **options: Any) -> Iterator[subprocess.Popen[
         process.wait()
 
 
-def test_monitor_that_was_paused_for_longer_than_its_lease(site: Site, tmp_path: Path) -> None:
-    """Others remove its queue meanwhile; it declares it again, and goes on."""
+def test_monitor_continues_after_a_pause_longer_than_its_lease(site: Site, tmp_path: Path) -> None:
+    """Workers delete the queue of the paused monitor. The monitor declares it again and continues."""
 
     def queues() -> list[str]:
         return [row['id'] for row in site.client.id_range('broker:queue:celeryev.')]
@@ -82,11 +82,11 @@ def test_monitor_that_was_paused_for_longer_than_its_lease(site: Site, tmp_path:
     log = tmp_path / 'log'
     site.worker('-E', broker_transport_options=SHORT_LEASE)
     with monitor(site, log, **SHORT_LEASE) as process:
-        wait_for(lambda: listening(site) and queues(), 'the monitor to listen')
+        wait_for(lambda: listening(site) and queues(), 'the monitor to be ready')
         first = site.send('add', 1, 1)
         wait_for(lambda: f'{first.id}' in log.read_text(), 'the first events')
         process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: not queues(), 'its queue to be removed')
+        wait_for(lambda: not queues(), 'its queue to be deleted')
         site.send('add', 2, 2).get(timeout=PATIENCE)
         process.send_signal(signal.SIGCONT)
         wait_for(queues, 'its queue to be declared again')

@@ -1,4 +1,4 @@
-"""The examples that the documentation shows, run as a person runs them: each in its folder, with a worker of its own."""
+"""The examples of the documentation, each run in its folder with a worker of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Example:
         return worker
 
     def run(self, *arguments: str) -> str:
-        """Run Python in the example's folder and return what it printed; fail the test if it fails."""
+        """Run Python in the example's folder and return the output; fail the test if Python fails."""
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,
@@ -115,12 +115,12 @@ def test_periodic(site: Site) -> None:
                 assert beat.poll() is None, log.read_text()
                 return log.read_text().count('Sending due task look for orders')
 
-            wait_for(lambda: sent() >= 3, 'beat to send the task three times')
-            # It was sent again and again, and there is one of it as long as nobody takes it.
+            wait_for(lambda: sent() >= 3, 'beat to publish the task three times')
+            # The unique task was published several times, but only one message waits while there is no worker.
             [item] = wait_for(lambda: items(site.client))
             assert item['message']['headers']['task'] == 'shop.look_for_orders'
             worker = example.worker()
-            wait_for(lambda: worker.logs().count('succeeded') >= 2, 'the worker to run it twice')
+            wait_for(lambda: worker.logs().count('succeeded') >= 2, 'the worker to run the task twice')
         finally:
             beat.send_signal(signal.SIGTERM)
             beat.wait(PATIENCE)

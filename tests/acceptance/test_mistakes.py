@@ -1,4 +1,4 @@
-"""A mistake in settings or rights is told in one sentence by a real worker, which ends; an outage is waited for."""
+"""Mistakes in settings or rights end a real worker with one sentence. An outage does not end a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .conftest import Site
 
 SECRET = 'tell-nobody'
 
-#: CouchDB asks this function for each write; only an administrator's is stored.
+#: CouchDB calls this function for each write. It allows only those of administrators.
 READ_ONLY = {
     '_id': '_design/read-only',
     'validate_doc_update': """function (newDoc, oldDoc, userCtx) {
@@ -28,7 +28,7 @@ READ_ONLY = {
 
 
 def ends(site: Site, sentence: str, **how: Any) -> list[str]:
-    """Start a worker, which is to end with one line that has the sentence; return its log."""
+    """Start a worker, check that it ends with one line that contains the sentence, and return its log."""
     worker = site.start(**how)
     assert worker.container.wait(PATIENCE) == 1
     lines = worker.logs().splitlines()
@@ -47,18 +47,18 @@ def ends(site: Site, sentence: str, **how: Any) -> list[str]:
         (f'couchdbs://me:{SECRET}@a/db;couchdb://me:{SECRET}@b/db', 'some of the URLs ask for TLS and some do not'),
     ],
 )
-def test_a_wrong_url_ends_a_worker_with_one_sentence(site: Site, variable: str, url: str, sentence: str) -> None:
+def test_wrong_url_ends_a_worker_with_one_sentence(site: Site, variable: str, url: str, sentence: str) -> None:
     site.environment[variable] = url
     setting = {'BROKER_URL': 'broker_url', 'RESULT_URL': 'result_backend'}[variable]
     ends(site, f'{setting}: {sentence}')
 
 
 @pytest.mark.parametrize('setting', ['broker_transport_options', 'result_backend_transport_options'])
-def test_a_wrong_option_ends_a_worker_with_one_sentence(site: Site, setting: str) -> None:
+def test_wrong_option_ends_a_worker_with_one_sentence(site: Site, setting: str) -> None:
     ends(site, "unknown transport option 'request_timeuot'", **{setting: {'request_timeuot': 5}})
 
 
-def test_other_programs_of_celery_say_it_in_one_sentence_too(site: Site) -> None:
+def test_other_celery_programs_also_print_one_sentence(site: Site) -> None:
     environment = {
         **os.environ,
         **site.environment,
@@ -81,7 +81,7 @@ def test_other_programs_of_celery_say_it_in_one_sentence_too(site: Site) -> None
         assert SECRET not in done.stdout + done.stderr
 
 
-def test_without_a_user_a_worker_says_so(site: Site, server: Server, apache_couchdb: bool) -> None:
+def test_worker_without_a_user_says_so(site: Site, server: Server, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has no rights')
     site.set_up()
@@ -90,7 +90,7 @@ def test_without_a_user_a_worker_says_so(site: Site, server: Server, apache_couc
 
 
 @pytest.mark.parametrize('pool', ['prefork', 'solo', 'threads'])
-def test_a_worker_whose_results_are_refused_does_not_start(site: Site, member: dict[str, str], pool: str) -> None:
+def test_worker_whose_results_are_refused_does_not_start(site: Site, member: dict[str, str], pool: str) -> None:
     site.set_up(member['user'])
     site.server.client(site.results).put(READ_ONLY)
     site.use_as(**member)
@@ -104,7 +104,7 @@ def test_a_worker_whose_results_are_refused_does_not_start(site: Site, member: d
     assert 'read-only' not in worker.logs()
 
 
-def test_a_worker_that_is_no_member_of_the_results_does_not_start(site: Site, member: dict[str, str]) -> None:
+def test_worker_without_rights_on_the_results_does_not_start(site: Site, member: dict[str, str]) -> None:
     site.set_up()
     broker = site.server.couchdb_url(site.database)
     site.use(broker, site.server.couchdb_url(site.results, member['user'], member['password']))
@@ -115,14 +115,14 @@ def test_a_worker_that_is_no_member_of_the_results_does_not_start(site: Site, me
     )
 
 
-def test_a_worker_whose_results_are_away_starts_and_waits(site: Site) -> None:
+def test_worker_starts_during_an_outage_of_the_results(site: Site) -> None:
     site.use(site.environment['BROKER_URL'], f'couchdb://me:{quote(SECRET)}@127.0.0.1:1/results')
     worker = site.worker()
     assert 'results cannot be stored just now: http://127.0.0.1:1/results: ' in worker.logs()
 
 
 @pytest.mark.parametrize('pool', ['prefork', 'threads'])
-def test_rights_that_are_taken_away_are_one_line_for_each_result(site: Site, member: dict[str, str], pool: str) -> None:
+def test_revoked_rights_are_one_log_line_for_each_result(site: Site, member: dict[str, str], pool: str) -> None:
     site.set_up(member['user'])
     site.use_as(**member)
     worker = site.worker(pool=pool)

@@ -1,4 +1,4 @@
-"""Moving to CouchDB from another broker, as docs/start/from-redis.rst tells it, by Celery's own command."""
+"""Moving from another broker with `celery migrate`, as in docs/start/from-redis.rst."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -22,7 +23,7 @@ from .conftest import Site
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[str]:
-    """The URL of a Redis of the test's own."""
+    """The URL of a Redis server for this test alone."""
     program = shutil.which('redis-server')
     if program is None or importlib.util.find_spec('redis') is None:
         pytest.skip('redis-server or redis-py is not installed')
@@ -30,13 +31,13 @@ def redis(tmp_path: Path) -> Iterator[str]:
     with subprocess.Popen(
         [program, '--port', '0', '--unixsocket', str(socket), '--save', ''], cwd=tmp_path, stdout=subprocess.DEVNULL
     ) as process:
-        wait_for(socket.exists, 'Redis to listen')
+        wait_for(socket.exists, 'Redis to be ready')
         yield f'redis+socket://{socket}'
         process.terminate()
 
 
 def migrate(source: str, destination: str) -> None:
-    """Move what waits in two queues."""
+    """Move the messages of two queues."""
     done = subprocess.run(
         [
             sys.executable,
@@ -62,9 +63,9 @@ def migrate(source: str, destination: str) -> None:
 
 
 def send(url: str) -> list[str]:
-    """Send four tasks, one of them for later, and return their ids; they have the names of tasks that a worker knows."""
+    """Send four tasks, one of them with a countdown, and return their ids."""
     app = Celery('old', set_as_current=False, broker=url)
-    options = [{}, {'queue': 'mails'}, {'priority': 3}, {'countdown': 3600}]
+    options: list[dict[str, Any]] = [{}, {'queue': 'mails'}, {'priority': 3}, {'countdown': 3600}]
     ids = [
         app.send_task('add', (number, 1), task_id=str(uuid.uuid4()), **option).id
         for number, option in enumerate(options)
@@ -73,7 +74,7 @@ def send(url: str) -> list[str]:
     return ids
 
 
-def test_from_redis(site: Site, redis: str) -> None:
+def test_migrate_from_redis(site: Site, redis: str) -> None:
     ids = send(redis)
     migrate(redis, site.environment['BROKER_URL'])
     found = {doc['message']['headers']['id']: doc for doc in items(site.client)}
@@ -83,12 +84,12 @@ def test_from_redis(site: Site, redis: str) -> None:
     assert found[ids[3]]['date'] > found[ids[3]]['published'] + 3000
     site.worker('-Q', 'celery,mails')
     assert [site.app.AsyncResult(task_id).get(timeout=PATIENCE) for task_id in ids[:3]] == [1, 2, 3]
-    migrate(redis, site.environment['BROKER_URL'])  # nothing is left
+    migrate(redis, site.environment['BROKER_URL'])  # nothing is left to move
     assert [doc['message']['headers']['id'] for doc in items(site.client)] == [ids[3]]
 
 
-def test_to_another_database(site: Site) -> None:
-    """What waits goes; what is planned for later is not delivered, and so not moved."""
+def test_migrate_to_another_database(site: Site) -> None:
+    """Ready messages are moved. Scheduled messages are not delivered, and therefore not moved."""
     ids = send(site.environment['BROKER_URL'])
     other = f'{site.database}-other'
     try:

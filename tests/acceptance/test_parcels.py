@@ -1,4 +1,4 @@
-"""Publishers who have no right on the broker's database: their tasks come as parcels, and a worker moves them."""
+"""Parcels: tasks of publishers without rights on the broker's database, which a worker moves there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def parcels(site: Site, stack: ExitStack) -> Client:
-    """The database of parcels, as an administrator, set up."""
+    """A client for the database of parcels, which is set up, as an administrator."""
     client = site.server.client(stack.enter_context(site.server.fresh_database()))
     for step in plan(Wanted(client, [design.parcels()]), {}):
         if step.do:
@@ -40,7 +40,7 @@ def parcels(site: Site, stack: ExitStack) -> Client:
 
 @pytest.fixture
 def start(site: Site, parcels: Client) -> Callable[..., Any]:
-    """Starts a worker that moves parcels of `add` and `total`."""
+    """A function that starts a worker which moves parcels of `add` and `total`."""
 
     def start(*arguments: str, accept: tuple[str, ...] = ('add', 'tot*'), **settings: Any) -> Any:
         options = {**PATIENT_BROKER, 'parcels': parcels.address.database, 'parcels_accept': accept}
@@ -51,7 +51,7 @@ def start(site: Site, parcels: Client) -> Callable[..., Any]:
 
 @pytest.fixture
 def publisher(site: Site, parcels: Client, stack: ExitStack) -> Celery:
-    """An app that knows the database of parcels, and that of the results."""
+    """An app that publishes to the database of parcels and reads results."""
     app = Celery(
         'publisher',
         set_as_current=False,
@@ -64,7 +64,7 @@ def publisher(site: Site, parcels: Client, stack: ExitStack) -> Celery:
 
 
 def reasons(parcels: Client) -> list[str]:
-    """Return why parcels were refused."""
+    """Return the reasons of refused parcels."""
     rows = parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[1], include_docs=True)
     return [row['doc']['reason'] for row in rows]
 
@@ -73,8 +73,8 @@ def is_empty(parcels: Client) -> bool:
     return not parcels.view(design.PARCELS, 'parcels', reduce=False)
 
 
-def test_publisher_uses_celery_as_ever(start: Callable[..., Any], publisher: Celery, parcels: Client) -> None:
-    early = publisher.send_task('add', (1, 2))  # before there is a worker
+def test_publisher_needs_only_celery(start: Callable[..., Any], publisher: Celery, parcels: Client) -> None:
+    early = publisher.send_task('add', (1, 2))  # before the worker starts
     start()
     add = publisher.signature('add')
     assert early.get(timeout=PATIENCE) == 3
@@ -91,7 +91,7 @@ def test_publisher_uses_celery_as_ever(start: Callable[..., Any], publisher: Cel
     wait_for(lambda: is_empty(parcels), 'the deletion of all parcels')
 
 
-def test_anyone_with_http(start: Callable[..., Any], site: Site, parcels: Client) -> None:
+def test_publish_with_plain_http(start: Callable[..., Any], site: Site, parcels: Client) -> None:
     start()
     answer = requests.post(
         parcels.address.url,
@@ -121,7 +121,7 @@ def test_anyone_with_http(start: Callable[..., Any], site: Site, parcels: Client
         ({'task': 'add', 'id': 7}, 'id must be printable text of at most 255 characters'),
     ],
 )
-def test_refused_parcel_says_why_and_stops_no_other(
+def test_refused_parcel_has_a_reason_and_blocks_no_other(
     start: Callable[..., Any], site: Site, parcels: Client, document: dict[str, Any], reason: str
 ) -> None:
     parcels.bulk([{'_id': 'bad', **document}])
@@ -134,7 +134,7 @@ def test_refused_parcel_says_why_and_stops_no_other(
     assert parcels.get('bad')['status'] == 'fail'
 
 
-def test_what_follows_a_task_is_looked_at_too(start: Callable[..., Any], publisher: Celery, parcels: Client) -> None:
+def test_callbacks_and_chains_are_checked_too(start: Callable[..., Any], publisher: Celery, parcels: Client) -> None:
     start()
     forbidden = publisher.signature('fail', ('a',))
     publisher.send_task('add', (1, 2), link=forbidden)
@@ -149,7 +149,7 @@ def test_what_follows_a_task_is_looked_at_too(start: Callable[..., Any], publish
     assert sum("task 'fail' is not in parcels_accept" in reason for reason in reasons(parcels)) == 5
 
 
-def test_one_of_several_workers_moves_them_and_another_goes_on_when_it_is_killed(
+def test_another_worker_moves_parcels_after_the_first_was_killed(
     start: Callable[..., Any], site: Site, publisher: Celery, parcels: Client
 ) -> None:
     leader_id = f'broker:leader:parcels:{parcels.address.database}'
@@ -181,7 +181,7 @@ def test_publisher_without_rights_on_the_broker(
     own = site.server.client(site.database, **member)
     with pytest.raises(AccessDenied):
         own.id_range('')
-    # What a member of the broker's database could do by a document, a member of this one cannot.
+    # A forged WorkItem, which a member of the broker's database could store, has no effect here.
     forged = {
         '_id': 'forged',
         'type': 'WorkItem',
@@ -195,16 +195,17 @@ def test_publisher_without_rights_on_the_broker(
     }
     site.server.client(parcels.address.database, **member).bulk([forged])
     assert site.app.AsyncResult(app.send_task('add', (3, 4)).id).get(timeout=PATIENCE) == 7
-    wait_for(lambda: not items(site.client), 'the acknowledgements')
+    wait_for(lambda: not items(site.client), 'the acks')
 
 
-def test_other_uses_of_a_database_of_parcels_are_refused_in_one_sentence(publisher: Celery, parcels: Client) -> None:
+def test_other_uses_of_a_database_of_parcels_are_refused(publisher: Celery, parcels: Client) -> None:
     with publisher.connection_for_read() as connection:
-        for use in (
+        uses: list[Callable[[], Any]] = [
             lambda: connection.SimpleQueue('celery').get(block=False),
             lambda: connection.default_channel.queue_delete('celery'),
             lambda: connection.default_channel.queue_purge('celery'),
-        ):
+        ]
+        for use in uses:
             with pytest.raises(ConfigurationError, match='is a database of parcels: '):
                 use()
     with pytest.raises(

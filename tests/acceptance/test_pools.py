@@ -1,4 +1,4 @@
-"""Every pool of Celery."""
+"""All pools of Celery."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_pool(site: Site, pool: str) -> None:
     assert worker.container.pid not in consumers
 
 
-def test_the_children_of_a_large_pool_store_results_through_the_worker(site: Site, tmp_path: Path) -> None:
+def test_children_of_a_large_pool_store_results_through_the_main_process(site: Site, tmp_path: Path) -> None:
     host, port = site.server.client('any').address.host, site.server.client('any').address.port
     with Proxy(host, port) as proxy:
-        # Only the results go through the proxy: each of eight children would open a connection of its own.
+        # Only results use the proxy. Otherwise each of the eight children would open a connection.
         site.environment['RESULT_URL'] = site.environment['RESULT_URL'].replace(f':{port}/', f':{proxy.port}/')
         worker = site.worker(pool='prefork', concurrency=8)
         results = [site.send('nap', str(tmp_path / 'naps'), str(number), 0.2) for number in range(40)]
@@ -44,7 +44,7 @@ def test_the_children_of_a_large_pool_store_results_through_the_worker(site: Sit
         assert 'Traceback' not in worker.logs()
 
 
-#: An app whose worker says when it stores results for its children.
+#: An app whose worker logs that it stores results for its children.
 APP = b"""
 from tests.acceptance.app import app
 from celery_couchdb.results.prefork_relay import Relay
@@ -58,7 +58,7 @@ Relay._written = noted
 
 
 def test_killed_worker_with_many_children_leaves_no_files(site: Site, tmp_path: Path) -> None:
-    """They store their results through their parent."""
+    """The children store their results through the main process, over sockets without files."""
     folder = tmp_path / 'temporary'
     folder.mkdir()
     worker = site.run(

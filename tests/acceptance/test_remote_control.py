@@ -34,9 +34,9 @@ def test_inspect(site: Site) -> None:
     assert (active['id'], active['name']) == (result.id, 'nap')
 
 
-def test_ping_finds_all_by_itself(site: Site) -> None:
+def test_ping(site: Site) -> None:
     worker = site.worker()
-    wait_for(lambda: site.app.control.ping(timeout=2) == [{worker.hostname(): {'ok': 'pong'}}], 'the answer to a ping')
+    wait_for(lambda: site.app.control.ping(timeout=2) == [{worker.hostname(): {'ok': 'pong'}}], 'the reply to a ping')
 
 
 def test_control(site: Site) -> None:
@@ -63,7 +63,7 @@ def test_revoke(site: Site) -> None:
     assert site.journalled() == ['start a', 'end a']
 
 
-def test_revoke_before_it_is_due(site: Site) -> None:
+def test_revoke_a_scheduled_task(site: Site) -> None:
     site.worker()
     revoked = site.send('add', 1, 1, countdown=8)
     site.app.control.revoke(revoked.id)
@@ -80,7 +80,7 @@ def test_scheduled_tasks_are_shown_soonest_first(site: Site) -> None:
     def ids(shown: list[Any]) -> list[str]:
         return [one['request']['id'] for one in shown]
 
-    shown = wait_for(lambda: next(iter((inspect.scheduled() or {}).values()), None), 'an answer')
+    shown: Any = wait_for(lambda: next(iter((inspect.scheduled() or {}).values()), None), 'a reply')
     assert ids(shown) == ['in-3600', 'in-5400', 'in-7200']
     first = shown[0]
     assert set(first) == {'eta', 'priority', 'request'}

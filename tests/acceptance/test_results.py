@@ -1,4 +1,4 @@
-"""Results between processes: waiting within tasks and under gevent, chords whose workers are killed, expiry without beat."""
+"""Results with real workers: waiting in tasks and under gevent, chords of killed workers, and expiry without beat."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,14 +51,15 @@ assert values == {number: number + 1 for number in range(20)}, values
 done = threading.Event()
 app.send_task('add', (1, 1)).then(lambda result: done.set())
 assert done.wait(180)
-assert group([app.signature('add', (number, 0)) for number in range(150)], app=app)().get(timeout=180) == list(range(150))
+many = group([app.signature('add', (number, 0)) for number in range(150)], app=app)
+assert many().get(timeout=180) == list(range(150))
 print('fine')
 """,
 )
 
 
 @pytest.mark.parametrize('library', ['threads', 'gevent', 'eventlet'])
-def test_program_that_waits_in_many_threads(site: Site, library: str) -> None:
+def test_program_waits_in_many_threads(site: Site, library: str) -> None:
     if library != 'threads' and importlib.util.find_spec(library) is None:
         pytest.skip(f'{library} is not installed')
     patch = {'threads': '', 'gevent': CLIENT[0].format(library='gevent'), 'eventlet': CLIENT[1]}[library]
@@ -83,12 +85,15 @@ def test_group_and_chord_of_prefork_workers(site: Site) -> None:
     client = site.server.client(site.results)
     wait_for(
         lambda: {row['doc'].get('type') for row in client.id_range('', docs=True)} <= {'Result', None},
-        'nothing to be left of the chord',
+        'the documents of the chord to be deleted',
     )
 
 
-def test_task_that_succeeds_after_its_time_limit_has_killed_it(site: Site) -> None:
-    """It is acknowledged late, and so delivered again: its failure, and that of the chain's next step, do not stay."""
+def test_task_succeeds_after_its_time_limit_killed_it(site: Site) -> None:
+    """The task is acknowledged late and redelivered.
+
+    The success replaces its failure and that of the chain's next task.
+    """
     settings = {'pool': 'prefork', 'task_acks_on_failure_or_timeout': False, 'broker_transport_options': SHORT_LEASE}
     worker = site.worker(**settings)
     nap = site.app.signature('late_nap', (str(site.journal), 'a', None), time_limit=3)
@@ -99,21 +104,26 @@ def test_task_that_succeeds_after_its_time_limit_has_killed_it(site: Site) -> No
 
     wait_for(lambda: states() == ['FAILURE', 'FAILURE'], 'the time limit')
     site.go_on()
-    worker.kill()  # newer Celerys give the message back themselves, older ones keep it for as long as they live
+    worker.kill()  # newer versions of Celery requeue the message, older ones keep it as long as they run
     site.worker(**settings)
     wait_for(lambda: states() == ['SUCCESS', 'SUCCESS'], 'the second run')
     assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == 'a!'
 
 
-def test_chords_whose_workers_are_killed(site: Site) -> None:
-    """Workers are killed while chords end, again and again; each body runs once, and none is forgotten."""
+def another_ran(site: Site, before: int, count: int) -> bool:
+    """Tell whether another chord's body has run, or those of all `count` chords."""
+    journalled = site.journalled()
+    return len(journalled) > before or len(set(journalled)) == count
+
+
+def test_chords_complete_although_workers_are_killed(site: Site) -> None:
+    """Workers are killed repeatedly while chords end. Each body runs exactly once."""
     settings: dict[str, Any] = {
         'broker_transport_options': SHORT_LEASE,
         'result_backend_transport_options': {'sweep_interval': 2.0},
     }
-    site.worker(
-        '-Q', 'bodies', result_backend_transport_options={'sweep_interval': 2.0}
-    )  # a body is not acknowledged late
+    # Bodies have a worker of their own that is not killed, because they are not acknowledged late.
+    site.worker('-Q', 'bodies', result_backend_transport_options={'sweep_interval': 2.0})
     options = {'queue': 'bodies'}
     names = [f'chord{number}' for number in range(8)]
     results = [
@@ -126,7 +136,7 @@ def test_chords_whose_workers_are_killed(site: Site) -> None:
         worker = site.worker(pool='prefork', **settings)
         before = len(site.journalled())
         wait_for(
-            lambda before=before: len(site.journalled()) > before or len(set(site.journalled())) == len(names),
+            partial(another_ran, site, before, len(names)),
             'the next chord',
         )
         worker.kill()
@@ -135,25 +145,27 @@ def test_chords_whose_workers_are_killed(site: Site) -> None:
         10
     ] * 8
     client = site.server.client(site.results)
-    wait_for(lambda: not client.id_range('chord-unlock-'), 'nothing to be left of the chords', timeout=2 * PATIENCE)
+    wait_for(
+        lambda: not client.id_range('chord-unlock-'), 'the documents of the chords to be deleted', timeout=2 * PATIENCE
+    )
     assert sorted(site.journalled()) == names
 
 
-def test_results_go_without_beat(site: Site) -> None:
+def test_results_expire_without_beat(site: Site) -> None:
     site.worker(pool='prefork', result_expires=2, result_backend_transport_options={'sweep_interval': 1.0})
-    assert site.app.AsyncResult('unknown').state == 'PENDING'  # from now on there is a database
+    assert site.app.AsyncResult('unknown').state == 'PENDING'  # creates the database
     results = {f'celery-task-meta-{site.send("add", number, 1).id}' for number in range(20)}
     client = site.server.client(site.results)
 
     def gone() -> set[str]:
         return {row['id'] for row in client.request('GET', '/_changes')['results'] if row.get('deleted')}
 
-    wait_for(lambda: client.id_range('_design/') and gone() >= results, 'the results to be stored, and to go')
+    wait_for(lambda: client.id_range('_design/') and gone() >= results, 'the results to be stored and deleted')
     assert not client.id_range('celery-task-meta-')
     assert client.id_range('_design/')
 
 
-def test_results_stay_until_their_time(site: Site) -> None:
+def test_results_are_kept_until_they_expire(site: Site) -> None:
     site.worker(result_backend_transport_options={'sweep_interval': 0.2})
     result = site.send('add', 1, 1)
     assert result.get(timeout=PATIENCE) == 2

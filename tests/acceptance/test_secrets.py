@@ -1,4 +1,4 @@
-"""Whatever a site does, neither the password nor a session is in anything that people read."""
+"""Secrets: no log, output or process table contains a password or a session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .conftest import Site
 
 
 def said(*arguments: str, **environment: str) -> str:
-    """Return what a command of `celery` prints."""
+    """Return the output of a `celery` command."""
     done = subprocess.run(
         [sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', *arguments],
         cwd=ROOT,
@@ -39,25 +39,25 @@ def said(*arguments: str, **environment: str) -> str:
 
 
 def forms(server: EmbeddedServer, *passwords: str) -> list[str]:
-    """Return what must not be seen of passwords: as they are, in URLs and in base64, alone and with the user as in a header."""
+    """Return the forms of passwords: plain, quoted for URLs, and in base64, alone and with the user as in a header."""
     plain = [text for password in passwords for text in (password, f'{server.user}:{password}')]
     return [*plain, *map(quote, passwords), *(b64encode(text.encode()).decode().rstrip('=') for text in plain)]
 
 
 def processes(what: str) -> dict[str, str]:
-    """Return a file of each process, by its path."""
+    """Return the contents of a /proc file of each process, by path."""
     found = {}
     for file in Path('/proc').glob(f'[0-9]*/{what}'):
         try:
             found[str(file)] = file.read_bytes().replace(b'\0', b' ').decode(errors='replace')
         except OSError:
-            pass  # it ended, or is somebody else's
+            pass  # the process has ended, or belongs to another user
     return found
 
 
 @pytest.fixture(scope='module')
 def unique() -> Iterator[EmbeddedServer]:
-    """A server whose password is no word that is anywhere else."""
+    """A server with a password that occurs nowhere else."""
     with EmbeddedServer() as server:
         yield server
 
@@ -65,11 +65,13 @@ def unique() -> Iterator[EmbeddedServer]:
 @pytest.mark.parametrize(
     ('auth', 'pool', 'nodes'), [('basic', 'threads', 1), ('cookie', 'prefork', 1), ('basic', 'threads', 2)]
 )
-def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str, nodes: int) -> None:
+def test_no_output_of_a_site_contains_a_secret(
+    unique: EmbeddedServer, site: Site, auth: str, pool: str, nodes: int
+) -> None:
     server, options, other = Server(unique.url), {'auth': auth}, f'other-{uuid.uuid4().hex}'
 
     def urls(database: str) -> str:
-        # The second node is asked when the first has ended, and is not there either.
+        # After the first node is stopped, the second one is tried, which does not run either.
         first = server.couchdb_url(database)
         return ';'.join([first, first.replace(f'{unique.password}@127.0.0.1', f'{other}@localhost')][:nodes])
 
@@ -106,8 +108,8 @@ def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str, 
             )
         ]
         told += processes('cmdline').values()
-        unique.stop(kill=True)  # what a worker says of a server that is gone
-        wait_for(lambda: 'trying again until it answers' in worker.logs(), 'the worker to miss its server')
+        unique.stop(kill=True)  # the worker logs that the server is unavailable
+        wait_for(lambda: 'trying again until it answers' in worker.logs(), 'the worker to notice the outage')
         told.append(worker.logs())
     finally:
         if unique.process is None:
@@ -117,7 +119,7 @@ def test_site_at_work(unique: EmbeddedServer, site: Site, auth: str, pool: str, 
     assert [(secret, text) for secret in forms(unique, unique.password, other) for text in told if secret in text] == []
 
 
-def test_embedded_server_is_told_its_password_where_nobody_sees_it(unique: EmbeddedServer) -> None:
+def test_password_of_the_embedded_server_is_not_in_the_process_table(unique: EmbeddedServer) -> None:
     for what in ('cmdline', 'environ'):
         text = processes(what)[f'/proc/{unique.pid}/{what}']
         assert text

@@ -1,4 +1,4 @@
-"""Workers that go: what they have not begun, or not ended, is done by others."""
+"""Workers that stop or are killed: other workers run their remaining tasks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LEASE = {'broker_transport_options': SHORT_LEASE}
 
 
 @pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])
-def test_warm_shutdown_gives_back_what_was_not_begun(site: Site, pool: str) -> None:
+def test_warm_shutdown_releases_tasks_that_have_not_started(site: Site, pool: str) -> None:
     first = site.worker(pool=pool, concurrency=1)
     results = [site.send('nap', str(site.journal), str(number), None if number == 0 else 0) for number in range(8)]
     wait_for(site.journalled, 'the first task to start')
     first.kill('SIGTERM')
-    wait_for(lambda: 'Warm shutdown' in first.logs(), 'the worker to be told')
+    wait_for(lambda: 'Warm shutdown' in first.logs(), 'the worker to begin its shutdown')
     site.go_on()
     assert first.container.wait(PATIENCE) == 0
     done = sum(line.startswith('end') for line in site.journalled())
@@ -34,7 +34,7 @@ def test_warm_shutdown_gives_back_what_was_not_begun(site: Site, pool: str) -> N
 
 
 @pytest.mark.parametrize('pool', ['prefork', 'threads'])
-def test_killed_worker_loses_no_task_that_is_acknowledged_late(site: Site, pool: str) -> None:
+def test_killed_worker_loses_no_late_acknowledged_task(site: Site, pool: str) -> None:
     first = site.worker(pool=pool, **LEASE)
     long = [
         site.send('late_nap', str(site.journal), f'long {number}', None if number < 2 else 0) for number in range(4)
@@ -48,19 +48,21 @@ def test_killed_worker_loses_no_task_that_is_acknowledged_late(site: Site, pool:
     second.kill()
 
 
-def test_worker_that_runs_for_longer_than_its_lease_is_not_disturbed(site: Site) -> None:
+def test_task_may_run_longer_than_the_lease(site: Site) -> None:
     for _ in range(2):
-        site.start(broker_transport_options={'visibility_timeout': 8.0})  # neither loses it because the machine is busy
+        site.start(
+            broker_transport_options={'visibility_timeout': 8.0}
+        )  # long enough to keep the lease on a busy machine
     result = site.send('late_nap', str(site.journal), 'long', 15)
     assert result.get(timeout=PATIENCE) == 'long'
     assert site.journalled() == ['start long', 'end long']
 
 
-def test_log_is_free_of_the_password(site: Site) -> None:
+def test_log_does_not_contain_the_password(site: Site) -> None:
     worker = site.worker('-l', 'DEBUG')
     site.send('add', 1, 1).get(timeout=PATIENCE)
     worker.container.terminate()
     assert site.database in worker.logs()
     assert f':{site.server.password}@' not in worker.logs()
-    if len(site.server.password) > 8:  # a short one may be an ordinary word
+    if len(site.server.password) > 8:  # a short password may be an ordinary word
         assert site.server.password not in worker.logs()

@@ -1,4 +1,4 @@
-"""Signed messages: Celery's `auth` serializer. What is unsigned or forged runs nowhere, and is kept where a person sees it."""
+"""Signed messages (Celery's `auth` serializer): unsigned and forged ones do not run and become dead letters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ x509 = pytest.importorskip('cryptography.x509', reason='Celery needs cryptograph
 
 
 def certificate(folder: Path, name: str) -> None:
-    """Write `name.key`, and the certificate `name.pem` that it signed itself."""
+    """Write a key `name.key` and a self-signed certificate `name.pem`."""
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -40,7 +40,7 @@ def certificate(folder: Path, name: str) -> None:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """The settings of an app that signs, and accepts what is signed with a certificate in the folder `trusted`."""
+    """The settings of an app that signs its messages, and trusts the certificates in the folder `trusted`."""
     trusted = tmp_path / 'trusted'
     trusted.mkdir()
     certificate(trusted, 'shop')
@@ -59,7 +59,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def sign(site: Site, settings: dict[str, Any]) -> Callable[..., str]:
-    """Returns a function that sends `add(x, 1)` signed, from another process, and returns the id of the task."""
+    """A function that publishes a signed `add(x, 1)` from another process, and returns the task id."""
 
     def sign(x: int, *, wait: bool = False, **other: str) -> str:
         done = run_python(
@@ -87,14 +87,14 @@ def test_signed_tasks_run(site: Site, settings: dict[str, Any], sign: Callable[.
 
 
 def change_body(client: Client, change: Callable[[bytes], bytes]) -> None:
-    """Change what a waiting message says."""
+    """Change the body of a waiting message."""
     [item] = items(client)
     message = item['message']
     message['body'] = b64encode(change(b64decode(message['body']))).decode()
     client.put(item)
 
 
-def test_what_is_forged_is_refused_and_kept(
+def test_forged_messages_become_dead_letters(
     site: Site, settings: dict[str, Any], sign: Callable[..., str], client: Client, tmp_path: Path
 ) -> None:
     changed = sign(1)
@@ -106,7 +106,8 @@ def test_what_is_forged_is_refused_and_kept(
     site.worker('--concurrency', '1', **settings)
     assert site.app.AsyncResult(good).get(timeout=PATIENCE) == 5
     wait_for(
-        lambda: [item.get('status') for item in items(client)] == ['fail'] * 3, 'three dead letters, and nothing else'
+        lambda: [item.get('status') for item in items(client)] == ['fail'] * 3,
+        'three dead letters and no other message',
     )
     reasons = {doc['message']['headers']['id']: doc['reason'] for doc in items(client)}
     assert 'cannot be decoded' in reasons[changed]
@@ -116,7 +117,7 @@ def test_what_is_forged_is_refused_and_kept(
         assert not site.app.AsyncResult(task_id).ready()
 
 
-def test_unsigned_commands_are_not_obeyed(site: Site, settings: dict[str, Any], sign: Callable[..., str]) -> None:
+def test_unsigned_commands_are_refused(site: Site, settings: dict[str, Any], sign: Callable[..., str]) -> None:
     worker = site.worker(**settings)
     site.app.control.shutdown()
     wait_for(lambda: 'untrusted content of type json' in worker.logs(), 'the command to be refused')
@@ -124,7 +125,7 @@ def test_unsigned_commands_are_not_obeyed(site: Site, settings: dict[str, Any], 
 
 
 def test_headers_are_not_signed(site: Site, settings: dict[str, Any], sign: Callable[..., str], client: Client) -> None:
-    """Who may write to the database may have signed arguments run again, under another id: signing is no access control."""
+    """A member of the database can run signed arguments again under another task id: signing is not access control."""
     sign(1)
     [item] = items(client)
     message = item['message']

@@ -1,4 +1,4 @@
-"""A task sent is a task done: results, errors, retries, dates."""
+"""Tasks with real workers: results, errors, retries and due dates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import items
 
 from .conftest import Site
 
-#: How late a task may run, in seconds: two by promise, and the rest for a busy machine.
+#: How late a task may run, in seconds. The documentation says two; the rest is for a busy machine.
 LATE = PATIENCE
 
 
@@ -32,7 +32,7 @@ def test_tasks_sent_in_a_batch(site: Site) -> None:
             pytest.skip('kombu before 5.7 has no batches')
         with producer.batch():
             results = [site.send('add', number, 1, producer=producer, retry=False) for number in range(50)]
-            assert not items(site.client)  # they are stored when the block ends
+            assert not items(site.client)  # the messages are stored at the end of the block
     assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 51))
 
 
@@ -49,12 +49,12 @@ def test_eta_and_countdown(site: Site) -> None:
     site.send('now', countdown=3600)
     eta, counted = datetime.now(timezone.utc) + timedelta(seconds=4), time.time() + 3
     dated, later, ready = site.send('now', eta=eta), site.send('now', countdown=3), site.send('now')
-    ready.get(timeout=PATIENCE)  # whatever is planned before it
+    ready.get(timeout=PATIENCE)  # the scheduled tasks do not delay it
     assert 0 <= dated.get(timeout=PATIENCE) - eta.timestamp() < LATE
     assert 0 <= later.get(timeout=PATIENCE) - counted < LATE
 
 
-def test_scheduled_tasks_stay_in_the_database_and_not_in_a_worker(site: Site) -> None:
+def test_scheduled_tasks_stay_in_the_database(site: Site) -> None:
     worker = site.worker()
     site.send('now', countdown=3600)
     site.send('add', 1, 1).get(timeout=PATIENCE)
@@ -65,7 +65,7 @@ def test_scheduled_tasks_stay_in_the_database_and_not_in_a_worker(site: Site) ->
     assert item['claimed'] is None
 
 
-def test_task_sent_before_the_first_worker_came(site: Site) -> None:
+def test_task_sent_before_the_first_worker_starts(site: Site) -> None:
     results = [site.send('add', number, number, priority=number) for number in range(10)]
     site.worker()
     assert [result.get(timeout=PATIENCE) for result in results] == [2 * number for number in range(10)]
@@ -76,5 +76,5 @@ def test_expired_task_is_not_run(site: Site) -> None:
     time.sleep(0.2)
     site.worker()
     assert site.send('nap', str(site.journal), 'in time', 0, expires=3600).get(timeout=PATIENCE) == 'in time'
-    wait_for(lambda: not items(site.client), 'the expired one to be removed')
+    wait_for(lambda: not items(site.client), 'the expired message to be deleted')
     assert site.journalled() == ['start in time', 'end in time']

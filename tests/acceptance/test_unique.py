@@ -1,4 +1,4 @@
-"""Unique jobs with real workers: one in the queue, one run at a time, and one more if it was sent while it ran."""
+"""Unique jobs with real workers: at most one waits and one runs, and a job sent while it runs, runs once more."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from .conftest import Site
 
 def task_of(site: Site) -> Any:
     @site.app.task(name='report', base=UniqueTask, shared=False)
-    def report(journal: str, name: str, seconds: float | None = 0.0, failures: int = 0) -> str: ...
+    def report(journal: str, name: str, seconds: float | None = 0.0, failures: int = 0) -> str:
+        return name
 
     return report
 
 
-def test_sent_while_it_runs(site: Site) -> None:
+def test_job_sent_while_it_runs(site: Site) -> None:
     report = task_of(site)
     site.worker(concurrency=4)
     first = report.apply_async((str(site.journal), 'first', None), job_key='k')
-    wait_for(lambda: site.journalled() == ['start first'], 'the first to run')
+    wait_for(lambda: site.journalled() == ['start first'], 'the first job to start')
     others = [report.apply_async((str(site.journal), f'other {number}', 0.2), job_key='k') for number in range(5)]
     assert [result.outcome for result in others] == ['again', 'moved', 'moved', 'moved', 'moved']
     site.go_on()
     assert {result.get(timeout=PATIENCE) for result in [first, *others]} == {'first', 'other 0'}
-    wait_for(lambda: not items(site.client), 'the job to be done')
+    wait_for(lambda: not items(site.client), 'the job to be completed')
     assert site.journalled() == ['start first', 'end first', 'start other 0', 'end other 0']
 
 
 def test_many_publishers_and_workers(site: Site) -> None:
-    """Never two runs at the same time, and every send is followed by a run that began after it."""
+    """There are never two runs at the same time, and after each publish another run starts."""
     report = task_of(site)
     for _ in range(2):
         site.start(concurrency=2)
@@ -66,5 +67,5 @@ def test_retry_of_a_unique_job_is_the_same_job(site: Site) -> None:
     result = report.apply_async((str(site.journal), 'flaky', 0, 2), job_key='k')
     assert result.get(timeout=PATIENCE) == 'flaky'
     assert site.journalled() == ['start flaky'] * 3 + ['end flaky']
-    wait_for(lambda: not items(site.client), 'the job to be done')
+    wait_for(lambda: not items(site.client), 'the job to be completed')
     assert report.apply_async((str(site.journal), 'anew'), job_key='k').outcome == 'enqueued'

@@ -1,4 +1,4 @@
-"""Projects that test their apps on CouchDB: those of docs/howto/testing.rst, and some that hardly know of us."""
+"""Projects of users that test their apps on CouchDB: the examples in docs/howto/testing.rst, and others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.errors import DatabaseMissing
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 from tests.support import ROOT, run_python
 
 
 def projects(page: str) -> dict[str, dict[str, str]]:
-    """Return the sections that show files: their texts by their names, which stand in the first line of each block."""
+    """Return the files of each section with code blocks; the first line of a block is the file name."""
     _, *parts = re.split(r'^(.+)\n=+\n', (ROOT / page).read_text('utf-8'), flags=re.MULTILINE)
     found = {}
     for title, text in zip(parts[::2], parts[1::2], strict=True):
@@ -30,7 +31,7 @@ def projects(page: str) -> dict[str, dict[str, str]]:
 
 
 PROJECTS = {title: files for page in ('docs/howto/testing.rst',) for title, files in projects(page).items()}
-#: They run on any server, and without Docker.
+#: The examples that run on any server and without Docker.
 EXAMPLES = [
     'A first test',
     'Without Docker',
@@ -42,7 +43,7 @@ EXAMPLES = [
 
 
 class Project:
-    """A user's project, and pytest as its user runs it, where no Docker engine can be reached."""
+    """A user's project, in which pytest runs without access to Docker."""
 
     def __init__(self, folder: Path, server: Server) -> None:
         self.server, self.folder = server, folder / 'project'
@@ -56,12 +57,12 @@ class Project:
         }
 
     def write(self, files: dict[str, str]) -> None:
-        """Write its files."""
+        """Write the files of the project."""
         for name, text in files.items():
             (self.folder / name).write_text(textwrap.dedent(text))
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run pytest to its end. It never shows the server's password."""
+        """Run pytest, and check that the output does not contain the server's password."""
         done = subprocess.run(
             [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', '-W', 'error::pytest.PytestWarning', *arguments],
             cwd=self.folder,
@@ -75,7 +76,7 @@ class Project:
         return done
 
     def pytest(self, *arguments: str) -> str:
-        """Run pytest and return what it prints; fail the test unless it succeeds."""
+        """Run pytest and return the output; fail the test unless pytest succeeds."""
         done = self.run(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -88,7 +89,7 @@ def project(tmp_path: Path, server: Server) -> Project:
 
 
 def passed(output: str) -> int:
-    """Return how many tests have passed; fail the test if another one has not."""
+    """Return the number of passed tests; fail the test if there are others."""
     summary = Counter({what: int(count) for count, what in re.findall(r'(\d+) (\w+)', output.splitlines()[-1])})
     assert not summary.keys() & {'failed', 'error', 'errors', 'skipped'}, output
     return summary['passed']
@@ -115,7 +116,7 @@ def test_example_of_a_server_that_fails(project: Project) -> None:
     assert passed(project.pytest()) == 1
 
 
-def test_example_with_docker_as_far_as_it_goes_without(project: Project) -> None:
+def test_fixtures_of_the_docker_example(project: Project) -> None:
     project.write(PROJECTS['With Docker'])
     plan = project.pytest('--setup-plan')
     for fixture, used in (
@@ -171,14 +172,12 @@ INCLUDES = """
     ],
     ids=['alone', 'beside pytest-celery'],
 )
-def test_celery_s_own_fixtures_stay_as_they_are(
-    project: Project, plugins: str, test: str, arguments: list[str]
-) -> None:
+def test_celerys_own_fixtures_are_unchanged(project: Project, plugins: str, test: str, arguments: list[str]) -> None:
     project.write({'conftest.py': textwrap.dedent(INCLUDES) + plugins, 'test_thread.py': test})
     assert passed(project.pytest(*arguments)) == 1
 
 
-def test_nothing_is_loaded_that_was_not_asked_for(project: Project) -> None:
+def test_testing_modules_are_loaded_only_on_request(project: Project) -> None:
     project.write(
         {
             'test_plain.py': """
@@ -204,14 +203,16 @@ NODES = """
         assert celery_setup.ready(ping=True, control=True)
         worker = psutil.Process(celery_setup.worker.container.pid)
         told = celery_setup.worker.get_running_processes_info(['pid', 'name'])
-        assert {process['pid'] for process in told} == {process.pid for process in [worker, *worker.children(recursive=True)]}
-        assert celery_setup.worker.get_running_processes_info(filters={'pid': worker.pid})[0]['cmdline'] == worker.cmdline()
+        family = [worker, *worker.children(recursive=True)]
+    assert {process['pid'] for process in told} == {process.pid for process in family}
+        [found] = celery_setup.worker.get_running_processes_info(filters={'pid': worker.pid})
+    assert found['cmdline'] == worker.cmdline()
         assert WORKS
 """
 LOCAL = {'conftest.py': "pytest_plugins = ['celery_couchdb.testing.local']"}
 
 
-def test_databases_and_the_worker_go_with_the_test(project: Project) -> None:
+def test_databases_and_worker_end_with_the_test(project: Project) -> None:
     project.write({**LOCAL, 'test_nodes.py': NODES.replace('WORKS', 'True')})
     assert passed(project.pytest()) == 1
     *names, pid = (project.folder / 'names').read_text().split()
@@ -221,7 +222,7 @@ def test_databases_and_the_worker_go_with_the_test(project: Project) -> None:
     assert not psutil.pid_exists(int(pid))
 
 
-def test_a_failed_test_shows_the_worker_s_log(project: Project) -> None:
+def test_failed_test_shows_the_log_of_its_worker(project: Project) -> None:
     project.write({**LOCAL, 'test_nodes.py': NODES.replace('WORKS', 'False')})
     done = project.run()
     assert done.returncode == 1, done.stdout
@@ -231,7 +232,7 @@ def test_a_failed_test_shows_the_worker_s_log(project: Project) -> None:
     assert re.search(r'tasks\.ping.* succeeded in', log)
 
 
-def test_without_pytest_celery_one_sentence_names_what_is_missing() -> None:
+def test_missing_pytest_celery_is_one_sentence() -> None:
     done = run_python('import sys; sys.modules["pytest_celery"] = None\nimport celery_couchdb.testing', check=False)
     assert (
         done.stderr.splitlines()[-1]

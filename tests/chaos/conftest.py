@@ -1,4 +1,4 @@
-"""Servers and networks that may be broken, for each test its own."""
+"""Servers and networks that a test may break; each test has its own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
-from tests.conftest import Server
 from tests.patience import PatientConnection
 from tests.support import release_all
 
@@ -25,7 +25,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def connect(server: Server, client: Client, database: str, proxy: Proxy) -> Iterator[Callable[..., Connection]]:
-    """Returns a function that connects to the test's database: directly, or with `through_proxy` through the proxy."""
+    """A function that connects to the test's database, directly or, with `through_proxy`, through the proxy."""
     opened: list[Connection] = []
 
     def connect(*, through_proxy: bool = False, **options: Any) -> Connection:
@@ -42,8 +42,8 @@ def connect(server: Server, client: Client, database: str, proxy: Proxy) -> Iter
 
 @pytest.fixture
 def own_server() -> Iterator[EmbeddedServer]:
-    """An embedded server of the test's own, which runs."""
+    """A running embedded server for this test alone."""
     with EmbeddedServer() as own:
         yield own
-        if own.process is None:  # the end of a test that failed half-way
+        if own.process is None:  # the test failed while the server was stopped
             own.start()

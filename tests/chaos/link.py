@@ -1,4 +1,4 @@
-"""A slow network link: a TCP proxy on loopback that passes on so many bytes a second in each direction, for all connections."""
+"""A slow network link: a TCP proxy on loopback with a limited rate in each direction, shared by all connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ['Link']
 
-#: Bytes that are passed on at once, and those that a socket takes in before: more would hide how slow the link is.
+#: The size of one forwarded piece and of the socket buffers, in bytes. Larger buffers would hide how slow the link is.
 _PIECE, _BUFFER = 4096, 32_768
 
 
@@ -21,7 +21,7 @@ class _Direction:
         self._lock = threading.Lock()
 
     def wait(self, size: int) -> None:
-        """Wait until so many bytes have their turn."""
+        """Wait until the link has time for `size` more bytes."""
         with self._lock:
             self.passed += size
             self._free = max(time.monotonic(), self._free) + size / self.rate
@@ -30,7 +30,7 @@ class _Direction:
 
 
 class Link:
-    """Passes everything on to `(host, port)`, at `rate` bytes a second; a context manager."""
+    """Forwards connections to `(host, port)` at `rate` bytes a second; a context manager."""
 
     def __init__(self, host: str, port: int, rate: float) -> None:
         self._target = (host, port)

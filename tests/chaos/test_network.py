@@ -1,4 +1,4 @@
-"""The network fails: a consumer goes on by itself, says so once, and consumes again soon after the return."""
+"""Network failures: a consumer logs the failure once, retries by itself, and resumes soon after the network works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, record_requests
 
-#: Time limits of requests for who shall notice soon that nothing is answered, in seconds. Who is refused notices at once.
+#: Time limits in seconds for consumers that should notice an unresponsive server soon. A refused connection is noticed
+#: at once.
 QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
 
 
@@ -30,26 +31,26 @@ def returns(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def told_in_turn(caplog: pytest.LogCaptureFixture) -> bool:
-    """Tell whether each trouble, and the end of each, was told of once, however many a busy machine made of it."""
+    """Tell whether failures and returns alternate in the log. On a busy machine there may be several of each."""
     said = [
         words for record in caplog.records for words in ('trying again', 'answers again') if words in record.message
     ]
     return all(one != other for one, other in pairwise(said))
 
 
-def test_server_that_refuses_connections(
+def test_consumer_logs_once_and_resumes_after_refused_connections(
     connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox(connect(through_proxy=True))
     publish(connect(), 'before')
     inbox.wait(1)
     proxy.refuse()
-    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
     publish(connect(), 'meanwhile')
     inbox.stays(1, 4)
     proxy.restore()
     inbox.wait(2)
-    wait_for(lambda: returns(caplog), 'the log to tell of the return')
+    wait_for(lambda: returns(caplog), 'the log line about the return')
     assert len(complaints(caplog)) == 1
     assert len(returns(caplog)) == 1
     assert all(
@@ -59,7 +60,7 @@ def test_server_that_refuses_connections(
     inbox.wait(3)
 
 
-def test_retries_neither_hammer_nor_sleep(
+def test_retries_are_spread_over_time(
     connect: Callable[..., Connection],
     proxy: Proxy,
     database: str,
@@ -70,14 +71,14 @@ def test_retries_neither_hammer_nor_sleep(
     publish(connect(), 'before')
     inbox.wait(1)
     proxy.refuse()
-    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
     tried = record_requests(monkeypatch, database)
-    wait_for(lambda: inbox.drain(0.1) or (tried and tried[-1].at - tried[0].at > 8), 'tries for eight seconds')
-    # Waits grow from a tenth of a second to two; a try may be several requests.
+    inbox.drain_until(lambda: tried and tried[-1].at - tried[0].at > 8, 'eight seconds of retries')
+    # The pauses between retries grow from 0.1 to 2 seconds, and one retry may be several requests.
     assert len(tried) < 60 * (tried[-1].at - tried[0].at) / 8
 
 
-def test_cut_connections_are_hardly_noticed(connect: Callable[..., Connection], proxy: Proxy, client: Client) -> None:
+def test_consumer_survives_cut_connections(connect: Callable[..., Connection], proxy: Proxy, client: Client) -> None:
     inbox = Inbox(connect(through_proxy=True))
     for number in range(20):
         publish(connect(), number)
@@ -86,10 +87,10 @@ def test_cut_connections_are_hardly_noticed(connect: Callable[..., Connection], 
         inbox.drain(0.1)
     inbox.wait(20)
     assert sorted(set(inbox.bodies)) == list(range(20))
-    wait_for(lambda: not items(client), 'all to be acknowledged')
+    wait_for(lambda: not items(client), 'all messages to be acknowledged')
 
 
-def test_network_that_swallows_everything(
+def test_consumer_resumes_after_a_silent_network(
     connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox(connect(through_proxy=True, **QUICK))
@@ -97,7 +98,7 @@ def test_network_that_swallows_everything(
     inbox.wait(1)
     proxy.hang()
     publish(connect(), 'meanwhile')
-    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
     proxy.go_on()
     inbox.wait(2)
     publish(connect(), 'after')
@@ -105,7 +106,7 @@ def test_network_that_swallows_everything(
     assert sorted(inbox.bodies) == ['after', 'before', 'meanwhile']
 
 
-def test_acks_outlive_the_connection(
+def test_acks_made_while_disconnected_are_written_later(
     connect: Callable[..., Connection], proxy: Proxy, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox(connect(through_proxy=True), ack=False)
@@ -115,32 +116,32 @@ def test_acks_outlive_the_connection(
     proxy.refuse()
     for message in inbox.messages:
         message.ack()
-    wait_for(lambda: complaints(caplog), 'the consumer to notice')
+    wait_for(lambda: complaints(caplog), 'the consumer to notice the failure')
     assert len(items(client)) == 3
     proxy.restore()
-    wait_for(lambda: not items(client), 'the acks to be stored')
+    wait_for(lambda: not items(client), 'the acks to be written')
     inbox.stays(3, 1)
 
 
-def test_cut_off_for_longer_than_the_lease(
+def test_disconnected_consumer_loses_its_lease_to_another(
     connect: Callable[..., Connection], proxy: Proxy, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox(connect(through_proxy=True, visibility_timeout=2.0), ack=False)
     publish(connect(), 'hello')
     inbox.wait(1)
     proxy.refuse()
-    other = Inbox(connect(), ack=False)  # it sweeps as soon, and keeps its own lease
+    other = Inbox(connect(), ack=False)  # its default lease is longer: it keeps this lease and sweeps the other
     assert other.wait(1) == ['hello']
     inbox.messages[0].ack()
     proxy.restore()
-    wait_for(lambda: inbox.drain(0.1) or 'lost its lease' in caplog.text, 'the consumer to learn of it')
+    inbox.drain_until(lambda: 'lost its lease' in caplog.text, 'the consumer to notice the lost lease')
     [item] = items(client)
     assert item['claimed']['by'] == other.connection.transport.consumer.id
     other.messages[0].ack()
     wait_for(lambda: not items(client), 'the ack of the new holder')
 
 
-def test_broadcasts_of_the_time_between(
+def test_broadcasts_sent_while_disconnected_are_delivered(
     connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     news = Exchange('news', type='fanout')
@@ -149,7 +150,7 @@ def test_broadcasts_of_the_time_between(
     producer.publish('before', serializer='json')
     inbox.wait(1)
     proxy.refuse()
-    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
     for number in range(3):
         producer.publish(number, serializer='json')
     proxy.restore()
@@ -157,7 +158,7 @@ def test_broadcasts_of_the_time_between(
     assert inbox.bodies == ['before', 0, 1, 2]
 
 
-def test_scheduled_message_that_became_due_meanwhile(
+def test_message_that_becomes_due_while_disconnected_is_delivered(
     connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox(connect(through_proxy=True))
@@ -165,7 +166,7 @@ def test_scheduled_message_that_became_due_meanwhile(
     publish(connect(), 'later', headers=eta(10))
     inbox.stays(0, 1)
     proxy.refuse()
-    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
     inbox.stays(0, max(0.1, due + 1 - time.time()))
     proxy.restore()
     inbox.wait(1)
@@ -182,7 +183,7 @@ def test_publisher_retries_until_the_server_is_back(
     assert sorted(item['message']['body'] for item in items(client)) == ['"before"', '"retried"']
 
 
-def test_first_publishing_tries_as_long_as_connecting_may_take(
+def test_first_publish_retries_for_connect_retries_timeout(
     connect: Callable[..., Connection], proxy: Proxy, client: Client
 ) -> None:
     impatient, patient = connect(through_proxy=True), connect(through_proxy=True, connect_retries_timeout=PATIENCE)
@@ -197,12 +198,12 @@ def test_first_publishing_tries_as_long_as_connecting_may_take(
     assert [item['message']['body'] for item in items(client)] == ['"stored"']
 
 
-def test_publisher_whose_connection_is_lost_while_it_declares(
+def test_publish_retries_if_the_connection_is_lost_while_declaring(
     connect: Callable[..., Connection], proxy: Proxy, client: Client
 ) -> None:
     connection = connect(through_proxy=True)
     producer = connection.Producer()
-    producer.channel  # noqa: B018 - opens it, while all is well
+    producer.channel  # noqa: B018 - opens the channel before the failure
     proxy.refuse()
     threading.Timer(2, proxy.restore).start()
     producer.publish(
@@ -216,7 +217,7 @@ def test_publisher_whose_connection_is_lost_while_it_declares(
     assert [item['message']['body'] for item in items(client)] == ['"retried"']
 
 
-def test_database_that_was_deleted(
+def test_consumer_recreates_a_deleted_database(
     connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     exchange = Exchange('direct')
@@ -224,14 +225,14 @@ def test_database_that_was_deleted(
     publish(connect(), 'before')
     inbox.wait(1)
     client.delete()
-    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
-    wait_for(lambda: inbox.drain(0.1) or returns(caplog), 'the database to be made again')
+    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
+    inbox.drain_until(lambda: returns(caplog), 'the database to be created again')
     connect().Producer().publish('after', exchange=exchange, routing_key='key', serializer='json')
     inbox.wait(2)
     assert len(complaints(caplog)) == 1
 
 
-def test_database_that_was_deleted_under_a_publisher(connect: Callable[..., Connection], client: Client) -> None:
+def test_publisher_recreates_a_deleted_database(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     publish(connection, 'before')
     client.delete()
@@ -239,7 +240,7 @@ def test_database_that_was_deleted_under_a_publisher(connect: Callable[..., Conn
     assert [item['message']['body'] for item in items(client)] == ['"after"']
 
 
-def test_all_consumers_work_again_after_a_silence_longer_than_their_leases(
+def test_all_consumers_resume_after_an_outage_longer_than_their_leases(
     connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level('WARNING')
@@ -247,25 +248,21 @@ def test_all_consumers_work_again_after_a_silence_longer_than_their_leases(
     publisher = connect()
     publish_many(publisher, range(10))
     wait_for(
-        lambda: (
-            [inbox.drain(0.05) for inbox in inboxes]
-            and {body for inbox in inboxes for body in inbox.bodies} == set(range(10))
-        ),
-        'the first ten',
+        lambda: {body for inbox in inboxes for body in inbox.drain(0.05).bodies} == set(range(10)),
+        'the first ten messages',
     )
     proxy.hang()
-    silent = time.monotonic() + 5.0  # longer than the leases, with the grace that is given to clocks
-    wait_for(lambda: [inbox.drain(0.1) for inbox in inboxes] and time.monotonic() > silent, 'the silence to last')
+    silent = time.monotonic() + 5.0  # longer than the leases and the tolerance for clocks
+    while time.monotonic() < silent:
+        for inbox in inboxes:
+            inbox.drain(0.1)
     before = [len(inbox.messages) for inbox in inboxes]
     proxy.go_on()
     for number in range(10, 40):
         publish(publisher, number)
     wait_for(
-        lambda: (
-            [inbox.drain(0.05) for inbox in inboxes]
-            and {body for inbox in inboxes for body in inbox.bodies} == set(range(40))
-        ),
-        'all others',
+        lambda: {body for inbox in inboxes for body in inbox.drain(0.05).bodies} == set(range(40)),
+        'all other messages',
     )
     for number in range(40, 400):
         if all(len(inbox.messages) > count for inbox, count in zip(inboxes, before, strict=True)):

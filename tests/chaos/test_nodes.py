@@ -1,4 +1,4 @@
-"""Several nodes of a cluster in the URL: while one does not answer the next is asked, and nobody notices but the log.
+"""URLs with several nodes of a cluster: if a node does not respond, the next one is asked.
 
 The nodes are two proxies in front of the server under test, so that these tests need no cluster.
 """
@@ -14,13 +14,15 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from chaos.proxy import Answer, Proxy
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import PATIENCE, PATIENT, Server, wait_for
+from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items, publish, publish_many, release_all
 
-#: The time limit of a request after which a node that is silent is left, in seconds. One that refuses is left at once.
+#: The time limit after which the client leaves a silent node, in seconds. It leaves a node that refuses connections at
+#: once.
 QUICK = {'request_timeout': 5.0}
 
 
@@ -32,7 +34,7 @@ def nodes(server: Server) -> Iterator[list[Proxy]]:
 
 @pytest.fixture
 def list_of(server: Server, nodes: list[Proxy]) -> Callable[[str], str]:
-    """Returns a function that gives the list of URLs of a database, one for each node."""
+    """A function that returns the URLs of a database, one for each node, as one text."""
 
     def list_of(database: str) -> str:
         url = server.couchdb_url(database)
@@ -53,7 +55,7 @@ def connect_to_all(list_of: Callable[[str], str], database: str, client: Client)
     release_all(opened)
 
 
-def test_consumer_keeps_what_it_holds_when_its_node_dies(
+def test_consumer_keeps_its_messages_when_its_node_fails(
     connect_to_all: Callable[[], Connection], nodes: list[Proxy], client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish_many(connect_to_all(), range(20))
@@ -66,11 +68,11 @@ def test_consumer_keeps_what_it_holds_when_its_node_dies(
     assert sorted(inbox.wait(20)) == list(range(20))
     for message in inbox.messages[10:]:
         message.ack()
-    wait_for(lambda: inbox.drain(0.1) or not items(client), 'all to be acknowledged')
+    inbox.drain_until(lambda: not items(client), 'all messages to be acknowledged')
     assert not [record for record in caplog.records if 'lease' in record.message or 'had been taken' in record.message]
 
 
-def test_node_that_is_silent_is_left(connect_to_all: Callable[..., Connection], nodes: list[Proxy]) -> None:
+def test_silent_node_is_replaced_by_the_next(connect_to_all: Callable[..., Connection], nodes: list[Proxy]) -> None:
     inbox = Inbox(connect_to_all(**QUICK))
     publisher = connect_to_all(**QUICK)
     publish(publisher, 'before')
@@ -81,10 +83,10 @@ def test_node_that_is_silent_is_left(connect_to_all: Callable[..., Connection], 
 
 
 @pytest.mark.parametrize('trouble', ['silent', 'stored', 'refuses'])
-def test_what_one_node_does_not_confirm_is_published_once(
+def test_message_that_a_node_does_not_confirm_is_published_once(
     connect_to_all: Callable[..., Connection], nodes: list[Proxy], client: Client, trouble: str
 ) -> None:
-    """The publisher is told of nothing, and so nobody sends it again."""
+    """The publisher gets no error, so that it has no reason to publish the message again."""
     publisher = connect_to_all(**QUICK)
     publish(publisher, 'before')
     if trouble == 'silent':
@@ -97,7 +99,7 @@ def test_what_one_node_does_not_confirm_is_published_once(
     assert [json.loads(doc['message']['body']) for doc in items(client)] == ['before', 'meanwhile']
 
 
-def test_back_and_forth(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
+def test_failover_between_two_nodes_in_turn(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
     inbox, publisher = Inbox(connect_to_all()), connect_to_all()
     for number in range(4):
         nodes[number % 2].refuse()
@@ -107,7 +109,7 @@ def test_back_and_forth(connect_to_all: Callable[[], Connection], nodes: list[Pr
     assert sorted(set(inbox.bodies)) == [0, 1, 2, 3]
 
 
-def test_channel_that_was_closed_by_a_failure_is_replaced(connect_to_all: Callable[[], Connection]) -> None:
+def test_producer_replaces_a_closed_channel(connect_to_all: Callable[[], Connection]) -> None:
     connection = connect_to_all()
     producer = connection.Producer()
     publish(connection, 'before')
@@ -116,20 +118,22 @@ def test_channel_that_was_closed_by_a_failure_is_replaced(connect_to_all: Callab
     assert Inbox(connect_to_all()).wait(2) == ['before', 'after']
 
 
-def test_first_node_is_down_from_the_start(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
+def test_first_node_may_be_down_from_the_start(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
     nodes[0].refuse()
     inbox = Inbox(connect_to_all())
     publish(connect_to_all(), 'hello')
     assert inbox.wait(1) == ['hello']
 
 
-def test_one_node_without_others_is_tried_again(
+def test_consumer_retries_while_all_nodes_are_down(
     connect_to_all: Callable[[], Connection], nodes: list[Proxy], caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox(connect_to_all())
     for node in nodes:
         node.refuse()
-    wait_for(lambda: inbox.drain(0.1) or [r for r in caplog.records if 'trying again' in r.message], 'the log')
+    inbox.drain_until(
+        lambda: [r for r in caplog.records if 'trying again' in r.message], 'the log line about the failure'
+    )
     nodes[1].restore()
     publish(connect_to_all(), 'hello')
     assert inbox.wait(1) == ['hello']
@@ -155,7 +159,7 @@ def test_results_are_stored_and_awaited_on_another_node(
     app.close()
 
 
-def test_passwords_of_a_list_are_not_shown() -> None:
+def test_passwords_of_all_nodes_are_masked() -> None:
     app = Celery(
         set_as_current=False,
         broker='memory://',

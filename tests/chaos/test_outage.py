@@ -1,4 +1,4 @@
-"""A server that answers nobody for longer than the lease: nobody's messages are given away when it is back."""
+"""An outage longer than the lease: when the server responds again, all consumers keep their messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish_many
 
-#: The lease of all consumers, in seconds, and time limits of requests that are honest beside it.
+#: The lease of all consumers in seconds, and time limits of requests that fit it.
 LEASE = 12.0
 QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
 
 
-def test_running_messages_stay_where_they_are(connect: Callable[..., Connection], proxy: Proxy, client: Client) -> None:
+def test_consumers_keep_their_messages_after_an_outage_longer_than_the_lease(
+    connect: Callable[..., Connection], proxy: Proxy, client: Client
+) -> None:
     publish_many(connect(), range(5))
     inboxes = [
         Inbox(connect(through_proxy=True, visibility_timeout=LEASE, **QUICK), ack=False, prefetch=1) for _ in range(5)
@@ -31,17 +33,17 @@ def test_running_messages_stay_where_they_are(connect: Callable[..., Connection]
     held, before = {item['_id']: item['claimed'] for item in items(client)}, beats()
     proxy.hang()
     hung = time.monotonic()
-    wait_for(lambda: time.monotonic() - hung > LEASE + 3.0, 'the leases to be over')
+    wait_for(lambda: time.monotonic() - hung > LEASE + 3.0, 'the leases to expire')
     proxy.go_on()
-    # Whoever is back first sweeps the others; what it takes from them is claimed anew.
+    # If the first consumer to return swept the others, their messages would be claimed again.
     back = time.time()
     wait_for(
         lambda: len(beats()) == 5 and min(beats().values()) > back + LEASE,
-        'heartbeats of all for the length of a lease',
+        'heartbeats of all consumers for the length of a lease',
     )
     assert {item['_id']: item['claimed'] for item in items(client)} == held
     assert beats().keys() == before.keys()
     for inbox in inboxes:
         assert len(inbox.messages) == 1
         inbox.messages[0].ack()
-    wait_for(lambda: not items(client), 'the acks to be stored')
+    wait_for(lambda: not items(client), 'the acks to be written')

@@ -1,7 +1,7 @@
-"""The short form of `make chaos`: every kind of fault once, while real workers run 200 tasks.
+"""A short version of `make chaos`: each kind of fault once, while real workers run 200 tasks.
 
-The server itself is not stopped here: the embedded one would lose its data, and the other is not ours. The network plays the dead
-server, by refusing connections.
+The test does not stop the server: the embedded server would lose its data, and Apache CouchDB is not started by the
+tests. Instead the proxy refuses connections.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from celery_couchdb.testing import Server
 from chaos.faults import faults_of
 from chaos.plan import plan
 from chaos.report import complaints
 from chaos.run import run
 from chaos.server import Server as Victim
 from chaos.site import Site
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 
 
 def test_promises_hold(server: Server, tmp_path: Path) -> None:
-    pytest.importorskip('time_machine', reason='time-machine is not installed, by which clocks are set wrong')
+    pytest.importorskip('time_machine', reason='time-machine is not installed; it sets clocks wrong')
     kinds = faults_of(stopping=False, killing=False)
     planned = plan(6, 200, len(kinds), {name: (kind.span[0], kind.span[0]) for name, kind in kinds.items()})
     with Site(Victim(server.url), tmp_path) as site:

@@ -1,4 +1,4 @@
-"""The proxy that plays a broken network: what it does to requests is what it says."""
+"""Tests of the proxy that simulates a broken network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def through(client: Client, proxy: Proxy) -> Client:
 
 
 @pytest.mark.parametrize('answer', [Answer(503), Answer(429), Answer(500), Answer(200, b'{"rows":[{"id')])
-def test_answer_in_place_of_the_server_s(proxy: Proxy, through: Client, client: Client, answer: Answer) -> None:
+def test_proxy_responds_instead_of_the_server(proxy: Proxy, through: Client, client: Client, answer: Answer) -> None:
     proxy.lie(answer)
     with pytest.raises(ServerUnavailable):
         through.put({'_id': 'x', 'text': 'x' * 200_000})
@@ -31,14 +31,16 @@ def test_answer_in_place_of_the_server_s(proxy: Proxy, through: Client, client: 
     assert client.get('x')['_id'] == 'x'
 
 
-def test_answer_to_what_was_done_all_the_same(proxy: Proxy, through: Client, client: Client) -> None:
+def test_proxy_hides_the_response_to_a_request_that_was_carried_out(
+    proxy: Proxy, through: Client, client: Client
+) -> None:
     proxy.lie(Answer(500, asked=True))
     with pytest.raises(ServerUnavailable, match='500'):
         through.put({'_id': 'x'})
     assert client.get('x')['_id'] == 'x'
 
 
-def test_every_second_answer(proxy: Proxy, through: Client) -> None:
+def test_proxy_replaces_every_second_response(proxy: Proxy, through: Client) -> None:
     proxy.lie(Answer(503), every=2)
     outcomes = []
     for number in range(6):
@@ -51,7 +53,7 @@ def test_every_second_answer(proxy: Proxy, through: Client) -> None:
 
 
 @pytest.mark.parametrize('ahead', [-300.0, 3600.0])
-def test_server_s_clock_is_set_and_set_right(proxy: Proxy, through: Client, ahead: float) -> None:
+def test_proxy_sets_the_server_clock_wrong_and_right_again(proxy: Proxy, through: Client, ahead: float) -> None:
     def told() -> float:
         return parsedate_to_datetime(through._send('GET', None, None, None).headers['Date']).timestamp() - time.time()
 
@@ -63,7 +65,7 @@ def test_server_s_clock_is_set_and_set_right(proxy: Proxy, through: Client, ahea
     assert abs(told() - before) < 60
 
 
-def test_narrow_link_takes_its_time_and_loses_nothing(proxy: Proxy, through: Client, client: Client) -> None:
+def test_proxy_limits_the_rate_and_loses_no_data(proxy: Proxy, through: Client, client: Client) -> None:
     client.put({'_id': 'x', 'text': 'x' * 100_000})
     proxy.rate = 100_000.0
     began = time.monotonic()

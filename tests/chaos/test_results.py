@@ -1,4 +1,4 @@
-"""Who waits for a result goes on waiting while the server is away, and misses nothing."""
+"""Waiting for results during an outage: callers keep waiting, and get all results afterwards."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import pytest
 from celery import Celery
 from celery.exceptions import TimeoutError
 
+from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENCE, PATIENT, Server, wait_for
+from tests.conftest import PATIENCE, PATIENT, wait_for
 
 COMPLAINT = 'results are not heard of'
 
 
 @pytest.fixture(autouse=True)
 def warnings_are_captured(caplog: pytest.LogCaptureFixture) -> None:
-    """A worker that ran in this process before may have set the level."""
+    """Set the log level, because a worker that ran in this process earlier may have changed it."""
     caplog.set_level('WARNING')
 
 
@@ -32,8 +33,8 @@ def backend_app(url: str, **options: Any) -> Celery:
 
 
 @pytest.fixture
-def away(server: Server, client: Client, database: str, proxy: Proxy) -> Iterator[Celery]:
-    """An app that reaches the server through the proxy only."""
+def behind_proxy(server: Server, client: Client, database: str, proxy: Proxy) -> Iterator[Celery]:
+    """An app that reaches the server only through the proxy."""
     url = server.couchdb_url(database).replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{proxy.port}/')
     yield backend_app(url)
     proxy.go_on()
@@ -46,7 +47,7 @@ def worker(url: str, client: Client) -> Any:
 
 
 class Waiting(threading.Thread):
-    """Waits for some results in a thread of its own."""
+    """A thread that waits for results."""
 
     def __init__(self, app: Celery, names: list[str]) -> None:
         super().__init__(daemon=True)
@@ -60,21 +61,21 @@ class Waiting(threading.Thread):
         }
 
     def waits(self) -> bool:
-        """Whether its longpoll is open."""
-        return self.app.backend.reader._longpoll._response is not None
+        """Return whether the longpoll of the thread is open."""
+        return self.app.backend.subscriber._longpoll._response is not None
 
 
 @pytest.mark.parametrize('count', [3, 120], ids=['few', 'many'])
 @pytest.mark.parametrize('trouble', ['cut', 'refuse'])
 def test_results_stored_while_the_connection_is_down(
-    away: Celery, worker: Any, proxy: Proxy, count: int, trouble: str, caplog: pytest.LogCaptureFixture
+    behind_proxy: Celery, worker: Any, proxy: Proxy, count: int, trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = [str(uuid.uuid4()) for _ in range(count)]
-    waiting = Waiting(away, names)
-    wait_for(waiting.waits, 'the wait')
+    waiting = Waiting(behind_proxy, names)
+    wait_for(waiting.waits, 'the longpoll to open')
     getattr(proxy, trouble)()
     if trouble == 'refuse':
-        wait_for(lambda: COMPLAINT in caplog.text, 'the complaint')
+        wait_for(lambda: COMPLAINT in caplog.text, 'the log line about the failure')
     for name in names:
         worker.mark_as_done(name, name)
     if trouble == 'refuse':
@@ -84,23 +85,23 @@ def test_results_stored_while_the_connection_is_down(
 
 
 def test_results_stored_while_the_server_is_silent(
-    away: Celery, worker: Any, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    behind_proxy: Celery, worker: Any, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = [str(uuid.uuid4()) for _ in range(3)]
-    waiting = Waiting(away, names)
-    wait_for(waiting.waits, 'the wait')
+    waiting = Waiting(behind_proxy, names)
+    wait_for(waiting.waits, 'the longpoll to open')
     proxy.hang()
     for name in names:
         worker.mark_as_done(name, name)
-    wait_for(lambda: COMPLAINT in caplog.text, 'the complaint')
+    wait_for(lambda: COMPLAINT in caplog.text, 'the log line about the failure')
     proxy.cut()
     proxy.go_on()
     waiting.join(2 * PATIENCE)
     assert waiting.values == {name: name for name in names}
 
 
-def test_timeout_holds_while_the_server_is_away(away: Celery, proxy: Proxy) -> None:
-    result = away.AsyncResult(str(uuid.uuid4()))
+def test_timeout_ends_the_wait_during_an_outage(behind_proxy: Celery, proxy: Proxy) -> None:
+    result = behind_proxy.AsyncResult(str(uuid.uuid4()))
     assert not result.ready()
 
     def get() -> None:
@@ -111,29 +112,29 @@ def test_timeout_holds_while_the_server_is_away(away: Celery, proxy: Proxy) -> N
     timed_out = threading.Event()
     waiting = threading.Thread(target=get)
     waiting.start()
-    reader = away.backend.reader
-    wait_for(lambda: reader._longpoll._response is not None or timed_out.is_set(), 'the wait')
+    reader = behind_proxy.backend.subscriber
+    wait_for(lambda: reader._longpoll._response is not None or timed_out.is_set(), 'the longpoll to open')
     proxy.refuse()
     waiting.join()
     assert timed_out.is_set()
     with pytest.raises(ServerUnavailable):
-        away.AsyncResult(str(uuid.uuid4())).get(timeout=1.0)
+        behind_proxy.AsyncResult(str(uuid.uuid4())).get(timeout=1.0)
 
 
-def test_results_are_stored_when_the_server_is_back(
-    away: Celery, client: Client, proxy: Proxy, caplog: pytest.LogCaptureFixture
+def test_result_is_stored_after_the_outage(
+    behind_proxy: Celery, client: Client, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = str(uuid.uuid4())
     proxy.refuse()
-    storing = threading.Thread(target=away.backend.mark_as_done, args=(name, 'kept'), daemon=True)
+    storing = threading.Thread(target=behind_proxy.backend.mark_as_done, args=(name, 'kept'), daemon=True)
     storing.start()
-    wait_for(lambda: 'results are not stored' in caplog.text, 'the complaint')
+    wait_for(lambda: 'results are not stored' in caplog.text, 'the log line about the failure')
     proxy.restore()
     storing.join(PATIENCE)
     assert client.get(f'celery-task-meta-{name}')['value']['result'] == 'kept'
 
 
-def test_result_is_given_up_when_the_policy_says_so(
+def test_retry_policy_limits_the_attempts_to_store_a_result(
     server: Server, client: Client, database: str, proxy: Proxy
 ) -> None:
     url = server.couchdb_url(database).replace(f'@{server.host}:{server.port}/', f'@127.0.0.1:{proxy.port}/')
@@ -143,12 +144,12 @@ def test_result_is_given_up_when_the_policy_says_so(
         app.backend.mark_as_done(str(uuid.uuid4()), 1)
 
 
-def test_database_deleted_while_somebody_waits(
+def test_wait_continues_after_the_database_was_deleted(
     worker: Any, client: Client, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = [str(uuid.uuid4()) for _ in range(2)]
     waiting = Waiting(backend_app(url, sweep_interval=1.0), names)
-    wait_for(waiting.waits, 'the wait')
+    wait_for(waiting.waits, 'the longpoll to open')
     client.delete()
     for name in names:
         worker.mark_as_done(name, name)

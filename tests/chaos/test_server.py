@@ -1,4 +1,4 @@
-"""The server itself stops, is killed or hangs; it comes back without its data, as the embedded one does."""
+"""The server stops, is killed or hangs. The embedded server loses its data when it restarts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.embedded import EmbeddedServer
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, publish, release_all
 
@@ -18,7 +19,7 @@ from .test_network import QUICK, complaints, told_in_turn
 
 @pytest.fixture
 def reach(own_server: EmbeddedServer) -> Iterator[Callable[..., Connection]]:
-    """Returns a function that connects to the test's own server."""
+    """A function that connects to the server of this test."""
     opened: list[Connection] = []
 
     def reach(**options: Any) -> Connection:
@@ -30,21 +31,21 @@ def reach(own_server: EmbeddedServer) -> Iterator[Callable[..., Connection]]:
 
 
 @pytest.mark.parametrize('kill', [False, True], ids=['stopped', 'killed'])
-def test_restart(
+def test_consumer_resumes_after_a_server_restart(
     own_server: EmbeddedServer, reach: Callable[..., Connection], caplog: pytest.LogCaptureFixture, kill: bool
 ) -> None:
     inbox = Inbox(reach())
     publish(reach(), 'before')
     inbox.wait(1)
     own_server.stop(kill)
-    wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
     own_server.start()
     publish(reach(), 'after')
     inbox.wait(2)
     assert len(complaints(caplog)) == 1
 
 
-def test_hanging_server(
+def test_consumer_resumes_after_the_server_hung(
     own_server: EmbeddedServer, reach: Callable[..., Connection], caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox, publisher = Inbox(reach(**QUICK)), reach()
@@ -52,7 +53,7 @@ def test_hanging_server(
     inbox.wait(1)
     own_server.pause()
     try:
-        wait_for(lambda: inbox.drain(0.1) or complaints(caplog), 'the consumer to notice')
+        inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
     finally:
         own_server.resume()
     publish(publisher, 'after')
@@ -60,7 +61,9 @@ def test_hanging_server(
     assert told_in_turn(caplog)
 
 
-def test_restart_under_load(own_server: EmbeddedServer, reach: Callable[..., Connection]) -> None:
+def test_messages_published_after_a_restart_under_load_are_delivered(
+    own_server: EmbeddedServer, reach: Callable[..., Connection]
+) -> None:
     inboxes = [Inbox(reach(), prefetch=4) for _ in range(3)]
     publisher = reach()
     for number in range(100):
@@ -77,4 +80,4 @@ def test_restart_under_load(own_server: EmbeddedServer, reach: Callable[..., Con
             inbox.drain(0.05)
         return {body for inbox in inboxes for body in inbox.bodies}
 
-    wait_for(lambda: wanted <= got(), 'what was published after the restart')
+    wait_for(lambda: wanted <= got(), 'the messages published after the restart')

@@ -1,4 +1,4 @@
-"""Large messages over a link that takes much longer for them than the time limits of a request."""
+"""Large messages over a slow link, which needs much longer for them than the time limit of a request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all
 
 from .link import Link
 
-#: The time limits of a request, in seconds, and what the link passes on in a second, in bytes: no time limit fits a megabyte.
+#: Time limits of a request in seconds, and the rate of the link in bytes a second: a megabyte takes longer than the
+#: limit.
 LIMITS = {'request_timeout': 2.0, 'connect_timeout': 2.0}
 RATE = 400_000
 
-#: So many messages of so many characters are sent.
+#: The number of messages, and the characters of each.
 COUNT, SIZE = 40, 100_000
 
 
@@ -32,7 +34,7 @@ def link(server: Server) -> Iterator[Link]:
 
 @pytest.fixture
 def slow(server: Server, client: Client, database: str, link: Link) -> Iterator[Callable[..., Connection]]:
-    """Returns a function that connects to the test's database over the link; its arguments are transport options."""
+    """A function that connects to the test's database over the link; its arguments are transport options."""
     opened: list[Connection] = []
 
     def slow(**options: Any) -> Connection:
@@ -48,7 +50,7 @@ def text(number: int) -> str:
     return f'{number:05d}' * (SIZE // 5)
 
 
-def test_publish_takes_as_long_as_its_size_asks_for(
+def test_large_message_is_published_despite_the_time_limit(
     connect: Callable[..., Connection], slow: Callable[..., Connection]
 ) -> None:
     connection, body = slow(), 'x' * 3_000_000
@@ -57,29 +59,29 @@ def test_publish_takes_as_long_as_its_size_asks_for(
         try:
             publish(connection, body)
         except ServerUnavailable:
-            return False  # a machine that stands still for two seconds; the next try is another one
+            return False  # the machine stalled for two seconds: try again
         return True
 
     wait_for(published, 'the message to be published')
     assert Inbox(connect()).wait(1)[0] == body
 
 
-def test_large_messages_are_delivered_and_read_once(
+def test_large_messages_are_downloaded_only_once(
     connect: Callable[..., Connection], slow: Callable[..., Connection], link: Link, client: Client
 ) -> None:
     publish_many(connect(), [text(number) for number in range(COUNT)])
     inbox = Inbox(slow())
     assert sorted(inbox.wait(COUNT)) == [text(number) for number in range(COUNT)]
-    wait_for(lambda: not items(client), 'all to be acknowledged')
+    wait_for(lambda: not items(client), 'all messages to be acknowledged')
     inbox.stays(COUNT, 0.5)
     assert link.down.passed + link.up.passed < 2.0 * COUNT * SIZE
 
 
 @pytest.mark.parametrize('attached', [True, False], ids=['attached', 'inline'])
-def test_what_a_dead_consumer_held_of_them_comes_back(
+def test_large_messages_of_an_expired_consumer_are_redelivered(
     connect: Callable[..., Connection], slow: Callable[..., Connection], client: Client, attached: bool
 ) -> None:
-    """Those of earlier versions, and unique jobs, have their bodies in their documents."""
+    """The bodies of unique jobs, and of messages of earlier versions, are in the documents instead of attachments."""
     publish_many(connect(), [text(number) for number in range(COUNT)])
     for doc in items(client):
         if not attached:
@@ -92,10 +94,10 @@ def test_what_a_dead_consumer_held_of_them_comes_back(
     inbox = Inbox(slow())
     assert sorted(inbox.wait(COUNT)) == [text(number) for number in range(COUNT)]
     assert all(message.delivery_info['redelivered'] for message in inbox.messages)
-    wait_for(lambda: not items(client), 'all to be acknowledged')
+    wait_for(lambda: not items(client), 'all messages to be acknowledged')
 
 
-def test_stopped_consumer_gives_back_what_it_has_not_read(
+def test_stopped_consumer_releases_messages_that_it_has_not_downloaded(
     connect: Callable[..., Connection], slow: Callable[..., Connection], client: Client
 ) -> None:
     publish_many(connect(), [text(number) for number in range(COUNT)])

@@ -1,4 +1,8 @@
-"""How much is tried: the same each time, in seconds; with HOSTILE_EXAMPLES=1000 so much, and something else each time."""
+"""The number of random examples.
+
+By default there are few, the same in each run. `HOSTILE_EXAMPLES=1000` sets the number, and each run
+has other examples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proper document of each kind that the packages keep, as tests spoil them."""
+"""A valid document of each type that the packages store, from which tests make malformed ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORKITEM: dict[str, Any] = {
 
 _ENTRY = {name: WORKITEM[name] for name in ('priority', 'date', 'published', 'message')}
 
-#: The kinds in a broker's database.
+#: The documents in a broker's database, by kind.
 BROKER: dict[str, dict[str, Any]] = {
     'waiting': WORKITEM,
     'scheduled': {**WORKITEM, '_id': 'scheduled', 'date': NOW - 1, 'expires': NOW + 1e9},
@@ -131,7 +131,7 @@ _CHORD: dict[str, Any] = {
     'body': {'value': {'body': {'task': 'add', 'args': [], 'kwargs': {}, 'options': {}}}},
 }
 
-#: The kinds in a database of results.
+#: The documents in a result database, by kind.
 RESULTS: dict[str, dict[str, Any]] = {
     'result': {
         '_id': 'celery-task-meta-t',

@@ -1,4 +1,4 @@
-"""A server that is none: it answers each request as CouchDB does, unless it is told to spoil an answer. No network is needed."""
+"""A simulated CouchDB without network, whose responses tests can replace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ['Fake', 'honest']
 
 DOCS = {doc['_id']: {**doc, '_rev': '1-a'} for doc in [*BROKER.values(), *RESULTS.values()]}
 
-#: What the views have, and what their reductions are.
+#: The key of a row of each view, and the value of its reduction.
 VIEWS: dict[str, tuple[Any, Any]] = {
     'waiting': (['q', 9, NOW], 1),
     'dead': (['q', NOW], 1),
@@ -30,7 +30,7 @@ VIEWS: dict[str, tuple[Any, Any]] = {
 }
 
 
-#: What administrators read.
+#: Responses to requests of administrators.
 SERVER: dict[str, Any] = {
     '_membership': {'cluster_nodes': ['a', 'b'], 'all_nodes': ['a', 'b']},
     '_node/a/_system': {'uptime': 500, 'internal_replication_jobs': 0},
@@ -43,12 +43,12 @@ SERVER: dict[str, Any] = {
 }
 
 
-#: After so many requests the views are empty, and so are ranges of documents: who deletes until nothing is left comes to an end.
+#: After this number of requests, views and ranges of documents are empty, so that loops which delete everything end.
 _ENOUGH = 15
 
 
 def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
-    """Return what CouchDB might answer; `path` is that below the database, None the server's root."""
+    """Return a valid response of CouchDB. `path` is relative to the database; None is the root of the server."""
     name = unquote(path.lstrip('/'))
     if name in SERVER and method == 'GET':
         return SERVER[name]
@@ -132,7 +132,7 @@ def _rows(view: str, query: dict[str, str]) -> list[dict[str, Any]]:
 
 
 class _Body(io.BytesIO):
-    """What http.client reads from: it is closed at its end."""
+    """The stream that http.client reads; it is closed at its end."""
 
     def read(self, size: int | None = -1) -> bytes:
         text = super().read(size)
@@ -141,16 +141,16 @@ class _Body(io.BytesIO):
         return text
 
 
-#: The host for which it stands in.
+#: The host that is simulated.
 HOST = 'fake'
 
 _connected = Node._connected
 
 
 class Fake:
-    """Stands in for the pool of connections of every client: `spoil(request path, answer)` returns what is sent as the body.
+    """Replaces the connection pool of clients. `spoil(path, response)` returns the body that is sent.
 
-    It may also return `(status, headers, body)`.
+    `spoil` may also return `(status, headers, body)`.
     """
 
     def __init__(self, spoil: Callable[[str, Any], Any]) -> None:
@@ -158,7 +158,7 @@ class Fake:
         self.requests: list[str] = []
 
     def connected_to(self) -> Callable[[Node], tuple[Any, dict[str, Any]]]:
-        """Return what takes the place of `Node._connected`, for those who ask this host: others may be at work, too."""
+        """Return a replacement for `Node._connected`, which affects only clients of the simulated host."""
 
         def connected(node: Node) -> tuple[Any, dict[str, Any]]:
             if node.address.host != HOST:
@@ -169,10 +169,10 @@ class Fake:
         return connected
 
     def close(self) -> None:
-        """Do as a pool does."""
+        """Do nothing."""
 
     def send(self, request: requests.PreparedRequest, stream: bool = False, **settings: Any) -> requests.Response:
-        """Answer one request."""
+        """Return the response to one request."""
         parts = urlsplit(str(request.url))
         path = parts.path.removeprefix(urlsplit(self.node.address.url).path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
@@ -183,7 +183,7 @@ class Fake:
             right = honest(str(request.method), path, query, json.loads(request.body) if request.body else None)
         if ('/_view/' in path or (path == '/_all_docs' and request.method == 'GET')) and len(self.requests) > _ENOUGH:
             right = {'rows': []} if 'rows' in right else {'results': [{'rows': []} for _ in right['results']]}
-        assert len(self.requests) < 20 * _ENOUGH, f'asked for ever: {self.requests[-3:]}'
+        assert len(self.requests) < 20 * _ENOUGH, f'an endless loop of requests: {self.requests[-3:]}'
         told = self.spoil(path, right)
         status, headers, body = told if isinstance(told, tuple) else (200, {}, told)
         response = requests.Response()

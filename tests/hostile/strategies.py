@@ -1,4 +1,4 @@
-"""What is thrown at the packages: text, JSON, and documents that somebody spoilt."""
+"""Hypothesis strategies: odd text, JSON, and malformed documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .worst import HARD_TO_STORE, LARGEST
 
 __all__ = ['ODD', 'any_text', 'json_values', 'retyped', 'spoilt']
 
-#: Text that something may take for more than text; the first ones cannot be stored.
+#: Text with a special meaning somewhere. The first ones cannot be stored.
 ODD = [
     '\ud800',
     'half \udfff of it',
@@ -78,12 +78,12 @@ ODD = [
 
 
 def any_text(max_size: int = 20) -> st.SearchStrategy[str]:
-    """Any text, halves of surrogate pairs included."""
+    """Any text, including single surrogates."""
     return st.sampled_from(ODD) | st.text(st.characters(exclude_categories=()), max_size=max_size)
 
 
 def _numbers(exact: bool) -> st.SearchStrategy[Any]:
-    """Numbers; without `exact` none that JavaScript would round."""
+    """Numbers; without `exact` only those that JavaScript does not round."""
     odd = [
         0,
         -0.0,
@@ -103,7 +103,7 @@ def _numbers(exact: bool) -> st.SearchStrategy[Any]:
 
 
 def json_values(names: st.SearchStrategy[str] | None = None, *, exact: bool = True) -> st.SearchStrategy[Any]:
-    """Anything that Python makes JSON of, and NaN and half characters, which it does, too."""
+    """Any value that Python encodes as JSON, including NaN and single surrogates."""
     names = any_text() if names is None else names
     plain = st.none() | st.booleans() | _numbers(exact) | any_text()
     deep = st.integers(50, 900).map(_nested)
@@ -122,7 +122,7 @@ def _nested(levels: int) -> Any:
     return value
 
 
-#: What a member of a document may be changed to: each type of JSON, and values that look right.
+#: Replacements for a member of a document: each type of JSON, and values that look right.
 _OTHER: list[Any] = [
     None,
     True,
@@ -165,14 +165,14 @@ _OTHER: list[Any] = [
 
 
 def retyped(document: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """A document of which one to three members, at any depth, are missing or retyped; its `_id`, `type` and attachments stay."""
+    """A document with one to three members, at any depth, removed or retyped; not `_id`, `type` and attachments."""
     paths = [path for path in _paths(document) if path[0] not in ('_id', 'type', '_attachments')]
     change = st.tuples(st.sampled_from(paths), st.sampled_from([_MISSING, *_OTHER]))
     return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(document, changes))
 
 
 def spoilt(documents: Iterable[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """One of these documents, spoilt."""
+    """One of these documents, malformed."""
     return st.one_of([retyped(document) for document in documents])
 
 
@@ -187,7 +187,7 @@ def _paths(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def _changed(value: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> Any:
-    """Return a copy of `value` with the changes made."""
+    """Return a copy of `value` with these changes."""
     here = {path[0]: new for path, new in changes if len(path) == 1}
 
     def member(name: Any, old: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What comes over the wire: whatever a server sends, it is an answer or one error of ours, and a consumer outlives it."""
+"""Arbitrary bytes from a server: each becomes a response or a CouchDBError, and a consumer survives them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.nodes import Node
 from kombu_couchdb.errors import RETRIED, AnswerTooLarge, BrokenAnswer, CouchDBError, NotCouchDB, ServerUnavailable
-from tests.conftest import PATIENCE, PATIENT, wait_for
+from tests.conftest import PATIENCE, PATIENT
 from tests.support import Inbox, publish, run_python
 
 from .fake import _Body
@@ -39,7 +39,7 @@ SECRET = 'tell-nobody-77'
 
 
 class Wire(socketserver.ThreadingTCPServer):
-    """Reads the head of a request, keeps it, and sends what it is told to, at once or in pieces; then it hangs up."""
+    """A server that records the head of a request, sends `answer`, at once or in pieces, and closes the connection."""
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, 100
 
@@ -59,12 +59,12 @@ class _Handler(socketserver.StreamRequestHandler):
             for piece in [self.server.answer] if isinstance(self.server.answer, bytes) else self.server.answer():
                 self.wfile.write(piece)
         except OSError:
-            pass  # who asked has had enough
+            pass  # the client has closed the connection
 
 
 @pytest.fixture
 def wires() -> Iterator[Callable[[], Wire]]:
-    """Returns a function that starts a server."""
+    """A function that starts a server."""
     running: list[Wire] = []
 
     def start() -> Wire:
@@ -79,7 +79,7 @@ def wires() -> Iterator[Callable[[], Wire]]:
 
 
 def ask(wire: Wire, call: Callable[[Client], Any] = lambda client: client.get('x'), limit: float = PATIENCE) -> Any:
-    """Ask for a document, and return it, or the error."""
+    """Read a document, and return the document or the error."""
     client = Client(Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET), limit, limit)
     try:
         return call(client)
@@ -95,7 +95,7 @@ def head(status: int, *lines: str) -> bytes:
 
 
 @pytest.mark.parametrize('body', [DOC, b'', b'<html>', b'null'], ids=['document', 'empty', 'page', 'null'])
-def test_every_status(wires: Callable[[], Wire], body: bytes) -> None:
+def test_every_status_code(wires: Callable[[], Wire], body: bytes) -> None:
     wire = wires()
     for status in [*range(101, 600), 0, 1000]:
         wire.answer = head(status, f'Content-Length: {len(body)}') + body
@@ -156,7 +156,7 @@ BODIES = [
 ]
 
 
-def test_headers_and_bodies_that_do_not_fit(wires: Callable[[], Wire]) -> None:
+def test_inconsistent_headers_and_bodies(wires: Callable[[], Wire]) -> None:
     wire = wires()
     answers = []
 
@@ -165,7 +165,7 @@ def test_headers_and_bodies_that_do_not_fit(wires: Callable[[], Wire]) -> None:
         st.lists(st.sampled_from(HEADERS), max_size=3),
         st.sampled_from(BODIES),
     )
-    @example(200, [], DOC)  # one that fits, whatever the others are
+    @example(200, [], DOC)  # at least one valid response
     def each(status: int, headers: list[str], body: bytes) -> None:
         wire.answer = head(status, *headers) + body
         answers.append(ask(wire))
@@ -175,7 +175,7 @@ def test_headers_and_bodies_that_do_not_fit(wires: Callable[[], Wire]) -> None:
     assert any(isinstance(found, dict) for found in answers)
 
 
-def test_bytes_that_are_no_http(wires: Callable[[], Wire]) -> None:
+def test_bytes_that_are_not_http(wires: Callable[[], Wire]) -> None:
     wire = wires()
     given(st.binary(max_size=200) | st.binary(max_size=50).map(b'HTTP/1.1 200 '.__add__))(_no_answer(wire))()
 
@@ -188,7 +188,7 @@ def _no_answer(wire: Wire) -> Callable[[bytes], None]:
     return each
 
 
-def test_more_headers_than_anybody_needs(wires: Callable[[], Wire]) -> None:
+def test_too_many_headers(wires: Callable[[], Wire]) -> None:
     wire = wires()
     wire.answer = head(200, *(f'X-{number}: x' for number in range(10_000))) + DOC
     assert isinstance(ask(wire), RETRIED)
@@ -206,7 +206,7 @@ def test_more_headers_than_anybody_needs(wires: Callable[[], Wire]) -> None:
     ],
     ids=['alert', 'Erlang', 'Go', 'nginx', 'Apache', 'hangs up'],
 )
-def test_a_server_that_speaks_tls_is_told_from_others(wires: Callable[[], Wire], answer: bytes) -> None:
+def test_plain_http_to_a_tls_server(wires: Callable[[], Wire], answer: bytes) -> None:
     wire = wires()
     wire.answer = answer
     assert re.search(
@@ -215,14 +215,14 @@ def test_a_server_that_speaks_tls_is_told_from_others(wires: Callable[[], Wire],
 
 
 class Plain(socketserver.StreamRequestHandler):
-    """Answers the first bytes of whatever comes as a server without TLS does."""
+    """Responds to the first bytes of any request like a server without TLS."""
 
     def handle(self) -> None:
         self.request.recv(5)
         self.wfile.write(head(400, 'Connection: close'))
 
 
-def test_a_server_that_speaks_no_tls_is_told_from_others() -> None:
+def test_tls_to_a_plain_http_server() -> None:
     with socketserver.ThreadingTCPServer(('127.0.0.1', 0), Plain) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         client = Client(Address(host='127.0.0.1', port=server.server_address[1], tls=True), **PATIENT)
@@ -233,12 +233,12 @@ def test_a_server_that_speaks_no_tls_is_told_from_others() -> None:
         server.shutdown()
 
 
-#: Seconds between two pieces of an answer, and how long these go on; the answer would be right in the end.
+#: The seconds between two pieces of a response, and the seconds until its end. The complete response would be valid.
 PAUSE, LONG = 0.05, 10.0
 
 
 def dripped(*parts: bytes | int) -> Callable[[], Iterator[bytes]]:
-    """Return the parts of an answer: bytes at once, and as many spaces as a number says one by one."""
+    """Return the pieces of a response. A number in `parts` stands for that many spaces, sent one by one."""
 
     def pieces() -> Iterator[bytes]:
         for part in parts:
@@ -279,26 +279,26 @@ DRIPS: dict[str, Callable[[], Iterator[bytes]]] = {
 
 
 @pytest.mark.parametrize('what', DRIPS)
-def test_an_answer_that_drips_is_given_up(wires: Callable[[], Wire], what: str) -> None:
-    """The time limit was one for each byte: a thread, the consumer's too, was held for as long as the server liked."""
+def test_slow_response_is_given_up(wires: Callable[[], Wire], what: str) -> None:
+    """The time limit is for the whole response: with a limit for each byte, a server could block a thread for ever."""
     wire = wires()
     wire.answer = DRIPS[what]
     found = ask(wire, limit=0.3)
     assert type(found) is ServerUnavailable
     assert 'no answer within the time limit (transport option request_timeout)' in str(found)
-    assert len(wire.heads) == 1, 'what takes too long would do so again'
+    assert len(wire.heads) == 1, 'a request that was too slow must not be repeated'
 
 
 @pytest.mark.parametrize('what', ['head', 'continue', 'error'])
-def test_the_head_of_a_longpoll_has_a_time_and_so_has_an_error(wires: Callable[[], Wire], what: str) -> None:
+def test_time_limit_of_a_longpoll_covers_headers_and_errors(wires: Callable[[], Wire], what: str) -> None:
     wire = wires()
     wire.answer = DRIPS[what]
-    found = ask(wire, lambda client: client.open_changes(0, {}, 10, -0.85).content)  # which is a limit of 0.3 s
+    found = ask(wire, lambda client: client.open_changes(0, {}, 10, -0.85).content)  # a time limit of 0.3 s
     assert type(found) is ServerUnavailable
 
 
 @pytest.mark.parametrize('pool', ['gevent', 'eventlet'])
-def test_so_it_is_in_a_pool_of_greenlets(wires: Callable[[], Wire], pool: str) -> None:
+def test_slow_response_is_given_up_in_greenlets(wires: Callable[[], Wire], pool: str) -> None:
     if importlib.util.find_spec(pool) is None:
         pytest.skip(f'{pool} is not installed')
     wire = wires()
@@ -334,15 +334,15 @@ FLOODS = {
 @pytest.mark.parametrize(
     'call', [lambda client: client.get('x'), lambda client: Longpoll(client).wait(0, 0, {})], ids=['get', 'longpoll']
 )
-def test_an_answer_without_an_end_is_not_kept(
+def test_endless_response_is_given_up(
     wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch, what: str, call: Callable[[Client], Any]
 ) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', 1_000_000)
     wire = wires()
     wire.answer = FLOODS[what]
     found = ask(wire, call)
     assert isinstance(found, ServerUnavailable)
-    if what != 'line of a chunk':  # that urllib3 has a limit for
+    if what != 'line of a chunk':  # urllib3 has its own limit for this
         assert type(found) is AnswerTooLarge
         assert 'the answer has more bytes than are read at once' in str(found)
 
@@ -352,10 +352,10 @@ def test_an_answer_without_an_end_is_not_kept(
     'call', [lambda client: client.get('x'), lambda client: Longpoll(client).wait(0, 0, {})], ids=['get', 'longpoll']
 )
 @pytest.mark.parametrize('status', [200, 500])
-def test_a_compressed_answer_is_not_unpacked(
+def test_compressed_response_is_not_decompressed(
     wires: Callable[[], Wire], coding: str, call: Callable[[Client], Any], status: int
 ) -> None:
-    """389 kB of it became a GB."""
+    """389 kB of compressed data can become 1 GB."""
     wire = wires()
     text = gzip.compress(DOC)
     wire.answer = head(status, f'Content-Length: {len(text)}', f'Content-Encoding: {coding}') + text
@@ -366,7 +366,7 @@ def test_a_compressed_answer_is_not_unpacked(
 
 
 @pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
-def test_who_redirects_is_not_followed_with_the_password(wires: Callable[[], Wire], status: int) -> None:
+def test_redirects_are_not_followed(wires: Callable[[], Wire], status: int) -> None:
     wire, other = wires(), wires()
     wire.answer = head(status, f'Location: http://127.0.0.1:{other.server_address[1]}/', 'Content-Length: 0')
     assert isinstance(ask(wire), NotCouchDB)
@@ -377,8 +377,8 @@ def test_who_redirects_is_not_followed_with_the_password(wires: Callable[[], Wir
 LOCKED = b'{"error":"forbidden","reason":"Account is temporarily locked due to multiple authentication failures"}'
 
 
-def test_a_user_that_one_node_has_locked_asks_the_next(wires: Callable[[], Wire]) -> None:
-    """Each node counts the wrong passwords that came to it."""
+def test_user_locked_by_one_node_uses_the_next(wires: Callable[[], Wire]) -> None:
+    """Each node counts wrong passwords separately."""
     one, other = wires(), wires()
     one.answer = head(403, f'Content-Length: {len(LOCKED)}') + LOCKED
     other.answer = head(200, f'Content-Length: {len(DOC)}') + DOC
@@ -392,7 +392,7 @@ def test_a_user_that_one_node_has_locked_asks_the_next(wires: Callable[[], Wire]
     client.close()
 
 
-#: What a server, or a proxy before it, may answer for a while: status and body.
+#: Temporary responses of a server or of a proxy in front of it: status and body.
 TROUBLE = [
     (500, b'{"error":"unknown_error","reason":"function_clause"}'),
     (502, b'<html>Bad Gateway</html>'),
@@ -419,7 +419,7 @@ TROUBLE = [
 
 
 class Troubled:
-    """Answers in the place of the server as long as there is trouble."""
+    """Responds in place of the server until all troubles have been sent."""
 
     def __init__(self) -> None:
         self.left: list[tuple[int, bytes]] = []
@@ -448,11 +448,11 @@ class _Adapter:
         return response
 
 
-def test_a_consumer_outlives_it_and_delivers(
+def test_consumer_survives_wrong_responses(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(io_thread, '_LAST_RETRY_SECONDS', 0.05)
-    monkeypatch.setattr(auth, '_LOCK_REST', 0.05)
+    monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.05)
     publisher = connect()
     publisher.connect()
     inbox = Inbox(connect(visibility_timeout=3.0))
@@ -460,12 +460,12 @@ def test_a_consumer_outlives_it_and_delivers(
     inbox.wait(1)
     troubled = Troubled()
     troubled.install(monkeypatch, client.address.database)
-    # It begins at another place each time, so that they meet different requests.
+    # Each run starts with another trouble, so that they affect different requests.
     for number, first in enumerate(range(0, len(TROUBLE), 5), 1):
         publish(publisher, number)
         troubled.left = TROUBLE[first:] + TROUBLE[:first]
-        wait_for(lambda: inbox.drain(0.05) or not troubled.left, 'the trouble to be over')
+        inbox.drain_until(lambda: not troubled.left, 'the last trouble')
     numbers = list(range(number + 1))
-    wait_for(lambda: inbox.drain(0.2) or sorted(set(inbox.bodies)) == numbers, 'all to be delivered')
+    inbox.drain_until(lambda: sorted(set(inbox.bodies)) == numbers, 'all messages to be delivered')
     publish(publisher, 'last')
-    wait_for(lambda: inbox.drain(0.2) or 'last' in inbox.bodies, 'the last one')
+    inbox.drain_until(lambda: 'last' in inbox.bodies, 'the last message')

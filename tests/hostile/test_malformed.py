@@ -1,4 +1,4 @@
-"""Many spoilt documents in one database: those who work there live on, and everything else is done."""
+"""Many malformed documents in one database: workers continue, and valid documents are processed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE
 from tests.support import Inbox, items, publish
 
 from .documents import BROKER, RESULTS
@@ -42,7 +42,7 @@ FOREIGN: list[dict[str, Any]] = [
 
 
 def spoil(client: Client, kinds: dict[str, dict[str, Any]]) -> int:
-    """Store spoilt documents of these kinds, each under an id that begins as its kind's does; return how many there are."""
+    """Store malformed documents of these kinds, with ids that have the prefix of the kind; return their number."""
     found: list[dict[str, Any]] = []
     for kind in kinds.values():
 
@@ -52,15 +52,15 @@ def spoil(client: Client, kinds: dict[str, dict[str, Any]]) -> int:
 
         each()
     docs = [{**doc, '_id': f'{doc["_id"]} {number}'} for number, doc in enumerate(found)]
-    # What lies under the very ids that are used, too.
+    # Malformed documents with ids that are in use, too.
     docs += [
         doc for doc in found if doc['_id'].startswith(('broker:queue', 'broker:binding', 'chord-unlock', 'celery-task'))
     ][:100:9]
     unique = {doc['_id']: doc for doc in [*docs, *FOREIGN]}
-    # A binding was right before somebody spoilt it: one in its first revision need not be read.
+    # Bindings are stored valid and changed afterwards, because their first revision is not read again.
     bindings = [kind for kind in kinds.values() if kind['_id'] in unique and kind['_id'].startswith('broker:binding')]
-    for answer in client.bulk(bindings) if bindings else ():
-        unique[answer['id']]['_rev'] = answer['rev']
+    for result in client.bulk(bindings) if bindings else ():
+        unique[result.id]['_rev'] = result.rev
     for part in chunks(list(unique.values()), 500):
         client.bulk(part)
     return len(unique)
@@ -70,7 +70,7 @@ def nothing_failed(caplog: pytest.LogCaptureFixture) -> None:
     assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
-def test_a_consumer_lives_on_and_delivers(
+def test_consumer_continues_and_delivers(
     connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = connect()
@@ -95,14 +95,13 @@ def test_a_consumer_lives_on_and_delivers(
         producer.publish(text + ' topical', exchange=topic, routing_key='a.b', serializer='json')
         publish(connection, text + ' short', 'short')
         wanted = {f'{text} {kind}' for kind in ('straight', 'bound', 'topical', 'short')}
-        wait_for(lambda: inbox.drain(0.2) or wanted <= {str(_text(message)) for message in inbox.messages}, f'{wanted}')
+        inbox.drain_until(lambda: wanted <= {str(_text(message)) for message in inbox.messages}, f'{wanted}')
 
     round_trip('first')
-    # Whatever was to be delivered, or set aside, is; and so is what was claimed by those who are gone.
-    wait_for(
+    # All items are delivered or become dead letters, including those claimed by ended consumers.
+    inbox.drain_until(
         lambda: (
-            inbox.drain(0.2)
-            or not [
+            not [
                 doc
                 for doc in items(client)
                 if doc.get('queue') == 'q' and not doc.get('status') and not isinstance(doc.get('claimed'), dict)
@@ -120,10 +119,10 @@ def _text(message: Any) -> Any:
     try:
         return message.decode()
     except Exception:
-        return None  # its content type is spoilt
+        return None  # the content type is malformed
 
 
-def test_housekeeping_goes_on(
+def test_janitor_and_sweeper_continue(
     connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     connect().connect()
@@ -162,8 +161,8 @@ def test_results_are_stored_read_and_swept(app: Celery, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize('kind', ['result', 'group'])
-def test_a_spoilt_result_is_one_error_or_none(app: Celery, kind: str) -> None:
-    """Who asks for it is told, and nobody else is."""
+def test_malformed_result_raises_at_most_one_error(app: Celery, kind: str) -> None:
+    """Only the caller that waits for the malformed result gets the error."""
     docs: list[dict[str, Any]] = []
 
     @given(retyped(RESULTS[kind]))

@@ -1,4 +1,4 @@
-"""Messages of any content: each arrives as it was sent, or its publisher gets one clear error."""
+"""Messages with any content: each is delivered unchanged, or its publisher gets one clear error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_AGO, FAR = '2001-01-01T00:00:00', '2999-01-01T00:00:00'
 
 
 def clear(exc: CouchDBError, *secrets: str) -> None:
-    """Fail the test if an error is none that helps who reads it, or if it tells a secret."""
+    """Check that an error is one readable sentence without secrets."""
     text = str(exc)
     assert not [secret for secret in secrets if secret in text]
     assert 20 < len(text) < 400
@@ -31,7 +31,7 @@ def clear(exc: CouchDBError, *secrets: str) -> None:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Tell whether two values are the same JSON: 1 and 1.0 are, 1 and true are not."""
+    """Tell whether two values are equal as JSON: 1 equals 1.0, but not true."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
     if isinstance(left, list) and isinstance(right, list):
@@ -40,7 +40,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def send(connection: Connection, body: Any, to: str = 'q', **more: Any) -> None:
-    """Publish below kombu's producer, which makes the types of some properties right."""
+    """Publish without kombu's producer, which would correct the types of some properties."""
     channel = connection.default_channel
     message = channel.prepare_message(
         body,
@@ -53,8 +53,10 @@ def send(connection: Connection, body: Any, to: str = 'q', **more: Any) -> None:
     channel.basic_publish(message, '', to)
 
 
-def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client: Client, apache_couchdb: bool) -> None:
-    # The embedded server is written in JavaScript: it drops members of this name.
+def test_published_messages_are_delivered_unchanged(
+    connection: Connection, client: Client, apache_couchdb: bool
+) -> None:
+    # The embedded server is written in JavaScript, and drops members of this name.
     names = any_text() if apache_couchdb else any_text().filter(lambda name: name != '__proto__')
     bodies = st.binary() | any_text().map(lambda text: text.encode('utf-8', 'surrogatepass'))
     encodings = (
@@ -64,7 +66,7 @@ def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client:
     refused = 0
 
     @given(bodies, st.dictionaries(names, json_values(names, exact=apache_couchdb), max_size=3), any_text(), encodings)
-    @example(b'body', {}, 'text/plain', 'utf-8')  # whatever the others are, one is accepted and one is refused
+    @example(b'body', {}, 'text/plain', 'utf-8')  # at least one is accepted and one is refused
     @example(b'body', {'x': math.nan}, 'text/plain', 'utf-8')
     def each(body: bytes, headers: dict[str, Any], content_type: str, encoding: str) -> None:
         nonlocal refused
@@ -86,7 +88,7 @@ def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client:
 
     each()
     inbox = Inbox(connection)
-    wait_for(lambda: inbox.drain(0.5) or len(inbox.messages) >= len(sent), 'all that was accepted')
+    inbox.drain_until(lambda: len(inbox.messages) >= len(sent), 'all accepted messages')
     assert sent
     assert refused
     for message in inbox.messages:
@@ -94,7 +96,7 @@ def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client:
         assert message.body == body
         assert same(message.headers, headers)
         assert (message.content_type, message.content_encoding) == (content_type, encoding)
-    wait_for(lambda: not items(client), 'all to be acknowledged')
+    wait_for(lambda: not items(client), 'all messages to be acknowledged')
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_what_is_accepted_arrives_as_it_was_sent(connection: Connection, client:
     [math.nan, math.inf, 10**309, 5e-324, '\ud800', {1: 'x'}, {'a': {None: 1}}, {'x': object()}, {'x'}, 'deep'],
     ids=lambda header: str(type(header)) if isinstance(header, dict) else repr(header),
 )
-def test_what_cannot_be_stored_is_refused_and_costs_nobody_else_anything(
+def test_message_that_cannot_be_stored_is_refused_without_affecting_others(
     connection: Connection, client: Client, header: Any
 ) -> None:
     value: Any = header
@@ -116,7 +118,9 @@ def test_what_cannot_be_stored_is_refused_and_costs_nobody_else_anything(
     assert [item['message']['body'] for item in items(client)] == ['"next"']
 
 
-def test_odd_dates_priorities_and_lifetimes_stop_no_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_odd_dates_priorities_and_expirations_block_no_message(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     connection = connect()
     values = json_values() | st.sampled_from(
         [LONG_AGO, FAR, '5', '-5', '0', '1e9', 'NaN', str(10**400), '9' * 30, 10**400, b'5']
@@ -140,20 +144,18 @@ def test_odd_dates_priorities_and_lifetimes_stop_no_queue(connect: Callable[...,
     assert not [reason for item in stored if (reason := workitem.flaw(item))]
     publish(connection, 'last')
     inbox = Inbox(connect(), prefetch=3)
-    wait_for(
-        lambda: inbox.drain(0.5) or any(message.body == b'"last"' for message in inbox.messages), 'the last message'
-    )
+    inbox.drain_until(lambda: any(message.body == b'"last"' for message in inbox.messages), 'the last message')
     now = client.clock.now()
     wait_for(
         lambda: all(item['date'] and item['date'] > now for item in items(client)),
-        'all that is due to be delivered or to go',
+        'all due messages to be delivered or deleted',
     )
 
 
 @pytest.mark.parametrize('size', [0, 1, 10_000, 1_000_000, 7_000_000])
-def test_a_body_of_any_size_arrives(connection: Connection, size: int) -> None:
+def test_body_of_any_size_is_delivered(connection: Connection, size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b'\xff' * (size % 256) if size < 5_000_000 else b'x' * size
     send(connection, body, content_encoding='binary' if size < 5_000_000 else 'utf-8')
     inbox = Inbox(connection)
-    wait_for(lambda: inbox.drain(0.5) or inbox.messages, 'the message')
+    inbox.drain_until(lambda: inbox.messages, 'the message')
     assert inbox.messages[0].body == body

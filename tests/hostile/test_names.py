@@ -1,4 +1,4 @@
-"""Names of queues and exchanges, and routing keys: any text stays what it is, and apart from every other, or is refused."""
+"""Names of queues and exchanges, and routing keys: any text is kept distinct from any other, or is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.support import Inbox, items, publish
 from .strategies import ODD, any_text
 from .test_messages import clear
 
-#: Names that CouchDB sorts as one: with and without what nobody sees, the same letter written in two ways, digits of two scripts.
+#: Names that CouchDB collates as equal: with and without invisible characters, one letter in two encodings, digits of
+#: two scripts.
 TWINS = ['a', 'a\0', 'a\u200b', 'a\u00ad', 'a\ufeff', '\u00e9', 'e\u0301', 'K', '\u212a', 'q1', 'q\u0661', '\U0001d41a']
 
 
@@ -35,7 +36,7 @@ def fit(name: str) -> bool:
     return name != ''
 
 
-def test_queues_whose_names_sort_as_one_are_two(connect: Callable[..., Connection], client: Client) -> None:
+def test_queues_whose_names_collate_as_equal_are_separate(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     for name in TWINS:
         for number in range(2):
@@ -52,7 +53,7 @@ def test_queues_whose_names_sort_as_one_are_two(connect: Callable[..., Connectio
     assert not [item for item in items(client) if item['queue'] in TWINS[::2]]
 
 
-def test_any_name_leads_to_its_own_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_queues_with_any_names_are_separate(connect: Callable[..., Connection], client: Client) -> None:
     connection, names = connect(), [name for name in ODD if fit(name)]
     for name in names:
         publish(connection, name, name)
@@ -61,7 +62,7 @@ def test_any_name_leads_to_its_own_queue(connect: Callable[..., Connection], cli
     assert all(message.delivery_info['routing_key'] == message.decode() for message in inbox.messages)
 
 
-def test_any_binding_leads_where_it_says(connect: Callable[..., Connection], client: Client) -> None:
+def test_bindings_with_any_keys_lead_to_their_queues(connect: Callable[..., Connection], client: Client) -> None:
     connection, names = connect(), [name for name in ODD if fit(name)]
     exchange = Exchange('exchange \u00e9/%', type='direct')
     channel = connection.channel()
@@ -90,14 +91,14 @@ def test_any_binding_leads_where_it_says(connect: Callable[..., Connection], cli
     ],
     ids=['declare', 'consume', 'get', 'delete', 'purge', 'bind', 'exchange', 'publish'],
 )
-def test_what_can_be_no_name_is_refused_at_once(connection: Connection, client: Client, use: Any, name: Any) -> None:
+def test_invalid_names_are_refused_at_once(connection: Connection, client: Client, use: Any, name: Any) -> None:
     with pytest.raises(ConfigurationError, match='must be text of at most 500 bytes') as caught:
         use(connection.default_channel, name)
     clear(caught.value)
 
 
 @given(any_text(), any_text())
-def test_no_two_names_stand_for_one_in_the_views(one: str, other: str) -> None:
+def test_different_names_have_different_view_keys(one: str, other: str) -> None:
     if fit(one) and fit(other):
         assert (design.key_of(one) == design.key_of(other)) == (one == other)
         assert design.queue_of(design.key_of(one)) == one
@@ -105,7 +106,7 @@ def test_no_two_names_stand_for_one_in_the_views(one: str, other: str) -> None:
 
 
 @given(st.lists(any_text(), min_size=3, max_size=3), st.lists(any_text(), min_size=3, max_size=3))
-def test_no_two_bindings_have_one_id(one: list[str], other: list[str]) -> None:
+def test_different_bindings_have_different_ids(one: list[str], other: list[str]) -> None:
     assert (binding_id(*one) == binding_id(*other)) == (one == other)
 
 
@@ -113,10 +114,10 @@ words = st.lists(st.sampled_from(['a', 'b', '', '*', '#']), max_size=4).map('.'.
 
 
 @given(words, st.lists(st.sampled_from(['a', 'b', '']), max_size=5).map('.'.join))
-def test_topics_are_matched_as_their_patterns_say(binding: str, routing_key: str) -> None:
+def test_topics_match_their_patterns(binding: str, routing_key: str) -> None:
     assert topic_matches(binding, routing_key) == bool(re.match(topic_pattern(binding), '.' + routing_key))
 
 
-def test_a_topic_takes_no_time_whatever_it_is() -> None:
+def test_matching_long_topics_is_fast() -> None:
     assert not topic_matches('#.a.' * 100 + 'b', 'a.' * 200 + 'c')
     assert topic_matches('#.' * 100 + 'b', 'a.' * 200 + 'b')

@@ -1,4 +1,4 @@
-"""What error trackers record of an error has no password and no session: the variables of all frames, and what caused it."""
+"""Data that error trackers record (variables of all frames, and causes) contain no password and no session."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ['wires']
 PASSWORD, SESSION = 'unguessable-77', 'c2Vzc2lvbi03Nw'
 SECRETS = (PASSWORD, b64encode(f'me:{PASSWORD}'.encode()).decode(), SESSION)
 
-#: Where pytest's own frames end and ours begin.
+#: The folder with the frames of tests, which do not count.
 ROOT = Path(__file__).parents[2]
 
 
 def recorded(exc: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield where something is, and it: each variable of each frame of ours and of libraries, and what the errors are made of."""
+    """Yield names and values: variables of all frames outside of tests, and attributes of errors and causes."""
     seen, chain = set[int](), [exc]
     while chain:
         one = chain.pop()
@@ -49,7 +49,7 @@ def recorded(exc: BaseException) -> Iterator[tuple[str, Any]]:
 
 
 def texts(value: Any, depth: int = 8) -> Iterator[str]:
-    """Yield what can be read in a value: of our own objects that is what they show."""
+    """Yield all texts in a value. Objects of these packages count with their repr()."""
     if isinstance(value, bytes | bytearray):
         yield value.decode('latin-1')
     elif isinstance(value, str):
@@ -69,7 +69,7 @@ def texts(value: Any, depth: int = 8) -> Iterator[str]:
 
 
 def revealing(exc: BaseException) -> list[tuple[str, str]]:
-    """Return where a secret is to be seen."""
+    """Return the names of the values that contain a secret."""
     return [
         (where, text) for where, value in recorded(exc) for text in texts(value) if any(one in text for one in SECRETS)
     ]
@@ -89,7 +89,7 @@ WRONG, LOCKED = (
     'Account is temporarily locked due to multiple authentication failures',
 )
 
-#: What a server answers, and to what kind of request.
+#: The responses of the server, by kind of error.
 ANSWERS: dict[str, Any] = {
     **{str(status): told(status, 'x', PROLONGED) for status in (302, 400, 404, 409, 412, 413, 429, 500, 503)},
     '401': told(401),
@@ -133,7 +133,7 @@ def check(exc: CouchDBError) -> None:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, '_shared', Shared({}))
-    monkeypatch.setattr(bounds, 'LARGEST', 1_000_000)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', 1_000_000)
 
 
 def client_of(port: int, auth: str = 'basic', **more: Any) -> Client:
@@ -143,32 +143,32 @@ def client_of(port: int, auth: str = 'basic', **more: Any) -> Client:
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
 @pytest.mark.parametrize('call', CALLS)
 @pytest.mark.parametrize('answer', ANSWERS)
-def test_an_answer_that_is_an_error(wires: Callable[[], Wire], answer: str, call: str, auth: str) -> None:
+def test_error_responses(wires: Callable[[], Wire], answer: str, call: str, auth: str) -> None:
     if answer.startswith('slow') and call == 'longpoll':
-        pytest.skip('it may be silent for long')
+        pytest.skip('a longpoll may be silent for a long time')
     wire = wires()
     client = client_of(wire.server_address[1], auth)
     wire.answer = BEGUN
-    client._nodes.current.login.headers(client._nodes.current._post_session)
+    client._nodes.current.auth.headers(client._nodes.current._post_session)
     wire.answer = ANSWERS[answer]
     limit(client, answer)
     try:
         CALLS[call](client)
     except CouchDBError as exc:
         check(exc)
-    else:  # what one document is refused for is its answer
+    else:  # errors of single documents are part of the response
         assert answer in {'bulk': ('400', '409', '412', '413', 'deep JSON'), 'fetch': ('deep JSON',)}[call]
     client.close()
 
 
 def limit(client: Client, answer: str) -> None:
-    """Give the answers that take too long little time, and the others all."""
+    """Set a short time limit for slow responses."""
     for node in client._nodes._nodes:
         node.timeouts = (0.3, 0.3) if answer.startswith('slow') else node.timeouts
 
 
 @pytest.mark.parametrize('answer', ANSWERS)
-def test_a_session_that_is_not_begun(wires: Callable[[], Wire], answer: str) -> None:
+def test_session_that_cannot_be_opened(wires: Callable[[], Wire], answer: str) -> None:
     wire = wires()
     wire.answer = ANSWERS[answer]
     client = client_of(wire.server_address[1], 'cookie')
@@ -179,12 +179,12 @@ def test_a_session_that_is_not_begun(wires: Callable[[], Wire], answer: str) -> 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
 @pytest.mark.parametrize('tls', [True, False])
-def test_nobody_who_answers(auth: str, tls: bool) -> None:
+def test_server_that_does_not_respond(auth: str, tls: bool) -> None:
     check(failure(lambda: client_of(1, auth, tls=tls).get('x')))
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_tls_that_fails(wires: Callable[[], Wire], auth: str) -> None:
+def test_tls_failure(wires: Callable[[], Wire], auth: str) -> None:
     wire = wires()
     wire.answer = head(400)
     client = client_of(wire.server_address[1], auth, tls=True)
@@ -203,12 +203,12 @@ def source() -> Any:
 @pytest.mark.parametrize(
     'pair', [('me', PASSWORD, 1), ('me', PASSWORD + '\udcfc'), [PASSWORD], {'me': PASSWORD}, PASSWORD]
 )
-def test_a_source_that_returns_something_else(pair: Any) -> None:
+def test_source_with_an_invalid_return_value(pair: Any) -> None:
     given[:] = [pair]
     check(failure(lambda: Client(Address(port=1, credentials=f'{__name__}:source')).get('x')))
 
 
-def test_an_environment_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('COUCHDB_USER', raising=False)
     monkeypatch.setenv('COUCHDB_PASSWORD', PASSWORD)
     check(failure(auth.environment))

@@ -1,4 +1,4 @@
-"""URLs and options of any text: understood, or refused in one clear sentence; the password is never in it."""
+"""URLs and options with any text: they are valid, or refused with one clear sentence without the password."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ secrets = (
 
 
 def told(exc: BaseException) -> str:
-    """Return all that a log has of an error."""
+    """Return the complete traceback of an error, as in a log."""
     return ''.join(traceback.format_exception(exc))
 
 
@@ -59,11 +59,11 @@ def is_clear(exc: CouchDBError) -> None:
 
 
 @given(secrets, secrets, st.booleans())
-def test_user_and_password_of_any_characters_come_through(user: str, more: str, tls: bool) -> None:
+def test_user_and_password_of_any_characters(user: str, more: str, tls: bool) -> None:
     try:
         url = f'couchdb{"s" if tls else ""}://{quote("u" + user, safe="")}:{quote(SECRET + more, safe="")}@host:1234/db'
     except UnicodeEncodeError:
-        return  # it cannot be written as a URL
+        return  # the text cannot be part of a URL
     address = address_of(url)
     assert (address.user, address.password) == ('u' + user, SECRET + more)
     assert (address.host, address.port, address.database, address.tls) == ('host', 1234, 'db', tls)
@@ -73,7 +73,7 @@ def test_user_and_password_of_any_characters_come_through(user: str, more: str, 
 
 
 @given(schemes, secrets, hosts, ports, databases, queries)
-def test_a_url_of_results_is_understood_or_refused(
+def test_any_result_url_is_valid_or_refused(
     scheme: str, more: str, host: str, port: str, database: str, query: str
 ) -> None:
     try:
@@ -85,9 +85,7 @@ def test_a_url_of_results_is_understood_or_refused(
 
 
 @given(secrets, hosts, ports, databases, queries)
-def test_a_url_of_the_broker_is_understood_or_refused(
-    more: str, host: str, port: str, database: str, query: str
-) -> None:
+def test_any_broker_url_is_valid_or_refused(more: str, host: str, port: str, database: str, query: str) -> None:
     url = f'couchdb://me:{SECRET}{more}@{host}{port}{database}{query}'
     try:
         with Connection(url) as connection:
@@ -98,14 +96,14 @@ def test_a_url_of_the_broker_is_understood_or_refused(
         assert SECRET not in repr(address) + address.url
 
 
-#: The two ways in which a URL is read, each with the setting it is for.
+#: The two functions that parse URLs, each with the name of its setting.
 WAYS = [('broker_url', lambda url: Connection(url).transport.address), ('result_backend', address_of)]
 
 
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
 @pytest.mark.parametrize('place', ['', 'couchdb://a:1/db;'], ids=['first', 'second'])
 @pytest.mark.parametrize('char', ['/', '#', '?', '[', ']', '\uff0f', '[x]', '12/', '12?', '12#'])
-def test_a_password_that_is_not_quoted_is_told_in_one_sentence(char: str, place: str, setting: str, read: Any) -> None:
+def test_unquoted_password_is_one_sentence(char: str, place: str, setting: str, read: Any) -> None:
     for password in (f'{SECRET}{char}', f'{char}{SECRET}', f'{SECRET}{char}{SECRET}'):
         with pytest.raises(
             ConfigurationError, match=r'the URL cannot be read; write .* and password percent-encoded'
@@ -116,7 +114,7 @@ def test_a_password_that_is_not_quoted_is_told_in_one_sentence(char: str, place:
 
 
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
-def test_a_semicolon_that_is_not_quoted_is_told_without_what_follows(setting: str, read: Any) -> None:
+def test_error_about_an_unquoted_semicolon_does_not_show_the_rest(setting: str, read: Any) -> None:
     for password in (f'12;{SECRET}', f'{SECRET};{SECRET}', f'12;{SECRET}://{SECRET}'):
         with pytest.raises(ConfigurationError) as caught:
             read(f'couchdb://me:{password}@host/db')
@@ -125,13 +123,13 @@ def test_a_semicolon_that_is_not_quoted_is_told_without_what_follows(setting: st
 
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
 @pytest.mark.parametrize('char', [':', '@', '%', '&', '=', '+', '%zz'])
-def test_what_needs_no_quoting_comes_through(char: str, setting: str, read: Any) -> None:
+def test_characters_that_need_no_quoting(char: str, setting: str, read: Any) -> None:
     assert read(f'couchdb://me:{SECRET}{char}{SECRET}@host/db').password == f'{SECRET}{char}{SECRET}'
 
 
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
 @pytest.mark.parametrize('name', ['timeout', 'connect_timeout', 'heartbeat', 'password', 'ssl_version', 'x' * 500])
-def test_a_parameter_that_is_not_known_is_named(name: str, setting: str, read: Any) -> None:
+def test_unknown_parameter_is_named(name: str, setting: str, read: Any) -> None:
     with pytest.raises(
         ConfigurationError,
         match=(
@@ -152,13 +150,13 @@ def test_a_parameter_that_is_not_known_is_named(name: str, setting: str, read: A
         ('ssl=true&ssl_ca_certs=x', 'leave ssl out'),
     ],
 )
-def test_a_wrong_value_is_told(query: str, text: str, setting: str, read: Any) -> None:
+def test_wrong_value_is_named(query: str, text: str, setting: str, read: Any) -> None:
     with pytest.raises(ConfigurationError, match=text):
         read(f'couchdb://host/db?{query}')
 
 
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
-def test_a_browser_s_url_is_refused_with_what_to_write(setting: str, read: Any) -> None:
+def test_http_url_is_refused_with_a_correction(setting: str, read: Any) -> None:
     for scheme, ours in (('http', 'couchdb'), ('https', 'couchdbs')):
         with pytest.raises(ConfigurationError, match=f'^{setting}: write {ours}:// instead of {scheme}:// ') as caught:
             read(f'{scheme}://me:{SECRET}/@host:x/db?y=1')
@@ -166,7 +164,7 @@ def test_a_browser_s_url_is_refused_with_what_to_write(setting: str, read: Any) 
 
 
 @pytest.mark.parametrize('scheme', ['http', 'https'])
-def test_a_result_backend_by_a_browser_s_url(scheme: str) -> None:
+def test_http_url_of_a_result_backend(scheme: str) -> None:
     app = Celery('app', set_as_current=False, backend=f'{scheme}://me:{SECRET}@host:5984/db')
     with pytest.raises(ConfigurationError, match=f'^result_backend: write couchdbs?:// instead of {scheme}://'):
         app.backend  # noqa: B018
@@ -182,7 +180,7 @@ def test_a_result_backend_by_a_browser_s_url(scheme: str) -> None:
         'couchdbs://a?ssl=false;couchdb://b?ssl=false',
     ],
 )
-def test_nodes_of_which_only_some_have_tls_are_refused(urls: str, setting: str, read: Any) -> None:
+def test_nodes_with_and_without_tls_are_refused(urls: str, setting: str, read: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=f'^{setting}: some of the URLs ask for TLS and some do not; write couchdbs://'
     ):
@@ -191,7 +189,7 @@ def test_nodes_of_which_only_some_have_tls_are_refused(urls: str, setting: str, 
 
 @pytest.mark.parametrize(('setting', 'read'), WAYS, ids=['broker', 'results'])
 @pytest.mark.parametrize('query', ['ssl=false', 'ssl=0', 'ssl_cert_reqs=none', 'ssl='])
-def test_couchdbs_is_tls_whatever_follows(query: str, setting: str, read: Any) -> None:
+def test_couchdbs_always_uses_tls(query: str, setting: str, read: Any) -> None:
     try:
         address = read(f'couchdbs://a:1?{query};couchdbs://b:1?{query}')
     except ConfigurationError:
@@ -202,7 +200,8 @@ def test_couchdbs_is_tls_whatever_follows(query: str, setting: str, read: Any) -
 
 
 @pytest.mark.parametrize('urls', ['couchdb://a;redis://b', 'couchdb://a;b'])
-def test_a_list_is_of_nodes_of_one_cluster(urls: str) -> None:
+def test_list_with_other_schemes_is_refused(urls: str) -> None:
+    read: Any
     for setting, read in WAYS:
         with pytest.raises(
             ConfigurationError, match=f'^{setting}: unknown scheme; write couchdb://, or couchdbs:// for TLS'
@@ -211,10 +210,10 @@ def test_a_list_is_of_nodes_of_one_cluster(urls: str) -> None:
 
 
 @pytest.mark.parametrize(('query', 'port'), [('', 1), ('?ssl=false', 2), ('?ssl_ca_certs=x', 3)])
-def test_a_connection_that_moves_to_another_node_stays_tls(query: str, port: int) -> None:
+def test_failover_keeps_tls(query: str, port: int) -> None:
     with Connection(f'couchdbs://a:{port}{query};couchdbs://b:{port}{query}') as connection:
-        connection.transport.couchdb.leave_node()
-        connection.transport._name_node()
+        connection.transport.couchdb.switch_node()
+        connection.transport.name_node()
         with connection.clone() as clone:
             assert clone.transport.address.server == f'https://b:{port}'
 
@@ -231,7 +230,7 @@ def test_a_connection_that_moves_to_another_node_stays_tls(query: str, port: int
         },
     )
 )
-def test_any_parts_make_an_address_or_an_error(parts: dict[str, Any]) -> None:
+def test_any_parts_are_an_address_or_an_error(parts: dict[str, Any]) -> None:
     try:
         address = Address.of(
             **{'scheme': 'couchdb', 'host': None, 'port': None, 'database': None, 'user': None, **parts},
@@ -248,18 +247,18 @@ def test_any_parts_make_an_address_or_an_error(parts: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     'url', ['couchdb://a..b', 'couchdb://' + 'h' * 300, 'couchdb://-:1', 'couchdb://a b', 'couchdb://%zz']
 )
-def test_a_host_that_cannot_be_is_one_error_of_ours(url: str) -> None:
+def test_impossible_host_is_one_error(url: str) -> None:
     with pytest.raises(CouchDBError) as caught, Connection(url.replace('://', f'://me:{SECRET}@')) as connection:
         connection.connect()
     assert SECRET not in told(caught.value)
 
 
-#: What an option that is None by default may be else.
+#: The other types of options that are None by default.
 _OTHER_TYPES = {'credentials': (str,), 'auth': (str,), 'global_keyprefix': (str,)}
 
 
 @pytest.mark.parametrize('options', [Options, ResultOptions])
-def test_options_of_any_value_are_taken_or_refused(options: Any) -> None:
+def test_option_of_any_value_is_valid_or_refused(options: Any) -> None:
     names = (
         st.sampled_from([*Options.__dataclass_fields__, *ResultOptions.__dataclass_fields__, 'global_keyprefix', 'x'])
         | any_text()
@@ -283,7 +282,7 @@ def test_options_of_any_value_are_taken_or_refused(options: Any) -> None:
         st.sampled_from(['max_retries', 'interval_start', 'interval_step', 'interval_max']), json_values(), min_size=1
     )
 )
-def test_a_retry_policy_is_of_numbers(policy: dict[str, Any]) -> None:
+def test_retry_policy_must_consist_of_numbers(policy: dict[str, Any]) -> None:
     try:
         found = ResultOptions.of({'retry_policy': policy}).retry_policy
     except CouchDBError as exc:
@@ -292,7 +291,7 @@ def test_a_retry_policy_is_of_numbers(policy: dict[str, Any]) -> None:
         assert all(value is None or 0 <= value < float('inf') for value in found.values())
 
 
-def test_the_url_of_an_app_is_not_told() -> None:
+def test_url_of_an_app_is_not_shown() -> None:
     app = Celery('app', set_as_current=False, backend=f'couchdb://me:{SECRET}/@host/db')
     with pytest.raises(ConfigurationError) as caught:
         app.backend  # noqa: B018

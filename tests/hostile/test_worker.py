@@ -1,4 +1,4 @@
-"""A real worker beside the worst documents that a member can write: it runs what is honest, and ends as it is told to."""
+"""A real worker in a database with the worst documents that members can write: it runs tasks and stops cleanly."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .worst import HARD_TO_STORE, LARGEST, broker_texts, deep, result_texts, sto
 __all__ = ['database', 'site']
 
 
-def test_a_worker_beside_the_worst_documents(site: Site, apache_couchdb: bool) -> None:
+def test_worker_runs_tasks_despite_the_worst_documents(site: Site, apache_couchdb: bool) -> None:
     site.set_up()
-    most = 5000 if apache_couchdb else 1500  # the embedded server takes no more
+    most = 5000 if apache_couchdb else 1500  # the embedded server accepts no deeper documents
     texts = broker_texts('celery', most)
     store(site.client, texts)
     store(site.server.client(site.results), result_texts(most))
     worker = site.worker('-l', 'INFO')
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     assert site.app.control.ping(timeout=PATIENCE, limit=1)
-    # The same to a worker that has nothing to do, and is told of them: messages, broadcasts and heartbeats.
+    # The same documents for an idle worker, which receives them through the changes feed.
     store(
         site.client,
         [
@@ -45,7 +45,7 @@ def test_a_worker_beside_the_worst_documents(site: Site, apache_couchdb: bool) -
     assert worker.container.terminate(PATIENCE) == 0
     log = worker.logs()
     assert 'set aside as a dead letter' in log
-    # Nothing failed as a whole, and nothing was tried again.
+    # The worker had no error that it retries.
     assert not [
         line for line in log.splitlines() if re.search('Unrecoverable|thread failed|trying again|RecursionError', line)
     ]
@@ -54,7 +54,7 @@ def test_a_worker_beside_the_worst_documents(site: Site, apache_couchdb: bool) -
 @pytest.mark.parametrize(
     'spoilt', ['too late', 'too deep', 'with an attachment', 'with odd names behind it', 'many attempts']
 )
-def test_who_sends_a_unique_job_over_a_spoilt_one(site: Site, spoilt: str) -> None:
+def test_unique_job_replaces_a_malformed_document(site: Site, spoilt: str) -> None:
     report = task_of(site)
     site.set_up()
     job = {**BROKER['unique'], '_id': 'job:["celery","report","k"]', 'queue': 'celery', 'status': 'fail', 'next': []}

@@ -1,4 +1,4 @@
-"""Results that are nested more deeply than anybody can read, or than most can."""
+"""Results that are nested too deeply to be read, and forged exceptions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .worst import deep, store
 
 def forged(levels: int) -> str:
     return (
-        '{"_id": "celery-task-meta-t", "type": "Result", "status": "SUCCESS", "value": {"task_id": "t", "status": "SUCCESS", '
-        f'"result": {deep(levels)}, "traceback": null, "children": []}}}}'
+        '{"_id": "celery-task-meta-t", "type": "Result", "status": "SUCCESS", "value": {"task_id": "t", '
+        f'"status": "SUCCESS", "result": {deep(levels)}, "traceback": null, "children": []}}}}'
     )
 
 
 @pytest.mark.parametrize('levels', [1000, 1400])
-def test_one_that_nobody_can_read_is_an_error_for_who_asks(app: Celery, levels: int) -> None:
+def test_unreadable_result_is_an_error_only_for_its_caller(app: Celery, levels: int) -> None:
     app.backend.store_result('good', 1, 'SUCCESS')
     store(app.backend.client, [forged(levels)])
     with pytest.raises((NestedTooDeeply, DecodeError)):
@@ -33,7 +33,7 @@ def test_one_that_nobody_can_read_is_an_error_for_who_asks(app: Celery, levels: 
 
 
 @pytest.mark.parametrize('levels', [600, 1400])
-def test_one_that_was_forged_gives_way_to_the_failure_or_is_forgotten(app: Celery, levels: int) -> None:
+def test_forged_result_can_be_forgotten(app: Celery, levels: int) -> None:
     app.backend.store_result('good', 1, 'SUCCESS')
     store(app.backend.client, [forged(levels)])
     app.AsyncResult('t').forget()
@@ -41,14 +41,14 @@ def test_one_that_was_forged_gives_way_to_the_failure_or_is_forgotten(app: Celer
     assert app.AsyncResult('t').get(timeout=PATIENCE) == 2
 
 
-def test_one_that_cannot_be_read_is_written_over(app: Celery) -> None:
+def test_unreadable_result_is_overwritten(app: Celery) -> None:
     app.backend.store_result('good', 1, 'SUCCESS')
     store(app.backend.client, [forged(1400)])
     app.backend.store_result('t', 2, 'SUCCESS')
     assert app.AsyncResult('t').get(timeout=PATIENCE) == 2
 
 
-def test_what_a_task_returns_may_be_deep(app: Celery) -> None:
+def test_return_values_may_be_deeply_nested(app: Celery) -> None:
     value: Any = 1
     for _ in range(300):
         value = [value]
@@ -84,7 +84,7 @@ def failed(app: Celery, task_id: str, module: str, name: str, args: list[Any]) -
 
 
 @pytest.mark.parametrize(('module', 'name', 'args'), ENDS)
-def test_a_forged_exception_does_not_end_who_asks(app: Celery, module: str, name: str, args: list[Any]) -> None:
+def test_forged_exception_does_not_end_the_caller(app: Celery, module: str, name: str, args: list[Any]) -> None:
     app.backend.store_result('good', 1, 'SUCCESS')
     failed(app, 't', module, name, args)
     with pytest.raises(UnpickleableExceptionWrapper, match=name):
@@ -97,7 +97,7 @@ def test_a_forged_exception_does_not_end_who_asks(app: Celery, module: str, name
 
 
 @pytest.mark.parametrize(('module', 'name', 'args'), ENDS[:2])
-def test_a_forged_exception_of_a_part_fails_the_chord(app: Celery, module: str, name: str, args: list[Any]) -> None:
+def test_forged_exception_of_a_part_fails_the_chord(app: Celery, module: str, name: str, args: list[Any]) -> None:
     backend = app.backend
     backend.store_result('good', 1, 'SUCCESS')
     failed(app, 'part', module, name, args)

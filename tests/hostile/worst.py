@@ -1,4 +1,7 @@
-"""Documents that any member of a database can write, each the worst of its kind; as JSON texts, for Python cannot write some."""
+"""The most harmful documents that a member of a database can write.
+
+They are JSON texts, because Python cannot encode all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .documents import BROKER, RESULTS
 
 __all__ = ['HARD_TO_STORE', 'LARGEST', 'broker_texts', 'deep', 'result_texts', 'store']
 
-#: The largest numbers that CouchDB stores: one more makes it refuse the request.
+#: The largest numbers that CouchDB stores. It refuses requests with larger ones.
 LARGEST: list[Any] = [
     1.7976931348623157e308,
     -1.7976931348623157e308,
@@ -19,15 +22,15 @@ LARGEST: list[Any] = [
     -int(1.7976931348623157e308),
 ]
 
-#: More levels than are ever needed, than a function that calls itself twice for each can descend, about as many as Python can
-#: read, and more. CouchDB 3.5 cannot index a document of some 10,000.
+#: Levels of nesting: more than are needed, more than a recursive function with two calls per level can descend, about
+#: as many as Python can parse, and more. CouchDB 3.5 cannot index a document with about 10,000 levels.
 _LEVELS = {150: 'list', 600: 'object', 1500: 'list', 5000: 'object'}
 _EDGE = range(900, 1000, 8)
 
-#: What stands in a document where a text puts something deep.
+#: The placeholder for a deeply nested value in a document.
 _HERE = '@here@'
 
-#: What CouchDB refuses in a member of a document; nested it takes it.
+#: Members that CouchDB refuses at the top level of a document, but stores at deeper levels.
 HARD_TO_STORE: dict[str, Any] = {
     '_foo': 1,
     '_deleted': True,
@@ -39,20 +42,20 @@ HARD_TO_STORE: dict[str, Any] = {
 
 
 def deep(levels: int, kind: str = 'list') -> str:
-    """Return a JSON text nested in so many levels."""
+    """Return a JSON text with this number of nested levels."""
     return '[' * levels + ']' * levels if kind == 'list' else '{"a":' * levels + '{}' + '}' * levels
 
 
 def _texts(
     name: str, kinds: dict[str, dict[str, Any]], places: dict[str, tuple[str, ...]], levels: Iterable[int]
 ) -> list[str]:
-    """Return a document with something deep in each of these places."""
+    """Return a document for each place and depth, with a nested value in that place."""
     found = []
     for kind, path in places.items():
         for depth in levels:
             doc = copy.deepcopy(kinds[name])
             doc['_id'] += f' {kind} {depth}'
-            inner = doc
+            inner: Any = doc
             for step in path[:-1]:
                 inner = inner[int(step)] if step.isdecimal() else inner[step]
             inner[path[-1]] = _HERE
@@ -61,7 +64,7 @@ def _texts(
 
 
 def broker_texts(queue: str, most: int) -> list[str]:
-    """Return the documents for a broker's database that has this queue, of no more than `most` levels."""
+    """Return the documents for a broker's database with this queue, with at most `most` levels."""
     anywhere = {
         'headers': ('message', 'headers', 'x'),
         'properties': ('message', 'properties', 'x'),
@@ -109,7 +112,7 @@ def broker_texts(queue: str, most: int) -> list[str]:
                 },
             },
         ]
-    # So large that nothing more fits in.
+    # Almost as large as `max_document_size` allows.
     docs += [
         {**BROKER[name], '_id': f'{BROKER[name]["_id"]} large', 'x': 'x' * 7_998_400} for name in ('waiting', 'claimed')
     ]
@@ -122,7 +125,7 @@ def broker_texts(queue: str, most: int) -> list[str]:
 
 
 def result_texts(most: int) -> list[str]:
-    """Return the documents for a database of results, of no more than `most` levels."""
+    """Return the documents for a result database, with at most `most` levels."""
     texts, levels = [], [depth for depth in _LEVELS if depth <= most]
     for name in ('result', 'group', 'chord', 'chord, claimed', 'part'):
         value = 'value' if 'value' in RESULTS[name] else 'body'
@@ -139,10 +142,11 @@ def result_texts(most: int) -> list[str]:
 
 
 def store(client: Any, texts: list[str]) -> None:
-    """Store documents that are JSON texts."""
+    """Store documents given as JSON texts."""
     texts = list({text.partition('", "type"')[0]: text for text in texts}.values())
     while texts:
-        size, part = 0, []
+        size = 0
+        part: list[str] = []
         while texts and (not part or size + len(texts[0]) < 1_000_000):
             size += len(texts[0])
             part.append(texts.pop(0))

@@ -1,4 +1,4 @@
-"""Connections for the tests, closed afterwards."""
+"""Connections and apps for the tests, which are closed after the test."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from tests.conftest import PATIENT, PATIENT_BROKER, Server, wait_for
+from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, Request, end, record_requests, release_all
 
 
 @pytest.fixture
 def connect(url: str) -> Iterator[Callable[..., Connection]]:
-    """Returns a function that opens another connection to the test's database; its arguments are transport options."""
+    """A function that opens a connection to the test's database; its arguments are transport options."""
     opened: list[Connection] = []
 
     def connect(**options: Any) -> Connection:
@@ -33,19 +34,19 @@ def connect(url: str) -> Iterator[Callable[..., Connection]]:
 
 @pytest.fixture
 def connection(connect: Callable[..., Connection], client: Client) -> Connection:
-    """One connection to the test's database, which exists."""
+    """A connection to the test's database, which exists."""
     return connect()
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
-    """The requests to the test's database, in order; clear it to count anew."""
+    """The requests to the test's database, in order. Tests clear the list to start counting."""
     return record_requests(monkeypatch, database)
 
 
 @pytest.fixture
 def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
-    """An app whose results are in a database of their own."""
+    """An app that stores its results in a second database."""
     results = f'{database}-results'
     app = Celery('jobs', set_as_current=False, broker=server.couchdb_url(database), backend=server.couchdb_url(results))
     app.conf.update(broker_transport_options=PATIENT_BROKER, result_backend_transport_options=PATIENT)
@@ -59,7 +60,7 @@ def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
 
 
 def kill_all(inbox: Inbox, client: Client, count: int) -> None:
-    """Reject so many messages, and wait until they are dead letters."""
+    """Receive and reject `count` messages, and wait until they are dead letters."""
     inbox.wait(count)
     for message in inbox.messages:
         message.reject()

@@ -1,4 +1,4 @@
-"""Acknowledge, reject, requeue, recover, prefetch; and what happens to messages when a consumer goes."""
+"""Ack, reject, requeue, recover and prefetch; and the messages of a consumer that closes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def fill(connection: Connection, count: int) -> None:
         publish(connection, number)
 
 
-def test_ack_deletes(connection: Connection, client: Client) -> None:
+def test_ack_deletes_the_message(connection: Connection, client: Client) -> None:
     fill(connection, 3)
     Inbox(connection).wait(3)
     wait_for(lambda: not items(client), 'the messages to be deleted')
 
 
-def test_reject_keeps_the_message_as_dead(connect: Callable[..., Connection], client: Client) -> None:
+def test_rejected_message_becomes_a_dead_letter(connect: Callable[..., Connection], client: Client) -> None:
     fill(connect(), 2)
     inbox = Inbox(connect(), ack=False)
     inbox.wait(2)
     inbox.messages[0].reject()
     inbox.messages[1].ack()
-    [item] = wait_for(lambda: [i for i in items(client) if i.get('status')], 'the message to be set aside')
+    [item] = wait_for(lambda: [i for i in items(client) if i.get('status')], 'the dead letter')
     assert (item['status'], item['claimed'], item['message']['body']) == ('fail', None, '0')
     assert item['reason']
     wait_for(lambda: len(items(client)) == 1)
@@ -39,13 +39,13 @@ def test_reject_keeps_the_message_as_dead(connect: Callable[..., Connection], cl
     assert inbox.channel.queue_declare('q').message_count == 0
 
 
-def test_requeue_gives_the_old_place_back(connect: Callable[..., Connection], client: Client) -> None:
+def test_requeued_message_keeps_its_place_in_the_queue(connect: Callable[..., Connection], client: Client) -> None:
     fill(connect(), 4)
     before = items(client)[0]
     inbox = Inbox(connect(), ack=False, prefetch=1)
     assert inbox.wait(1) == [0]
     inbox.messages[0].requeue()
-    # The next one may be claimed by the same request that gives this one back, but none after it comes first.
+    # The request that releases this message may also claim the next one. No other message may come first.
     while inbox.wait(len(inbox.messages) + 1)[-1] != 0:
         inbox.messages[-1].ack()
     assert inbox.bodies in ([0, 0], [0, 1, 0])
@@ -55,7 +55,7 @@ def test_requeue_gives_the_old_place_back(connect: Callable[..., Connection], cl
     assert (after['published'], after['priority'], after['attempts']) == (before['published'], before['priority'], 2)
 
 
-def test_recover_gives_everything_back(connection: Connection, client: Client) -> None:
+def test_recover_redelivers_all_unacknowledged_messages(connection: Connection, client: Client) -> None:
     fill(connection, 3)
     inbox = Inbox(connection, ack=False)
     inbox.wait(3)
@@ -64,7 +64,7 @@ def test_recover_gives_everything_back(connection: Connection, client: Client) -
     assert all(message.delivery_info['redelivered'] for message in inbox.messages[3:])
 
 
-def test_ack_multiple(connection: Connection, client: Client) -> None:
+def test_ack_multiple_acknowledges_all_earlier_messages(connection: Connection, client: Client) -> None:
     fill(connection, 5)
     inbox = Inbox(connection, ack=False)
     inbox.wait(5)
@@ -73,7 +73,7 @@ def test_ack_multiple(connection: Connection, client: Client) -> None:
     assert sorted(item['message']['body'] for item in items(client)) == ['3', '4']
 
 
-def test_prefetch_is_a_limit(connect: Callable[..., Connection], client: Client) -> None:
+def test_prefetch_count_limits_unacknowledged_messages(connect: Callable[..., Connection], client: Client) -> None:
     fill(connect(), 10)
     inbox = Inbox(connect(), ack=False, prefetch=3)
     assert inbox.wait(3) == [0, 1, 2]
@@ -86,7 +86,7 @@ def test_prefetch_is_a_limit(connect: Callable[..., Connection], client: Client)
     inbox.stays(6, 0.5)
 
 
-def test_prefetch_is_a_channels_own(connection: Connection) -> None:
+def test_each_channel_has_its_own_prefetch_count(connection: Connection) -> None:
     fill(connection, 10)
     one, two = Inbox(connection, ack=False, prefetch=1), Inbox(connection, ack=False, prefetch=2)
     one.wait(1)
@@ -95,32 +95,34 @@ def test_prefetch_is_a_channels_own(connection: Connection) -> None:
     assert len(two.messages) == 2
 
 
-def test_acks_ride_together(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_many_acks_share_few_requests(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
     fill(connect(), 100)
     inbox = Inbox(connect(), ack=False)
     inbox.wait(100)
     sent.clear()
     inbox.messages[99].ack(multiple=True)
-    wait_for(lambda: not items(client), 'the acks to be stored')
+    wait_for(lambda: not items(client), 'the acks to be written')
     assert len([request for request in sent if request.path == '/_bulk_docs']) < 30
 
 
-def claimed_ahead(inbox: Inbox, client: Client, count: int) -> None:
-    """Publish so many messages and wait until they are claimed; nobody takes them from the mailbox."""
+def claim_ahead(inbox: Inbox, client: Client, count: int) -> None:
+    """Publish `count` messages and wait until the consumer has claimed them, without delivering them."""
     with inbox.connection.clone() as publisher:
         for number in range(count):
             publish(publisher, ['ahead', number])
     wait_for(
         lambda: sum(bool(item['claimed']) for item in items(client)) >= count + len(inbox.messages),
-        'all to be claimed ahead',
+        'all messages to be claimed ahead',
     )
 
 
-def test_closing_gives_back_unacknowledged_and_undelivered(connect: Callable[..., Connection], client: Client) -> None:
+def test_closing_releases_unacknowledged_and_undelivered_messages(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     fill(connect(), 4)
     first = Inbox(connect(), ack=False, prefetch=10)
     first.wait(4)
-    claimed_ahead(first, client, 6)
+    claim_ahead(first, client, 6)
     first.connection.release()
     assert not any(item['claimed'] for item in items(client))
     second = Inbox(connect(), prefetch=1)
@@ -138,10 +140,10 @@ def test_closing_gives_back_unacknowledged_and_undelivered(connect: Callable[...
     [lambda inbox: inbox.channel.close(), lambda inbox: inbox.connection.collect()],
     ids=['channel', 'connection'],
 )
-def test_what_is_settled_too_late_is_told_so(
+def test_ack_after_the_channel_was_closed_raises(
     connect: Callable[..., Connection], client: Client, end: Callable[[Inbox], None], settle: Callable[[Any], None]
 ) -> None:
-    """Celery acknowledges what began before its connection was lost, and knows what to do with such an error."""
+    """Celery acknowledges tasks that started before the connection was lost, and handles this error."""
     fill(connect(), 1)
     inbox = Inbox(connect(), ack=False)
     inbox.wait(1)
@@ -152,20 +154,20 @@ def test_what_is_settled_too_late_is_told_so(
     wait_for(lambda: [item['claimed'] for item in items(client)] == [None], 'the release')
 
 
-def test_cancelling_gives_back_the_undelivered_only(connect: Callable[..., Connection], client: Client) -> None:
+def test_cancel_releases_only_undelivered_messages(connect: Callable[..., Connection], client: Client) -> None:
     fill(connect(), 4)
     first = Inbox(connect(), ack=False, prefetch=10)
     first.wait(4)
-    claimed_ahead(first, client, 6)
+    claim_ahead(first, client, 6)
     first.consumer.cancel()
     second = Inbox(connect(), prefetch=1)
     assert second.wait(6) == [['ahead', number] for number in range(6)]
     for message in first.messages:
         message.ack()
-    wait_for(lambda: not items(client), 'all to be acknowledged')
+    wait_for(lambda: not items(client), 'all messages to be acknowledged')
 
 
-def test_closing_a_channel_gives_back_what_it_holds(connection: Connection, client: Client) -> None:
+def test_closing_a_channel_releases_its_messages(connection: Connection, client: Client) -> None:
     fill(connection, 2)
     first = Inbox(connection, ack=False)
     first.wait(2)
@@ -173,19 +175,19 @@ def test_closing_a_channel_gives_back_what_it_holds(connection: Connection, clie
     assert sorted(Inbox(connection).wait(2)) == [0, 1]
 
 
-def test_without_acknowledgement_a_message_is_gone_once_delivered(connection: Connection, client: Client) -> None:
+def test_no_ack_deletes_messages_on_delivery(connection: Connection, client: Client) -> None:
     fill(connection, 5)
     inbox = Inbox(connection, no_ack=True)
     assert inbox.wait(5) == [0, 1, 2, 3, 4]
-    wait_for(lambda: not items(client), 'the acknowledgements')
+    wait_for(lambda: not items(client), 'the acks')
 
 
-def test_without_acknowledgement_the_undelivered_comes_back(connect: Callable[..., Connection], client: Client) -> None:
+def test_no_ack_releases_undelivered_messages_on_close(connect: Callable[..., Connection], client: Client) -> None:
     fill(connect(), 1)
     inbox = Inbox(connect(), no_ack=True, prefetch=5)
     inbox.wait(1)
     fill(connect(), 5)
-    wait_for(lambda: sum(bool(item['claimed']) for item in items(client)) == 5, 'all to be claimed ahead')
+    wait_for(lambda: sum(bool(item['claimed']) for item in items(client)) == 5, 'all messages to be claimed ahead')
     inbox.connection.release()
     second = Inbox(connect())
     assert second.wait(5) == [0, 1, 2, 3, 4]
@@ -201,7 +203,7 @@ def test_basic_get(connection: Connection, client: Client, no_ack: bool) -> None
     if not no_ack:
         assert sum(item['claimed'] is not None for item in items(client)) == 1
         message.ack()
-    wait_for(lambda: len(items(client)) == 1, 'the message to be gone')
+    wait_for(lambda: len(items(client)) == 1, 'the message to be deleted')
     assert channel.basic_get('q', no_ack=True).decode() == 1
     assert channel.basic_get('q') is None
 

@@ -1,4 +1,4 @@
-"""Sessions and passwords that change, on a real server."""
+"""Sessions and credential rotation on a real server."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import requests
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb import auth
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.couchdb.nodes import Node
-from tests.conftest import PATIENCE, Server, Users, wait_for
+from tests.conftest import PATIENCE, Users, wait_for
 from tests.support import Inbox, publish
 
 
 @pytest.fixture
 def logins(monkeypatch: pytest.MonkeyPatch, database: str) -> list[str]:
-    """The headers with which the test's requests go, in order: `Authorization`, `Cookie` or '' where there is none."""
+    """The authentication header of each request, in order: `Authorization`, `Cookie`, or '' if there is none."""
     seen: list[str] = []
     exchange = Node._exchange
 
@@ -39,7 +40,7 @@ def logins(monkeypatch: pytest.MonkeyPatch, database: str) -> list[str]:
 
 
 def as_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what this process knows of sessions and passwords."""
+    """Delete the sessions and passwords that this process has cached, as in a new process."""
     monkeypatch.setattr(auth, '_shared', Shared({}))
 
 
@@ -60,13 +61,15 @@ def test_broker_and_results_share_one_session(
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_both_ways_do_the_same(connect: Callable[..., Connection], client: Client, auth: str) -> None:
+def test_basic_and_session_authentication_work_alike(
+    connect: Callable[..., Connection], client: Client, auth: str
+) -> None:
     connection = connect(auth=auth)
     publish(connection, 'hello')
     assert Inbox(connection).wait(1) == ['hello']
 
 
-def test_kombu_s_password_may_be_a_function(server: Server, database: str, client: Client) -> None:
+def test_password_of_a_connection_may_be_a_function(server: Server, database: str, client: Client) -> None:
     with Connection(
         server.couchdb_url(database, user=''), userid=server.user, password=lambda: server.password
     ) as connection:
@@ -74,12 +77,12 @@ def test_kombu_s_password_may_be_a_function(server: Server, database: str, clien
         assert Inbox(connection).wait(1) == ['hello']
 
 
-#: What the function `credentials` returns.
+#: The return value of the function `credentials`.
 current: list[str] = []
 
 
 def credentials() -> list[str]:
-    """Return user and password as they are now."""
+    """Return the current user and password."""
     return current
 
 
@@ -92,7 +95,7 @@ def credentials() -> list[str]:
     ],
     ids=['read', 'write', 'feed'],
 )
-def test_many_processes_take_over_a_new_password_and_do_not_lock_their_user(
+def test_many_processes_switch_to_a_new_password_without_locking_the_user(
     server: Server,
     database: str,
     client: Client,
@@ -122,10 +125,10 @@ def test_many_processes_take_over_a_new_password_and_do_not_lock_their_user(
     current[1] = f'changed-{uuid.uuid4().hex}'
     users(*current)
     old: dict[str, str] = {}
-    clients[0]._nodes.current.login.headers(lambda data: pytest.fail('there is a session')).add_to(old)
+    clients[0]._nodes.current.auth.headers(lambda data: pytest.fail('there is a session')).add_to(old)
     wait_for(
         lambda: requests.get(client.address.url, headers=old, timeout=PATIENCE).status_code == 401,
-        'the sessions to end',
+        'the sessions to expire',
     )
     for each in clients:
         reads(each)

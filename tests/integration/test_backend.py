@@ -1,4 +1,4 @@
-"""The result backend on a server, used as Celery uses it."""
+"""The result backend on a real server, used as Celery uses it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def app_of(url: str, **conf: Any) -> Celery:
 
 
 def elsewhere(url: str) -> CouchDBBackend:
-    """Return the backend that another process would have: it shares nothing with those of this one."""
+    """Return a backend as in another process, which shares no connections or caches with other backends."""
     return app_of(url, result_backend_transport_options={'sweep_interval': 1.0 + next(_serial)}).backend
 
 
@@ -56,7 +56,7 @@ def task_id() -> str:
 
 @pytest.fixture
 def requests_of(monkeypatch: pytest.MonkeyPatch, database: str) -> Callable[..., list[str]]:
-    """Returns the HTTP methods of the requests that a call makes to the test's database."""
+    """A function that returns the HTTP methods of the requests that a call sends to the test's database."""
     sent: list[str] = []
     send = HTTPAdapter.send
 
@@ -78,7 +78,7 @@ def requests_of(monkeypatch: pytest.MonkeyPatch, database: str) -> Callable[...,
 # -- one result
 
 
-def test_success_as_a_person_reads_it(backend: CouchDBBackend, client: Client, task_id: str) -> None:
+def test_result_document_is_readable(backend: CouchDBBackend, client: Client, task_id: str) -> None:
     backend.mark_as_done(task_id, {'sum': 3, '_id': 'x'})
     doc = client.get(f'celery-task-meta-{task_id}')
     del doc['_rev']
@@ -101,7 +101,7 @@ def test_success_as_a_person_reads_it(backend: CouchDBBackend, client: Client, t
     }
 
 
-def test_success(backend: CouchDBBackend, url: str, task_id: str) -> None:
+def test_result_of_a_successful_task(backend: CouchDBBackend, url: str, task_id: str) -> None:
     backend.mark_as_done(task_id, {'sum': 3})
     result = app_of(url).AsyncResult(task_id)
     assert result.get(timeout=PATIENCE) == {'sum': 3}
@@ -117,7 +117,7 @@ def test_unknown_task_is_pending(backend: CouchDBBackend, task_id: str) -> None:
         result.get(timeout=0.01, interval=0.01)
 
 
-def test_failure(backend: CouchDBBackend, task_id: str) -> None:
+def test_failed_task_raises_its_exception(backend: CouchDBBackend, task_id: str) -> None:
     backend.mark_as_failure(task_id, KeyError('no such thing'), traceback='Traceback: …')
     result = backend.app.AsyncResult(task_id)
     with pytest.raises(KeyError, match='no such thing'):
@@ -132,7 +132,8 @@ def test_retry_started_and_custom_states(backend: CouchDBBackend, task_id: str) 
     assert (result.state, result.info) == (states.STARTED, {'pid': 1, 'hostname': 'me'})
     backend.mark_as_retry(task_id, ValueError('again'), traceback='…')
     assert result.state == states.RETRY
-    assert isinstance(result.info, ValueError)
+    info: Any = result.info
+    assert isinstance(info, ValueError)
     backend.store_result(task_id, {'done': 50}, 'PROGRESS')
     assert (result.state, result.info) == ('PROGRESS', {'done': 50})
     backend.mark_as_done(task_id, 'end')
@@ -195,7 +196,7 @@ def test_extended_result(url: str, client: Client, task_id: str) -> None:
 
 
 @pytest.mark.parametrize('task_id', ['a/b?c#d', 'ü 😀', '..', '100%25', '_x', '"'])
-def test_odd_task_ids(backend: CouchDBBackend, task_id: str) -> None:
+def test_task_ids_of_any_characters(backend: CouchDBBackend, task_id: str) -> None:
     backend.mark_as_done(task_id, task_id)
     assert dict(backend.get_many([task_id], timeout=1))[task_id]['result'] == task_id
     backend._cache.clear()
@@ -214,7 +215,7 @@ def test_global_keyprefix(url: str, client: Client, task_id: str) -> None:
     assert client.get(f'blue_celery-taskset-meta-{group_id}')['type'] == 'Group'
 
 
-# -- values come back as they were
+# -- values
 
 
 @pytest.mark.parametrize('serializer', ['json', 'pickle', 'yaml', 'msgpack'])
@@ -246,7 +247,7 @@ def test_round_trip(url: str, client: Client, task_id: str, serializer: str, val
     if serializer == 'msgpack':
         pytest.importorskip('msgpack')
         if value in (10**40,):
-            pytest.skip('msgpack has 64 bits')
+            pytest.skip('msgpack integers have 64 bits')
     if serializer == 'yaml':
         pytest.importorskip('yaml')
     backend = app_of(url, result_serializer=serializer, accept_content=[serializer]).backend
@@ -267,13 +268,15 @@ def test_round_trip(url: str, client: Client, task_id: str, serializer: str, val
         b'\xff',
     ],
 )
-def test_round_trip_of_what_json_has_not(backend: CouchDBBackend, client: Client, task_id: str, value: Any) -> None:
+def test_round_trip_of_values_that_json_cannot_express(
+    backend: CouchDBBackend, client: Client, task_id: str, value: Any
+) -> None:
     backend.mark_as_done(task_id, [value])
     assert repr(backend.get_result(task_id)) == repr([value])
     assert client.get(f'celery-task-meta-{task_id}')['status'] == 'SUCCESS'
 
 
-def test_one_odd_result_does_not_spoil_the_others(backend: CouchDBBackend) -> None:
+def test_malformed_result_does_not_affect_others(backend: CouchDBBackend) -> None:
     backend.mark_as_done('good', 1)
     backend.mark_as_done('odd', {'__type__': 'unheard of', '__value__': 1})
     assert len(backend.mget(['celery-task-meta-good', 'celery-task-meta-odd'])) == 2
@@ -300,7 +303,7 @@ def test_compressed_results(url: str, client: Client, task_id: str) -> None:
         assert len(client.get(f'celery-task-meta-{task_id}')['base64']) < 1_000
 
 
-def test_document_of_celerys_own_backend(backend: CouchDBBackend, client: Client, task_id: str) -> None:
+def test_document_of_celerys_couchdb_backend_is_read(backend: CouchDBBackend, client: Client, task_id: str) -> None:
     client.put({'_id': f'celery-task-meta-{task_id}', 'value': '{"status": "SUCCESS", "result": 3, "children": []}'})
     assert backend.get_result(task_id) == 3
 
@@ -348,13 +351,13 @@ def test_group_result(backend: CouchDBBackend, client: Client, url: str) -> None
 
     other = app_of(url)
     assert other.GroupResult.restore(saved.id) == saved
-    saved.save()  # saving it once more is not an error
+    saved.save()  # saving it again is not an error
     other.GroupResult.restore(saved.id).delete()
     assert client.fetch([doc['_id']]) == [None]
     assert other.GroupResult.restore(saved.id) is None
 
 
-# -- writers that meet
+# -- concurrent writers
 
 
 @pytest.mark.parametrize(
@@ -366,7 +369,7 @@ def test_group_result(backend: CouchDBBackend, client: Client, url: str) -> None
     ],
     ids=['success', 'failure', 'revoked'],
 )
-def test_final_state_stays(
+def test_final_state_is_not_overwritten(
     backend: CouchDBBackend, client: Client, url: str, task_id: str, end: Callable[[CouchDBBackend, str], Any]
 ) -> None:
     late = elsewhere(url)
@@ -380,7 +383,7 @@ def test_final_state_stays(
 
 
 def run(task_id: str, delivery: int | None, *, retries: int = 0, redelivered: bool = False) -> Context:
-    """Return the request of a task that was delivered; `delivery` None is another broker's."""
+    """Return the request of a delivered task. `delivery` is None for tasks of other brokers."""
     number = {} if delivery is None else {'delivery': delivery}
     return Context(id=task_id, retries=retries, properties={'delivery_info': {'redelivered': redelivered, **number}})
 
@@ -411,7 +414,7 @@ def test_newer_delivery_wins_over_the_failure_of_an_older_one(
     assert (backend.get_state(task_id), backend.get_result(task_id)) == (states.SUCCESS, 'second')
 
 
-def test_failure_stays_for_the_same_delivery_and_for_older_ones(
+def test_failure_is_not_overwritten_by_the_same_or_an_older_delivery(
     backend: CouchDBBackend, client: Client, url: str, task_id: str
 ) -> None:
     late = elsewhere(url)
@@ -424,16 +427,14 @@ def test_failure_stays_for_the_same_delivery_and_for_older_ones(
     assert client.get(f'celery-task-meta-{task_id}') == first
 
 
-def test_task_that_was_failed_for_an_earlier_one_and_runs_after_all(
-    backend: CouchDBBackend, url: str, task_id: str
-) -> None:
-    """The steps of a chain fail with the one before them, which succeeds when it is delivered again."""
+def test_success_replaces_a_failure_caused_by_an_earlier_task(backend: CouchDBBackend, url: str, task_id: str) -> None:
+    """If a task of a chain fails, Celery fails the tasks after it. The task may succeed when it is redelivered."""
     backend.mark_as_failure(task_id, ValueError('of the step before'), request=Context(id=task_id))
     elsewhere(url).mark_as_done(task_id, 'done', request=run(task_id, 2))
     assert backend.get_state(task_id) == states.SUCCESS
 
 
-def test_success_between_reading_and_writing(
+def test_success_written_between_read_and_write_is_kept(
     backend: CouchDBBackend, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = elsewhere(url)
@@ -451,7 +452,7 @@ def test_success_between_reading_and_writing(
     assert (backend.get_state(task_id), backend.get_result(task_id)) == (states.SUCCESS, 'won')
 
 
-def test_forgotten_between_reading_and_writing(
+def test_result_forgotten_between_read_and_write(
     backend: CouchDBBackend, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = elsewhere(url)
@@ -469,7 +470,7 @@ def test_forgotten_between_reading_and_writing(
     assert backend.get_result(task_id) == 'stored'
 
 
-def test_changed_between_reading_and_deleting(
+def test_result_changed_between_read_and_delete(
     backend: CouchDBBackend, client: Client, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = elsewhere(url)
@@ -487,7 +488,7 @@ def test_changed_between_reading_and_deleting(
     assert client.fetch([f'celery-task-meta-{task_id}']) == [None]
 
 
-def test_writers_at_once(backend: CouchDBBackend, task_id: str) -> None:
+def test_concurrent_writers_of_one_result(backend: CouchDBBackend, task_id: str) -> None:
     writes = [
         lambda: backend.mark_as_started(task_id),
         lambda: backend.mark_as_retry(task_id, ValueError('again')),
@@ -496,7 +497,7 @@ def test_writers_at_once(backend: CouchDBBackend, task_id: str) -> None:
         lambda: backend.store_result(task_id, {'done': 1}, 'PROGRESS'),
     ]
     for _ in range(10):
-        start, failed = threading.Barrier(len(writes)), []
+        start, failed = threading.Barrier(len(writes)), list[Exception]()
 
         def run(write: Callable[[], Any], start: threading.Barrier = start, failed: list[Any] = failed) -> None:
             start.wait()
@@ -515,7 +516,7 @@ def test_writers_at_once(backend: CouchDBBackend, task_id: str) -> None:
         backend.forget(task_id)
 
 
-def test_two_apps_save_the_same_group(backend: CouchDBBackend, url: str, task_id: str) -> None:
+def test_two_apps_may_save_the_same_group(backend: CouchDBBackend, url: str, task_id: str) -> None:
     for app in (backend.app, app_of(url)):
         app.GroupResult(task_id, [app.AsyncResult('a')]).save()
     assert len(app_of(url).GroupResult.restore(task_id)) == 1
@@ -525,7 +526,7 @@ def _store_in_child(backend: CouchDBBackend, task_id: str) -> None:
     backend.mark_as_done(task_id, 'from the child')
 
 
-def test_forked_child_uses_connections_of_its_own(backend: CouchDBBackend, task_id: str) -> None:
+def test_forked_child_opens_its_own_connections(backend: CouchDBBackend, task_id: str) -> None:
     backend.mark_as_started(task_id)
     child = multiprocessing.get_context('fork').Process(target=_store_in_child, args=(backend, task_id))
     child.start()
@@ -536,10 +537,12 @@ def test_forked_child_uses_connections_of_its_own(backend: CouchDBBackend, task_
     assert backend.get_result(task_id) == 'from the child'
 
 
-# -- what it costs
+# -- costs
 
 
-def test_requests(backend: CouchDBBackend, url: str, task_id: str, requests_of: Callable[..., list[str]]) -> None:
+def test_number_of_requests_per_operation(
+    backend: CouchDBBackend, url: str, task_id: str, requests_of: Callable[..., list[str]]
+) -> None:
     other = str(uuid.uuid4())
     assert requests_of(backend.mark_as_done, task_id, 1) == ['PUT']
     assert requests_of(backend.mark_as_started, other) == ['PUT']
@@ -552,7 +555,7 @@ def test_requests(backend: CouchDBBackend, url: str, task_id: str, requests_of: 
     assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == [
         'GET',
         'POST',
-    ]  # is it a cluster?
+    ]  # the request that asks whether the server is a cluster
     assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == ['POST']
     assert requests_of(backend.forget, task_id) == ['GET', 'PUT']
     assert requests_of(backend.forget, task_id) == ['GET']
@@ -561,7 +564,7 @@ def test_requests(backend: CouchDBBackend, url: str, task_id: str, requests_of: 
 # -- the database
 
 
-def test_database_is_created_when_it_is_first_needed(
+def test_database_is_created_on_first_use(
     url: str, database: str, server: Any, task_id: str, requests_of: Callable[..., list[str]]
 ) -> None:
     backend = app_of(url).backend
@@ -582,14 +585,14 @@ def test_database_is_created_when_it_is_first_needed(
         lambda app, task_id: app.GroupResult(task_id, [app.AsyncResult('a')]).save(),
     ],
 )
-def test_any_use_creates_the_database(
+def test_each_operation_creates_the_database(
     url: str, database: str, server: Any, task_id: str, use: Callable[..., Any]
 ) -> None:
     use(app_of(url), task_id)
     assert server.client(database).sequence() is not None
 
 
-def test_database_deleted_in_between(backend: CouchDBBackend, client: Client, task_id: str) -> None:
+def test_deleted_database_is_created_again(backend: CouchDBBackend, client: Client, task_id: str) -> None:
     backend.mark_as_done(task_id, 1)
     client.delete()
     backend.mark_as_done(task_id, 2)
@@ -598,8 +601,10 @@ def test_database_deleted_in_between(backend: CouchDBBackend, client: Client, ta
     assert backend.get_task_meta(task_id, cache=False)['status'] == states.PENDING
 
 
-def test_wrong_password_is_named_and_not_told(server: Any, database: str, client: Client, task_id: str) -> None:
-    # Never the server's own user: CouchDB locks an account for minutes after five wrong passwords.
+def test_wrong_password_is_reported_without_being_shown(
+    server: Any, database: str, client: Client, task_id: str
+) -> None:
+    # Not the user of the other tests: CouchDB locks an account for minutes after five wrong passwords.
     user = f'nobody-{uuid.uuid4().hex[:8]}'
     backend = app_of(server.couchdb_url(database, user, 'wrong-secret')).backend
     with pytest.raises(AccessDenied, match=f"refused user '{user}'.*check the user, password") as caught:
@@ -614,7 +619,7 @@ ODD = 'p@:/?#[]%&=+ ;ü"\\'
 def member(server: Any, apache_couchdb: bool) -> Iterator[str]:
     """The name of a user without rights, whose password is `ODD`."""
     if not apache_couchdb:
-        pytest.skip('the embedded server has one user')
+        pytest.skip('the embedded server has only one user')
     name = f'ü@/{uuid.uuid4().hex[:8]}'
     where = f'{server.url}/_users/org.couchdb.user:{quote(name, safe="")}'
     made = requests.put(where, json={'name': name, 'password': ODD, 'roles': [], 'type': 'user'}, timeout=PATIENCE)
@@ -623,14 +628,16 @@ def member(server: Any, apache_couchdb: bool) -> Iterator[str]:
     requests.delete(where, params={'rev': made.json()['rev']}, timeout=PATIENCE).raise_for_status()
 
 
-def test_member_with_an_odd_password(server: Any, database: str, client: Client, member: str, task_id: str) -> None:
+def test_member_with_special_characters_in_the_password(
+    server: Any, database: str, client: Client, member: str, task_id: str
+) -> None:
     client.request('PUT', '/_security', body={'members': {'names': [member]}})
     backend = app_of(server.couchdb_url(database, member, ODD)).backend
     backend.mark_as_done(task_id, 1)
     assert backend.get_result(task_id) == 1
 
 
-def test_member_may_not_create_the_database(server: Any, database: str, member: str, task_id: str) -> None:
+def test_member_cannot_create_the_database(server: Any, database: str, member: str, task_id: str) -> None:
     backend = app_of(server.couchdb_url(database, member, ODD)).backend
     with pytest.raises(AccessDenied, match=r'user .* may not create the database, which does not exist'):
         backend.mark_as_done(task_id, 1)
@@ -641,7 +648,7 @@ def test_member_may_not_create_the_database(server: Any, database: str, member: 
 
 @pytest.fixture(scope='module')
 def working(server: Any) -> Iterator[Celery]:
-    """An app whose tasks a worker in this process runs: one for all tests, since stopping it takes seconds."""
+    """An app with a worker in this process. All tests share it, because stopping a worker takes seconds."""
     database = f'test-{uuid.uuid4().hex[:12]}'
     app = app_of(
         server.couchdb_url(database),
@@ -674,7 +681,7 @@ def working(server: Any) -> Iterator[Celery]:
         return 'x' * 9_000_000
 
     def untouched(**_: Any) -> None:
-        """Leave this process's logging as it is: tests that come later read it."""
+        """Leave the logging of this process unchanged, because later tests read the log."""
 
     signals.setup_logging.connect(untouched)
     try:

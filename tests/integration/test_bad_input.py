@@ -1,4 +1,4 @@
-"""What goes wrong because somebody made a mistake: one clear sentence, and no password in it."""
+"""Mistakes of users: each error is one clear sentence without the password."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import http.server
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import (
     AccessDenied,
@@ -21,14 +23,13 @@ from kombu_couchdb.errors import (
     NotCouchDB,
     ServerUnavailable,
 )
-from tests.conftest import Server
 from tests.support import Inbox, items, publish
 
 PASSWORD = 'unguessable-77'
 
 
 def failure(url: str, expected: type[CouchDBError], **options: object) -> str:
-    """Connect, expect an error and return its text, of which every test asks the same."""
+    """Connect, and return the text of the error; check what all error texts have in common."""
     with (
         pytest.raises(expected) as caught,
         Connection(url, transport_options={'interval_start': 0, **options}) as connection,
@@ -41,18 +42,18 @@ def failure(url: str, expected: type[CouchDBError], **options: object) -> str:
     return text
 
 
-def test_wrong_host() -> None:
+def test_unknown_host() -> None:
     text = failure(f'couchdb://joe:{PASSWORD}@no-such-host.invalid/db', ServerUnavailable)
     assert 'no-such-host.invalid' in text
 
 
-def test_refused_port() -> None:
+def test_closed_port() -> None:
     text = failure(f'couchdb://joe:{PASSWORD}@127.0.0.1:1/db', ServerUnavailable)
     assert '127.0.0.1:1' in text
     assert 'refused' in text.lower()
 
 
-def test_connection_errors_are_kombus_own(client: Client) -> None:
+def test_connection_errors_have_the_classes_that_kombu_expects(client: Client) -> None:
     with Connection('couchdb://127.0.0.1:1/db') as connection, pytest.raises(OperationalError):
         connection.ensure_connection(max_retries=1, interval_start=0)
     with Connection('couchdb://127.0.0.1:1/db') as connection, pytest.raises(OperationalError):
@@ -69,11 +70,11 @@ def test_no_password(server: Server, client: Client, database: str) -> None:
     assert 'no user' in failure(f'couchdb://{server.host}:{server.port}/{database}', AccessDenied)
 
 
-def test_no_right_to_create_the_database(
+def test_user_without_the_right_to_create_the_database(
     server: Server, users: Callable[..., None], database: str, apache_couchdb: bool
 ) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server has one user only')
+        pytest.skip('the embedded server has only one user')
     name = f'joe-{uuid.uuid4().hex[:8]}'
     users(name, PASSWORD)
     text = failure(server.couchdb_url(database, name, PASSWORD), AccessDenied)
@@ -81,11 +82,11 @@ def test_no_right_to_create_the_database(
     assert database in text
 
 
-def test_member_of_a_database_that_is_set_up(
+def test_member_can_use_a_database_that_is_set_up(
     server: Server, client: Client, users: Callable[..., None], database: str, url: str, apache_couchdb: bool
 ) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server has one user only')
+        pytest.skip('the embedded server has only one user')
     name = f'joe-{uuid.uuid4().hex[:8]}'
     users(name, PASSWORD)
     client.request('PUT', '/_security', body={'members': {'names': [name]}})
@@ -98,12 +99,12 @@ def test_member_of_a_database_that_is_set_up(
         Inbox(connection).wait(1)
 
 
-def test_database_that_shall_not_be_created(url: str) -> None:
+def test_missing_database_with_create_database_off(url: str) -> None:
     assert 'create_database' in failure(url, DatabaseMissing, create_database=False)
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """Answers everything with the same text."""
+    """A request handler that always responds with the same text."""
 
     text, status = '', 200
 
@@ -117,12 +118,12 @@ class Answers(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = _answer
 
     def log_message(self, *args: object) -> None:
-        """Be silent."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def answering() -> Iterator[Callable[[str, int], str]]:
-    """Returns a function that starts a server which always answers the same, and returns its URL."""
+    """A function that starts a server with a fixed response and returns its URL."""
     servers = []
 
     def start(text: str, status: int) -> str:
@@ -141,7 +142,7 @@ def answering() -> Iterator[Callable[[str, int], str]]:
 @pytest.mark.parametrize(
     'text', ['<html><body>It works!</body></html>', '', '{"message": "hello"}', '[]', 'null', '"x"']
 )
-def test_server_that_is_no_couchdb(answering: Callable[..., str], text: str, status: int) -> None:
+def test_server_that_is_not_couchdb(answering: Callable[..., str], text: str, status: int) -> None:
     assert 'not a CouchDB server' in failure(answering(text, status), NotCouchDB)
 
 
@@ -151,11 +152,11 @@ def test_server_that_redirects(answering: Callable[..., str], status: int) -> No
 
 
 @pytest.mark.parametrize('status', [500, 502, 503, 429])
-def test_server_that_is_in_trouble(answering: Callable[..., str], status: int) -> None:
+def test_server_that_responds_with_an_error(answering: Callable[..., str], status: int) -> None:
     assert str(status) in failure(answering('{"error": "oops", "reason": "in trouble"}', status), ServerUnavailable)
 
 
-def test_proxy_page_of_a_server_that_is_down(answering: Callable[..., str]) -> None:
+def test_error_page_of_a_proxy(answering: Callable[..., str]) -> None:
     assert '502' in failure(answering('<html>Bad Gateway</html>', 502), ServerUnavailable)
 
 
@@ -174,7 +175,7 @@ def test_proxy_page_of_a_server_that_is_down(answering: Callable[..., str]) -> N
         ({'polling_interval': None}, 'polling_interval'),
     ],
 )
-def test_options(url: str, options: dict[str, object], said: str) -> None:
+def test_invalid_options(url: str, options: dict[str, object], said: str) -> None:
     assert said in failure(url, ConfigurationError, **options)
 
 
@@ -183,13 +184,13 @@ def test_database_name_that_couchdb_refuses(server: Server, database: str) -> No
     assert 'database name' in failure(server.couchdb_url(database), ConfigurationError)
 
 
-#: A unique job keeps its body in its document, and so it cannot be larger than that.
-UNIQUE = {'headers': {'id': 'a', 'task': 't', 'job_key': 'k'}}
+#: The body of a unique job is in its document, so that `max_document_size` limits it.
+UNIQUE: dict[str, Any] = {'headers': {'id': 'a', 'task': 't', 'job_key': 'k'}}
 
 
-def test_unique_job_that_is_too_large(connection: Connection, client: Client, apache_couchdb: bool) -> None:
+def test_unique_job_larger_than_max_document_size(connection: Connection, client: Client, apache_couchdb: bool) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server takes documents of any size')
+        pytest.skip('the embedded server accepts documents of any size')
     publish(connection, 'before')
     with pytest.raises(DocumentTooLarge, match='max_document_size') as caught:
         publish(connection, 'x' * 8_000_001, **UNIQUE)
@@ -199,10 +200,10 @@ def test_unique_job_that_is_too_large(connection: Connection, client: Client, ap
     assert not items(client) or len(items(client)) <= 2
 
 
-def test_unique_job_just_small_enough_goes_all_the_way(
+def test_largest_unique_job_can_be_claimed_released_and_dead_lettered(
     connection: Connection, client: Client, apache_couchdb: bool
 ) -> None:
-    """Whatever size can be published can be claimed, released and buried, too."""
+    """A job of the largest size that can be published must not exceed the limit when it is claimed or dead-lettered."""
     size = 8_000_000
     if apache_couchdb:
         while True:

@@ -1,4 +1,4 @@
-"""Chords count themselves: a part once, the body once, whatever happens in between. Broker and results share a database."""
+"""Chords: each part is counted once and the body is sent once, whatever fails. Broker and results share a database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.write_result import WriteStatus
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import AccessDenied, DocumentTooLarge, ServerUnavailable
 from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, items
@@ -25,18 +25,18 @@ from tests.support import end as end_app
 
 
 class Site:
-    """An app, and what its workers would do, done here: each call to `backend()` is a worker of its own."""
+    """An app, with methods that act as its workers; each call of `backend()` is another worker."""
 
     def __init__(self, url: str, client: Client) -> None:
         self.url, self.client = url, client
         self._apps: list[Celery] = []
         self.app = self._app(1.0)
-        self.patience = -60.0  # sweepers take what changed just now, too
+        self.patience = -60.0  # sweeps include chords that changed a moment ago
         self._workers = 1.0
 
     def _app(self, number: float, **conf: Any) -> Celery:
         app = Celery('test', set_as_current=False, broker=self.url, backend=self.url)
-        # Workers on other machines share nothing; here it is a different option that keeps them apart.
+        # Backends with different options share nothing, like workers on different machines.
         app.conf.update(result_backend_transport_options={'sweep_interval': number}, **conf)
 
         @app.task(name='part', shared=False)
@@ -58,13 +58,13 @@ class Site:
         return backend
 
     def send(self, *values: Any, body: Signature | None = None, **options: Any) -> list[Context]:
-        """Send a chord and return the requests of its parts, which are taken out of the queue."""
+        """Send a chord, consume the messages of its parts, and return their requests."""
         signature = chord([self.app.signature('part', (value,)) for value in values], app=self.app)
         self.result = signature(body or self.app.signature('body', task_id='the body'), **options)
         return [Context({**message['headers'], **message['embed']}) for message in self.taken()]
 
     def taken(self) -> list[dict[str, Any]]:
-        """Take all messages out of the queue, as a worker does that finishes them."""
+        """Receive and acknowledge all messages of the queue, as a worker does."""
         found = []
         with Connection(self.url) as connection:
             inbox = Inbox(connection, 'celery', ack=True)
@@ -75,19 +75,19 @@ class Site:
         return found
 
     def bodies(self) -> list[Any]:
-        """Return the arguments with which bodies were sent; they stay in the queue."""
+        """Return the arguments of the bodies that are in the queue."""
         return [self.args_of(doc) for doc in items(self.client) if doc['message']['headers']['task'] == 'body']
 
     def args_of(self, doc: Document) -> Any:
         return json.loads(doc['message']['body'])[0]
 
     def close(self) -> None:
-        """End all of it."""
+        """Close all backends and the app."""
         for app in self._apps:
             end_app(app)
 
     def left(self) -> list[str]:
-        """Return the types of what is stored of chords."""
+        """Return the types of the stored documents of chords."""
         rows = self.client.request('GET', '/_all_docs', {'include_docs': True})['rows']
         return sorted(row['doc']['type'] for row in rows if row['doc'].get('type') in ('Chord', 'Part', 'Group'))
 
@@ -100,7 +100,7 @@ def site(url: str, client: Client) -> Iterator[Site]:
 
 
 def end(worker: CouchDBBackend, part: Context, value: Any = None) -> None:
-    """End a part as a worker does."""
+    """Store the success of a part, as a worker does."""
     worker.mark_as_done(part.id, part.group_index if value is None else value, part)
 
 
@@ -121,7 +121,9 @@ def test_body_has_the_results_in_the_order_of_the_header(site: Site) -> None:
     assert site.left() == []
 
 
-def test_results_in_the_order_of_their_arrival(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_in_order_of_arrival_without_result_chord_ordered(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = site.send('a', 'b', 'c')
     worker = site.backend()
     object.__setattr__(worker.options, 'result_chord_ordered', False)
@@ -139,7 +141,7 @@ def test_part_that_is_delivered_twice_counts_once(site: Site) -> None:
     assert site.bodies() == [[[0, 1]]]
 
 
-def test_duplicate_after_the_end_changes_nothing(site: Site) -> None:
+def test_duplicate_after_the_chord_was_completed_has_no_effect(site: Site) -> None:
     parts = site.send('a', 'b')
     for part in [*parts, *parts]:
         end(site.backend(), part)
@@ -147,7 +149,7 @@ def test_duplicate_after_the_end_changes_nothing(site: Site) -> None:
     assert site.left() == []
 
 
-def test_duplicate_at_a_worker_that_remembers_the_chord(site: Site) -> None:
+def test_duplicate_at_a_worker_that_has_the_chord_cached(site: Site) -> None:
     parts = site.send('a', 'b', 'c')
     worker = site.backend()
     end(worker, parts[0])
@@ -159,9 +161,7 @@ def test_duplicate_at_a_worker_that_remembers_the_chord(site: Site) -> None:
 
 
 @pytest.mark.parametrize('size', [2, 120], ids=['few', 'many'])
-def test_server_that_is_away_while_the_last_part_is_counted(
-    site: Site, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_outage_while_the_last_part_is_counted(site: Site, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     parts = site.send(*range(size))
     first, last = site.backend(), site.backend()
     for part in parts[:-1]:
@@ -179,7 +179,7 @@ def test_server_that_is_away_while_the_last_part_is_counted(
     assert site.bodies() == [[list(range(size))]]
 
 
-def test_part_that_cannot_be_counted_has_not_failed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_cannot_be_counted_does_not_fail(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send('a', 'b')
     worker, last = site.backend(), site.backend()
     end(worker, parts[0])
@@ -197,7 +197,7 @@ def test_part_that_cannot_be_counted_has_not_failed(site: Site, monkeypatch: pyt
 
 
 @pytest.mark.parametrize('count', [2, 24])
-def test_last_parts_at_once(site: Site, count: int) -> None:
+def test_last_parts_that_end_concurrently(site: Site, count: int) -> None:
     parts = site.send(*range(count))
     workers = [site.backend() for _ in parts]
     start, failed = threading.Barrier(count), list[Any]()
@@ -219,7 +219,7 @@ def test_last_parts_at_once(site: Site, count: int) -> None:
     assert site.left() == []
 
 
-def test_large_bodies_are_not_remembered(site: Site) -> None:
+def test_large_bodies_are_not_cached(site: Site) -> None:
     parts = site.send('a', 'b', body=site.app.signature('body', headers={'more': 'x' * 100_000}))
     worker = site.backend()
     end(worker, parts[0])
@@ -229,7 +229,7 @@ def test_large_bodies_are_not_remembered(site: Site) -> None:
     assert site.args_of(body) == [[0, 1]]
 
 
-def test_parts_may_end_before_all_are_sent(site: Site) -> None:
+def test_parts_may_end_before_all_parts_are_sent(site: Site) -> None:
     parts = site.send('a', 'b')
     chord_id = f'chord-unlock-{parts[0].group}'
     sent = site.client.get(chord_id)
@@ -239,13 +239,13 @@ def test_parts_may_end_before_all_are_sent(site: Site) -> None:
     assert site.bodies() == []
     site.app.backend.chords._known.clear()
     site.app.backend.set_chord_size(parts[0].group, 2)
-    sweep(site.backend())  # or the last part, if it ended only now
+    sweep(site.backend())  # or the last part, if it ended just now
     assert site.bodies() == [[[0, 1]]]
 
 
-def test_chord_of_many_parts_is_not_counted_each_time(site: Site, sent: list[Request], client: Client) -> None:
+def test_chord_of_many_parts_is_counted_rarely(site: Site, sent: list[Request], client: Client) -> None:
     if client.is_cluster():
-        pytest.skip('each node of a cluster numbers its own writes, and so the parts are counted each time')
+        pytest.skip('each node of a cluster numbers its own writes, so that each part is counted')
     parts = site.send(*range(150))
     workers = [site.backend() for _ in range(3)]
     sent.clear()
@@ -257,10 +257,10 @@ def test_chord_of_many_parts_is_not_counted_each_time(site: Site, sent: list[Req
     assert site.bodies() == [[list(range(150))]]
 
 
-def test_part_that_adds_another(site: Site) -> None:
+def test_part_that_adds_another_part(site: Site) -> None:
     [part] = site.send('a')
     worker = site.backend()
-    for _ in range(2):  # the first answer may be lost
+    for _ in range(2):  # the first response may be lost
         worker.add_to_chord(part.group, worker.app.AsyncResult('added'))
     end(worker, part)
     assert site.bodies() == []
@@ -292,22 +292,20 @@ def test_part_too_large_to_be_counted_fails_the_chord(site: Site, monkeypatch: p
     parts[0].ignore_result = True
     with pytest.raises(ResultTooLarge, match=f'part:00000000:{parts[0].id} cannot be stored') as raised:
         end(worker, parts[0], 'large' * 1000)
-    worker.mark_as_failure(parts[0].id, raised.value, request=parts[0], store_result=False)  # so Celery goes on
+    worker.mark_as_failure(parts[0].id, raised.value, request=parts[0], store_result=False)  # as Celery does
     with pytest.raises(ChordError, match='cannot be stored'):
         site.app.AsyncResult('the body').get(timeout=10)
     assert site.left() == []
 
 
-def test_part_that_the_server_refuses_is_not_lost_in_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_the_server_refuses_is_reported(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     [part] = site.send('a')
     worker = site.backend()
     bulk = worker.client.bulk
 
     def forbid_parts(docs: Any, **options: Any) -> Any:
         return [
-            {'id': doc['_id'], 'error': 'forbidden', 'reason': 'no parts here'}
-            if doc['type'] == 'Part'
-            else bulk([doc])[0]
+            WriteResult.refused(doc['_id'], 'forbidden', 'no parts here') if doc['type'] == 'Part' else bulk([doc])[0]
             for doc in docs
         ]
 
@@ -317,7 +315,7 @@ def test_part_that_the_server_refuses_is_not_lost_in_silence(site: Site, monkeyp
 
 
 @pytest.mark.parametrize('always', [False, True])
-def test_part_without_a_stored_result_is_stored_like_one_when_the_server_comes_back(
+def test_part_without_a_stored_result_is_retried_after_an_outage(
     site: Site, monkeypatch: pytest.MonkeyPatch, always: bool
 ) -> None:
     [part] = site.send('a')
@@ -337,7 +335,7 @@ def test_part_without_a_stored_result_is_stored_like_one_when_the_server_comes_b
     assert site.bodies() == ([[[0]]] if always else [])
 
 
-def test_failed_part(site: Site) -> None:
+def test_failed_part_fails_the_chord(site: Site) -> None:
     parts = site.send('a', 'b', 'c')
     site.backend().mark_as_failure(parts[1].id, KeyError('no'), request=parts[1])
     for part in (parts[0], parts[2]):
@@ -348,7 +346,7 @@ def test_failed_part(site: Site) -> None:
     assert site.left() == []
 
 
-def test_error_of_the_part_itself_is_raised_where_it_is_known(site: Site) -> None:
+def test_error_of_the_part_is_raised_where_it_is_known(site: Site) -> None:
     parts = site.send('a', 'b')
     waiting = threading.Timer(
         0.3, lambda: [site.backend().mark_as_failure(part.id, KeyError('no'), request=part) for part in parts]
@@ -359,13 +357,13 @@ def test_error_of_the_part_itself_is_raised_where_it_is_known(site: Site) -> Non
     waiting.join()
 
 
-def test_error_callback(site: Site) -> None:
+def test_error_callback_of_a_failed_chord(site: Site) -> None:
     parts = site.send('a', body=site.app.signature('body', link_error=[site.app.signature('rescue', queue='rescues')]))
     site.backend().mark_as_failure(parts[0].id, KeyError('no'), request=parts[0])
     assert [doc['message']['headers']['task'] for doc in items(site.client)] == ['rescue']
 
 
-def test_result_that_is_gone(site: Site) -> None:
+def test_missing_result_fails_the_chord(site: Site) -> None:
     parts = site.send('a', 'b')
     end(site.backend(), parts[0], 'large' * 1000)
     site.app.backend.forget(parts[0].id)
@@ -375,8 +373,8 @@ def test_result_that_is_gone(site: Site) -> None:
 
 
 @pytest.mark.parametrize('earlier', [None, states.RETRY])
-def test_part_that_is_seen_before_its_result(site: Site, earlier: str | None) -> None:
-    """Both are stored in one request, but in different shards, or the result is in conflict with what an earlier try left."""
+def test_part_visible_before_its_result(site: Site, earlier: str | None) -> None:
+    """Part and result are in different shards, or the result conflicts with the one of an earlier attempt."""
     parts = site.send('a', 'b')
     worker = site.backend()
     if earlier:
@@ -391,7 +389,7 @@ def test_part_that_is_seen_before_its_result(site: Site, earlier: str | None) ->
     assert site.bodies() == [[['large' * 1000, 1]]]
 
 
-def test_result_that_is_seen_a_moment_after_its_part(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_visible_shortly_after_its_part(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send('a', 'b')
     end(site.backend(), parts[0], 'large' * 1000)
     last = site.backend()
@@ -407,7 +405,7 @@ def test_result_that_is_seen_a_moment_after_its_part(site: Site, monkeypatch: py
     assert site.bodies() == [[['large' * 1000, 1]]]
 
 
-def test_small_results_are_kept_with_the_parts(site: Site) -> None:
+def test_small_results_are_stored_with_the_parts(site: Site) -> None:
     parts = site.send('a', 'b')
     end(site.backend(), parts[0], 'small')
     site.app.backend.forget(parts[0].id)
@@ -416,7 +414,7 @@ def test_small_results_are_kept_with_the_parts(site: Site) -> None:
 
 
 def nested(site: Site, name: str) -> list[Context]:
-    """Begin a chord that has a group of two in its header, and return the requests of its three parts."""
+    """Send a chord with a group of two in its header, and return the requests of its three parts."""
     app, body = site.app, site.app.signature('body', task_id=f'body of {name}')
     ids = [f'{name} {index}' for index in range(3)]
     group = app.GroupResult(f'{name} group', [app.AsyncResult(ids[0]), app.AsyncResult(ids[1])])
@@ -428,14 +426,14 @@ def nested(site: Site, name: str) -> list[Context]:
     ]
 
 
-def test_groups_in_the_header_keep_their_form(site: Site) -> None:
+def test_groups_in_the_header_keep_their_structure(site: Site) -> None:
     for part in nested(site, 'chord'):
         end(site.backend(), part)
     assert site.bodies() == [[[[0, 1], 2]]]
     assert site.left() == []
 
 
-def test_groups_within_groups_keep_their_form(site: Site) -> None:
+def test_groups_within_groups_keep_their_structure(site: Site) -> None:
     app, backend, body = site.app, site.app.backend, site.app.signature('body', task_id='the body')
     inner = app.GroupResult('inner', [app.AsyncResult('b'), app.AsyncResult('c')])
     outer = app.GroupResult('outer', [app.AsyncResult('a'), inner])
@@ -458,7 +456,7 @@ def test_groups_in_the_header_need_no_stored_results(site: Site) -> None:
 
 
 def test_part_of_a_group_in_the_header_that_was_not_counted(site: Site) -> None:
-    """Celery 5.4 counts a group at the end of a chain as one."""
+    """Celery 5.4 counts a group at the end of a chain as one part."""
     parts = nested(site, 'chord')
     site.app.backend.set_chord_size('chord', 2)
     end(site.backend(), parts[0])
@@ -467,9 +465,9 @@ def test_part_of_a_group_in_the_header_that_was_not_counted(site: Site) -> None:
     assert site.bodies() == [[[[0, 1], 2]]]
 
 
-def test_same_chord_sent_again(site: Site) -> None:
+def test_chord_that_is_sent_again_counts_from_zero(site: Site) -> None:
     parts = site.send('a', 'b')
-    end(site.backend(), parts[0])  # the first run was never finished
+    end(site.backend(), parts[0])  # the first run was not finished
     site.app.backend.apply_chord((parts[0].group, []), site.app.signature('body', task_id='the body'))
     site.app.backend.set_chord_size(parts[0].group, 2)
     end(site.backend(), parts[1])
@@ -478,11 +476,11 @@ def test_same_chord_sent_again(site: Site) -> None:
     assert site.bodies() == [[[0, 1]]]
 
 
-# -- a worker is killed, and somebody else sweeps
+# -- killed workers, and sweeps by others
 
 
 class Killed(BaseException):
-    """What ends a worker at a certain point, with nothing done afterwards."""
+    """An exception that ends a worker at a certain point, like SIGKILL."""
 
 
 def die(*_: Any, **__: Any) -> Any:
@@ -553,7 +551,7 @@ def test_worker_killed_between_two_deletions(site: Site, monkeypatch: pytest.Mon
     assert site.left() == []
 
 
-def test_nested_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_chord_is_completed_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     app, backend = site.app, site.app.backend
     results = [app.GroupResult('g', [app.AsyncResult('a'), app.AsyncResult('b')]), app.AsyncResult('c')]
     body = app.signature('body', task_id='the body')
@@ -575,7 +573,7 @@ def test_nested_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytes
 
 
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
-def test_worker_that_was_only_slow_leaves_the_form_to_its_successor(
+def test_slow_worker_leaves_the_structure_to_its_successor(
     site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     parts = nested(site, 'chord')
@@ -599,7 +597,7 @@ def test_worker_that_was_only_slow_leaves_the_form_to_its_successor(
     assert site.left() == []
 
 
-def test_worker_that_was_only_slow_does_not_fail_what_its_successor_has_ended(
+def test_slow_worker_does_not_fail_a_chord_that_its_successor_completed(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = nested(site, 'chord')
@@ -619,7 +617,7 @@ def test_worker_that_was_only_slow_does_not_fail_what_its_successor_has_ended(
     assert site.left() == []
 
 
-def test_body_that_is_a_chord_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_that_is_a_chord_is_sent_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     task = site.app.signature
     inner = chord([task('part', (i,), immutable=True) for i in range(2)], task('body'), app=site.app)
     outer = chord([task('part', ('a',)), task('part', ('b',))], inner, app=site.app)
@@ -634,28 +632,26 @@ def test_body_that_is_a_chord_after_its_worker_was_killed(site: Site, monkeypatc
     assert [part.task for part in inner_parts] == ['part', 'part']
     end(site.backend(), inner_parts[0])
     sweep(site.backend())
-    assert items(site.client) == []  # nothing is sent again
+    assert items(site.client) == []  # no message is sent again
     end(site.backend(), inner_parts[1])
     assert len(site.bodies()) == 1
     assert site.left() == []
 
 
-def test_spoilt_chord_does_not_stop_the_sweep(site: Site, client: Client) -> None:
+def test_malformed_chord_does_not_stop_the_sweep(site: Site, client: Client) -> None:
     parts = site.send('a')
     worker = site.backend()
-    worker.chords.claim = lambda *_: None
+    worker.chords.claim = lambda *_: None  # type: ignore[method-assign]
     end(worker, parts[0])
-    spoilt = {'type': 'Chord', 'size': 1, 'added': [], 'claimed': 'x', 'sent': False, 'nested': False, 'date': 1.0}
-    client.put({'_id': 'chord-unlock-0000', **spoilt, 'body': {'value': 'no JSON'}})
-    client.put({'_id': 'chord-unlock-0001', **spoilt, 'body': {'value': {'body': 7}}})
+    malformed = {'type': 'Chord', 'size': 1, 'added': [], 'claimed': 'x', 'sent': False, 'nested': False, 'date': 1.0}
+    client.put({'_id': 'chord-unlock-0000', **malformed, 'body': {'value': 'no JSON'}})
+    client.put({'_id': 'chord-unlock-0001', **malformed, 'body': {'value': {'body': 7}}})
     sweep(site.backend())
     assert site.bodies() == [[[0]]]
 
 
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
-def test_body_that_was_consumed_already_is_not_sent_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool
-) -> None:
+def test_consumed_body_is_not_sent_again(site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
     parts = site.send('a')
     worker = site.backend()
     monkeypatch.setattr(worker.chords, 'done', die)
@@ -680,7 +676,7 @@ def test_part_redelivered_after_its_worker_was_killed(site: Site, monkeypatch: p
     assert site.bodies() == [[[0, 1]]]
 
 
-def test_sweepers_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_sweeps_send_the_body_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send('a', 'b')
     for part in parts:
         worker = site.backend()
@@ -694,7 +690,7 @@ def test_sweepers_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert site.bodies() == [[[0, 1]]]
 
 
-def test_sweep_leaves_alone_what_is_under_way(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_ignores_chords_in_progress(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send('a', 'b')
     end(site.backend(), parts[0])
     sweep(site.backend())
@@ -703,11 +699,11 @@ def test_sweep_leaves_alone_what_is_under_way(site: Site, monkeypatch: pytest.Mo
     worker = site.backend()
     monkeypatch.setattr(worker.chords, 'claim', lambda *_: None)
     end(worker, parts[1])
-    sweep(site.backend())  # the worker may be just about to claim it
+    sweep(site.backend())  # the worker may be about to claim the chord
     assert site.bodies() == []
 
 
-def test_broker_that_is_away_when_the_body_is_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_outage_while_the_body_is_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     [part] = site.send('a')
     worker = site.backend()
 
@@ -721,9 +717,7 @@ def test_broker_that_is_away_when_the_body_is_sent(site: Site, monkeypatch: pyte
     assert site.bodies() == [[[0]]]
 
 
-def test_soft_time_limit_of_the_last_part_strikes_after_the_body_was_sent(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_soft_time_limit_right_after_the_body_was_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     [part] = site.send('a')
     worker = site.backend()
     send = worker.app.send_task
@@ -740,7 +734,7 @@ def test_soft_time_limit_of_the_last_part_strikes_after_the_body_was_sent(
     assert site.left() == []
 
 
-def test_claim_that_a_cluster_did_not_prove(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unproven_claim_of_a_chord(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     [part] = site.send('a')
     worker = site.backend()
     bulk = worker.client.bulk
@@ -755,7 +749,7 @@ def test_claim_that_a_cluster_did_not_prove(site: Site, monkeypatch: pytest.Monk
     assert site.bodies() == [[[0]]]
 
 
-def test_last_part_that_a_copy_in_a_cluster_does_not_show_yet(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_part_that_a_lagging_node_does_not_show(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     [part] = site.send('a')
     worker = site.backend()
     monkeypatch.setattr(worker.client, 'is_cluster', lambda: True)
@@ -780,8 +774,8 @@ def test_body_that_cannot_be_encoded(site: Site) -> None:
     assert site.left() == []
 
 
-def test_unlock_while_parts_are_still_sent(site: Site) -> None:
-    """A header that is made while it is sent: the first parts end before the size is known."""
+def test_parts_end_while_the_header_is_still_sent(site: Site) -> None:
+    """If the header is a generator, the first parts end before the size of the chord is known."""
     app = site.app
     ended: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Who gets which message: the highest priority, then the oldest; each exactly once, and with few collisions."""
+"""Claim order (highest priority, then oldest), exactly one consumer for each message, and few conflicts."""
 
 from __future__ import annotations
 
@@ -35,45 +35,45 @@ def test_oldest_due_date_first(connection: Connection) -> None:
     assert Inbox(connection, prefetch=1).wait(3) == ['since last year', 'since yesterday', 'now']
 
 
-def test_urgent_message_overtakes_a_long_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_urgent_message_is_delivered_before_a_long_queue(connect: Callable[..., Connection], client: Client) -> None:
     publisher = connect()
     publish_many(publisher, range(200))
     inbox = Inbox(connect(), prefetch=1, ack=False)
     inbox.wait(1)
     publish(publisher, 'urgent', priority=9)
-    # The consumer may have read a little of the queue ahead, but not for longer than a second.
+    # The consumer may have read some candidates ahead, which it uses for at most a second.
     threading.Event().wait(3)
     inbox.messages[0].ack()
     assert inbox.wait(2)[1] == 'urgent'
 
 
 @pytest.mark.parametrize('priority', [-5, 42])
-def test_priority_out_of_range_is_the_nearest_in_range(connection: Connection, client: Client, priority: int) -> None:
+def test_priority_out_of_range_is_clamped(connection: Connection, client: Client, priority: int) -> None:
     publish(connection, 'hello', priority=priority)
     assert items(client)[0]['priority'] == (0 if priority < 0 else 9)
     Inbox(connection).wait(1)
 
 
 class Claims:
-    """Counts the claims that were tried and those that somebody else was faster with."""
+    """Counts the attempted claims, and those that lost to another consumer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
         self.tried = self.lost = 0
         lock, bulk = threading.Lock(), Client.bulk
 
         def counted(client: Client, docs: Any) -> Any:
-            answers = bulk(client, docs)
-            mine = [answer for doc, answer in zip(docs, answers, strict=True) if doc.get('claimed')]
+            results = bulk(client, docs)
+            mine = [result for doc, result in zip(docs, results, strict=True) if doc.get('claimed')]
             with lock:
                 self.tried += len(mine)
-                self.lost += sum(1 for answer in mine if answer.get('error') == 'conflict')
-            return answers
+                self.lost += sum(result.is_conflict for result in mine)
+            return results
 
         replace_in_clients(monkeypatch, database, 'bulk', counted)
 
 
 @pytest.mark.parametrize('prefetch', [1, 16])
-def test_each_message_to_exactly_one_of_many_consumers(
+def test_each_message_goes_to_exactly_one_of_many_consumers(
     connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch, prefetch: int
 ) -> None:
     count = 200
@@ -102,10 +102,10 @@ def test_each_message_to_exactly_one_of_many_consumers(
     assert claims.tried >= count
     assert (
         claims.lost < 2 * count
-    )  # without turns it is six times as many; a machine that is too busy for them has some
+    )  # without a claim order there are six times as many conflicts; a busy machine has some
 
 
-def test_messages_that_come_while_many_wait(
+def test_messages_published_while_many_consumers_wait(
     connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = Claims(monkeypatch, database)
@@ -132,7 +132,7 @@ def test_messages_that_come_while_many_wait(
     assert got == Counter(range(count))
     assert (
         claims.lost < 2 * count
-    )  # without turns it is six times as many; a machine that is too busy for them has some
+    )  # without a claim order there are six times as many conflicts; a busy machine has some
 
 
 def test_several_queues_share_a_consumer(connection: Connection) -> None:
@@ -144,7 +144,7 @@ def test_several_queues_share_a_consumer(connection: Connection) -> None:
     assert [body for body in bodies if body[0] == 'full'] == [['full', number] for number in range(60)]
 
 
-def test_message_of_a_quiet_queue_while_another_is_busy(connect: Callable[..., Connection], client: Client) -> None:
+def test_busy_queue_does_not_delay_a_quiet_one(connect: Callable[..., Connection], client: Client) -> None:
     publisher = connect()
     publish_many(publisher, range(400), to='busy')
     inbox = Inbox(connect(), 'busy', 'quiet', prefetch=4)
@@ -156,10 +156,10 @@ def test_message_of_a_quiet_queue_while_another_is_busy(connect: Callable[..., C
     assert inbox.wait(402)[-1] == 'again'
 
 
-def test_messages_that_are_together_too_much_for_one_request(
+def test_claims_are_split_if_a_request_is_too_large(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy takes less than CouchDB, or CouchDB less than it did: a message that is too large stays, and stops no other."""
+    """A proxy may limit the size of requests. A message that is too large stays in the queue and blocks no other."""
     publisher, connection = connect(), connect()
     publish(publisher, 'x' * 3000)
     publish_many(publisher, range(20))
@@ -181,5 +181,5 @@ def test_messages_that_are_together_too_much_for_one_request(
     inbox = Inbox(connection)
     assert sorted(inbox.wait(19)) == list(range(1, 20))
     assert max(sizes) > 3000
-    wait_for(lambda: len(items(client)) == 1, 'the acknowledgements')
+    wait_for(lambda: len(items(client)) == 1, 'the acks')
     assert items(client)[0]['claimed'] is None

@@ -1,4 +1,4 @@
-"""What only the nodes of a cluster do, played to a consumer on any server: they lag behind, and prove too little."""
+"""Simulated behaviour of cluster nodes, on any server: lagging nodes and unproven writes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.write_result import WriteStatus
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.unique import ENQUEUED, MOVED, Outcome, told
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish, replace_in_clients
 
-#: The lease of a consumer, in seconds.
+#: The lease of a consumer in seconds.
 LEASE = 2.0
 
 
 class Cluster:
-    """Stands between the client of a consumer and its server, and alters what is answered to writes."""
+    """Alters the responses to writes of all clients of a database."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
-        #: Whether a write of this document is on too few nodes to prove anything.
+        #: Returns whether the write of a document is reported as unproven.
         self.unproven: Callable[[Document], bool] = lambda doc: False
-        #: Whether the answer to a request that writes this document is lost.
+        #: Returns whether the response to a request that writes a document is lost.
         self.lost: Callable[[Document], bool] = lambda doc: False
         bulk = Client.bulk
 
-        def altered(client: Client, docs: Any, **options: Any) -> list[Document]:
+        def altered(client: Client, docs: Any, **options: Any) -> list[WriteResult]:
             answers = bulk(client, docs, **options)
             if any(self.lost(doc) for doc in docs):
                 raise ServerUnavailable('the answer was lost')
@@ -62,18 +62,16 @@ def lost_leases(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def a_cluster(monkeypatch: pytest.MonkeyPatch, database: str) -> None:
-    """The server says that three nodes keep each document."""
+    """Make the server report three copies of each document."""
     info = Client.info
 
     def told(self: Client, *shape: Any) -> Document:
-        found = info(self, *shape)
-        self.replicas = 3
-        return found
+        return {**info(self, *shape), 'cluster': {'n': 3}}
 
     replace_in_clients(monkeypatch, database, 'info', told)
 
 
-def test_what_a_node_that_lags_behind_did_not_show_is_found(
+def test_message_missing_on_a_lagging_node_is_found_later(
     connect: Callable[..., Connection], client: Client, database: str, a_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(connect(), 'there')
@@ -91,35 +89,39 @@ def test_what_a_node_that_lags_behind_did_not_show_is_found(
     inbox.stays(0, 1.0)
     shown.append('all')
     assert inbox.wait(1) == ['there']
-    wait_for(lambda: not items(client), 'the acknowledgement')
+    wait_for(lambda: not items(client), 'the ack')
 
 
-# -- what is accepted on too few nodes
+# -- unproven writes
 
 
 def is_item(doc: Document) -> bool:
     return doc.get('type') == 'WorkItem' or bool(doc.get('_deleted'))
 
 
-def test_unproven_claim_is_not_run_and_given_back(
+def test_message_with_an_unproven_claim_is_released_without_delivery(
     connect: Callable[..., Connection], client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr('kombu_couchdb.leases.unproven.SYNC', 0.5)
     publish(connect(), 'hello')
     claimed: list[Document] = []
-    cluster.unproven = lambda doc: bool(doc.get('claimed')) and not claimed.append(doc)
+
+    def claims(doc: Document) -> bool:
+        if doc.get('claimed'):
+            claimed.append(doc)
+        return bool(doc.get('claimed'))
+
+    cluster.unproven = claims
     inbox = Inbox(connect())
-    wait_for(lambda: inbox.drain(0.05) or len(claimed) >= 2, 'a second claim, of what was given back after the first')
+    inbox.drain_until(lambda: len(claimed) >= 2, 'a second claim of the released message')
     assert inbox.messages == []
     cluster.unproven = lambda doc: False
     assert inbox.wait(1) == ['hello']
-    assert inbox.messages[0].delivery_info['redelivered'] is False  # it was never delivered before
+    assert inbox.messages[0].delivery_info['redelivered'] is False  # it was not delivered before
     wait_for(lambda: not items(client), 'the ack')
 
 
-def test_what_needs_no_proof_is_done_all_the_same(
-    connect: Callable[..., Connection], client: Client, cluster: Cluster
-) -> None:
+def test_unproven_publish_and_ack_succeed(connect: Callable[..., Connection], client: Client, cluster: Cluster) -> None:
     cluster.unproven = lambda doc: is_item(doc) and not doc.get('claimed')
     publish(connect(), 'hello')
     inbox = Inbox(connect(), ack=False)
@@ -131,7 +133,7 @@ def test_what_needs_no_proof_is_done_all_the_same(
     inbox.stays(2, 1.0)
 
 
-def test_what_is_pulled_without_acknowledgement_is_not_lost(
+def test_basic_get_with_no_ack_returns_a_message_despite_unproven_writes(
     connect: Callable[..., Connection], cluster: Cluster
 ) -> None:
     cluster.unproven = is_item
@@ -139,7 +141,7 @@ def test_what_is_pulled_without_acknowledgement_is_not_lost(
     assert connect().channel().basic_get('q', no_ack=True).decode() == 'hello'
 
 
-def test_unproven_unique_job_makes_way_for_that_of_another(
+def test_unproven_unique_job_gives_way_to_another(
     connect: Callable[..., Connection], client: Client, database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send(task: str, key: str) -> Outcome:
@@ -148,17 +150,16 @@ def test_unproven_unique_job_makes_way_for_that_of_another(
         return outcomes[0]
 
     cluster.unproven = is_item
-    assert send('a', 'x') == Outcome(ENQUEUED, 'a')  # the other nodes are down: there is nobody to make way for
+    assert send('a', 'x') == Outcome(ENQUEUED, 'a')  # the other nodes are down, so that there is no other job
     [job] = items(client)
     there = {**job, '_id': job['_id'].replace('"x"', '"y"'), 'key': 'y'}
     bulk = Client.bulk
 
-    def elsewhere(self: Client, docs: Any, **options: Any) -> list[Document]:
+    def elsewhere(self: Client, docs: Any, **options: Any) -> list[WriteResult]:
         answers = bulk(self, docs, **options)
         if docs[0]['_id'] == there['_id'] and len(client.leaves(there['_id'])) == 1:
-            leave_leaf(
-                client, there['_id'], '1-ffffffffffffffffffffffffffffffff', **there
-            )  # another node has had it first
+            # Another node has stored a job with this key before.
+            leave_leaf(client, there['_id'], '1-ffffffffffffffffffffffffffffffff', **there)
         return answers
 
     replace_in_clients(monkeypatch, database, 'bulk', elsewhere)
@@ -170,42 +171,49 @@ def test_unproven_unique_job_makes_way_for_that_of_another(
 # -- the heartbeat
 
 
-def test_heartbeat_whose_answer_was_lost_is_its_own(
+def test_consumer_recognizes_its_heartbeat_after_a_lost_response(
     connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(connect(), 'long')
     inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
     inbox.wait(1)
     lost: list[Document] = []
-    cluster.lost = lambda doc: is_heartbeat(doc) and not lost and not lost.append(doc)
-    wait_for(lambda: inbox.drain(0.05) or lost, 'a heartbeat whose answer is lost')
+
+    def first_heartbeat(doc: Document) -> bool:
+        if lost or not is_heartbeat(doc):
+            return False
+        lost.append(doc)
+        return True
+
+    cluster.lost = first_heartbeat
+    inbox.drain_until(lambda: lost, 'a heartbeat whose response is lost')
     beats = lease_of(inbox)._beats
-    wait_for(lambda: inbox.drain(0.05) or lease_of(inbox)._beats > beats, 'the next heartbeat')
+    inbox.drain_until(lambda: lease_of(inbox)._beats > beats, 'the next heartbeat')
     inbox.messages[0].ack()
-    wait_for(lambda: not items(client), 'the ack, of what is still held')
+    wait_for(lambda: not items(client), 'the ack of the message, which the consumer still holds')
     assert lost_leases(caplog) == []
 
 
-def test_unproven_heartbeat_does_not_prolong_the_lease(
+def test_unproven_heartbeat_does_not_renew_the_lease(
     connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(connect(), 'held')
     inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
     inbox.wait(1)
     cluster.unproven = is_heartbeat
-    wait_for(lambda: inbox.drain(0.05) or not lease_of(inbox).valid, 'the end of the lease')
-    publish(connect(), 'not to be handed over')
+    inbox.drain_until(lambda: not lease_of(inbox).valid, 'the lease to expire')
+    publish(connect(), 'not to be delivered')
     inbox.stays(1, LEASE / 2)
     cluster.unproven = lambda doc: False
-    assert inbox.wait(2) == ['held', 'not to be handed over']
-    # Nobody had swept it, and so it still holds what it held.
+    assert inbox.wait(2) == ['held', 'not to be delivered']
+    # No sweep has ended the lease, so that the consumer still holds its messages.
     for message in inbox.messages:
         message.ack()
     wait_for(lambda: not items(client), 'the acks')
     assert lost_leases(caplog) == []
 
 
-def test_who_was_swept_while_it_was_cut_off_learns_of_it(
+def test_partitioned_consumer_learns_that_its_lease_was_ended(
     connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(connect(), 'held')
@@ -213,20 +221,21 @@ def test_who_was_swept_while_it_was_cut_off_learns_of_it(
     inbox.wait(1)
     cluster.unproven = is_heartbeat
     name = lease_of(inbox).id
-    wait_for(lambda: inbox.drain(0.05) or not lease_of(inbox).valid, 'the end of the lease')
-    leave_leaf(client, name, '2-0123456789abcdef0123456789abcdef', _deleted=True)  # the nodes on the other side
+    inbox.drain_until(lambda: not lease_of(inbox).valid, 'the lease to expire')
+    # The other side of the network partition has ended the lease.
+    leave_leaf(client, name, '2-0123456789abcdef0123456789abcdef', _deleted=True)
     assert client.fetch([name])[0] is not None
     cluster.unproven = lambda doc: False
-    wait_for(lambda: inbox.drain(0.05) or lost_leases(caplog), 'the log to say so')
+    inbox.drain_until(lambda: lost_leases(caplog), 'the log line about the lost lease')
     assert lease_of(inbox).id != name
     assert inbox.wait(2) == ['held', 'held']
 
 
-def test_node_that_cannot_prove_a_heartbeat_is_left(
+def test_consumer_leaves_a_node_that_cannot_prove_heartbeats(
     connect: Callable[..., Connection], database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[bool] = []
-    replace_in_clients(monkeypatch, database, 'leave_node', lambda self: left.append(True))
+    replace_in_clients(monkeypatch, database, 'switch_node', lambda self: left.append(True))
     cluster.unproven = is_heartbeat
     inbox = Inbox(connect())
-    wait_for(lambda: inbox.drain(0.05) or left, 'another node to be asked')
+    inbox.drain_until(lambda: left, 'another node to be asked')

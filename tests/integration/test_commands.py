@@ -1,4 +1,4 @@
-"""`celery couchdb` on documents that others wrote: what is printed, and jobs named by the beginning of their ids."""
+"""`celery couchdb` with documents of other programs: escaped output, and jobs selected by a prefix of their ids."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from kombu import Connection
 
 from celery_couchdb.cli import couchdb
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
 Run = Callable[..., Result]
 
-#: Clears the screen and begins a line, in more than one way.
+#: Characters that clear the screen or start a new line.
 EVIL = 'x\x1b[2J\x9b2J\r\nforged: removed\u202e'
 
 
 @pytest.fixture
 def run(app: Celery) -> Run:
-    """Runs a command as `celery -A app couchdb` would."""
+    """A function that runs a command like `celery -A app couchdb`."""
 
     def run(*given: str, answer: str = '') -> Result:
         return CliRunner().invoke(couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True))
@@ -36,7 +35,7 @@ def run(app: Celery) -> Run:
 
 @pytest.fixture
 def queue(app: Celery, client: Client) -> Callable[..., None]:
-    """Puts a job into the app's queue under a given id."""
+    """A function that adds a job with a given id to the app's queue."""
 
     def queue(task_id: str, **fields: Any) -> None:
         if not (known := items(client)):
@@ -64,9 +63,7 @@ def dead(reason: str) -> dict[str, Any]:
     return {'status': 'fail', 'reason': reason, 'failed': 1763709000.0}
 
 
-def test_nothing_in_a_document_reaches_the_terminal_as_it_is(
-    run: Run, queue: Callable[..., None], client: Client
-) -> None:
+def test_control_characters_of_documents_are_escaped(run: Run, queue: Callable[..., None], client: Client) -> None:
     queue(EVIL)
     queue('dying' + EVIL, **dead(EVIL), consumer=EVIL)
     client.put(
@@ -101,7 +98,7 @@ def test_nothing_in_a_document_reaches_the_terminal_as_it_is(
         done = run(*given, answer='n\n')
         assert all(line.isprintable() for line in lines(done)), lines(done)
         assert not any(line.startswith('forged') for line in lines(done))
-    # A dead letter that cannot be given back is named on stderr.
+    # A dead letter that cannot be replayed is reported on stderr.
     queue('flawed', **dead('malformed'), attempts='many', _id='flawed' + EVIL)
     done = run('dead', 'replay', 'flawed', '--yes')
     assert done.exit_code == 1
@@ -112,7 +109,7 @@ def test_nothing_in_a_document_reaches_the_terminal_as_it_is(
     assert all(line.isprintable() for line in lines(done))
 
 
-def test_a_log_line_cannot_be_forged_by_an_id(
+def test_id_cannot_forge_a_log_line(
     connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(connect(), 'hello')
@@ -122,11 +119,11 @@ def test_a_log_line_cannot_be_forged_by_an_id(
     with caplog.at_level(logging.DEBUG, 'kombu_couchdb'):
         inbox = Inbox(connect())
         assert inbox.wait(1) == ['hello']
-        wait_for(lambda: inbox.drain(0.1) or any(r'x\x1b[2J' in line for line in caplog.messages), 'its line')
+        inbox.drain_until(lambda: any(r'x\x1b[2J' in line for line in caplog.messages), 'the log line')
     assert [line for line in caplog.messages if not line.isprintable()] == []
 
 
-def test_the_beginning_of_an_id_suffices(run: Run, queue: Callable[..., None], client: Client) -> None:
+def test_prefix_of_an_id_selects_a_job(run: Run, queue: Callable[..., None], client: Client) -> None:
     queue('3f2a-waits')
     queue('3f2b-died', **dead('rejected'))
     queue('3f2b-waits')
@@ -145,25 +142,25 @@ def test_the_beginning_of_an_id_suffices(run: Run, queue: Callable[..., None], c
     assert sorted(item['_id'] for item in items(client) if item['_id'].startswith('doc')) == ['doc of 3f2b-waits']
 
 
-def test_a_whole_id_is_that_job_though_others_begin_so(run: Run, queue: Callable[..., None]) -> None:
+def test_complete_id_selects_its_job_even_if_it_is_a_prefix_of_others(run: Run, queue: Callable[..., None]) -> None:
     for name in ('order', 'order-1', 'order-2'):
         queue(name)
     assert 'id         order\n' in run('jobs', 'show', 'order').stdout
     assert run('remove', 'order', '-y').stdout == 'order: removed\n'
 
 
-def test_no_more_than_ten_of_those_that_begin_so_are_named(run: Run, queue: Callable[..., None]) -> None:
+def test_ambiguous_prefix_lists_at_most_ten_jobs(run: Run, queue: Callable[..., None]) -> None:
     for number in range(12):
         queue(f'same-{number:02}')
     [line] = lines(run('jobs', 'show', 'same'))
     assert line.endswith('same-08, same-09 and 2 more')
 
 
-def test_letters_that_no_consumer_wrote_are_shown_and_dropped(run: Run, client: Client, apache_couchdb: bool) -> None:
-    """An item whose queue is not text; and one, dead already, that is nested too deeply to be read."""
+def test_malformed_dead_letters_are_shown_and_dropped(run: Run, client: Client, apache_couchdb: bool) -> None:
+    """One item has a queue that is not text; the other, a dead letter already, is nested too deeply to be read."""
     client.bulk([{'_id': 'odd', 'type': 'WorkItem', 'queue': ['celery']}])
     ids = ['odd']
-    if apache_couchdb:  # the embedded server stores no such document
+    if apache_couchdb:  # the embedded server does not store such documents
         deep = '{"a":' * 1500 + '1' + '}' * 1500
         text = (
             '{"_id":"deep","type":"WorkItem","queue":"celery","status":"fail","reason":"deep in it","failed":1.0,'

@@ -1,4 +1,4 @@
-"""Documents of which a cluster left several leaves: the workers find them, and make them one again, without losing anything."""
+"""Documents with conflicting leaf revisions: workers find them and resolve the conflicts without losing messages."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kombu_couchdb.documents.ids import QUEUE
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish
 
-#: Revisions that are below and above any that CouchDB makes of the same generation.
+#: Revisions that sort below and above all real revisions of the same generation.
 LOW, HIGH = '0' * 32, 'f' * 32
 
-#: A consumer that is gone without a trace.
+#: The id of a consumer that has ended and has no heartbeat.
 GONE = 'broker:consumer:gone:1:00'
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for long."""
+    """Shorten the pauses of the conflict resolver."""
     for name in (
         'couchdb.conflicts.SYNC',
-        'couchdb.conflicts._SINGLE',
-        'couchdb.conflicts._CLUSTER',
+        'couchdb.conflicts._SINGLE_NODE_SECONDS',
+        'couchdb.conflicts._CLUSTER_SECONDS',
         'leases.unproven.SYNC',
     ):
         monkeypatch.setattr(f'kombu_couchdb.{name}', 0.5)
@@ -37,7 +37,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def resolver(connect: Callable[..., Connection]) -> Inbox:
-    """A consumer of another queue: it sweeps, and takes nothing."""
+    """A consumer of another queue, which sweeps and receives no messages."""
     return Inbox(connect(visibility_timeout=2.0), 'other')
 
 
@@ -53,8 +53,8 @@ def live(client: Client, doc_id: str) -> list[Document]:
 
 
 def is_one(client: Client, resolver: Inbox, doc_id: str) -> Document:
-    """Return the document once it has one leaf."""
-    wait_for(lambda: resolver.drain(0.05) or len(live(client, doc_id)) == 1, 'the document to be one')
+    """Wait until the document has one leaf revision, and return it."""
+    resolver.drain_until(lambda: len(live(client, doc_id)) == 1, 'the conflict to be resolved')
     return live(client, doc_id)[0]
 
 
@@ -66,7 +66,9 @@ def claimed(item: Document, by: str) -> Document:
     return workitem.claim(item, by, 1.0)
 
 
-def test_two_releases(client: Client, connect: Callable[..., Connection], item: Document, resolver: Inbox) -> None:
+def test_conflict_of_two_releases(
+    client: Client, connect: Callable[..., Connection], item: Document, resolver: Inbox
+) -> None:
     leave(client, item, f'2-{LOW}')
     leave(client, item, f'2-{HIGH}')
     assert is_one(client, resolver, item['_id'])['_rev'] == f'2-{HIGH}'
@@ -76,13 +78,13 @@ def test_two_releases(client: Client, connect: Callable[..., Connection], item: 
     inbox.stays(1, 1.0)
 
 
-def test_two_claims_of_consumers_that_are_gone(
+def test_conflict_of_two_claims_of_ended_consumers(
     client: Client, connect: Callable[..., Connection], item: Document, resolver: Inbox
 ) -> None:
     for rev, name in ((f'2-{LOW}', GONE), (f'2-{HIGH}', GONE + 'too')):
         leave(client, claimed(item, name), rev)
     found = is_one(client, resolver, item['_id'])
-    wait_for(lambda: resolver.drain(0.05) or workitem.is_waiting(live(client, item['_id'])[0]), 'the release')
+    resolver.drain_until(lambda: workitem.is_waiting(live(client, item['_id'])[0]), 'the release')
     assert found['attempts'] == 1
     inbox = Inbox(connect())
     assert inbox.wait(1) == ['hello']
@@ -90,24 +92,24 @@ def test_two_claims_of_consumers_that_are_gone(
 
 
 @pytest.mark.parametrize('other', ['waiting', 'claimed'])
-def test_deletion_beside_an_update(
+def test_deletion_wins_over_an_update(
     other: str, apache_couchdb: bool, client: Client, item: Document, resolver: Inbox
 ) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server shows no view that a deleted leaf is there')
+        pytest.skip('views of the embedded server do not see deleted leaf revisions')
     leave(client, {'_id': item['_id'], '_deleted': True}, f'2-{LOW}')
     leave(client, claimed(item, GONE) if other == 'claimed' else item, f'2-{HIGH}')
-    wait_for(lambda: resolver.drain(0.05) or not live(client, item['_id']), 'what is done to win')
+    resolver.drain_until(lambda: not live(client, item['_id']), 'the deletion to win')
 
 
-def test_dead_letter_beside_an_update(client: Client, item: Document, resolver: Inbox) -> None:
+def test_dead_letter_wins_over_an_update(client: Client, item: Document, resolver: Inbox) -> None:
     leave(client, dead_letter.made_of(claimed(item, GONE), 'refused', 1.0), f'2-{LOW}')
     leave(client, item, f'2-{HIGH}')
     assert is_one(client, resolver, item['_id'])['reason'] == 'refused'
-    wait_for(lambda: dead.count(client) == 1, 'the dead letter to be seen')
+    wait_for(lambda: dead.count(client) == 1, 'the dead letter')
 
 
-def test_held_beside_a_claim_of_one_that_is_gone(
+def test_claim_of_a_running_consumer_wins_over_one_of_an_ended_consumer(
     apache_couchdb: bool,
     client: Client,
     connect: Callable[..., Connection],
@@ -116,21 +118,21 @@ def test_held_beside_a_claim_of_one_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server shows no view that a deleted leaf is there')
+        pytest.skip('views of the embedded server do not see deleted leaf revisions')
     database = client.address.database
     replicas = property(lambda self: 3 if self.address.database == database else 1, lambda self, replicas: None)
     monkeypatch.setattr(Client, 'replicas', replicas, raising=False)
     holder = Inbox(connect(visibility_timeout=2.0), ack=False)
     holder.wait(1)
-    leave(client, claimed(item, GONE), f'2-{HIGH}')  # this is the one that readers see
+    leave(client, claimed(item, GONE), f'2-{HIGH}')  # this is the winning revision
     other = Inbox(connect(visibility_timeout=2.0))
     other.stays(0, 5.0)
     holder.messages[0].ack()
-    wait_for(lambda: other.drain(0.05) or not live(client, item['_id']), 'all leaves to be gone')
+    other.drain_until(lambda: not live(client, item['_id']), 'all leaf revisions to be deleted')
     assert (len(holder.messages), other.messages) == (1, [])
 
 
-def test_unique_jobs_sent_on_two_sides_of_a_net_both_run(
+def test_unique_jobs_sent_on_both_sides_of_a_partition_both_run(
     client: Client, connect: Callable[..., Connection], resolver: Inbox
 ) -> None:
     def sent(task: str) -> Document:
@@ -152,7 +154,7 @@ def test_unique_jobs_sent_on_two_sides_of_a_net_both_run(
     wait_for(lambda: not items(client), 'the acks')
 
 
-def test_queue_and_binding(client: Client, connect: Callable[..., Connection], resolver: Inbox) -> None:
+def test_conflicts_of_queues_and_bindings(client: Client, connect: Callable[..., Connection], resolver: Inbox) -> None:
     channel = connect().channel()
     channel.queue_declare('limited', arguments={'x-max-length': 3})
     channel.exchange_declare('things', 'topic')
@@ -161,11 +163,11 @@ def test_queue_and_binding(client: Client, connect: Callable[..., Connection], r
         assert doc is not None
         leave(client, doc, f'1-{HIGH}')
         assert len(live(client, doc['_id'])) == 2
-        healed: Any = is_one(client, resolver, doc['_id'])
-        assert {**healed, '_rev': ''} == {**doc, '_rev': ''}
+        resolved: Any = is_one(client, resolver, doc['_id'])
+        assert {**resolved, '_rev': ''} == {**doc, '_rev': ''}
 
 
-def test_documents_of_other_people_are_left_alone(client: Client, item: Document, resolver: Inbox) -> None:
+def test_foreign_documents_are_not_changed(client: Client, item: Document, resolver: Inbox) -> None:
     for doc in ({'_id': 'invoice', 'type': 'Invoice'}, {'_id': 'note'}):
         leave(client, doc, f'1-{LOW}')
         leave(client, doc, f'1-{HIGH}')
@@ -195,19 +197,19 @@ def backend(url: str, client: Client) -> Iterator[Any]:
     app.close()
 
 
-def heal_results(backend: Any, doc_id: str) -> None:
-    wait_for(lambda: backend.cleanup() or len(live(backend.client, doc_id)) == 1, 'the document to be one')
+def resolve_results(backend: Any, doc_id: str) -> None:
+    wait_for(lambda: backend.cleanup() or len(live(backend.client, doc_id)) == 1, 'the conflict to be resolved')
 
 
 @pytest.mark.parametrize(('high', 'low'), [('STARTED', 'SUCCESS'), ('SUCCESS', 'STARTED'), ('RETRY', 'FAILURE')])
-def test_final_result_stays(backend: Any, high: str, low: str) -> None:
+def test_final_result_wins(backend: Any, high: str, low: str) -> None:
     leave(backend.client, result(low, 'low'), f'2-{LOW}')
     leave(backend.client, result(high, 'high'), f'2-{HIGH}')
-    heal_results(backend, 'celery-task-meta-x')
+    resolve_results(backend, 'celery-task-meta-x')
     assert live(backend.client, 'celery-task-meta-x')[0]['status'] == ({'SUCCESS', 'FAILURE'} & {high, low}).pop()
 
 
-def test_who_waits_for_a_result_is_told_when_it_is_healed(backend: Any) -> None:
+def test_waiting_caller_gets_a_result_when_its_conflict_is_resolved(backend: Any) -> None:
     leave(backend.client, result('SUCCESS', 'done'), f'2-{LOW}')
     leave(backend.client, result('STARTED', None), f'2-{HIGH}')
     heard: list[Any] = []
@@ -215,7 +217,7 @@ def test_who_waits_for_a_result_is_told_when_it_is_healed(backend: Any) -> None:
     wait_for(lambda: backend.cleanup() or heard == ['done'], 'the result')
 
 
-def test_chord_that_was_sent_stays(backend: Any) -> None:
+def test_chord_whose_body_was_sent_wins(backend: Any) -> None:
     chord = {
         '_id': 'chord-unlock-x',
         'type': 'Chord',
@@ -227,5 +229,5 @@ def test_chord_that_was_sent_stays(backend: Any) -> None:
     }
     leave(backend.client, {**chord, 'claimed': 'me', 'sent': True}, f'3-{LOW}')
     leave(backend.client, {**chord, 'claimed': None, 'sent': False, 'added': ['one']}, f'3-{HIGH}')
-    heal_results(backend, 'chord-unlock-x')
+    resolve_results(backend, 'chord-unlock-x')
     assert live(backend.client, 'chord-unlock-x')[0]['sent'] is True

@@ -1,4 +1,4 @@
-"""Consumers: their tags, their share of a queue, and how many messages are claimed ahead for them."""
+"""Consumers: tags, shares of a queue, and the number of messages claimed ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import Inbox, Request, items, publish, publish_many, run_pyth
 
 
 def drain(connection: Connection, until: Callable[[], bool]) -> None:
-    """Drain events until a condition holds."""
+    """Drain events until `condition()` is true."""
 
     def drained() -> bool:
         try:
@@ -35,7 +35,7 @@ def claimed(client: Client) -> int:
 # -- consumer tags
 
 
-def test_consumers_without_a_tag_get_one_each(connection: Connection, client: Client) -> None:
+def test_each_consumer_without_a_tag_gets_its_own(connection: Connection, client: Client) -> None:
     channel, got = connection.channel(), Counter[str]()
 
     def consume(name: str) -> str:
@@ -54,7 +54,7 @@ def test_consumers_without_a_tag_get_one_each(connection: Connection, client: Cl
     assert got == {'a': 10, 'b': 11}
 
 
-def test_one_tag_on_two_channels(connection: Connection, client: Client) -> None:
+def test_two_channels_may_use_the_same_tag(connection: Connection, client: Client) -> None:
     got = Counter[str]()
     for name, channel in (('a', connection.channel()), ('b', connection.channel())):
         channel.basic_consume(name, True, lambda message, name=name: got.update([name]), 'tag')
@@ -63,7 +63,7 @@ def test_one_tag_on_two_channels(connection: Connection, client: Client) -> None
     assert got == {'a': 1, 'b': 1}
 
 
-def test_a_tag_that_the_channel_has_already(connection: Connection, client: Client) -> None:
+def test_duplicate_tag_on_one_channel(connection: Connection, client: Client) -> None:
     channel, got = connection.channel(), list[Any]()
     channel.basic_consume('q', True, got.append, 'tag')
     with pytest.raises(amqp.NotAllowed):
@@ -74,7 +74,7 @@ def test_a_tag_that_the_channel_has_already(connection: Connection, client: Clie
     assert channel.basic_consume('r', True, got.append, 'tag') == 'tag'
 
 
-def test_several_consumers_of_a_queue_have_a_share_each(connection: Connection, client: Client) -> None:
+def test_consumers_of_a_queue_share_its_messages(connection: Connection, client: Client) -> None:
     inboxes = [Inbox(connection, prefetch=2) for _ in range(3)] + [Inbox(connection)]
     publish_many(connection, range(80))
     drain(connection, lambda: sum(len(inbox.messages) for inbox in inboxes) == 80)
@@ -85,20 +85,21 @@ def test_several_consumers_of_a_queue_have_a_share_each(connection: Connection, 
 # -- without acknowledgements
 
 
-def test_without_acknowledgement_the_prefetch_count_counts(connect: Callable[..., Connection], client: Client) -> None:
+def test_prefetch_count_holds_for_no_ack(connect: Callable[..., Connection], client: Client) -> None:
     publish_many(connect(), range(30))
     inbox = Inbox(connect(), no_ack=True, prefetch=1)
     wait_for(lambda: claimed(client) == 1, 'the first claim')
     inbox.wait(1)
-    wait_for(lambda: len(items(client)) == 29 and claimed(client) == 1, 'the acknowledgement, and the next claim')
+    wait_for(lambda: len(items(client)) == 29 and claimed(client) == 1, 'the ack and the next claim')
     assert inbox.wait(30) == list(range(30))
-    wait_for(lambda: not items(client), 'the acknowledgements')
+    wait_for(lambda: not items(client), 'the acks')
 
 
 KILLED = """
 import os, sys, kombu, kombu_couchdb
 with kombu.Connection(sys.argv[1] if len(sys.argv) > 1 else os.environ['URL'],
-                      transport_options={'visibility_timeout': 4, 'request_timeout': 3.9, 'connect_timeout': 3.9}) as connection:
+                      transport_options={'visibility_timeout': 4, 'request_timeout': 3.9,
+                                         'connect_timeout': 3.9}) as connection:
     channel = connection.channel()
     channel.basic_qos(0, 10, False)
     with kombu.Consumer(channel, [kombu.Queue('q')], no_ack=True, on_message=lambda message: os._exit(9)):
@@ -108,21 +109,22 @@ with kombu.Connection(sys.argv[1] if len(sys.argv) > 1 else os.environ['URL'],
 """
 
 
-def test_without_acknowledgement_nothing_is_lost_with_the_process(
+def test_killed_no_ack_consumer_loses_no_undelivered_message(
     url: str, connect: Callable[..., Connection], client: Client
 ) -> None:
     publish_many(connect(), range(10))
     assert run_python(KILLED, check=False, URL=url).returncode == 9
     inbox = Inbox(connect(visibility_timeout=3))
     drain(inbox.connection, lambda: not items(client))
-    assert set(range(1, 10)) <= set(inbox.bodies)  # and perhaps the first, which was handed over and not deleted yet
+    # The first message was delivered before the kill, and may not be deleted yet.
+    assert set(range(1, 10)) <= set(inbox.bodies)
 
 
 # -- without a prefetch limit
 
 
 def writes(sent: list[Request]) -> list[str]:
-    """Return what was written: `beat`, `claim`, `delete` or whatever else."""
+    """Return the kind of each write: `beat`, `claim`, `delete`, or the document as text."""
 
     def kind(doc: dict[str, Any]) -> str:
         if doc.get('type') == 'Consumer':
@@ -142,22 +144,22 @@ def test_one_message_of_many_costs_three_writes(
     with connection.SimpleQueue('q') as simple:
         sent.clear()
         simple.get(timeout=PATIENCE).ack()
-        wait_for(lambda: len(items(client)) == 300, 'the acknowledgement')
+        wait_for(lambda: len(items(client)) == 300, 'the ack')
         assert sorted(writes(sent)) == ['beat', 'claim', 'delete']
 
 
-def test_more_is_claimed_ahead_for_who_takes_it_all(
+def test_fast_consumer_claims_more_messages_ahead(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     publish_many(connect(), range(1000))
     inbox = Inbox(connect())
     assert sorted(inbox.wait(1000)) == list(range(1000))
-    wait_for(lambda: not items(client), 'the acknowledgements')
+    wait_for(lambda: not items(client), 'the acks')
     assert max(sum(bool(doc.get('claimed')) for doc in request.docs) for request in sent) > 32
 
 
-def test_declared_again_and_consumed_once_more(connection: Connection, client: Client) -> None:
-    """Each channel has a demand of its own: the second one is served although nothing was asked for by the first."""
+def test_second_consumer_of_a_queue_that_was_declared_again(connection: Connection, client: Client) -> None:
+    """Each channel has its own demand: the second one gets messages although the first one wants none."""
     first, second = (connection.SimpleQueue(name, channel=connection.channel()) for name in 'ab')
     for simple in (first, second):
         simple.put('hello')
@@ -166,4 +168,4 @@ def test_declared_again_and_consumed_once_more(connection: Connection, client: C
         simple.get(timeout=PATIENCE).ack()
     for simple in (first, second):
         simple.close()
-    wait_for(lambda: not items(client), 'the acknowledgements')
+    wait_for(lambda: not items(client), 'the acks')

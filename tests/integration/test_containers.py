@@ -1,4 +1,4 @@
-"""CouchDB as pytest-celery's broker and result backend, in a container (with a stand-in for Docker's engine) and without."""
+"""CouchDB as broker and result backend of pytest-celery, in a container (Docker is simulated) and without one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support import Inbox, publish
 LISTENS = b'[info] 2026-11-21T21:22:39.857481Z nonode@nohost <0.330.0> -------- Apache CouchDB has started on http://any:5984/\n'
 
 
-#: Where a container is in its network.
+#: The address of a container in its network.
 ADDRESS = '172.18.0.2'
 
 
 class Container:
-    """What Docker's engine tells of a container of CouchDB. Its port is that of the server under test."""
+    """A simulated Docker container of CouchDB. Its port is that of the server under test."""
 
     def __init__(self, port: int, given: dict[str, Any]) -> None:
         self.given, self.id, self.name, self.status = given, 'f00d' * 16, 'couchdb', 'running'
@@ -43,7 +43,7 @@ class Container:
             'HostConfig': {'PortBindings': given['ports']},
             'NetworkSettings': {
                 'Networks': {given['network']: {'IPAddress': ADDRESS}},
-                # The image exposes these, too; they are not bound.
+                # The image exposes these ports, too. They are not published.
                 'Ports': {
                     '5984/tcp': [{'HostIp': '0.0.0.0', 'HostPort': str(port)}],
                     '4369/tcp': None,
@@ -53,25 +53,25 @@ class Container:
         }
 
     def reload(self) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def logs(self) -> bytes:
-        """Return a line more than the last time."""
+        """Return one more line than in the last call."""
         self.log += b'[info] starting\n' if not self.log else LISTENS
         return self.log
 
     def exec_run(self, command: str) -> tuple[int, bytes]:
-        """Tell that CouchDB's port, in hexadecimal, is listened at."""
+        """Return a list of sockets in which CouchDB's port is listening."""
         assert '/proc/net/tcp' in command
         return 0, b'   0: 00000000:1760 00000000:0000 0A 00000000:00000000 00:00000000 00000000  5984'
 
     def remove(self, force: bool) -> None:
-        """Note it."""
+        """Record the removal."""
         self.removed = True
 
 
 class Engine:
-    """Docker's engine, as far as the fixtures use it."""
+    """A simulated Docker engine, with the methods that the fixtures use."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -91,34 +91,34 @@ class Engine:
 
 @pytest.fixture
 def within() -> bool:
-    """Whether the tests run in a container themselves."""
+    """Whether the tests themselves run in a container."""
     return False
 
 
 @pytest.fixture
 def docker_client(server: Server, within: bool, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """A stand-in for Docker's engine."""
+    """A client of the simulated Docker engine."""
     if server.host not in ('localhost', '127.0.0.1'):
-        pytest.skip('containers are reached at 127.0.0.1, and so must be the server')
+        pytest.skip('the server must be reachable at 127.0.0.1, like a container')
     monkeypatch.setattr('pytest_docker_tools.wrappers.container.tests_inside_container', lambda: within)
     return Engine(server.port)
 
 
 @pytest.fixture
 def default_couchdb_broker_env(server: Server) -> dict[str, str]:
-    """The server under test has an administrator already."""
+    """No settings, because the server under test has an administrator."""
     return {'COUCHDB_USER': server.user, 'COUCHDB_PASSWORD': server.password}
 
 
 @pytest.fixture
 def vhost(monkeypatch: pytest.MonkeyPatch, database: str) -> str:
-    """The container's database is one of the test's own: the server is shared."""
+    """The database of the container is the test's own, because the server is shared."""
     monkeypatch.setattr(CouchDBContainer, 'vhost', database)
     return database
 
 
 @pytest.mark.parametrize('within', [False, True])
-def test_a_container_of_the_official_image(
+def test_container_of_the_official_image(
     vhost: str,
     celery_couchdb_backend: CouchDBTestBackend,
     docker_client: Engine,
@@ -144,17 +144,17 @@ def test_a_container_of_the_official_image(
         'port': port,
         'vhost': vhost,
     }
-    container.status = 'exited'  # nothing can be deleted with that password
+    container.status = 'exited'  # the database cannot be deleted with that password
 
 
-def test_the_container_is_ready_when_couchdb_says_that_it_listens(
+def test_container_is_ready_when_couchdb_logs_that_it_listens(
     vhost: str, celery_couchdb_broker: CouchDBTestBroker, docker_client: Engine
 ) -> None:
     [container] = docker_client.started
     assert LISTENS in container.log
 
 
-def test_the_broker_of_a_container_is_one(vhost: str, celery_couchdb_broker: CouchDBTestBroker, server: Server) -> None:
+def test_broker_in_a_container(vhost: str, celery_couchdb_broker: CouchDBTestBroker, server: Server) -> None:
     with Connection(celery_couchdb_broker.config()['host_url']) as connection:
         publish(connection, 'hello')
         assert Inbox(connection).wait(1) == ['hello']
@@ -165,7 +165,7 @@ def test_the_broker_of_a_container_is_one(vhost: str, celery_couchdb_broker: Cou
         server.client(vhost).sequence()
 
 
-def test_the_worker_s_image_has_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_image_contains_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('PYTEST_CELERY_PKG', raising=False)
     assert CouchDBWorkerContainer.buildargs()['PYTEST_CELERY_PKG'] == 'celery-couchdb[testing]'
     monkeypatch.setenv('PYTEST_CELERY_PKG', './celery_couchdb.whl')
@@ -182,7 +182,7 @@ def local_nodes(
     return [celery_local_couchdb_broker, celery_local_couchdb_backend]
 
 
-def test_each_has_a_database_of_its_own(local_nodes: list[Any], server: Server) -> None:
+def test_each_node_has_its_own_database(local_nodes: list[Any], server: Server) -> None:
     names = [node.config()['vhost'] for node in local_nodes]
     assert len(set(names)) == 2
     for node, name in zip(local_nodes, names, strict=True):
@@ -198,7 +198,7 @@ def test_each_has_a_database_of_its_own(local_nodes: list[Any], server: Server) 
         assert (node.container.url, node.container.host_url) == (url, url)
 
 
-def test_the_database_goes_with_the_node(local_nodes: list[Any]) -> None:
+def test_database_is_deleted_with_its_node(local_nodes: list[Any]) -> None:
     for node in local_nodes:
         client = node.container.client
         client.create()
@@ -206,10 +206,10 @@ def test_the_database_goes_with_the_node(local_nodes: list[Any]) -> None:
         node.teardown()
         with pytest.raises(DatabaseMissing):
             client.sequence()
-        node.teardown()  # pytest-celery's fixtures do it again
+        node.teardown()  # pytest-celery's fixtures call it again
 
 
-def test_another_database_of_the_same_server(local_nodes: list[Any], server: Server) -> None:
+def test_node_can_use_another_database_of_its_server(local_nodes: list[Any], server: Server) -> None:
     for node in local_nodes:
         config = node.config(vhost='other', extra=1)
         assert config['url'] == config['host_url'] == server.couchdb_url('other')
@@ -217,7 +217,7 @@ def test_another_database_of_the_same_server(local_nodes: list[Any], server: Ser
         assert node.config()['vhost'] != 'other'
 
 
-def test_a_server_that_is_not_ours_is_left_alone(server: Server) -> None:
+def test_foreign_server_is_neither_killed_nor_restarted(server: Server) -> None:
     broker = CouchDBTestBroker(LocalCouchDBContainer(Server(server.url), 'any'))
     for end in (broker.kill, broker.restart):
         with pytest.raises(RuntimeError, match='COUCHDB_URL'):
@@ -238,7 +238,7 @@ def test_a_server_that_is_not_ours_is_left_alone(server: Server) -> None:
         ('http://host:5984', 'couchdb://host:5984/d'),
     ],
 )
-def test_the_urls_of_a_server(url: str, expected: str) -> None:
+def test_urls_of_a_server(url: str, expected: str) -> None:
     server = Server(url)
     assert server.couchdb_url('d') == expected
     client = server.client('d')

@@ -1,4 +1,4 @@
-"""Dead letters: listed, replayed and dropped, those of unique jobs, too."""
+"""Dead letters, including those of unique jobs: list, replay and drop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_dead_letters_are_replayed_at_the_end_of_their_queue(
     assert dead.count(client) == 0
 
 
-def test_letters_of_a_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_dead_letters_of_one_queue(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     for number in range(3):
         publish(connection, number, to='q')
@@ -58,7 +58,7 @@ def test_letters_of_a_queue(connect: Callable[..., Connection], client: Client) 
     assert [doc['message']['body'] for doc in items(client)] == ['"other"']
 
 
-def test_many_letters_are_read_in_pages(client: Client, connection: Connection) -> None:
+def test_many_dead_letters_are_read_in_pages(client: Client, connection: Connection) -> None:
     publish(connection, 'x')
     [item] = items(client)
     client.bulk(
@@ -73,14 +73,14 @@ def test_many_letters_are_read_in_pages(client: Client, connection: Connection) 
             for number in range(450)
         ]
     )
-    wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 450, 'all to be seen')
+    wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 450, 'all dead letters to be listed')
     letters = dead.letters(client, 'q')
     assert sum(dead.drop(client, [doc]) for doc in letters) == 450
 
 
-def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
+def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> None:
     letter = {
-        '_id': 'spoilt',
+        '_id': 'malformed',
         'type': 'WorkItem',
         'queue': 'q',
         'status': 'fail',
@@ -93,11 +93,13 @@ def test_spoilt_letter_is_not_replayed(app: Celery, client: Client) -> None:
     [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
     assert back == []
-    assert refused == {'spoilt': 'it cannot be delivered: malformed: message.body is missing or of a wrong type'}
+    assert refused == {'malformed': 'it cannot be delivered: malformed: message.body is missing or of a wrong type'}
     assert dead.count(client) == 1
 
 
-def test_letter_that_somebody_else_replayed(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_dead_letter_that_was_changed_meanwhile_is_not_replayed(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
     app.send_task('failing')
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
     letters = list(dead.letters(client))
@@ -105,7 +107,7 @@ def test_letter_that_somebody_else_replayed(app: Celery, connect: Callable[..., 
     assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
 
 
-def test_replay_that_comes_too_late_forgets_no_result(
+def test_second_replay_does_not_forget_the_result_of_the_first(
     app: Celery, connect: Callable[..., Connection], client: Client
 ) -> None:
     result = app.send_task('failing')
@@ -117,7 +119,7 @@ def test_replay_that_comes_too_late_forgets_no_result(
     assert result.state == 'SUCCESS'
 
 
-def test_what_dies_again_while_all_are_replayed_is_for_the_next_time(app: Celery, client: Client) -> None:
+def test_message_that_fails_again_during_a_replay_is_replayed_only_once(app: Celery, client: Client) -> None:
     def letter(number: int, queue: str) -> dict[str, Any]:
         return {
             **dead_letter.made_of(
@@ -136,11 +138,11 @@ def test_what_dies_again_while_all_are_replayed_is_for_the_next_time(app: Celery
         client.bulk([{**doc, 'failed': time.time() + 1} for doc in docs])
         return len(docs)
 
-    assert cli_dead._each(Jobs(app), (), None, True, True, 'Replay', replay) == (260, 260)
+    assert cli_dead._for_selected(Jobs(app), (), None, True, True, 'Replay', replay) == (260, 260)
     assert len(set(replayed)) == 260
 
 
-def test_dead_unique_job_while_another_runs(
+def test_dead_unique_job_is_replayed_while_another_runs(
     app: Celery, report: Any, connect: Callable[..., Connection], client: Client
 ) -> None:
     first = report.apply_async((1,), job_key='k')
@@ -157,7 +159,9 @@ def test_dead_unique_job_while_another_runs(
     assert dead.count(client) == 0
 
 
-def test_dead_unique_job(app: Celery, report: Any, connect: Callable[..., Connection], client: Client) -> None:
+def test_dead_unique_job_is_not_replayed_while_another_waits(
+    app: Celery, report: Any, connect: Callable[..., Connection], client: Client
+) -> None:
     first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
     kill_all(inbox, client, 1)
@@ -177,7 +181,7 @@ def test_dead_unique_job(app: Celery, report: Any, connect: Callable[..., Connec
     assert items(client) == [letter, item]
 
 
-def test_what_is_refused_while_an_error_is_handled_says_which(connection: Connection, client: Client) -> None:
+def test_reject_in_an_exception_handler_records_the_exception(connection: Connection, client: Client) -> None:
     publish(connection, 'hello')
     inbox = Inbox(connection, ack=False)
     inbox.wait(1)
@@ -190,7 +194,7 @@ def test_what_is_refused_while_an_error_is_handled_says_which(connection: Connec
 
 
 @pytest.mark.parametrize('method', ['gzip', 'bzip2', 'lzma'])
-def test_a_body_that_would_unpack_to_too_much_is_set_aside(
+def test_body_that_decompresses_to_too_much_becomes_a_dead_letter(
     connection: Connection, client: Client, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Unstorable, match='the message is compressed too well'):

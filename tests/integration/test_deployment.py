@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.conftest import Server, Users
+from celery_couchdb.testing import Server
+from tests.conftest import Users
 from tests.support import ROOT
 
 FOLDER = ROOT / 'examples/deployment'

@@ -1,4 +1,4 @@
-"""What docs/reference/documents.rst says of each kind of document, beside what is really written."""
+"""docs/reference/documents.rst compared with the documents that are really written."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .conftest import kill_all
 PAGE = (Path(__file__).parents[2] / 'docs/reference/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 
-#: Members whose own members are told of.
+#: Members whose own members are documented, too.
 OPENED = ('claimed', 'message', '_attachments')
 
 
-def told_of(kind: str) -> dict[str, str]:
-    """Return the members of a kind of document, each with `always` or `some`."""
+def documented(kind: str) -> dict[str, str]:
+    """Return the documented members of a type of document, each with `always` or `some`."""
     return dict(re.findall(r'^``([\w.-]+)``\s+(always|some)\s', SECTIONS[kind], re.MULTILINE))
 
 
 def members(doc: dict[str, Any]) -> set[str]:
-    """Return the names of a document's members, those within some of them after a dot."""
+    """Return the names of a document's members; members of members are written with a dot."""
     own = {name for name in doc if not name.startswith('_')}
     if doc['type'] != 'WorkItem':
         return own
@@ -45,7 +45,7 @@ def members(doc: dict[str, Any]) -> set[str]:
 
 
 def written(sent: list[Request]) -> dict[str, list[dict[str, Any]]]:
-    """Return the documents that were written, by type."""
+    """Return the written documents, by type."""
     docs = defaultdict(list)
     for request in sent:
         for doc in request.docs:
@@ -55,14 +55,14 @@ def written(sent: list[Request]) -> dict[str, list[dict[str, Any]]]:
 
 
 def compare(kind: str, docs: list[dict[str, Any]]) -> None:
-    """Fail the test unless the page tells of all members of these documents, of no others, and rightly what is always there."""
+    """Check that the page lists exactly the members of these documents, and correctly which are always present."""
     found = [members(doc) for doc in docs]
-    page = told_of(kind)
+    page = documented(kind)
     assert set(page) == set().union(*found)
     assert {name for name, there in page.items() if there == 'always'} == set.intersection(*found)
 
 
-def test_all_kinds_are_told_of() -> None:
+def test_all_types_of_documents_are_documented() -> None:
     assert set(SECTIONS) == {
         'WorkItem',
         'Consumer',
@@ -80,13 +80,13 @@ def test_all_kinds_are_told_of() -> None:
     }
 
 
-def test_views() -> None:
+def test_rows_of_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
     documents = [*design.documents(), design.parcels(), results_design.document()]
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
 
-def test_messages(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_documents_of_messages(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
     connection = connect()
     publish(connection, 'planned', headers=eta(3600))
     publish(connection, 'expires', 'other', expiration=3600)
@@ -110,7 +110,7 @@ def test_messages(connect: Callable[..., Connection], client: Client, sent: list
     compare('WorkItem', written(sent)['WorkItem'] + items(client))
 
 
-def test_what_else_the_broker_writes(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_other_documents_of_the_broker(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
     connection, channel = connect(), connect().channel()
     for kind in ('direct', 'topic', 'fanout'):
         exchange = Exchange(f'to {kind}', kind)
@@ -123,14 +123,14 @@ def test_what_else_the_broker_writes(connect: Callable[..., Connection], client:
         compare(kind, docs[kind])
 
 
-def test_leader(client: Client, sent: list[Request]) -> None:
+def test_document_of_a_leader(client: Client, sent: list[Request]) -> None:
     one = Leader(client, 'job')
     one.step()
     one.release()
     compare('Leader', written(sent)['Leader'])
 
 
-def test_parcels(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_documents_of_parcels(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
     client.put(design.parcels())
     for task_id, body in (('a', 'small'), ('b', 'x' * 150_000)):
         publish(connect(), body, headers={'id': task_id, 'task': 'report'})
@@ -140,7 +140,7 @@ def test_parcels(connect: Callable[..., Connection], client: Client, sent: list[
 
 @pytest.fixture
 def made(url: str, client: Client) -> Iterator[Callable[..., Celery]]:
-    """Returns a function that makes an app whose results are in the test's database, too."""
+    """A function that returns an app which stores messages and results in the test's database."""
     apps: list[Celery] = []
 
     def make(**conf: Any) -> Celery:
@@ -155,7 +155,7 @@ def made(url: str, client: Client) -> Iterator[Callable[..., Celery]]:
         app.close()
 
 
-def test_results(made: Callable[..., Celery], sent: list[Request]) -> None:
+def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) -> None:
     for conf in ({}, {'result_expires': None}, {'result_serializer': 'pickle'}):
         backend = made(**conf).backend
         backend.store_result(f'of {conf}', 1, 'SUCCESS')
@@ -168,7 +168,7 @@ def test_results(made: Callable[..., Celery], sent: list[Request]) -> None:
         compare(kind, docs[kind])
 
 
-def test_chords(made: Callable[..., Celery], sent: list[Request]) -> None:
+def test_documents_of_chords(made: Callable[..., Celery], sent: list[Request]) -> None:
     for app in (made(), made(result_expires=None)):
         result = chord([app.signature('part', task_id=name) for name in 'ab'], app=app)(app.signature('body'))
         group_id = result.parent.id

@@ -1,4 +1,4 @@
-"""Direct and topic exchanges: bindings that every process sees at once."""
+"""Direct and topic exchanges: every process uses new bindings at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def send(connection: Connection, exchange: Exchange, routing_key: str, body: obj
     )
 
 
-def test_direct_goes_to_every_queue_with_that_key(connect: Callable[..., Connection], client: Client) -> None:
+def test_direct_exchange_routes_to_all_queues_with_the_key(connect: Callable[..., Connection], client: Client) -> None:
     channel = connect().channel()
     for name, key in (('one', 'a'), ('two', 'a'), ('three', 'b')):
         Queue(name, DIRECT, routing_key=key)(channel).declare()
@@ -61,13 +61,15 @@ def test_direct_goes_to_every_queue_with_that_key(connect: Callable[..., Connect
         ('a+.b', 'aa.b', False),
     ],
 )
-def test_topic_wildcards(connection: Connection, client: Client, pattern: str, key: str, matches: bool) -> None:
+def test_topic_exchange_matches_wildcards(
+    connection: Connection, client: Client, pattern: str, key: str, matches: bool
+) -> None:
     Queue('q', TOPICS, routing_key=pattern)(connection.channel()).declare()
     send(connection, TOPICS, key)
     assert len(items(client)) == (1 if matches else 0)
 
 
-def test_one_document_where_two_bindings_of_a_queue_match(connection: Connection, client: Client) -> None:
+def test_queue_with_two_matching_bindings_gets_one_message(connection: Connection, client: Client) -> None:
     channel = connection.channel()
     Queue('q', TOPICS, routing_key='a.#')(channel).declare()
     Queue('q', TOPICS, routing_key='#.b')(channel).declare()
@@ -75,15 +77,16 @@ def test_one_document_where_two_bindings_of_a_queue_match(connection: Connection
     assert len(items(client)) == 1
 
 
-def test_message_without_a_queue_goes_nowhere(connection: Connection, client: Client) -> None:
+def test_unroutable_message_is_discarded(connection: Connection, client: Client) -> None:
     send(connection, DIRECT, 'nobody')
     send(connection, TOPICS, 'no.body')
     assert not items(client)
 
 
-def test_binding_made_elsewhere_counts_at_once(connect: Callable[..., Connection], client: Client) -> None:
+def test_binding_of_another_process_is_used_at_once(connect: Callable[..., Connection], client: Client) -> None:
     publisher = connect()
-    Inbox(publisher, Queue('other', DIRECT, routing_key='other'))  # a connection that follows the bindings by its feed
+    # A consuming connection follows the bindings through the changes feed.
+    Inbox(publisher, Queue('other', DIRECT, routing_key='other'))
     send(publisher, DIRECT, 'new')
     assert not items(client)
     run_python(
@@ -100,7 +103,7 @@ with Connection(os.environ['URL']) as connection:
     assert [item['queue'] for item in items(client)] == ['q']
 
 
-def test_unbound_queue_gets_nothing_more(connection: Connection, client: Client) -> None:
+def test_unbound_queue_gets_no_more_messages(connection: Connection, client: Client) -> None:
     queue = Queue('q', DIRECT, routing_key='a')(connection.channel())
     queue.declare()
     queue.unbind_from(DIRECT, 'a')
@@ -123,7 +126,7 @@ def test_passive_declaration(connect: Callable[..., Connection], client: Client)
     connect().channel().exchange_declare('known', passive=True)
 
 
-def test_topic_of_consumers_across_connections(connect: Callable[..., Connection], client: Client) -> None:
+def test_topic_exchange_across_connections(connect: Callable[..., Connection], client: Client) -> None:
     errors = Inbox(connect(), Queue('errors', TOPICS, routing_key='*.error'))
     everything = Inbox(connect(), Queue('all', TOPICS, routing_key='#'))
     publisher = connect()
@@ -132,10 +135,10 @@ def test_topic_of_consumers_across_connections(connect: Callable[..., Connection
     send(publisher, TOPICS, 'db.error', 3)
     assert errors.wait(2) == [1, 3]
     assert everything.wait(3) == [1, 2, 3]
-    wait_for(lambda: not items(client), 'all to be acknowledged')
+    wait_for(lambda: not items(client), 'all messages to be acknowledged')
 
 
-def test_topics_from_a_publisher_that_has_not_declared_the_exchange(
+def test_publisher_may_use_a_topic_exchange_without_declaring_it(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     Queue('q', TOPICS, routing_key='a.*')(connect().channel()).declare()
@@ -207,7 +210,7 @@ def bind_and_fail(
 
 @pytest.mark.parametrize('stored', [True, False])
 @pytest.mark.parametrize('binds', [True, False])
-def test_each_queue_has_one_copy_though_bindings_change_between_two_tries(
+def test_each_queue_gets_one_copy_if_bindings_change_before_a_retry(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, binds: bool, stored: bool
 ) -> None:
     publisher, other = connect(), connect().channel()
@@ -230,8 +233,8 @@ def test_each_queue_has_one_copy_though_bindings_change_between_two_tries(
     assert sorted(item['queue'] for item in items(client)) == there
 
 
-def test_child_reads_the_bindings_itself(url: str) -> None:
-    """The parent consumes, and so its table follows the bindings; nobody follows them for the child."""
+def test_forked_child_reads_the_bindings_itself(url: str) -> None:
+    """The routing table of the parent follows the changes feed; the copy in the child does not."""
     run_python(
         """
 import os

@@ -1,4 +1,4 @@
-"""Old results go by themselves, at a bounded cost, and leave no bodies behind."""
+"""Expiry of results: workers delete expired results, with few requests, and no bodies are left."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def results(client: Client) -> list[str]:
     return [row['id'] for row in client.id_range('celery-')]
 
 
+def fetch(client: Client, ids: list[str]) -> list[dict[str, Any]]:
+    """Return documents, all of which exist."""
+    found = client.fetch(ids)
+    assert None not in found
+    return [doc for doc in found if doc]
+
+
 def fill(client: Client, count: int, expires: float) -> None:
     docs = [
         {
@@ -55,14 +62,14 @@ def fill(client: Client, count: int, expires: float) -> None:
 
 
 @pytest.mark.parametrize('expires', [60, 60.0, timedelta(minutes=1)], ids=['int', 'float', 'timedelta'])
-def test_lifetime(url: str, client: Client, task_id: str, expires: Any) -> None:
+def test_lifetime_of_results(url: str, client: Client, task_id: str, expires: Any) -> None:
     backend_of(url, expires).mark_as_done(task_id, 1)
     doc = client.get(f'celery-task-meta-{task_id}')
     assert doc['expires'] - doc['date'] == 60
 
 
 @pytest.mark.parametrize('expires', [None, 0])
-def test_no_expiry(url: str, client: Client, task_id: str, expires: Any) -> None:
+def test_results_without_expiry(url: str, client: Client, task_id: str, expires: Any) -> None:
     backend = backend_of(url, expires)
     backend.app.conf.result_expires = expires
     backend.expires = backend.prepare_expires(expires)
@@ -71,7 +78,7 @@ def test_no_expiry(url: str, client: Client, task_id: str, expires: Any) -> None
     assert 'expires' not in client.get(f'celery-task-meta-{task_id}')
 
 
-def test_failures_may_live_longer(url: str, client: Client) -> None:
+def test_failures_may_have_a_longer_lifetime(url: str, client: Client) -> None:
     backend = backend_of(url, 60)
     backend.failure_expires = 600
     good, bad, revoked = (str(uuid.uuid4()) for _ in range(3))
@@ -79,30 +86,30 @@ def test_failures_may_live_longer(url: str, client: Client) -> None:
     backend.mark_as_failure(bad, ValueError('x'))
     backend.mark_as_revoked(revoked)
     assert [
-        doc['expires'] - doc['date'] for doc in client.fetch([f'celery-task-meta-{t}' for t in (good, bad, revoked)])
+        doc['expires'] - doc['date'] for doc in fetch(client, [f'celery-task-meta-{t}' for t in (good, bad, revoked)])
     ] == [60, 600, 60]
 
 
-def test_setting_for_failures(url: str) -> None:
+def test_result_failure_expires(url: str) -> None:
     if tuple(map(int, celery.__version__.split('.')[:2])) < (5, 7):
         pytest.skip('this Celery does not know the setting')
     assert backend_of(url, result_failure_expires=timedelta(days=7)).failure_expires == 7 * 24 * 3600
 
 
-def test_results_of_a_chord_live_as_long_as_the_chord(url: str, client: Client) -> None:
+def test_results_of_a_chord_expire_with_the_chord(url: str, client: Client) -> None:
     backend = backend_of(url, 60)
     backend.app.conf.result_chord_expires = 600
     plain = Context({'id': 'a', 'group': 'g', 'task': 't'})
     member = Context({'id': 'b', 'group': 'g', 'group_index': 0, 'chord': {'task': 'body'}, 'task': 't'})
     for request in (plain, member):
         backend.store_result(request.id, 1, states.SUCCESS, request=request)
-    assert [doc['expires'] - doc['date'] for doc in client.fetch(['celery-task-meta-a', 'celery-task-meta-b'])] == [
+    assert [doc['expires'] - doc['date'] for doc in fetch(client, ['celery-task-meta-a', 'celery-task-meta-b'])] == [
         60,
         600,
     ]
 
 
-def test_expired_result_is_gone_at_once(url: str, client: Client, task_id: str) -> None:
+def test_expired_result_is_pending_before_it_is_deleted(url: str, client: Client, task_id: str) -> None:
     backend = backend_of(url)
     fill(client, 1, time.time() - 5)
     [doc_id] = results(client)
@@ -115,7 +122,7 @@ def test_expired_result_is_gone_at_once(url: str, client: Client, task_id: str) 
     assert result.get(timeout=PATIENCE) == 'again'
 
 
-def test_cleanup_deletes_what_has_expired_and_nothing_else(url: str, client: Client, task_id: str) -> None:
+def test_cleanup_deletes_only_expired_documents(url: str, client: Client, task_id: str) -> None:
     backend = backend_of(url)
     backend.mark_as_done(task_id, 'stays')
     client.put({'_id': 'mine', 'type': 'Invoice', 'expires': 1.0})
@@ -123,12 +130,12 @@ def test_cleanup_deletes_what_has_expired_and_nothing_else(url: str, client: Cli
         publish(connection, 'waits')
     fill(client, 1200, time.time() - 1)
     backend.cleanup()
-    wait_for(lambda: results(client) == [f'celery-task-meta-{task_id}'], 'what has expired to be gone')
+    wait_for(lambda: results(client) == [f'celery-task-meta-{task_id}'], 'the expired documents to be deleted')
     assert client.get('mine')['type'] == 'Invoice'
     assert len(items(client)) == 1
 
 
-def test_deleted_results_leave_no_bodies_behind(url: str, client: Client) -> None:
+def test_deleted_results_leave_no_bodies(url: str, client: Client) -> None:
     fill(client, 3, time.time() - 1)
     ids = results(client)
     backend_of(url).cleanup()
@@ -137,7 +144,7 @@ def test_deleted_results_leave_no_bodies_behind(url: str, client: Client) -> Non
         assert set(leaf) == {'_id', '_rev', '_deleted'}
 
 
-def test_cost_of_a_sweep(url: str, client: Client, sent: list[Request]) -> None:
+def test_number_of_requests_of_a_sweep(url: str, client: Client, sent: list[Request]) -> None:
     backend = backend_of(url)
     backend.cleanup()
     sent.clear()
@@ -156,7 +163,7 @@ def test_cleanup_task(url: str, client: Client) -> None:
     assert results(client) == []
 
 
-def test_sweepers_at_once(url: str, client: Client) -> None:
+def test_concurrent_sweeps(url: str, client: Client) -> None:
     fill(client, 600, time.time() - 1)
     first, second = backend_of(url), backend_of(url, result_backend_transport_options={'sweep_interval': 1.0})
     first.store.set_up()
@@ -166,7 +173,7 @@ def test_sweepers_at_once(url: str, client: Client) -> None:
     assert results(client) == []
 
 
-def test_result_that_is_written_anew_meanwhile_stays(url: str, client: Client) -> None:
+def test_result_that_is_replaced_during_a_sweep_is_kept(url: str, client: Client) -> None:
     backend = backend_of(url)
     fill(client, 1, time.time() - 1)
     [doc_id] = results(client)
@@ -177,42 +184,37 @@ def test_result_that_is_written_anew_meanwhile_stays(url: str, client: Client) -
     assert results(client) == [doc_id]
 
 
-def test_odd_documents_do_not_stop_a_sweep(url: str, client: Client) -> None:
-    client.bulk(
-        [
-            {'_id': f'chord-unlock-odd-{i}', **doc}
-            for i, doc in enumerate(
-                [
-                    {'type': 'Result', 'expires': 'never'},
-                    {'type': 'Result'},
-                    {'type': 'Chord', 'size': 2, 'expires': None},
-                    {'type': 'Chord', 'size': 'x', 'date': 'y'},
-                    {'type': ['Result'], 'expires': 1},
-                    {'type': 'Part', 'expires': {}},
-                    {'expires': 1},
-                    {'type': 'Chord', 'size': 1, 'date': 1.0},
-                ]
-            )
-        ]
-    )
+def test_malformed_documents_do_not_stop_a_sweep(url: str, client: Client) -> None:
+    odd: list[dict[str, Any]] = [
+        {'type': 'Result', 'expires': 'never'},
+        {'type': 'Result'},
+        {'type': 'Chord', 'size': 2, 'expires': None},
+        {'type': 'Chord', 'size': 'x', 'date': 'y'},
+        {'type': ['Result'], 'expires': 1},
+        {'type': 'Part', 'expires': {}},
+        {'expires': 1},
+        {'type': 'Chord', 'size': 1, 'date': 1.0},
+    ]
+    client.bulk([{'_id': f'chord-unlock-odd-{i}', **doc} for i, doc in enumerate(odd)])
     client.put({'_id': 'chord-unlock-odd', 'type': 'Chord', 'size': 'many', 'date': 1.0, 'body': 7})
     fill(client, 1, time.time() - 1)
     backend_of(url).cleanup()
     assert results(client) == []
 
 
-def test_sweeper_goes_on_after_errors(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeper_continues_after_errors(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_of(url, result_backend_transport_options={'sweep_interval': 0.05})
     errors = iter([ServerUnavailable('no'), AccessDenied('no'), KeyError('no')])
 
     def set_up() -> None:
         for error in errors:
             raise error
+        Store.set_up(backend.store)
 
-    monkeypatch.setattr(backend.store, 'set_up', lambda: set_up() or Store.set_up(backend.store))
+    monkeypatch.setattr(backend.store, 'set_up', set_up)
     fill(client, 3, time.time() - 1)
     backend.sweeper.start()
-    wait_for(lambda: results(client) == [], 'the results to go')
+    wait_for(lambda: results(client) == [], 'the results to be deleted')
     thread = backend.sweeper._thread
     assert thread is not None
     backend.sweeper.stop()
@@ -220,8 +222,8 @@ def test_sweeper_goes_on_after_errors(url: str, client: Client, monkeypatch: pyt
     assert not thread.is_alive()
 
 
-def test_documents_of_others_with_the_same_types_stay(url: str, client: Client) -> None:
-    docs = [
+def test_foreign_documents_of_the_same_types_are_kept(url: str, client: Client) -> None:
+    docs: list[dict[str, Any]] = [
         {'_id': f'mine-{kind}', 'type': kind, 'expires': 1.0} for kind in ('Result', 'Group', 'Value', 'Chord', 'Part')
     ]
     client.bulk(docs)
@@ -240,14 +242,14 @@ def chord_documents(client: Client) -> list[str]:
     return [row['doc']['type'] for row in client.id_range('chord-unlock-', docs=True)]
 
 
-def test_chord_lives_as_long_as_its_parts_come(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_extends_the_lifetime_of_its_chord(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_of(url, 100)
     now = time.time()
     monkeypatch.setattr(backend.client.clock, 'now', lambda: now)
     backend.chords.prepare('g', None, nested=False)
     backend.chords.begin('g', 3)
     for index in range(2):
-        now += 90  # each comes long before the lifetime of the one before is over
+        now += 90  # each part ends long before the lifetime set by the part before it ends
         backend.mark_as_done(f'task {index}', 'x' * 5000, part_of('g', f'task {index}', index))
     now += 50
     backend.cleanup()
@@ -257,7 +259,7 @@ def test_chord_lives_as_long_as_its_parts_come(url: str, client: Client, monkeyp
     assert chord_documents(client) == []
 
 
-def test_parts_without_a_chord_go(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_without_a_chord_expire(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_of(url, 100)
     backend.mark_as_done('task', 1, part_of('g', 'task', 0))
     now = time.time() + 101
@@ -267,10 +269,10 @@ def test_parts_without_a_chord_go(url: str, client: Client, monkeypatch: pytest.
     assert results(client) == []
 
 
-# -- what a person sees
+# -- views for people
 
 
-def test_failures_of_the_last_hour(url: str, client: Client) -> None:
+def test_views_list_recent_failures_and_count_by_task(url: str, client: Client) -> None:
     backend = backend_of(url)
     backend.mark_as_done(str(uuid.uuid4()), 1, request=request('shop.add'))
     backend.mark_as_failure('new', ValueError('x'), request=request('shop.pay'))

@@ -1,4 +1,4 @@
-"""Which node of a list kombu's connection names: the one in use."""
+"""Failover: the connection object of kombu names the node that is in use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import Inbox, publish, release_all
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port where nobody listens."""
+    """A port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         return int(probe.getsockname()[1])
@@ -24,7 +24,7 @@ def closed_port() -> int:
 
 @pytest.fixture
 def connect_by(url: str, client: Client) -> Iterator[Callable[..., Connection]]:
-    """Returns a function that opens a connection by a list of the ports of nodes, which lead to one database."""
+    """A function that opens a connection through nodes on these ports, to the test's database."""
     opened: list[Connection] = []
 
     def connect_by(*ports: int) -> Connection:
@@ -44,10 +44,10 @@ def is_of(connection: Connection, port: int) -> bool:
     )
 
 
-def test_connection_past_a_dead_first_node_is_of_the_one_in_use(
+def test_connection_names_the_second_node_if_the_first_is_down(
     connect_by: Callable[..., Connection], client: Client, closed_port: int
 ) -> None:
-    for _ in range(2):  # the second time the process knows that the first node does not answer
+    for _ in range(2):  # in the second pass the process knows that the first node does not respond
         connection = connect_by(closed_port, client.address.port)
         assert connection.connect()
         assert is_of(connection, client.address.port)
@@ -59,7 +59,7 @@ def test_connection_past_a_dead_first_node_is_of_the_one_in_use(
         assert is_of(connection, client.address.port)
 
 
-def test_connection_that_moves_on_later(connect_by: Callable[..., Connection], client: Client) -> None:
+def test_connection_names_its_new_node_after_failover(connect_by: Callable[..., Connection], client: Client) -> None:
     with Proxy(
         '127.0.0.1' if client.address.host == 'localhost' else client.address.host, client.address.port
     ) as proxy:
@@ -68,13 +68,13 @@ def test_connection_that_moves_on_later(connect_by: Callable[..., Connection], c
         publish(connection, 'before')
         inbox.wait(1)
         assert is_of(connection, proxy.port)
-        connection.transport.couchdb.leave_node()
+        connection.transport.couchdb.switch_node()
         publish(connection, 'after')
         assert inbox.wait(2) == ['before', 'after']
         assert is_of(connection, client.address.port)
 
 
-def test_user_and_password_are_of_the_node_in_use(
+def test_user_and_password_are_those_of_the_node_in_use(
     connect_by: Callable[..., Connection], client: Client, closed_port: int
 ) -> None:
     connection = connect_by(closed_port, client.address.port)

@@ -1,4 +1,4 @@
-"""Broadcasts: each listener gets each one, in order, and they leave nothing behind."""
+"""Broadcasts through fanout exchanges: every queue gets each one in order, and old ones leave no tombstones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def deleted(client: Client) -> int:
     return sum(bool(row.get('deleted')) for row in client.request('GET', '/_changes')['results'])
 
 
-def test_every_listener_gets_every_broadcast(connect: Callable[..., Connection], client: Client) -> None:
+def test_every_queue_gets_every_broadcast(connect: Callable[..., Connection], client: Client) -> None:
     listeners = [listen(connect(), f'listener-{number}') for number in range(3)]
     broadcast(connect(), 1, 2, 3)
     for inbox in listeners:
@@ -37,7 +37,7 @@ def test_every_listener_gets_every_broadcast(connect: Callable[..., Connection],
         inbox.stays(3, 0.3)
 
 
-def test_across_processes(url: str, connect: Callable[..., Connection], client: Client) -> None:
+def test_broadcasts_across_processes(url: str, connect: Callable[..., Connection], client: Client) -> None:
     here = listen(connect(), 'here')
     with (
         Peer(url, ack=True, queue_name='there', fanout='news') as there,
@@ -49,15 +49,15 @@ def test_across_processes(url: str, connect: Callable[..., Connection], client: 
     assert here.wait(2) == ['one', 'two']
 
 
-def test_500_in_order(connect: Callable[..., Connection], client: Client) -> None:
+def test_500_broadcasts_in_order(connect: Callable[..., Connection], client: Client) -> None:
     inboxes = [listen(connect(), f'listener-{number}') for number in range(2)]
     broadcast(connect(), *range(500))
     for inbox in inboxes:
-        # The nodes of a cluster may tell of two in another order.
+        # The changes feeds of cluster nodes may swap two broadcasts.
         assert (sorted if client.is_cluster() else list)(inbox.wait(500)) == list(range(500))
 
 
-def test_several_publishers(connect: Callable[..., Connection], client: Client) -> None:
+def test_broadcasts_of_several_publishers(connect: Callable[..., Connection], client: Client) -> None:
     inbox = listen(connect(), 'listener')
     publishers = [connect() for _ in range(3)]
     for number in range(20):
@@ -69,7 +69,7 @@ def test_several_publishers(connect: Callable[..., Connection], client: Client) 
         assert (sorted(numbers) if client.is_cluster() else numbers) == list(range(20))  # a cluster keeps no order
 
 
-def test_who_joins_later_gets_nothing_old(connect: Callable[..., Connection], client: Client) -> None:
+def test_new_queue_gets_no_old_broadcasts(connect: Callable[..., Connection], client: Client) -> None:
     publisher, early = connect(), listen(connect(), 'early')
     broadcast(publisher, 'old')
     early.wait(1)
@@ -80,12 +80,12 @@ def test_who_joins_later_gets_nothing_old(connect: Callable[..., Connection], cl
     assert early.wait(2) == ['old', 'new']
 
 
-def test_nobody_listens(connect: Callable[..., Connection], client: Client) -> None:
+def test_broadcast_without_queues_is_discarded(connect: Callable[..., Connection], client: Client) -> None:
     broadcast(connect(), 'into the void')
     assert not items(client)
 
 
-def test_who_left_gets_nothing_more(connect: Callable[..., Connection], client: Client) -> None:
+def test_cancelled_consumer_gets_no_more_broadcasts(connect: Callable[..., Connection], client: Client) -> None:
     inbox = listen(connect(), 'listener')
     broadcast(connect(), 'one')
     inbox.wait(1)
@@ -94,7 +94,7 @@ def test_who_left_gets_nothing_more(connect: Callable[..., Connection], client: 
     inbox.stays(1, 1)
 
 
-def test_old_broadcasts_are_written_over_and_leave_no_tombstones(
+def test_old_broadcasts_are_overwritten_without_tombstones(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     publisher = connect(fanout_retention=0.2)
@@ -111,7 +111,7 @@ def test_old_broadcasts_are_written_over_and_leave_no_tombstones(
     assert len([doc for request in sent for doc in request.docs if doc.get('type') == 'Broadcast']) == 60
 
 
-def test_broadcast_is_one_write_however_many_listen(
+def test_broadcast_is_one_write_for_any_number_of_queues(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     inboxes = [listen(connect(), f'listener-{number}') for number in range(4)]
@@ -123,12 +123,14 @@ def test_broadcast_is_one_write_however_many_listen(
 
 
 def both(connection: Connection) -> Inbox:
-    """Listen to two exchanges with one queue."""
+    """Bind one queue to two exchanges."""
     queue = Queue('listener', [binding(NEWS), binding(SPORTS)], auto_delete=True)
     return Inbox(connection, queue)
 
 
-def test_unbound_from_one_exchange_a_queue_hears_the_other(connect: Callable[..., Connection], client: Client) -> None:
+def test_queue_unbound_from_one_exchange_still_gets_the_other(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     inbox, publisher = both(connect()), connect()
     inbox.channel.queue_unbind('listener', 'news')
     for exchange in (NEWS, SPORTS):
@@ -137,13 +139,18 @@ def test_unbound_from_one_exchange_a_queue_hears_the_other(connect: Callable[...
     inbox.stays(1, 0.3)
 
 
-def test_deleted_exchange_is_heard_by_nobody_in_any_process(connect: Callable[..., Connection], client: Client) -> None:
+def test_deleted_exchange_delivers_to_no_queue_of_any_process(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     here, there, publisher = both(connect()), listen(connect(), 'there'), connect()
     broadcast(publisher, 'first')
     for inbox in (here, there):
         inbox.wait(1)
     NEWS(here.channel).delete()
-    wait_for(lambda: not there.connection.transport.listener.listens_to('news'), 'the other connection to hear of it')
+    wait_for(
+        lambda: not there.connection.transport.listener.listens_to('news'),
+        'the other connection to notice',
+    )
     NEWS(connect().channel()).declare()
     for exchange in (NEWS, SPORTS):
         publisher.Producer().publish(exchange.name, exchange=exchange, serializer='json')
@@ -152,7 +159,7 @@ def test_deleted_exchange_is_heard_by_nobody_in_any_process(connect: Callable[..
         inbox.stays(count, 0.3)
 
 
-def test_exchange_that_is_declared_anew_at_once_is_heard(connect: Callable[..., Connection], client: Client) -> None:
+def test_exchange_that_is_redeclared_at_once_delivers(connect: Callable[..., Connection], client: Client) -> None:
     inbox = listen(connect(), 'listener')
     for number in range(20):
         NEWS(inbox.channel).delete()
@@ -162,10 +169,10 @@ def test_exchange_that_is_declared_anew_at_once_is_heard(connect: Callable[..., 
 
 
 @pytest.mark.parametrize('kind', [None, 'direct'])
-def test_publisher_that_has_not_declared_the_exchange_as_fanout(
+def test_publisher_that_declares_no_fanout_exchange_reaches_all_queues(
     connect: Callable[..., Connection], client: Client, sent: list[Request], kind: str | None
 ) -> None:
-    """As Celery does for a queue that it knows by `task_routes` only: it takes the exchange for a direct one."""
+    """Celery assumes a direct exchange for a queue that it knows only from `task_routes`."""
     inboxes, publisher = [listen(connect(), name) for name in ('one', 'two')], connect()
     if kind:
         Queue('news', Exchange('news', type=kind), routing_key='news')(publisher.channel()).declare()
@@ -177,7 +184,7 @@ def test_publisher_that_has_not_declared_the_exchange_as_fanout(
     assert not items(client)
 
 
-def test_queue_by_name_of_a_fanout_exchange_is_that_exchange_where_it_was_bound_so(
+def test_publish_by_queue_name_uses_the_fanout_exchange_only_where_it_was_bound(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     inboxes, publisher, other = [listen(connect(), name) for name in ('one', 'two')], connect(), connect()
@@ -197,7 +204,7 @@ def test_deleted_fanout_exchange_may_become_a_direct_one(connect: Callable[..., 
     assert [item['queue'] for item in items(client)] == ['q']
 
 
-def test_fanout_exchange_is_stored_once_and_known_from_then_on(
+def test_fanout_exchange_is_stored_once(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     connect().connect()
@@ -210,7 +217,7 @@ def test_fanout_exchange_is_stored_once_and_known_from_then_on(
     connect().channel().exchange_declare('news', passive=True)
 
 
-def test_tidying_leaves_exchanges_alone(
+def test_janitor_keeps_exchanges(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     NEWS(connect().channel()).declare()
@@ -219,7 +226,9 @@ def test_tidying_leaves_exchanges_alone(
     assert [tidier.clean_up(100)['bindings'] for _ in range(2)] == [0, 0]
 
 
-def test_queue_that_listens_gets_messages_of_its_own(connect: Callable[..., Connection], client: Client) -> None:
+def test_queue_of_a_fanout_exchange_also_gets_direct_messages(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     direct = Exchange('direct', type='direct')
     inbox, publisher = Inbox(connect(), Queue('q', [binding(NEWS), binding(direct, routing_key='k')])), connect()
     publish(publisher, 'by name')
@@ -228,4 +237,4 @@ def test_queue_that_listens_gets_messages_of_its_own(connect: Callable[..., Conn
     assert sorted(inbox.wait(3)) == ['by key', 'by name', 'to all']
     publish(publisher, 'later')
     inbox.wait(4)
-    wait_for(lambda: not items(client), 'all to be acknowledged')
+    wait_for(lambda: not items(client), 'all messages to be acknowledged')

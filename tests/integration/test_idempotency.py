@@ -1,4 +1,4 @@
-"""Publishing once: by processes that are killed or paused, and whose successors do not know how far they came."""
+"""Idempotent publishing: killed or paused publishers, and successors that repeat their work."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def publish_once(connection: Connection, body: Any = 'a', **message: Any) -> Non
         publish(connection, body, **{**TASK, **message})
 
 
-def test_published_twice_it_is_stored_once(connect: Callable[..., Connection], client: Client) -> None:
+def test_message_published_twice_is_stored_once(connect: Callable[..., Connection], client: Client) -> None:
     for _ in range(2):
         publish_once(connect())
     [item] = items(client)
     assert item['attempts'] == 0
 
 
-def test_publisher_that_was_paused_until_the_message_was_done(
+def test_publisher_paused_until_the_message_was_completed(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had looked whether the message was there, and had not written it yet."""
+    """The publisher pauses between checking that the message does not exist and writing it."""
     paused, other = connect(), connect()
     store, inbox = paused.default_channel.connection.store, Inbox(connect())
     look = store.unpublished
@@ -40,7 +40,7 @@ def test_publisher_that_was_paused_until_the_message_was_done(
         found = look(docs)
         publish_once(other)
         assert inbox.wait(1) == ['a']
-        wait_for(lambda: not items(client), 'the acknowledgement')
+        wait_for(lambda: not items(client), 'the ack')
         return found
 
     monkeypatch.setattr(store, 'unpublished', look_and_pause)
@@ -48,7 +48,7 @@ def test_publisher_that_was_paused_until_the_message_was_done(
     assert items(client) == []
 
 
-def test_publisher_that_was_paused_while_the_message_is_held(
+def test_publisher_paused_until_the_message_was_claimed(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused, other = connect(), connect()
@@ -62,13 +62,13 @@ def test_publisher_that_was_paused_while_the_message_is_held(
     assert items(client) == [held]
     assert 'conflicts' not in client.get(held['_id'], conflicts=True)
     inbox.messages[0].ack()
-    wait_for(lambda: not items(client), 'the acknowledgement')
+    wait_for(lambda: not items(client), 'the ack')
 
 
 def test_large_message_is_stored_once(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its body is an attachment."""
+    """The body of a large message is an attachment."""
     connection = connect()
     monkeypatch.setattr(connection.default_channel.connection.store, 'unpublished', lambda docs: docs)
     for _ in range(2):
@@ -77,9 +77,9 @@ def test_large_message_is_stored_once(
     assert Inbox(connect()).wait(1) == ['x' * 50_000]
 
 
-def test_what_the_server_refuses_is_told_and_the_others_are_created(client: Client, apache_couchdb: bool) -> None:
+def test_refused_message_is_reported_and_the_others_are_stored(client: Client, apache_couchdb: bool) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server answers 500')
-    answers = client.create_once([{'_id': 'a', 'n': 1}, {'_id': 'b', '_foo': 1}, {'_id': 'c', 'n': 3}])
-    assert [answer.get('error') for answer in answers] == [None, 'refused', None]
+        pytest.skip('the embedded server responds with status 500')
+    results = client.create_once([{'_id': 'a', 'n': 1}, {'_id': 'b', '_foo': 1}, {'_id': 'c', 'n': 3}])
+    assert [result.error for result in results] == ['', 'refused', '']
     assert [row['id'] for row in client.id_range('')] == ['a', 'c']

@@ -1,4 +1,4 @@
-"""Housekeeping that needs no administrator: what it deletes, and what it leaves."""
+"""The janitor, which deletes leftovers without needing an administrator, and keeps everything in use."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NOTHING = {'bindings': 0, 'broadcasts': 0, 'consumers': 0}
 
 @pytest.fixture
 def topology(client: Client) -> Topology:
-    """Queues and bindings of a database that is set up."""
+    """The topology of a database that is set up."""
     ensure(client, True)
     return Topology(client)
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second look proves an orphan, however soon it is."""
+    """Let the second look prove that a binding is an orphan, without a pause."""
     monkeypatch.setattr(janitor, '_ORPHAN_SECONDS', 0.0)
 
 
@@ -43,7 +43,7 @@ def ids(client: Client, prefix: str) -> list[str]:
 
 @pytest.fixture
 def seconds_ahead(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """By how many seconds the monotonic clock is ahead: tests append to it."""
+    """Seconds by which the monotonic clock is ahead; tests append to the list."""
     ahead = [0.0]
     monkeypatch.setattr(watch, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
     monkeypatch.setattr(janitor, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
@@ -51,7 +51,7 @@ def seconds_ahead(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def put_expired(client: Client, prefix: str, kind: str, **expired_since: float) -> None:
-    """Store documents that expired so many seconds ago."""
+    """Store documents that expired the given number of seconds ago, by name."""
     for name, seconds in expired_since.items():
         client.put({'_id': prefix + name, 'type': kind, 'expires': time.time() - seconds})
 
@@ -60,7 +60,7 @@ def put_expired(client: Client, prefix: str, kind: str, **expired_since: float) 
 
 
 @pytest.mark.usefixtures('at_once')
-def test_binding_without_a_queue_goes_when_it_is_seen_again(client: Client, topology: Topology) -> None:
+def test_binding_without_a_queue_is_deleted_when_it_is_seen_twice(client: Client, topology: Topology) -> None:
     topology.declare_queue('kept', {}, False)
     for queue in ('kept', 'gone', 'gone too'):
         topology.bind('x', 'key', None, queue)
@@ -70,20 +70,20 @@ def test_binding_without_a_queue_goes_when_it_is_seen_again(client: Client, topo
     assert bindings(client) == ['kept']
 
 
-def test_one_look_proves_nothing(client: Client, topology: Topology) -> None:
-    topology.bind('x', 'key', None, 'q')  # another process is about to declare it
+def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, topology: Topology) -> None:
+    topology.bind('x', 'key', None, 'q')  # another process is about to declare the queue
     tidier = Janitor(client)
     assert tidier.proven_in == 0
     assert [tidier.clean_up(100), tidier.clean_up(100)] == [NOTHING, NOTHING]
     assert 50 < tidier.proven_in <= 60
-    assert Janitor(client).clean_up(100) == NOTHING  # nor does that of another process
+    assert Janitor(client).clean_up(100) == NOTHING  # the look of another process does not count
     topology.declare_queue('q', {}, False)
     assert tidier.clean_up(100) == NOTHING
     assert tidier.proven_in == 0
     assert bindings(client) == ['q']
 
 
-def test_binding_that_was_made_anew_is_a_young_one(client: Client, topology: Topology) -> None:
+def test_binding_that_was_made_again_is_kept(client: Client, topology: Topology) -> None:
     topology.bind('x', 'key', None, 'q')
     tidier = Janitor(client)
     tidier.clean_up(100)
@@ -95,7 +95,7 @@ def test_binding_that_was_made_anew_is_a_young_one(client: Client, topology: Top
 
 
 @pytest.mark.usefixtures('at_once')
-def test_queue_declared_at_that_very_moment_keeps_its_binding(
+def test_queue_declared_during_the_cleanup_keeps_its_binding(
     client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topology.bind('x', 'key', None, 'q')
@@ -105,7 +105,7 @@ def test_queue_declared_at_that_very_moment_keeps_its_binding(
 
     def bulk(docs: Any, **kwargs: Any) -> Any:
         topology.declare_queue('q', {}, False)
-        topology.bind('x', 'key', None, 'q')  # is told that it is there
+        topology.bind('x', 'key', None, 'q')  # finds the existing binding
         return delete(docs, **kwargs)
 
     monkeypatch.setattr(client, 'bulk', bulk)
@@ -114,7 +114,7 @@ def test_queue_declared_at_that_very_moment_keeps_its_binding(
 
 
 @pytest.mark.usefixtures('at_once')
-def test_what_is_in_use_keeps_working(connection: Connection, client: Client) -> None:
+def test_bindings_in_use_are_kept(connection: Connection, client: Client) -> None:
     queue = Queue('q', Exchange('x', 'topic'), routing_key='a.#')
     inbox = Inbox(connection, queue, ack=True)
     tidier = Janitor(client)
@@ -126,14 +126,14 @@ def test_what_is_in_use_keeps_working(connection: Connection, client: Client) ->
 # -- broadcasts and heartbeats
 
 
-def test_broadcasts_go_an_hour_after_they_expired(client: Client, topology: Topology) -> None:
+def test_broadcasts_are_deleted_an_hour_after_their_expiry(client: Client, topology: Topology) -> None:
     put_expired(client, 'broker:broadcast:', 'Broadcast', a=-60, b=HOUR + 100, c=HOUR - 100, d=2 * HOUR)
-    client.put({'_id': 'broker:broadcast:e', 'type': 'Broadcast', 'expires': 'spoilt'})
+    client.put({'_id': 'broker:broadcast:e', 'type': 'Broadcast', 'expires': 'malformed'})
     assert Janitor(client).clean_up(100) == {**NOTHING, 'broadcasts': 2}
     assert ids(client, 'broker:broadcast:') == ['a', 'c', 'e']
 
 
-def test_heartbeats_go_an_hour_after_the_end_of_their_consumers(
+def test_heartbeats_are_deleted_an_hour_after_their_expiry(
     client: Client, topology: Topology, seconds_ahead: list[float]
 ) -> None:
     put_expired(client, 'broker:consumer:', 'Consumer', alive=-60, late=HOUR - 100, dead=HOUR + 100, holding=HOUR + 100)
@@ -141,7 +141,7 @@ def test_heartbeats_go_an_hour_after_the_end_of_their_consumers(
         {'_id': 'item', 'type': 'WorkItem', 'queue': 'q', 'claimed': {'by': 'broker:consumer:holding', 'date': 1}}
     )
     tidier = Janitor(client)
-    assert tidier.clean_up(100) == NOTHING  # the clock may have jumped
+    assert tidier.clean_up(100) == NOTHING  # the clock may have jumped, so that one look does not suffice
     assert 50 < tidier.proven_in <= 62
     seconds_ahead.append(62.0)
     assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
@@ -149,7 +149,7 @@ def test_heartbeats_go_an_hour_after_the_end_of_their_consumers(
     assert sorted(ids(client, 'broker:consumer:')) == ['alive', 'holding', 'late']
 
 
-def test_heartbeats_of_the_living_stay_though_the_clock_jumped(
+def test_renewed_heartbeats_are_kept_after_a_clock_jump(
     client: Client, topology: Topology, seconds_ahead: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -164,27 +164,25 @@ def test_heartbeats_of_the_living_stay_though_the_clock_jumped(
     assert ids(client, 'broker:consumer:') == ['living']
 
 
-def test_it_goes_by_the_servers_time(client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_janitor_uses_the_server_clock(client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     put_expired(client, 'broker:broadcast:', 'Broadcast', a=HOUR + 100)
     now = time.time()
     monkeypatch.setattr(client.clock, 'now', lambda: now - 1000)
     assert Janitor(client).clean_up(100) == NOTHING
 
 
-def test_others_documents_are_theirs(client: Client, topology: Topology) -> None:
+def test_foreign_documents_are_kept(client: Client, topology: Topology) -> None:
     put_expired(client, 'invoice:', 'Consumer2', a=2 * HOUR)
     put_expired(client, 'invoice:', 'Broadcast', b=2 * HOUR)
     assert Janitor(client).clean_up(100) == NOTHING
     assert ids(client, 'invoice:') == ['a', 'b']
 
 
-# -- how much
+# -- costs
 
 
 @pytest.mark.usefixtures('at_once')
-def test_no_more_than_the_limit_of_each_kind_in_a_call(
-    client: Client, topology: Topology, seconds_ahead: list[float]
-) -> None:
+def test_limit_applies_to_each_type_of_document(client: Client, topology: Topology, seconds_ahead: list[float]) -> None:
     many = {f'a{number:04}': 2 * HOUR for number in range(600)}
     client.bulk(
         [
@@ -204,10 +202,10 @@ def test_no_more_than_the_limit_of_each_kind_in_a_call(
     assert tidier.clean_up(550) == NOTHING
 
 
-def test_where_there_is_nothing_it_costs_three_reads(client: Client, topology: Topology, sent: list[Request]) -> None:
+def test_cleanup_of_a_clean_database_takes_three_reads(client: Client, topology: Topology, sent: list[Request]) -> None:
     Janitor(client).clean_up(100)
     assert [request.method for request in sent] == ['GET'] * 3
 
 
-def test_database_without_our_design_document(client: Client) -> None:
+def test_database_without_the_design_document(client: Client) -> None:
     assert Janitor(client).clean_up(100) == NOTHING

@@ -1,4 +1,4 @@
-"""Jobs by the ids of their tasks: found, watched without polling, and removed; and what their messages say."""
+"""Jobs by their task ids: find them, watch them without polling, remove them, and read their messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB = 'job:["celery","report","k"]'
 # -- states
 
 
-def test_each_state(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_state_of_a_job(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
     names = {
         name: app.send_task(
             name, countdown=3600 if name == 'scheduled' else None, queue='held' if name in ('running', 'dead') else None
@@ -47,7 +47,7 @@ def test_each_state(app: Celery, connect: Callable[..., Connection], client: Cli
     wait_for(lambda: known.state(names['running']) == 'gone')
 
 
-def test_watched_from_waiting_to_done(
+def test_watch_a_job_from_scheduled_to_completed(
     app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     task_id = app.send_task('watched', countdown=3600).id
@@ -55,7 +55,7 @@ def test_watched_from_waiting_to_done(
 
     def watch() -> None:
         for state in Jobs(app).watch(task_id, PATIENCE):
-            states.append(state)  # noqa: PERF402 - each as it comes
+            states.append(state)  # noqa: PERF402 - one at a time
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -64,10 +64,10 @@ def test_watched_from_waiting_to_done(
     )
     before = len(sent)
     [item] = items(client)
-    client.put({**item, 'date': time.time() + 1.5})  # when it is due, nothing is written
+    client.put({**item, 'date': time.time() + 1.5})  # no document is written when the message becomes due
     inbox = Inbox(connect(), 'celery', ack=False)
     inbox.wait(1)
-    time.sleep(2)  # time in which a poll would be seen
+    time.sleep(2)  # polling would send requests in this time
     inbox.messages[0].ack()
     watching.join(PATIENCE)
     assert [state for state in states if state != 'pending'] == ['scheduled', 'running', 'gone']
@@ -86,8 +86,8 @@ def test_wait_for_a_state(app: Celery, connect: Callable[..., Connection]) -> No
     assert known.wait(task_id, 'dead', timeout=PATIENCE) == 'gone'
 
 
-def test_watched_through_a_retry(app: Celery, connect: Callable[..., Connection]) -> None:
-    """A retry is another message of the same task: the job is not gone in between."""
+def test_watch_continues_through_a_retry(app: Celery, connect: Callable[..., Connection]) -> None:
+    """A retry is another message of the same task. The job exists all the time."""
     task_id = app.send_task('retried').id
     inbox = Inbox(connect(), 'celery', ack=False)
     inbox.wait(1)
@@ -98,7 +98,7 @@ def test_watched_through_a_retry(app: Celery, connect: Callable[..., Connection]
     assert next(states) == 'scheduled'
 
 
-def test_database_that_was_not_set_up_for_this(app: Celery, client: Client) -> None:
+def test_database_without_the_design_document(app: Celery, client: Client) -> None:
     doc = client.get(f'_design/{design.JOBS}')
     client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}])
     with pytest.raises(ConfigurationError, match=r'lacks the design document .*couchdb setup'):
@@ -109,7 +109,7 @@ def test_database_that_was_not_set_up_for_this(app: Celery, client: Client) -> N
 
 
 @pytest.mark.parametrize('countdown', [None, 3600], ids=['pending', 'scheduled'])
-def test_removed_for_good(app: Celery, client: Client, countdown: float | None) -> None:
+def test_removed_job_does_not_run(app: Celery, client: Client, countdown: float | None) -> None:
     result, other = app.send_task('unwanted', countdown=countdown), app.send_task('wanted')
     removal = Jobs(app).remove(result.id)
     assert [workitem.task_id(doc) for doc in removal.removed] == [result.id]
@@ -120,7 +120,7 @@ def test_removed_for_good(app: Celery, client: Client, countdown: float | None) 
     assert Jobs(app).remove(result.id) == ([], [], [])
 
 
-def test_removed_part_of_a_chord_fails_the_chord(app: Celery) -> None:
+def test_removing_a_part_fails_its_chord(app: Celery) -> None:
     from celery import chord
 
     result = chord([app.signature('part', (number,)) for number in range(2)])(app.signature('body'))
@@ -129,7 +129,7 @@ def test_removed_part_of_a_chord_fails_the_chord(app: Celery) -> None:
     assert app.backend.chords.parts(result.parent.id, ordered=True)[0]['state'] == 'REVOKED'
 
 
-def test_removed_by_the_id_of_its_document(app: Celery, client: Client) -> None:
+def test_job_is_removed_by_the_id_of_its_document(app: Celery, client: Client) -> None:
     result = app.send_task('unwanted')
     [item] = items(client)
     assert len(Jobs(app).remove(item['_id']).removed) == 1
@@ -139,7 +139,7 @@ def test_removed_by_the_id_of_its_document(app: Celery, client: Client) -> None:
 def test_dead_letter_is_neither_removed_nor_revoked(
     app: Celery, connect: Callable[..., Connection], client: Client
 ) -> None:
-    """A worker that was told to revoke it would refuse it when it is replayed."""
+    """If workers revoked the task, they would refuse it after a replay."""
     result = app.send_task('failing')
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
     removal = Jobs(app).remove(result.id)
@@ -149,7 +149,7 @@ def test_dead_letter_is_neither_removed_nor_revoked(
     assert client.id_range('broker:broadcast:')
 
 
-def test_running_one_is_left_to_its_worker(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_running_job_is_not_removed(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
     result = app.send_task('running')
     Inbox(connect(), 'celery', ack=False).wait(1)
     removal = Jobs(app).remove(result.id)
@@ -159,10 +159,10 @@ def test_running_one_is_left_to_its_worker(app: Celery, connect: Callable[..., C
     assert result.state == 'PENDING'
 
 
-def test_removed_while_others_claim(
+def test_job_claimed_during_its_removal_is_not_removed(
     app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is claimed between being found and being deleted is found to be running."""
+    """A job that is claimed between the search and the deletion counts as running."""
     result = app.send_task('conflicted')
     known = Jobs(app)
     bulk = known.client.bulk
@@ -180,7 +180,7 @@ def test_removed_while_others_claim(
 # -- unique jobs
 
 
-def test_apply_async_says_what_happened(
+def test_apply_async_returns_the_outcome(
     app: Celery, report: Any, connect: Callable[..., Connection], client: Client
 ) -> None:
     first = report.apply_async((1,), job_key='k', countdown=3600)
@@ -207,12 +207,12 @@ def test_job_key_of_a_signature(app: Celery, report: Any, client: Client) -> Non
     assert len(items(client)) == 2
 
 
-def test_job_key_that_cannot_be_one(report: Any) -> None:
+def test_invalid_job_key(report: Any) -> None:
     with pytest.raises(ConfigurationError, match='job_key must be text'):
         report.apply_async((1,), job_key=5)
 
 
-def test_what_waits_behind_a_running_one_is_removed_alone(
+def test_removing_a_waiting_unique_job_keeps_the_running_one(
     app: Celery, report: Any, connect: Callable[..., Connection], client: Client
 ) -> None:
     first = report.apply_async((1,), job_key='k')
@@ -223,10 +223,10 @@ def test_what_waits_behind_a_running_one_is_removed_alone(
     assert len(known.remove(second.id).removed) == 1
     assert (known.state(first.id), known.state(second.id), second.state) == ('running', 'gone', 'REVOKED')
     inbox.messages[0].ack()
-    wait_for(lambda: not items(client), 'the first to be done')
+    wait_for(lambda: not items(client), 'the first job to be completed')
 
 
-# -- what a message says
+# -- messages
 
 
 @pytest.mark.parametrize('options', [{}, {'serializer': 'pickle'}, {'compression': 'zlib'}], ids=str)
@@ -238,14 +238,14 @@ def test_body_is_decoded(app: Celery, client: Client, options: dict[str, Any]) -
     assert (tuple(args), kwargs) == ((1, 'ü'), {'key': 'value'})
 
 
-def test_body_that_the_app_does_not_accept(app: Celery, client: Client) -> None:
+def test_body_with_a_content_type_that_the_app_does_not_accept(app: Celery, client: Client) -> None:
     app.send_task('task', serializer='pickle')
     [item] = items(client)
     with pytest.raises(Unreadable, match='does not accept application/x-python-serialize'):
         Jobs(app).decode(item)
 
 
-def test_listing(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
     for number in range(5):
         app.send_task('task', queue=f'q{number % 2}')
     later = app.send_task('later', queue='q0', countdown=3600)

@@ -1,4 +1,4 @@
-"""Messages whose bodies are attachments: what is done about them, and what others may put in their place."""
+"""Messages whose bodies are attachments, including attachments forged by others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of(number: int, size: int = LARGE) -> str:
     return f'{number:05d}' + 'x' * size
 
 
-def test_body_is_sent_to_be_published_and_delivered_only(
+def test_body_is_transferred_only_to_publish_and_to_deliver(
     connection: Connection, client: Client, sent: list[Request]
 ) -> None:
     publish(connection, of(1))
@@ -48,7 +48,7 @@ def test_body_is_sent_to_be_published_and_delivered_only(
 
 
 @pytest.mark.parametrize('value', ['x' * LARGE, 'é€𝄞' * LARGE, '\x00' * LARGE], ids=['ascii', 'unicode', 'zeroes'])
-def test_text_comes_back_as_it_was(connection: Connection, client: Client, value: str) -> None:
+def test_text_survives_a_round_trip(connection: Connection, client: Client, value: str) -> None:
     publish(connection, value, serializer='json')
     connection.Producer().publish(
         value, routing_key='q', serializer='raw', content_type='text/plain', content_encoding='utf-8'
@@ -57,7 +57,7 @@ def test_text_comes_back_as_it_was(connection: Connection, client: Client, value
     assert [inbox.wait(2)[0], inbox.messages[1].body] == [value, value.encode()]
 
 
-def test_bytes_come_back_as_they_were(connection: Connection) -> None:
+def test_bytes_survive_a_round_trip(connection: Connection) -> None:
     value = bytes(range(256)) * (LARGE // 128)
     connection.Producer().publish(value, routing_key='q', content_type='application/data', content_encoding='binary')
     inbox = Inbox(connection)
@@ -65,8 +65,8 @@ def test_bytes_come_back_as_they_were(connection: Connection) -> None:
     assert inbox.messages[0].body == value
 
 
-def test_more_than_a_document_may_have(connection: Connection, client: Client) -> None:
-    """CouchDB's `max_document_size` is for what is in the document."""
+def test_body_larger_than_max_document_size(connection: Connection, client: Client) -> None:
+    """CouchDB's `max_document_size` does not limit attachments."""
     publish(connection, 'x' * 9_000_000)
     inbox = Inbox(connection, ack=False)
     inbox.wait(1)
@@ -87,26 +87,26 @@ def test_many_are_delivered_in_order_with_few_requests(connection: Connection, s
 
 
 @pytest.mark.parametrize('no_ack', [True, False])
-def test_get(connection: Connection, client: Client, no_ack: bool) -> None:
+def test_basic_get_of_a_large_message(connection: Connection, client: Client, no_ack: bool) -> None:
     publish(connection, of(1))
     channel = connection.channel()
     message = channel.basic_get('q', no_ack=no_ack)
     assert message.decode() == of(1)
     if not no_ack:
         message.requeue()
-        message = wait_for(lambda: channel.basic_get('q'), 'it to be back')
+        message = wait_for(lambda: channel.basic_get('q'), 'the message to be released')
         assert message.decode() == of(1)
         message.ack()
-    wait_for(lambda: not items(client), 'it to be gone')
+    wait_for(lambda: not items(client), 'the message to be deleted')
 
 
-def test_consumer_without_acknowledgement(connection: Connection, client: Client) -> None:
+def test_no_ack_consumer_of_large_messages(connection: Connection, client: Client) -> None:
     publish_many(connection, [of(number) for number in range(5)])
     assert Inbox(connection, no_ack=True).wait(5) == [of(number) for number in range(5)]
-    wait_for(lambda: not items(client), 'them to be gone')
+    wait_for(lambda: not items(client), 'the messages to be deleted')
 
 
-def test_prefetch_count_is_kept(connection: Connection, client: Client) -> None:
+def test_prefetch_count_holds_for_large_messages(connection: Connection, client: Client) -> None:
     publish_many(connection, [of(number) for number in range(5)])
     inbox = Inbox(connection, ack=False, prefetch=2)
     inbox.wait(2)
@@ -116,11 +116,11 @@ def test_prefetch_count_is_kept(connection: Connection, client: Client) -> None:
     inbox.wait(4)
 
 
-def test_body_that_cannot_be_read_for_a_while_is_read_later(
+def test_body_is_read_after_a_temporary_error(
     connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_many(connection, [of(number) for number in range(5)])
-    request, failures = Client.request, []
+    request, failures = Client.request, list[object]()
 
     def failing(self: Client, method: str, path: str | None, params: Any = None, *args: Any, **kwargs: Any) -> Any:
         if params and params.get('attachments') and len(failures) < 3:
@@ -131,18 +131,18 @@ def test_body_that_cannot_be_read_for_a_while_is_read_later(
     replace_in_clients(monkeypatch, database, 'request', failing)
     inbox = Inbox(connection)
     assert sorted(inbox.wait(5)) == [of(number) for number in range(5)]
-    wait_for(lambda: not items(client), 'all to be acknowledged')
+    wait_for(lambda: not items(client), 'all messages to be acknowledged')
     assert failures
     assert all(message.delivery_info['delivery_count'] == 1 for message in inbox.messages)
 
 
-def test_body_that_can_never_be_read_is_a_dead_letter(
+def test_message_with_a_missing_body_becomes_a_dead_letter(
     connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(self: Client, *args: Any) -> bytes:
         raise errors.NotFound('missing')
 
-    publish_many(connection, [of(1, 70_000), of(2), of(3)])  # the first is read alone, and the others together
+    publish_many(connection, [of(1, 70_000), of(2), of(3)])  # the first body is read alone, the others together
     replace_in_clients(monkeypatch, database, 'content', missing)
     inbox = Inbox(connection, prefetch=10)
     assert inbox.wait(2) == [of(2), of(3)]
@@ -153,7 +153,7 @@ def test_body_that_can_never_be_read_is_a_dead_letter(
     assert inbox.wait(3)[2] == of(1, 70_000)
 
 
-def test_what_was_claimed_and_not_read_is_given_back_by_cancel(
+def test_cancel_releases_messages_whose_bodies_were_not_read(
     connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unavailable(self: Client, *args: Any) -> bytes:
@@ -164,7 +164,7 @@ def test_what_was_claimed_and_not_read_is_given_back_by_cancel(
     inbox = Inbox(connection, prefetch=10)
     wait_for(lambda: all(workitem.claimant(doc) for doc in items(client)), 'the claims')
     inbox.consumer.cancel()
-    wait_for(lambda: all(workitem.is_waiting(doc) for doc in items(client)), 'their release')
+    wait_for(lambda: all(workitem.is_waiting(doc) for doc in items(client)), 'the release of the messages')
     assert [doc['attempts'] for doc in items(client)] == [0, 0, 0]
     assert (inbox.channel.credit.held, inbox.channel.credit.waiting) == (0, 0)
 
@@ -218,7 +218,7 @@ FORGERIES: dict[str, Callable[[Document], Sequence[Document]]] = {
 
 
 @pytest.mark.parametrize('name', FORGERIES)
-def test_forged_attachment_stops_nobody(
+def test_forged_attachment_blocks_no_other_message(
     connection: Connection, client: Client, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     item = workitem.new(
@@ -238,15 +238,14 @@ def test_forged_attachment_stops_nobody(
     inbox = Inbox(connection)
     publish(connection, 'plain')
     publish(connection, of(1))
-    wait_for(
-        lambda: (
-            inbox.drain(0.1) or {b'"plain"', json.dumps(of(1)).encode()} <= {message.body for message in inbox.messages}
-        ),
-        'the others',
+    inbox.drain_until(
+        lambda: {b'"plain"', json.dumps(of(1)).encode()} <= {message.body for message in inbox.messages},
+        'the other messages',
     )
-    # It is delivered or a dead letter, and no obstacle in either case.
-    wait_for(
-        lambda: inbox.drain(0.1) or all(doc.get('status') for doc in items(client)), 'it to be delivered or set aside'
+    # The forged message is delivered or becomes a dead letter.
+    inbox.drain_until(
+        lambda: all(doc.get('status') for doc in items(client)),
+        'the forged message to leave the queue',
     )
     dead.drop(client, list(dead.letters(client)))
     assert not [record for record in caplog.records if record.exc_info]

@@ -1,4 +1,4 @@
-"""A leader: one of many, renewed by its revision; another takes over when it is silent, and at once when it has released."""
+"""The leader, one process of many: another takes over after its lease expired, or at once after a release."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_one_leads(client: Client, clock: Clock) -> None:
+def test_one_process_leads(client: Client, clock: Clock) -> None:
     leaders = [Leader(client, 'job') for _ in range(5)]
     for _ in range(20):
         assert [one.step() for one in leaders] == [True, False, False, False, False]
@@ -41,7 +41,7 @@ def test_two_jobs_have_leaders_of_their_own(client: Client) -> None:
     assert Leader(client, 'b').step()
 
 
-def test_another_takes_over_when_it_is_silent_and_never_before(client: Client, clock: Clock) -> None:
+def test_another_process_takes_over_only_after_the_lease_expired(client: Client, clock: Clock) -> None:
     first, second = Leader(client, 'job'), Leader(client, 'job')
     assert first.step()
     silent_from = clock.now
@@ -49,11 +49,11 @@ def test_another_takes_over_when_it_is_silent_and_never_before(client: Client, c
         clock.now += 0.5
         assert clock.now - silent_from < LEASE_SECONDS + RENEWAL_SECONDS
     assert not first.leads
-    assert not first.step()  # it was paused, and wakes
+    assert not first.step()  # the first process was paused and resumes
     assert clock.now - silent_from >= LEASE_SECONDS
 
 
-def test_released_it_is_taken_at_the_next_look(client: Client, clock: Clock) -> None:
+def test_released_lead_is_taken_at_the_next_step(client: Client, clock: Clock) -> None:
     first, second = Leader(client, 'job'), Leader(client, 'job')
     assert first.step()
     assert not second.step()
@@ -63,7 +63,7 @@ def test_released_it_is_taken_at_the_next_look(client: Client, clock: Clock) -> 
     assert not first.step()
 
 
-def test_while_the_server_is_away_it_leads_as_long_as_its_lease_lasts(
+def test_leader_keeps_its_lead_during_an_outage_until_its_lease_expires(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Leader(client, 'job')
@@ -80,14 +80,12 @@ def test_while_the_server_is_away_it_leads_as_long_as_its_lease_lasts(
         assert first.leads
         clock.now += LEASE_SECONDS - RENEWAL_SECONDS
         assert not first.leads
-    assert not first.step()  # somebody may lead: it looks first
+    assert not first.step()  # another process may lead, so that the first step only looks
     clock.now += LEASE_SECONDS
     assert first.step()
 
 
-def test_a_write_that_a_cluster_does_not_prove_is_no_lead(
-    client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unproven_write_gives_no_lead(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     bulk = client.bulk
     monkeypatch.setattr(
         client, 'bulk', lambda docs: [answer._replace(status=WriteStatus.UNPROVEN) for answer in bulk(docs)]
@@ -95,15 +93,17 @@ def test_a_write_that_a_cluster_does_not_prove_is_no_lead(
     assert not Leader(client, 'job').step()
 
 
-def test_who_loses_the_race_follows(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_loses_the_race_does_not_lead(
+    client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = Leader(client, 'job'), Leader(client, 'job')
-    monkeypatch.setattr(second, '_replaceable', lambda asked: '')  # both saw that there is no document
+    monkeypatch.setattr(second, '_replaceable', lambda asked: '')  # both processes have seen that there is no document
     assert first.step()
     assert not second.step()
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize('holder', [5, None, {'a': 1}, ''])
-def test_spoilt_document_is_taken(client: Client, holder: object) -> None:
+def test_malformed_leader_document_is_replaced(client: Client, holder: object) -> None:
     client.put({'_id': 'broker:leader:job', 'type': 'Leader', 'holder': holder})
     assert Leader(client, 'job').step() is (holder != '')

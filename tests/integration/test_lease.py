@@ -1,4 +1,4 @@
-"""The lease: what a living consumer holds stays its own, and what a dead one held comes back."""
+"""Leases: a running consumer keeps its messages, and those of a consumer whose lease expired are redelivered."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ import pytest
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish, publish_many, replace_in_clients
 
-#: The lease, in seconds, of who is to lose it. Whoever takes over has the default one: he sweeps as soon, and keeps his own.
+#: The lease in seconds of consumers that lose it. The consumers that take over have the default lease and keep it.
 LEASE = 2.0
-#: The lease, in seconds, of who is to keep it, also on a machine that stands still for some seconds.
+#: The lease in seconds of consumers that must keep it, even if the machine stalls for some seconds.
 LONG = 9.0
 
 
-def test_long_task_is_not_redelivered_while_its_consumer_lives(
+def test_long_task_is_not_redelivered_while_its_consumer_runs(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     publish(connect(), 'long')
     holder = Inbox(connect(visibility_timeout=LONG), ack=False)
     holder.wait(1)
-    Inbox(connect()).stays(0, LONG + 4.0)  # and a sweep after that, with the grace that is given to clocks
+    Inbox(connect()).stays(
+        0, LONG + 4.0
+    )  # longer than the lease, the tolerance for clocks, and the pause before a sweep
     assert items(client)[0]['attempts'] == 1
     holder.messages[0].ack()
-    wait_for(lambda: not items(client), 'the ack to be stored')
+    wait_for(lambda: not items(client), 'the ack to be written')
 
 
-def test_what_a_killed_consumer_held_comes_back(url: str, connect: Callable[..., Connection], client: Client) -> None:
+def test_messages_of_a_killed_consumer_are_redelivered(
+    url: str, connect: Callable[..., Connection], client: Client
+) -> None:
     publisher = connect()
     for number in range(3):
         publish(publisher, number)
@@ -50,7 +55,7 @@ def test_what_a_killed_consumer_held_comes_back(url: str, connect: Callable[...,
         assert message.delivery_info['delivery_count'] == 2
 
 
-def test_first_delivery_is_no_redelivery(connection: Connection) -> None:
+def test_first_delivery_is_not_marked_as_redelivered(connection: Connection) -> None:
     publish(connection, 'hello')
     inbox = Inbox(connection)
     inbox.wait(1)
@@ -58,7 +63,7 @@ def test_first_delivery_is_no_redelivery(connection: Connection) -> None:
     assert (info['redelivered'], info['delivery_count']) == (False, 1)
 
 
-def test_consumer_that_was_stopped_learns_that_it_lost_its_lease(
+def test_paused_consumer_notices_that_it_lost_its_lease(
     url: str, connect: Callable[..., Connection], client: Client
 ) -> None:
     publish(connect(), 'slow')
@@ -70,10 +75,10 @@ def test_consumer_that_was_stopped_learns_that_it_lost_its_lease(
         peer.signal(signal.SIGCONT)
         peer.tell('ack')
         assert peer.next() == {'done': 'ack'}
-        wait_for(lambda: any('lost its lease' in line for line in peer.log), 'the log to say so')
+        wait_for(lambda: any('lost its lease' in line for line in peer.log), 'the log line about the lost lease')
         wait_for(
             lambda: any('held any more' in line or 'had been taken' in line for line in peer.log),
-            'the log to tell of the late ack',
+            'the log line about the late ack',
         )
         [item] = items(client)
         assert item['claimed']['by'] == other.connection.transport.consumer.id
@@ -81,7 +86,9 @@ def test_consumer_that_was_stopped_learns_that_it_lost_its_lease(
         wait_for(lambda: not items(client), 'the ack of the new holder')
 
 
-def test_consumer_that_lost_its_lease_goes_on(url: str, connect: Callable[..., Connection], client: Client) -> None:
+def test_consumer_that_lost_its_lease_continues_with_a_new_one(
+    url: str, connect: Callable[..., Connection], client: Client
+) -> None:
     publisher = connect()
     publish(publisher, 'first')
     with Peer(url, options={'visibility_timeout': LEASE}) as peer:
@@ -96,7 +103,7 @@ def test_consumer_that_lost_its_lease_goes_on(url: str, connect: Callable[..., C
 
 
 @pytest.mark.parametrize('beat', [0, 1], ids=['first', 'later'])
-def test_heartbeat_whose_answer_was_lost(
+def test_lost_response_to_a_heartbeat_keeps_the_lease(
     connect: Callable[..., Connection],
     client: Client,
     database: str,
@@ -104,11 +111,11 @@ def test_heartbeat_whose_answer_was_lost(
     caplog: pytest.LogCaptureFixture,
     beat: int,
 ) -> None:
-    """What was held is held on: the next heartbeat is in conflict with this consumer's own."""
+    """The next heartbeat is in conflict with the one before, which this consumer itself wrote."""
     publish(connect(), 'hello')
     bulk, beats = Client.bulk, list[object]()
 
-    def bulk_and_lose(self: Client, docs: Sequence[Document], **options: Any) -> list[Document]:
+    def bulk_and_lose(self: Client, docs: Sequence[Document], **options: Any) -> list[WriteResult]:
         answers = bulk(self, docs, **options)
         if any(doc.get('type') == 'Consumer' for doc in docs):
             beats.append(answers)
@@ -119,23 +126,23 @@ def test_heartbeat_whose_answer_was_lost(
     replace_in_clients(monkeypatch, database, 'bulk', bulk_and_lose)
     holder = Inbox(connect(visibility_timeout=LEASE), ack=False)
     holder.wait(1)
-    wait_for(lambda: len(beats) >= beat + 4, 'some more heartbeats')
+    wait_for(lambda: len(beats) >= beat + 4, 'four more heartbeats')
     [item] = items(client)
     [heartbeat] = client.id_range('broker:consumer:')
     assert item['claimed']['by'] == holder.connection.transport.consumer.id == heartbeat['id']
     assert item['attempts'] == 1
     assert 'lost its lease' not in caplog.text
     holder.messages[0].ack()
-    wait_for(lambda: not items(client), 'the ack to be stored')
+    wait_for(lambda: not items(client), 'the ack to be written')
 
 
-def test_one_heartbeat_however_much_is_held(
+def test_one_heartbeat_for_any_number_of_messages(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     publish_many(connect(), range(200))
     inbox = Inbox(connect(visibility_timeout=3.0), ack=False)
     inbox.wait(200)
-    wait_for(lambda: sent and sent[-1].is_heartbeat, 'the claims to be over')
+    wait_for(lambda: sent and sent[-1].is_heartbeat, 'all claims to be written')
     started = time.monotonic()
     sent.clear()
     wait_for(lambda: sum(request.is_heartbeat for request in sent) >= 4, 'four heartbeats')
@@ -146,7 +153,7 @@ def test_one_heartbeat_however_much_is_held(
     assert [item['_rev'].partition('-')[0] for item in items(client)] == ['2'] * 200
 
 
-def test_nobody_claims_without_a_heartbeat(
+def test_consumer_writes_a_heartbeat_before_its_first_claim(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     publish(connect(), 'hello')
@@ -156,24 +163,26 @@ def test_nobody_claims_without_a_heartbeat(
 
 
 @pytest.mark.parametrize('beat', [0, 2], ids=['first', 'later'])
-def test_heartbeat_that_the_database_refuses_is_an_error(
+def test_refused_heartbeat_raises_and_releases_the_messages(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, beat: int
 ) -> None:
-    """A `validate_doc_update` may do so. It claimed without a lease, and tried again without a pause."""
+    """A `validate_doc_update` function may refuse heartbeats. Claims without a lease must not follow."""
     publisher, connection = connect(), connect(visibility_timeout=LEASE)
     publish(publisher, 'hello')
     transport = connection.transport
     bulk, beats = transport.couchdb.bulk, list[Document]()
 
-    def bulk_and_refuse(docs: Sequence[Document], **options: Any) -> list[Document]:
+    def bulk_and_refuse(docs: Sequence[Document], **options: Any) -> list[WriteResult]:
         mine = [doc for doc in docs if doc.get('type') == 'Consumer']
         beats.extend(mine)
         if not mine or len(beats) <= beat:
             return bulk(docs, **options)
         rest = [doc for doc in docs if doc not in mine]
-        answers = dict(zip([doc['_id'] for doc in rest], bulk(rest) if rest else [], strict=True))
-        refusal = {'error': 'forbidden', 'reason': 'no heartbeats here'}
-        return [answers.get(doc['_id']) or {'id': doc['_id'], **refusal} for doc in docs]
+        results = {result.id: result for result in bulk(rest)} if rest else {}
+        return [
+            results.get(doc['_id']) or WriteResult.refused(doc['_id'], 'forbidden', 'no heartbeats here')
+            for doc in docs
+        ]
 
     monkeypatch.setattr(transport.couchdb, 'bulk', bulk_and_refuse)
     inbox = Inbox(connection, ack=False)

@@ -1,4 +1,4 @@
-"""What limits a message and a queue: the delivery limit, expiry, `x-message-ttl` and `x-max-length`."""
+"""Limits of messages and queues: delivery limit, expiry, `x-message-ttl` and `x-max-length`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from kombu_couchdb.queues.store import Store
@@ -22,20 +23,20 @@ SWEEPS = {'visibility_timeout': 1.5}
 
 
 def reject_all(inbox: Inbox, count: int) -> None:
-    """Give each message back to its queue at once, `count` times in all."""
+    """Requeue each message at once, `count` times in all."""
     for number in range(count):
         inbox.wait(number + 1)
         inbox.messages[-1].requeue()
 
 
-# -- how often
+# -- delivery limit
 
 
-def test_delivered_as_often_as_the_limit_allows(connect: Callable[..., Connection], client: Client) -> None:
+def test_delivery_limit_makes_a_dead_letter(connect: Callable[..., Connection], client: Client) -> None:
     publish(connect(), 'poison')
     inbox = Inbox(connect(delivery_limit=3), ack=False)
     reject_all(inbox, 3)
-    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'a dead letter')
+    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
     assert dead['status'] == 'fail'
     assert dead['reason'] == 'delivery limit: delivered 3 times and never done'
     assert dead['attempts'] == 3
@@ -46,34 +47,34 @@ def test_delivered_as_often_as_the_limit_allows(connect: Callable[..., Connectio
     assert inbox.bodies[3] == 'next'
 
 
-def test_limit_is_20_by_default(connection: Connection, client: Client) -> None:
+def test_default_delivery_limit_is_20(connection: Connection, client: Client) -> None:
     publish(connection, 'poison')
     inbox = Inbox(connection, ack=False)
     reject_all(inbox, 20)
-    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'a dead letter')
+    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
     assert dead['attempts'] == 20
 
 
-def test_limit_of_0_is_none(connect: Callable[..., Connection], client: Client) -> None:
+def test_delivery_limit_of_0_means_none(connect: Callable[..., Connection], client: Client) -> None:
     publish(connect(), 'poison')
     inbox = Inbox(connect(delivery_limit=0), ack=False)
     reject_all(inbox, 25)
     assert inbox.wait(26)[25] == 'poison'
 
 
-def test_limit_of_the_queue_goes_first(connect: Callable[..., Connection], client: Client) -> None:
+def test_delivery_limit_of_the_queue_takes_precedence(connect: Callable[..., Connection], client: Client) -> None:
     publish(connect(), 'poison')
     inbox = Inbox(connect(), Queue('q', queue_arguments={'x-delivery-limit': 2}), ack=False)
     reject_all(inbox, 2)
-    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'a dead letter')
+    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
     assert dead['attempts'] == 2
 
 
 @pytest.mark.parametrize('end', ['close', 'channel'])
-def test_who_stops_with_a_message_does_not_count_it(
+def test_orderly_stop_does_not_count_as_an_attempt(
     connect: Callable[..., Connection], client: Client, end: str
 ) -> None:
-    """Prefetched by workers that were stopped one after the other, it became a dead letter without having run."""
+    """A message that several stopping workers have prefetched must not become a dead letter without having run."""
     publish(connect(), 'hello')
     for number in range(4):
         inbox = Inbox(connect(delivery_limit=2), ack=False)
@@ -91,10 +92,10 @@ def test_who_stops_with_a_message_does_not_count_it(
 
 
 @pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
-def test_who_is_stopped_by_a_message_counts_it(
+def test_message_that_stops_its_consumer_counts_as_an_attempt(
     connect: Callable[..., Connection], client: Client, error: type[BaseException]
 ) -> None:
-    """Its consumer ends in good order each time, and starts again."""
+    """The consumer closes in an orderly way after each error, and another starts."""
 
     def fail(message: object) -> None:
         raise error('poison')
@@ -111,24 +112,26 @@ def test_who_is_stopped_by_a_message_counts_it(
     wait_for(lambda: items(client)[0].get('status') == 'fail', 'the dead letter')
 
 
-def test_who_dies_with_a_message_each_time(client: Client, url: str, connect: Callable[..., Connection]) -> None:
+def test_message_that_kills_its_process_becomes_a_dead_letter(
+    client: Client, url: str, connect: Callable[..., Connection]
+) -> None:
     publish(connect(), 'deadly')
     options = {'visibility_timeout': 1.0, 'delivery_limit': 2}
     for _ in range(2):
         with Peer(url, options=options) as peer:
             assert peer.next()['got'] == 'deadly'
-    # Two processes died with it; this one sweeps, and is not given it.
+    # Two processes were killed with the message. This consumer sweeps, and does not get the message.
     inbox = Inbox(connect(**options))
-    wait_for(lambda: inbox.drain(0.1) or any(doc.get('status') for doc in items(client)), 'a dead letter')
+    inbox.drain_until(lambda: any(doc.get('status') for doc in items(client)), 'the dead letter')
     assert inbox.messages == []
     [dead] = items(client)
     assert 'delivered 2 times' in dead['reason']
 
 
-# -- how long
+# -- expiry
 
 
-def test_expired_message_goes_without_a_consumer_of_its_queue(
+def test_expired_messages_of_a_queue_without_consumers_are_deleted(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     connection = connect()
@@ -137,16 +140,16 @@ def test_expired_message_goes_without_a_consumer_of_its_queue(
     publish(connection, 'long', to='nobody', expiration=3600)
     publish(connection, 'for ever', to='nobody')
     Inbox(connect(**SWEEPS), 'another')
-    wait_for(lambda: len(items(client)) == 2, 'the expired ones to go')
+    wait_for(lambda: len(items(client)) == 2, 'the expired messages to be deleted')
     assert [doc['message']['body'] for doc in items(client)] == ['"long"', '"for ever"']
 
 
-#: A task of a group with `expires`, whose publisher's clock is an hour ahead.
+#: The headers of a task of a group with `expires`, whose publisher's clock is an hour ahead.
 PART = {'group': 'g', 'expires': datetime.fromtimestamp(time.time() + 3600, timezone.utc).isoformat()}
 
 
-def has_passed(message: Any) -> bool:
-    """Tell whether Celery takes a message for one that has expired."""
+def has_expired(message: Any) -> bool:
+    """Tell whether Celery regards a message as expired."""
     return datetime.fromisoformat(message.headers['expires']) < datetime.now(timezone.utc)
 
 
@@ -156,21 +159,21 @@ def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(
     publish(connect(), 'part', to='later', expiration=0.5, headers=PART)
     publish(connect(), 'other', to='later', expiration=0.5)
     Inbox(connect(**SWEEPS), 'another')
-    wait_for(lambda: len(items(client)) == 1, 'the other one to go')
+    wait_for(lambda: len(items(client)) == 1, 'the other message to be deleted')
     inbox = Inbox(connect(), 'later')
     assert inbox.wait(1) == ['part']
-    assert has_passed(inbox.messages[0])
-    wait_for(lambda: not items(client), 'it to go')
+    assert has_expired(inbox.messages[0])
+    wait_for(lambda: not items(client), 'the message to be deleted')
 
 
 def test_task_of_a_group_that_expires_while_its_consumer_is_busy(connect: Callable[..., Connection]) -> None:
     inbox = Inbox(connect())
     publish(connect(), 'part', expiration=3600, headers=PART)
     mailbox = inbox.connection.transport._mailbox
-    wait_for(lambda: len(mailbox) == 1, 'it to be claimed')
+    wait_for(lambda: len(mailbox) == 1, 'the message to be claimed')
     mailbox._items[0].doc['expires'] -= 7200
     assert inbox.wait(1) == ['part']
-    assert has_passed(inbox.messages[0])
+    assert has_expired(inbox.messages[0])
 
 
 def test_task_of_a_group_that_has_not_expired_keeps_its_header(connect: Callable[..., Connection]) -> None:
@@ -181,7 +184,7 @@ def test_task_of_a_group_that_has_not_expired_keeps_its_header(connect: Callable
 
 
 def drops_slowly(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a consumer's sweep delete one message at a time, which takes a while."""
+    """Make the sweeps of a consumer slow: one message per request, and a pause before each."""
     monkeypatch.setattr('kombu_couchdb.queues.store._MAX_BATCH_DOCS', 1)
     client = inbox.channel.connection.couchdb
     bulk = client.bulk
@@ -194,7 +197,7 @@ def drops_slowly(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def writes_and_heartbeats(sent: list[Request], ids: set[str]) -> list[str]:
-    """Return in order what was written: `x` for one of these documents, `beat` for a heartbeat."""
+    """Return the writes in order: `x` for one of these documents, `beat` for a heartbeat."""
     return [
         'x' if doc['_id'] in ids else 'beat'
         for request in sent
@@ -203,7 +206,7 @@ def writes_and_heartbeats(sent: list[Request], ids: set[str]) -> list[str]:
     ]
 
 
-def test_lease_is_kept_while_much_is_dropped(
+def test_heartbeats_continue_while_many_messages_are_deleted(
     connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_many(connect(), range(40), 'unused', expiration=0.001)
@@ -211,12 +214,12 @@ def test_lease_is_kept_while_much_is_dropped(
     inbox = Inbox(connect(**SWEEPS))
     drops_slowly(inbox, monkeypatch)
     sent.clear()
-    wait_for(lambda: not items(client), 'all of them to be dropped')
+    wait_for(lambda: not items(client), 'all messages to be deleted')
     written = ''.join(what[0] for what in writes_and_heartbeats(sent, ids))
     assert 'b' in written.strip('b')
 
 
-def test_queue_goes_when_all_that_was_in_it_is_dropped(
+def test_expired_queue_is_deleted_after_its_messages(
     connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connect()
@@ -227,8 +230,8 @@ def test_queue_goes_when_all_that_was_in_it_is_dropped(
     inbox = Inbox(connect(**SWEEPS))
     drops_slowly(inbox, monkeypatch)
     sent.clear()
-    wait_for(lambda: not client.id_range('broker:queue:unused'), 'the queue to be removed')
-    wait_for(lambda: not items(client), 'what was in it to be dropped')
+    wait_for(lambda: not client.id_range('broker:queue:unused'), 'the queue to be deleted')
+    wait_for(lambda: not items(client), 'its messages to be deleted')
     written = ''.join(what[0] for what in writes_and_heartbeats(sent, ids))
     assert 'b' in written.strip('b')
 
@@ -240,18 +243,16 @@ def test_message_that_expires_while_its_consumer_is_busy(
     inbox = Inbox(connect(), no_ack=no_ack, prefetch=2)
     publish_many(connect(), ['first', 'late'], expiration=3600)
     mailbox = inbox.connection.transport._mailbox
-    wait_for(lambda: len(mailbox) == 2, 'both to be claimed')
+    wait_for(lambda: len(mailbox) == 2, 'both messages to be claimed')
     for item in mailbox._items:
         item.doc['expires'] -= 7200
         assert workitem.has_expired(item.doc, time.time())
     publish(connect(), 'in time', expiration=3600)
     assert inbox.wait(1) == ['in time']
-    wait_for(lambda: not items(client), 'all to go')
+    wait_for(lambda: not items(client), 'all messages to be deleted')
 
 
-def test_message_older_than_its_queue_allows_is_not_delivered(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_message_older_than_x_message_ttl_is_not_delivered(connect: Callable[..., Connection], client: Client) -> None:
     queue = Queue('q', message_ttl=1800)
     queue(connect().channel()).declare()
     publish(connect(), 'old')
@@ -259,13 +260,15 @@ def test_message_older_than_its_queue_allows_is_not_delivered(
     for doc in items(client):
         client.put({**doc, 'published': doc['published'] - 3600})
     inbox = Inbox(connect(), queue)
-    # It waited for an hour, but has been ready for none.
+    # The other message is an hour old, but has been ready for a moment only.
     assert inbox.wait(1) == ['due late']
-    wait_for(lambda: not items(client), 'the old one to go')
+    wait_for(lambda: not items(client), 'the old message to be deleted')
     inbox.stays(1, 0.2)
 
 
-def test_old_messages_go_without_a_consumer_of_their_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_old_messages_of_a_queue_without_consumers_are_deleted(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     connection = connect()
     Queue('limited', message_ttl=0.5)(connection.channel()).declare()
     publish_many(connection, range(3), to='limited')
@@ -273,21 +276,23 @@ def test_old_messages_go_without_a_consumer_of_their_queue(connect: Callable[...
     publish(connection, 'planned', to='limited', headers=eta(3600))
     publish(connection, 'kept', to='unlimited')
     Inbox(connect(**SWEEPS), 'another')
-    wait_for(lambda: len(items(client)) == 2, 'the old ones to go')
+    wait_for(lambda: len(items(client)) == 2, 'the old messages to be deleted')
     assert {doc['message']['body'] for doc in items(client)} == {'"planned"', '"kept"'}
 
 
-def test_spoilt_one_is_not_dropped_but_set_aside(connect: Callable[..., Connection], client: Client) -> None:
+def test_malformed_message_becomes_a_dead_letter_instead_of_being_dropped(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     connection = connect()
     Queue('q', message_ttl=0.2, max_length=1)(connection.channel()).declare()
     client.put(
         {
-            '_id': 'spoilt',
+            '_id': 'malformed',
             'type': 'WorkItem',
             'queue': 'q',
             'priority': 0,
             'date': None,
-            'published': 'spoilt',
+            'published': 'malformed',
             'attempts': 0,
             'claimed': None,
             'message': None,
@@ -296,10 +301,10 @@ def test_spoilt_one_is_not_dropped_but_set_aside(connect: Callable[..., Connecti
     for number in range(3):
         publish(connection, number)
     Store(client).drop_older('q', 0.0)
-    assert [doc['_id'] for doc in items(client)] == ['spoilt']
+    assert [doc['_id'] for doc in items(client)] == ['malformed']
 
 
-def test_limit_declared_later_counts(connect: Callable[..., Connection], client: Client) -> None:
+def test_later_declarations_change_limits(connect: Callable[..., Connection], client: Client) -> None:
     Queue('q')(connect().channel()).declare()
     Queue('q', message_ttl=60, max_length=5)(connect().channel()).declare()
     Queue('q', max_length=3)(connect().channel()).declare()
@@ -307,12 +312,12 @@ def test_limit_declared_later_counts(connect: Callable[..., Connection], client:
     assert client.get('broker:queue:q')['arguments'] == {'x-message-ttl': 60_000, 'x-max-length': 3}
 
 
-def test_consumer_learns_of_a_limit_while_it_consumes(connect: Callable[..., Connection], client: Client) -> None:
+def test_consumer_notices_a_new_limit(connect: Callable[..., Connection], client: Client) -> None:
     inbox = Inbox(connect(), ack=False, prefetch=1)
     publish(connect(), 'first')
     inbox.wait(1)
     publish(connect(), 'second')
-    wait_for(lambda: len(items(client)) == 2, 'both to be seen')
+    wait_for(lambda: len(items(client)) == 2, 'both messages')
     [_, second] = items(client)
     client.put({**second, 'published': second['published'] - 60})
     Queue('q', message_ttl=30)(connect().channel()).declare()
@@ -323,11 +328,11 @@ def test_consumer_learns_of_a_limit_while_it_consumes(connect: Callable[..., Con
     assert inbox.wait(2) == ['first', 'third']
 
 
-# -- how many
+# -- queue length
 
 
 @pytest.mark.parametrize('batch', [False, True], ids=['one by one', 'in a batch'])
-def test_oldest_are_dropped(connection: Connection, client: Client, batch: bool) -> None:
+def test_x_max_length_drops_the_oldest(connection: Connection, client: Client, batch: bool) -> None:
     Queue('q', max_length=3)(connection.channel()).declare()
     if batch:
         publish_many(connection, range(10))
@@ -337,7 +342,7 @@ def test_oldest_are_dropped(connection: Connection, client: Client, batch: bool)
     assert [doc['message']['body'] for doc in items(client)] == ['7', '8', '9']
 
 
-def test_planned_and_held_ones_do_not_count(connect: Callable[..., Connection], client: Client) -> None:
+def test_scheduled_and_claimed_messages_do_not_count(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     Queue('q', max_length=2)(connection.channel()).declare()
     publish(connection, 'planned', headers=eta(3600))
@@ -349,24 +354,24 @@ def test_planned_and_held_ones_do_not_count(connect: Callable[..., Connection], 
     assert {doc['message']['body'] for doc in items(client)} == {'"planned"', '"held"', '1', '2'}
 
 
-def test_publishers_together_drop_none_too_many(connect: Callable[..., Connection], client: Client) -> None:
+def test_concurrent_publishers_do_not_drop_too_many(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     store = Store(client)
     publish_many(connection, range(30))
-    # Others drop some between this one's first count and its reading.
+    # Another publisher drops messages between the count and the reading of this one.
     ready = store.ready
 
-    def slow(*args: object, **kwargs: object) -> list[dict[str, object]]:
-        rows = ready(*args, **kwargs)  # type: ignore[arg-type]
+    def slow(*args: Any, **kwargs: Any) -> list[WaitingRow]:
+        rows = ready(*args, **kwargs)
         Store(client).trim('q', 10)
         return rows
 
-    store.ready = slow  # type: ignore[method-assign,assignment]
+    store.ready = slow  # type: ignore[method-assign]
     store.trim('q', 10)
     assert [doc['message']['body'] for doc in items(client)] == [str(number) for number in range(20, 30)]
 
 
-def test_publish_whose_trimming_fails_has_succeeded(
+def test_publish_succeeds_if_trimming_the_queue_fails(
     connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Queue('q', max_length=1)(connection.channel()).declare()
@@ -380,7 +385,9 @@ def test_publish_whose_trimming_fails_has_succeeded(
     assert [doc['message']['body'] for doc in items(client)] == ['0', '1', '2']
 
 
-def test_limit_declared_for_a_queue_leaves_the_rest_of_it(connect: Callable[..., Connection], client: Client) -> None:
+def test_declaring_a_limit_keeps_the_other_attributes_of_the_queue(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     Queue('q', expires=60)(connect().channel()).declare()
     Queue('q2', auto_delete=True)(connect().channel()).declare()
     for name in ('q', 'q2'):
@@ -391,14 +398,14 @@ def test_limit_declared_for_a_queue_leaves_the_rest_of_it(connect: Callable[...,
     assert second['auto_delete'] is True
 
 
-def test_limit_that_is_no_number_is_refused(connection: Connection) -> None:
+def test_limit_that_is_not_a_number_is_refused(connection: Connection) -> None:
     with pytest.raises(
         ConfigurationError, match="queue 'q': the argument x-max-length must be a number from 0 on, not 'ten'"
     ):
         Queue('q', queue_arguments={'x-max-length': 'ten'})(connection.channel()).declare()
 
 
-def test_limit_that_another_process_has_raised_since(connection: Connection, client: Client) -> None:
+def test_publisher_uses_a_limit_that_another_process_has_raised(connection: Connection, client: Client) -> None:
     Queue('q', max_length=2)(connection.channel()).declare()
     doc = client.get('broker:queue:q')
     client.put({**doc, 'arguments': {'x-max-length': 4}})
@@ -407,7 +414,9 @@ def test_limit_that_another_process_has_raised_since(connection: Connection, cli
     assert [doc['message']['body'] for doc in items(client)] == ['2', '3', '4', '5']
 
 
-def test_sweep_trims_what_a_publisher_did_not_know_of(connect: Callable[..., Connection], client: Client) -> None:
+def test_sweep_trims_a_queue_whose_limit_the_publisher_does_not_know(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     connection = connect()
     publish_many(connection, range(10), to='limited')
     client.put(
@@ -426,7 +435,7 @@ def test_sweep_trims_what_a_publisher_did_not_know_of(connect: Callable[..., Con
     assert [doc['message']['body'] for doc in items(client)] == ['6', '7', '8', '9']
 
 
-def test_no_request_more_where_nothing_is_limited(connection: Connection, client: Client, sent: list[Request]) -> None:
+def test_unlimited_queues_cost_no_extra_request(connection: Connection, client: Client, sent: list[Request]) -> None:
     Queue('q')(connection.channel()).declare()
     publish(connection, 'warm')
     sent.clear()

@@ -1,4 +1,4 @@
-"""Items that somebody spoilt by hand: set aside with a reason, and no obstacle for the others."""
+"""Malformed items: they become dead letters with a reason, and block no other message."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LONG_AGO = 1e9
 
 
 def good(client: Client, connection: Connection) -> dict[str, Any]:
-    """Return a proper WorkItem as it is stored, and remove it."""
+    """Publish a message, delete its WorkItem, and return it."""
     publish(connection, 'good')
     [item] = wait_for(lambda: items(client), 'the message')
     client.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True}])
     del item['_rev']
-    return {**item, '_id': 'spoilt', 'published': LONG_AGO}
+    return {**item, '_id': 'malformed', 'published': LONG_AGO}
 
 
 def nested(levels: int) -> Any:
@@ -71,7 +71,7 @@ SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'claimed is false': lambda item: item.update(claimed=False),
 }
 
-#: Not as we write it, but it can be delivered all the same.
+#: Changes that the publisher never makes, with which an item can still be delivered.
 HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'priority is text': lambda item: item.update(priority='high'),
     'priority is null': lambda item: item.update(priority=None),
@@ -88,7 +88,7 @@ HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize('spoil', SPOILERS.values(), ids=SPOILERS)
-def test_set_aside_with_a_reason(
+def test_malformed_item_becomes_a_dead_letter_with_a_reason(
     connect: Callable[..., Connection], client: Client, spoil: Callable[[dict[str, Any]], Any]
 ) -> None:
     connection = connect()
@@ -98,15 +98,15 @@ def test_set_aside_with_a_reason(
     publish(connection, 'next')
     inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
     assert inbox.wait(1) == ['next']
-    dead = wait_for(lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the item to be set aside')
-    assert (dead['_id'], dead['status']) == ('spoilt', 'fail')
+    dead: Any = wait_for(lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the dead letter')
+    assert (dead['_id'], dead['status']) == ('malformed', 'fail')
     assert dead['reason'].startswith('malformed: ')
     assert '\n' not in dead['reason']
     inbox.stays(1, 0.2)
 
 
 @pytest.mark.parametrize('spoil', HARMLESS.values(), ids=HARMLESS)
-def test_delivered_all_the_same(
+def test_unusual_item_is_delivered(
     connect: Callable[..., Connection], client: Client, spoil: Callable[[dict[str, Any]], Any]
 ) -> None:
     connection = connect()
@@ -116,36 +116,36 @@ def test_delivered_all_the_same(
     publish(connection, 'next')
     inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
     assert sorted(inbox.wait(2)) == ['good', 'next']
-    wait_for(lambda: not items(client), 'both to be acknowledged')
+    wait_for(lambda: not items(client), 'both messages to be acknowledged')
 
 
 @pytest.mark.parametrize('queue', [5, None, ['q'], {'q': 1}, True, ''])
-def test_queue_that_is_no_name(connect: Callable[..., Connection], client: Client, queue: object) -> None:
+def test_item_whose_queue_is_not_a_name(connect: Callable[..., Connection], client: Client, queue: object) -> None:
     connection = connect()
     client.put({**good(client, connection), 'queue': queue})
     inbox = Inbox(connect())
     publish(connection, 'next')
     assert inbox.wait(1) == ['next']
     rows = client.view(design.NAME, 'dead', reduce=False)
-    assert [row['id'] for row in rows] == (['spoilt'] if queue != '' else [])
+    assert [row['id'] for row in rows] == (['malformed'] if queue != '' else [])
 
 
 @pytest.mark.parametrize('queue', [5, ['q'], ['q', 5], {'q': 1}])
-def test_who_listens_is_not_stopped_by_a_queue_that_is_no_name(
+def test_item_whose_queue_is_not_a_name_does_not_stop_a_waiting_consumer(
     connect: Callable[..., Connection], client: Client, queue: object
 ) -> None:
     connection = connect()
-    spoilt = {**good(client, connection), 'queue': queue}
+    malformed = {**good(client, connection), 'queue': queue}
     inbox = Inbox(connect())
     publish(connection, 'first')
     assert inbox.wait(1) == ['first']
-    inbox.stays(1, 2)  # by now it waits for what the feed tells
-    client.put(spoilt)
+    inbox.stays(1, 2)  # now the consumer waits for the changes feed
+    client.put(malformed)
     publish(connection, 'next')
     assert inbox.wait(2) == ['first', 'next']
 
 
-def test_foreign_documents_are_left_alone(connect: Callable[..., Connection], client: Client) -> None:
+def test_foreign_documents_are_not_changed(connect: Callable[..., Connection], client: Client) -> None:
     foreign: list[dict[str, Any]] = [
         {'_id': 'invoice', 'total': 5},
         {'_id': 'typed', 'type': 'Invoice', 'queue': 'q', 'message': {}},
@@ -158,7 +158,7 @@ def test_foreign_documents_are_left_alone(connect: Callable[..., Connection], cl
         {'_id': 'broker:queue:foreign', 'type': 'Queue'},
         {'_id': 'consumer', 'type': 'Consumer'},
         {'_id': 'broadcast', 'type': 'Broadcast', 'message': 5, 'number': 'x'},
-        {'_id': 'broker:binding:spoilt', 'type': 'Binding', 'exchange': 'direct'},
+        {'_id': 'broker:binding:malformed', 'type': 'Binding', 'exchange': 'direct'},
         {'_id': 'broker:binding:regex', 'type': 'Binding', 'exchange': 'direct', 'pattern': '(', 'queue': 'q'},
     ]
     client.bulk(foreign)
@@ -173,7 +173,7 @@ def test_foreign_documents_are_left_alone(connect: Callable[..., Connection], cl
     assert client.get('invoice')['total'] == 5
 
 
-def test_body_that_cannot_be_decoded_reaches_the_application(connection: Connection) -> None:
+def test_undecodable_body_is_delivered_to_the_application(connection: Connection) -> None:
     publish(connection, '{broken json', serializer=None, content_type='application/json', content_encoding='utf-8')
     inbox = Inbox(connection)
     while not inbox.messages:
@@ -186,24 +186,24 @@ def test_body_that_cannot_be_decoded_reaches_the_application(connection: Connect
 @pytest.mark.parametrize(
     'settle', [lambda message: message.ack(), lambda message: message.reject()], ids=['ack', 'reject']
 )
-def test_body_that_cannot_be_decoded_is_kept_whatever_the_application_does(
+def test_message_with_an_undecodable_body_becomes_a_dead_letter(
     connection: Connection, client: Client, settle: Callable[[Any], None]
 ) -> None:
     publish(connection, '{broken json', serializer=None, content_type='application/json', content_encoding='utf-8')
     publish(connection, 'hello')
     inbox = Inbox(connection, ack=False)
-    wait_for(lambda: inbox.drain(0.5) or len(inbox.messages) == 2)
-    spoilt, good = sorted(inbox.messages, key=lambda message: len(message.body), reverse=True)
+    inbox.drain_until(lambda: len(inbox.messages) == 2)
+    malformed, good = sorted(inbox.messages, key=lambda message: len(message.body), reverse=True)
     assert good.decode() == 'hello'
     with pytest.raises(DecodeError):
-        spoilt.decode()
+        malformed.decode()
     good.ack()
-    settle(spoilt)
-    wait_for(lambda: [item.get('status') for item in items(client)] == ['fail'], 'one dead letter')
+    settle(malformed)
+    wait_for(lambda: [item.get('status') for item in items(client)] == ['fail'], 'the dead letter')
     assert items(client)[0]['reason'].startswith('malformed: the body cannot be decoded (')
 
 
-def test_spoilt_items_are_told_of_without_their_body(
+def test_log_about_a_malformed_item_does_not_contain_its_body(
     url: str, connect: Callable[..., Connection], client: Client
 ) -> None:
     item = good(client, connect())
@@ -216,7 +216,7 @@ def test_spoilt_items_are_told_of_without_their_body(
 
 @pytest.mark.parametrize('levels', [950, 980, 1200])
 @pytest.mark.parametrize('place', ['headers', 'claimed'])
-def test_what_python_cannot_read_is_set_aside_unread(
+def test_document_that_python_cannot_parse_becomes_a_dead_letter(
     connect: Callable[..., Connection], client: Client, place: str, levels: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = connect()
@@ -229,14 +229,14 @@ def test_what_python_cannot_read_is_set_aside_unread(
     inbox = Inbox(connect(visibility_timeout=1.5))
     assert inbox.wait(1) == ['next']
     [row] = wait_for(lambda: client.view(design.NAME, 'dead', reduce=False), 'the dead letter')
-    assert (row['id'], row['value'][:10]) == ('spoilt', 'malformed:')
+    assert (row['id'], row['value'][:10]) == ('malformed', 'malformed:')
     publish(connection, 'last')
     assert inbox.wait(2) == ['next', 'last']
     assert len([record for record in caplog.records if 'passed over' in record.getMessage()]) <= 1
-    assert deep(levels).encode() in client.raw('spoilt')
+    assert deep(levels).encode() in client.raw('malformed')
 
 
-def test_who_is_no_consumer_holds_nothing(connect: Callable[..., Connection], client: Client) -> None:
+def test_item_claimed_by_an_invalid_consumer_is_released(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     item = good(client, connection)
     names = ['', '_all_docs', '_design/celery-v5', '_local/x', '..', 'a/b', 'broker:consumer:', '\0']
@@ -247,7 +247,7 @@ def test_who_is_no_consumer_holds_nothing(connect: Callable[..., Connection], cl
 
 
 @pytest.mark.parametrize('number', [1e300, -1e300])
-def test_a_number_too_large_to_be_squared_stops_nobody(
+def test_number_that_overflows_when_squared_blocks_no_message(
     connect: Callable[..., Connection], client: Client, number: float
 ) -> None:
     connection = connect()
@@ -264,7 +264,7 @@ def test_a_number_too_large_to_be_squared_stops_nobody(
     assert 'next' in Inbox(connect(visibility_timeout=1.5)).wait(1 if number < 0 else 2)
 
 
-def test_a_binding_that_leads_elsewhere_is_mended_when_it_is_declared_again(
+def test_forged_binding_is_repaired_when_it_is_declared_again(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     queue = Queue('mine', Exchange('direct', type='direct'), routing_key='a')

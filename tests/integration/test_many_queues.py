@@ -1,4 +1,4 @@
-"""What many queues cost: those that a worker consumes, those that others have declared, and the bodies that nobody needs."""
+"""Costs of many queues: those of the worker, those that others declared, and bodies that are not needed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ QUEUES, EACH = 50, 8
 
 
 def consume(connect: Callable[..., Connection], sent: list[Request], names: list[str], each: int) -> int:
-    """Publish so many messages to each queue, take all of them with one consumer, and return how many requests that took."""
+    """Publish to each queue, consume all messages with one consumer, and return its number of requests."""
     publisher = connect()
     for name in names:
         publish_many(publisher, range(each), to=name)
     connection = connect()
-    Inbox(connection, *names, prefetch=64, ack=False)  # declares, and claims a few: the index is up to date then
+    # Declare the queues and claim some messages, so that the index is up to date.
+    Inbox(connection, *names, prefetch=64, ack=False)
     connection.release()
     inbox = Inbox(connect(), *names, prefetch=64)
     sent.clear()
@@ -29,15 +30,15 @@ def consume(connect: Callable[..., Connection], sent: list[Request], names: list
     return len(sent)
 
 
-def test_a_worker_of_many_queues_needs_hardly_more_requests_than_of_one(
+def test_consumer_of_many_queues_needs_few_more_requests_than_of_one(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     one = consume(connect, sent, ['q'], QUEUES * EACH)
     many = consume(connect, sent, [f'q{number}' for number in range(QUEUES)], EACH)
-    assert many < 3 * one + 20  # it was a hundred times as many: a few for each queue in each turn
+    assert many < 3 * one + 20  # with some requests for each queue it would be a hundred times as many
 
 
-def test_queues_that_others_declared_cost_a_consumer_nothing(
+def test_queues_of_others_cost_a_consumer_no_requests(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     names = [f'other{number}' for number in range(200)]
@@ -78,7 +79,7 @@ def test_queues_that_others_declared_cost_a_consumer_nothing(
     assert not [one for one in asked if 'other' in one['id']]
 
 
-def test_purging_and_trimming_read_no_message(
+def test_purge_and_trim_read_no_messages(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     connection = connect()
@@ -91,7 +92,7 @@ def test_purging_and_trimming_read_no_message(
     assert not [request for request in reads if request.path in ('/_bulk_get', '/_all_docs')]
 
 
-def test_what_changed_since_the_view_saw_it_is_not_purged(
+def test_message_claimed_during_a_purge_is_kept(
     connect: Callable[..., Connection], client: Client, monkeypatch: Any
 ) -> None:
     connection = connect()

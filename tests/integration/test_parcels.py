@@ -1,7 +1,8 @@
-"""Moving parcels: each once, whatever is killed or paused in between."""
+"""Moving parcels: each one is moved exactly once, even if movers are killed or paused."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,11 +11,12 @@ from celery import Celery
 from kombu import Connection
 
 from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENT_BROKER, Server, wait_for
+from tests.conftest import PATIENT_BROKER, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 
@@ -45,7 +47,7 @@ def app(url: str, client: Client, parcels: Client) -> Iterator[Celery]:
 
 @pytest.fixture
 def mover(app: Celery) -> Iterator[Callable[[], Mover]]:
-    """Returns a function that makes movers, each with a connection of its own."""
+    """A function that returns movers, each with a connection of its own."""
     made: list[tuple[Connection, Mover]] = []
 
     def make() -> Mover:
@@ -68,14 +70,14 @@ def put(parcels: Client, *names: str) -> None:
     assert all(answer.is_stored for answer in answers)
 
 
-def test_each_is_moved_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+def test_each_parcel_is_moved_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
     put(parcels, *(f'{n:03}' for n in range(250)))
     mover().step()
     assert bodies(client) == [f'{n:03}' for n in range(250)]
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
 
 
-def test_mover_that_is_killed_between_the_two_writes(
+def test_mover_killed_between_its_two_writes(
     mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = mover()
@@ -90,7 +92,7 @@ def test_mover_that_is_killed_between_the_two_writes(
     assert bodies(client) == ['a', 'b']
     client.bulk(
         [{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True} for item in items(client)]
-    )  # both are done
+    )  # both writes are done
     first._leader.release()
     put(parcels, 'c')
     mover().step()
@@ -98,10 +100,10 @@ def test_mover_that_is_killed_between_the_two_writes(
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
 
 
-def test_mover_that_was_paused_before_its_write(
+def test_mover_paused_before_its_write(
     mover: Callable[[], Mover], app: Celery, client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    """It has looked that the message was never published, and wakes when the message is done."""
+    """The mover has checked that the message was not published, and resumes when the message is completed."""
     first, second = mover(), mover()
     put(parcels, 'a')
     store = first._transport.store
@@ -109,12 +111,12 @@ def test_mover_that_was_paused_before_its_write(
 
     def pause(docs: Any) -> Any:
         found = look(docs)
-        first._leader.release()  # as if its lease had ended
+        first._leader.release()  # as if its lease had expired
         second.step()
         assert bodies(client) == ['a']
         with PatientConnection(url) as connection:
             Inbox(connection, 'celery').wait(1)
-            wait_for(lambda: not items(client), 'the acknowledgement')
+            wait_for(lambda: not items(client), 'the ack')
         return found
 
     monkeypatch.setattr(store, 'unpublished', pause)
@@ -122,7 +124,9 @@ def test_mover_that_was_paused_before_its_write(
     assert items(client) == []
 
 
-def test_id_that_is_used_again_is_not_moved_again(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+def test_parcel_with_a_reused_id_is_not_moved_again(
+    mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
     one = mover()
     put(parcels, 'a')
     one.step()
@@ -133,8 +137,21 @@ def test_id_that_is_used_again_is_not_moved_again(mover: Callable[[], Mover], cl
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
 
 
+def test_moved_and_refused_parcels_are_logged_with_their_ids(
+    mover: Callable[[], Mover], client: Client, parcels: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(parcels, 'a')
+    parcels.put({'_id': 'b', 'task': 'not accepted', 'args': []})
+    with caplog.at_level(logging.DEBUG, 'celery_couchdb.parcels'):
+        mover().step()
+    [message] = items(client)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+    assert f'parcel a was moved: {message["_id"]}; its document was updated' in lines
+    assert 'parcel b was refused; its document was updated' in lines
+
+
 @pytest.mark.parametrize('levels', [700, 1_500])
-def test_parcel_that_is_nested_deeply_is_refused(
+def test_deeply_nested_parcel_is_refused(
     mover: Callable[[], Mover], client: Client, parcels: Client, apache_couchdb: bool, levels: int
 ) -> None:
     if not apache_couchdb:
@@ -148,13 +165,13 @@ def test_parcel_that_is_nested_deeply_is_refused(
     assert parcels.view(design.PARCELS, 'parcels', reduce=False, key=[0, 0]) == []
 
 
-def test_news_wake_the_mover(app: Celery, client: Client, parcels: Client) -> None:
+def test_changes_wake_the_mover(app: Celery, client: Client, parcels: Client) -> None:
     woken: list[bool] = []
     with app.connection_for_write() as connection:
         one = Mover(app, connection.connection, lambda: woken.append(True))
         one.step()
         put(parcels, 'a')
-        wait_for(lambda: woken, 'the news')
+        wait_for(lambda: woken, 'the notification')
         one.step()
         one.close()
     assert bodies(client) == ['a']

@@ -1,9 +1,10 @@
-"""Publishing: one request and one document for each message and queue; many in one request with a batch."""
+"""Publishing: one request for a message and one document for each queue; a batch is one request for many messages."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import requests
@@ -15,12 +16,12 @@ from kombu_couchdb.queues.database import MAX_SEEN_ROWS
 from kombu_couchdb.queues.routing import _tables
 from tests.support import Inbox, Request, eta, items, publish, replace_in_clients
 
-needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='Producer.batch() came with kombu 5.7')
+needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='kombu has Producer.batch() since 5.7')
 
 
 @pytest.mark.parametrize('properties', [{}, {'priority': 9}, {'headers': eta(3600)}, {'serializer': 'pickle'}])
-def test_one_request_and_one_document(
-    connection: Connection, client: Client, sent: list[Request], properties: dict[str, object]
+def test_publish_is_one_request_and_one_document(
+    connection: Connection, client: Client, sent: list[Request], properties: dict[str, Any]
 ) -> None:
     publish(connection, 'the first may set the database up')
     sent.clear()
@@ -30,7 +31,7 @@ def test_one_request_and_one_document(
     assert len(items(client)) == 6
 
 
-def test_one_document_for_each_queue_in_one_request(
+def test_each_queue_gets_a_document_in_the_same_request(
     connection: Connection, client: Client, sent: list[Request]
 ) -> None:
     exchange = Exchange('topics', type='topic')
@@ -48,7 +49,7 @@ def test_one_document_for_each_queue_in_one_request(
 def test_connection_that_only_publishes_starts_no_thread(connection: Connection) -> None:
     before = set(threading.enumerate())
     publish(connection, 'hello')
-    assert set(threading.enumerate()) <= before  # those that others have left may end meanwhile
+    assert set(threading.enumerate()) <= before  # threads of earlier tests may end meanwhile
 
 
 def test_ids_sort_by_time(connection: Connection, client: Client) -> None:
@@ -57,14 +58,14 @@ def test_ids_sort_by_time(connection: Connection, client: Client) -> None:
     assert [item['message']['body'] for item in items(client)] == [str(number) for number in range(20)]
 
 
-def test_answer_that_was_lost(
+def test_retry_after_a_lost_response_stores_the_message_once(
     connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first try is stored, though its answer never comes: the second must not store the message once more."""
+    """The first attempt was stored, although its response was lost. The retry must not store a second message."""
     publish(connection, 'the first may set the database up')
-    request, lost = Client.request, []
+    request, lost = Client.request, list[object]()
 
-    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = request(self, method, *args, **kwargs)
         if method == 'PUT' and not lost:
             lost.append(answer)
@@ -78,13 +79,13 @@ def test_answer_that_was_lost(
 
 
 @pytest.mark.parametrize('cause', [None, requests.ConnectionError()], ids=['no answer', 'cut'])
-def test_message_that_was_done_before_its_publisher_tries_again(
+def test_retry_does_not_store_a_message_that_was_completed(
     connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch, cause: Exception | None
 ) -> None:
     publish(connection, 'the first may set the database up')
     request, lost = Client.request, list[object]()
 
-    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = request(self, method, *args, **kwargs)
         if method == 'PUT' and not lost:
             lost.append(answer)
@@ -117,7 +118,9 @@ def test_message_published_twice_is_two_messages(connection: Connection, client:
 
 
 @pytest.mark.parametrize('batched', [False, pytest.param(True, marks=needs_batch)], ids=['alone', 'batched'])
-def test_prepared_message_that_is_published_twice_is_two(connection: Connection, client: Client, batched: bool) -> None:
+def test_prepared_message_published_twice_is_two_messages(
+    connection: Connection, client: Client, batched: bool
+) -> None:
     channel = connection.channel()
     body, headers = b'\xff', {'of': [1]}
     message = channel.prepare_message(body, content_type='application/data', content_encoding='binary', headers=headers)
@@ -134,13 +137,13 @@ def test_prepared_message_that_is_published_twice_is_two(connection: Connection,
     assert [received.body for received in inbox.messages] == [body, body]
 
 
-def test_prepared_message_whose_first_try_failed_is_one(
+def test_prepared_message_is_stored_once_after_a_retry(
     connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(connection, 'the first may set the database up', to='other')
     channel, request, lost = connection.channel(), Client.request, list[object]()
 
-    def request_and_lose(self: Client, method: str, *args: object, **kwargs: object) -> object:
+    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = request(self, method, *args, **kwargs)
         if method == 'PUT' and not lost:
             lost.append(answer)
@@ -188,7 +191,7 @@ def test_batch_flushes_when_it_is_full(connection: Connection, client: Client, s
 
 
 @needs_batch
-def test_batch_that_breaks_off_stores_nothing(connection: Connection, client: Client) -> None:
+def test_batch_with_an_exception_stores_nothing(connection: Connection, client: Client) -> None:
     producer = connection.Producer()
 
     def break_off() -> None:
@@ -219,13 +222,13 @@ def test_batch_with_broadcasts(connect: Callable[..., Connection], client: Clien
 @pytest.mark.parametrize(
     ('how', 'most'), [('celery', 2), ('simple queue', 3), ('celery, many queues', 5), ('simple queue, many queues', 6)]
 )
-def test_first_publish_of_a_process(
+def test_requests_of_the_first_publish_of_a_process(
     connect: Callable[..., Connection], url: str, client: Client, sent: list[Request], how: str, most: int
 ) -> None:
-    """Its queue is known to be there from what it reads first; in a database with many others it is read."""
+    """The first request shows that the queue exists. In a database with many bindings it takes another request."""
 
     def publish_first() -> None:
-        _tables._objects.clear()  # as in a process that is new
+        _tables._objects.clear()  # as in a new process
         sent.clear()
         connection = connect()
         if how.startswith('celery'):
@@ -254,7 +257,9 @@ def test_first_publish_of_a_process(
     assert len(items(client)) == 2
 
 
-def test_messages_are_counted_when_somebody_looks(connection: Connection, client: Client, sent: list[Request]) -> None:
+def test_queue_declare_counts_messages_only_on_demand(
+    connection: Connection, client: Client, sent: list[Request]
+) -> None:
     channel = connection.channel()
     for number in range(2):
         publish(connection, number)

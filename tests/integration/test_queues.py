@@ -1,9 +1,10 @@
-"""Queues: declare, ask for, count, purge and delete them; temporary ones go by themselves."""
+"""Queues: declare, count, purge and delete; temporary queues are deleted by workers."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Queue
@@ -45,12 +46,12 @@ def test_passive_declaration_of_an_unknown_queue(connection: Connection) -> None
     assert 'unknown' in str(caught.value)
 
 
-def test_passive_declaration_of_a_queue_that_is_empty(connect: Callable[..., Connection], client: Client) -> None:
+def test_passive_declaration_of_an_empty_queue(connect: Callable[..., Connection], client: Client) -> None:
     connect().channel().queue_declare('q')
     assert connect().channel().queue_declare('q', passive=True).message_count == 0
 
 
-def test_size_counts_what_is_ready(connect: Callable[..., Connection], client: Client) -> None:
+def test_size_counts_ready_messages(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     for number in range(5):
         publish(connection, number)
@@ -82,8 +83,8 @@ def test_purge(connect: Callable[..., Connection], client: Client) -> None:
     wait_for(lambda: len(items(client)) == 1)
 
 
-def test_purge_more_than_one_batch(connection: Connection, client: Client) -> None:
-    docs = [
+def test_purge_of_more_than_one_batch(connection: Connection, client: Client) -> None:
+    docs: list[dict[str, Any]] = [
         {
             '_id': f'{number:04}',
             'type': 'WorkItem',
@@ -99,9 +100,14 @@ def test_purge_more_than_one_batch(connection: Connection, client: Client) -> No
     ]
     connection.connect()
     client.bulk(docs)
-    channel, purged = connection.channel(), list[int]()
-    # On a cluster a view may be read from a copy that has not heard of all yet.
-    wait_for(lambda: purged.append(channel.queue_purge('q')) or sum(purged) == 1100, 'all to be purged')
+    channel, purged = connection.channel(), [0]
+    # On a cluster, the view may be read from a copy that lags behind.
+
+    def purge() -> bool:
+        purged.append(channel.queue_purge('q'))
+        return sum(purged) == 1100
+
+    wait_for(purge, 'all messages to be purged')
     assert not items(client)
 
 
@@ -137,11 +143,13 @@ def consumers_of(client: Client, queue: str) -> int:
     return sum(queue in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True))
 
 
-def test_auto_delete_goes_with_its_last_consumer(connect: Callable[..., Connection], client: Client) -> None:
+def test_auto_delete_queue_is_deleted_with_its_last_consumer(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     first, second = (Inbox(connect(), Queue('temporary', auto_delete=True)) for _ in range(2))
-    wait_for(lambda: consumers_of(client, 'temporary') == 2, 'both consumers to be known')
+    wait_for(lambda: consumers_of(client, 'temporary') == 2, 'the heartbeats of both consumers')
     first.consumer.cancel()
-    wait_for(lambda: consumers_of(client, 'temporary') == 1, 'the first to be gone')
+    wait_for(lambda: consumers_of(client, 'temporary') == 1, 'the first consumer to end')
     assert queues(client) == {'temporary'}
     publish(connect(), 'hello', 'temporary')
     second.wait(1)
@@ -149,48 +157,50 @@ def test_auto_delete_goes_with_its_last_consumer(connect: Callable[..., Connecti
     assert not queues(client)
 
 
-def test_auto_delete_goes_when_both_cancel_together(connect: Callable[..., Connection], client: Client) -> None:
+def test_auto_delete_queue_is_deleted_if_both_consumers_cancel_together(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     both = [Inbox(connect(visibility_timeout=1.5), Queue('temporary', auto_delete=True)) for _ in range(2)]
-    wait_for(lambda: consumers_of(client, 'temporary') == 2, 'both consumers to be known')
+    wait_for(lambda: consumers_of(client, 'temporary') == 2, 'the heartbeats of both consumers')
     for inbox in both:
         inbox.consumer.cancel()
-    wait_for(lambda: not queues(client), 'the queue to be removed')
+    wait_for(lambda: not queues(client), 'the queue to be deleted')
 
 
-def test_auto_delete_goes_with_its_connection(connect: Callable[..., Connection], client: Client) -> None:
+def test_auto_delete_queue_is_deleted_with_its_connection(connect: Callable[..., Connection], client: Client) -> None:
     inbox = Inbox(connect(), Queue('temporary', Exchange('direct'), routing_key='a', auto_delete=True))
     inbox.connection.release()
-    wait_for(lambda: not queues(client), 'the queue to be removed')
+    wait_for(lambda: not queues(client), 'the queue to be deleted')
     assert not client.id_range('broker:binding:')
 
 
-def test_auto_delete_goes_when_its_consumer_was_killed(
+def test_auto_delete_queue_is_deleted_after_its_consumer_was_killed(
     url: str, connect: Callable[..., Connection], client: Client
 ) -> None:
     with Peer(url, queue_name='temporary', fanout=None, auto_delete=True, options={'visibility_timeout': 6.0}) as peer:
-        Inbox(connect(), 'other')  # it sweeps when the lease of the other one ends
+        Inbox(connect(), 'other')  # this consumer sweeps when the lease of the other one expires
         wait_for(lambda: queues(client) == {'temporary', 'other'})
         wait_for(
             lambda: any('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True))
         )
         peer.signal(signal.SIGKILL)
-        wait_for(lambda: queues(client) == {'other'}, 'the queue to be removed')
+        wait_for(lambda: queues(client) == {'other'}, 'the queue to be deleted')
 
 
-def test_expired_queue_is_removed(connect: Callable[..., Connection], client: Client) -> None:
+def test_expired_queue_is_deleted(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     Queue('expiring', Exchange('direct'), routing_key='a', expires=1.0)(connection.channel()).declare()
     publish(connection, 'hello', 'expiring')
     Inbox(connect(visibility_timeout=1.5), 'other')
-    wait_for(lambda: queues(client) == {'other'}, 'the queue to be removed')
-    wait_for(lambda: not items(client), 'what was in it to be removed')
+    wait_for(lambda: queues(client) == {'other'}, 'the queue to be deleted')
+    wait_for(lambda: not items(client), 'its messages to be deleted')
     assert not client.id_range('broker:binding:')
 
 
 def test_queue_in_use_does_not_expire(connect: Callable[..., Connection], client: Client) -> None:
     Inbox(connect(visibility_timeout=1.5), Queue('expiring', expires=1.0))
     Queue('unused', expires=1.0)(connect().channel()).declare()
-    wait_for(lambda: 'unused' not in queues(client), 'the other queue to be removed')
+    wait_for(lambda: 'unused' not in queues(client), 'the other queue to be deleted')
     assert queues(client) == {'expiring'}
 
 
@@ -215,7 +225,7 @@ def test_queue_in_use_does_not_expire(connect: Callable[..., Connection], client
         'x' * 300,
     ],
 )
-def test_names_of_any_characters(connect: Callable[..., Connection], client: Client, name: str) -> None:
+def test_queue_names_of_any_characters(connect: Callable[..., Connection], client: Client, name: str) -> None:
     connection, exchange = connect(), Exchange(f'exchange {name}', type='direct')
     inbox = Inbox(connect(), Queue(name, exchange, routing_key=name))
     connection.Producer().publish('bound', exchange=exchange, routing_key=name, serializer='json')
@@ -225,4 +235,4 @@ def test_names_of_any_characters(connect: Callable[..., Connection], client: Cli
     assert connection.channel().queue_declare(name, passive=True).message_count == 0
     inbox.consumer.cancel()
     connection.channel().queue_delete(name)
-    wait_for(lambda: not queues(client), 'the queue to be gone')
+    wait_for(lambda: not queues(client), 'the queue to be deleted')

@@ -1,4 +1,7 @@
-"""What a member of a database may not do, and in which words CouchDB says so; `test_least_privilege` is what he may do."""
+"""Actions that CouchDB refuses to members of a database, and its messages.
+
+For allowed ones see `test_least_privilege`.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,18 @@ import requests
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import AccessDenied, CouchDBError
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 from tests.support import items, publish
 
 
 def set_up(client: Client, *members: str) -> None:
-    """Make a broker's database ready for these members."""
+    """Set up a broker's database for these members."""
     for step in plan(Wanted(client, design.documents(), members), {}):
         if step.do:
             step.do()
@@ -33,7 +38,7 @@ def set_up(client: Client, *members: str) -> None:
 
 @pytest.fixture
 def own(server: Server, database: str, client: Client, member: dict[str, str]) -> Client:
-    """The test's database, which is set up, as a member of it."""
+    """A client for the test's database, which is set up, as a member."""
     set_up(client, member['user'])
     return server.client(database, **member)
 
@@ -51,7 +56,7 @@ def own(server: Server, database: str, client: Client, member: dict[str, str]) -
     ],
     ids=['design', 'delete', 'purge', 'compact', 'databases', 'configuration', 'users'],
 )
-def test_what_is_an_administrator_s(
+def test_member_cannot_do_what_needs_an_administrator(
     own: Client, member: dict[str, str], act: Callable[[Client], Any], words: str
 ) -> None:
     with pytest.raises(AccessDenied, match=f"refused user '{member['user']}'") as caught:
@@ -59,7 +64,7 @@ def test_what_is_an_administrator_s(
     assert words in str(caught.value)
 
 
-def test_rights_and_design_documents_stay_as_they_are(own: Client, client: Client) -> None:
+def test_member_cannot_change_security_or_design_documents(own: Client, client: Client) -> None:
     before = client.request('GET', '/_security'), client.get(f'_design/{design.NAME}')
     with pytest.raises(CouchDBError):
         own.request('PUT', '/_security', body={})
@@ -68,7 +73,7 @@ def test_rights_and_design_documents_stay_as_they_are(own: Client, client: Clien
     assert (client.request('GET', '/_security'), client.get(f'_design/{design.NAME}')) == before
 
 
-def test_another_database_is_closed(server: Server, own: Client, client: Client, database: str) -> None:
+def test_member_cannot_read_another_database(server: Server, own: Client, client: Client, database: str) -> None:
     other = server.client(f'{database}-other')
     other.create()
     try:
@@ -80,7 +85,7 @@ def test_another_database_is_closed(server: Server, own: Client, client: Client,
         other.delete()
 
 
-def test_who_publishes_need_not_see_results(
+def test_publisher_needs_no_access_to_results(
     server: Server, own: Client, client: Client, app: Celery, member: dict[str, str]
 ) -> None:
     app.backend.store_result('a', 'private', 'SUCCESS')
@@ -98,12 +103,12 @@ def test_who_publishes_need_not_see_results(
     publisher.close()
 
 
-def test_nobody_is_let_in(server: Server, own: Client, database: str) -> None:
+def test_anonymous_access_is_refused(server: Server, own: Client, database: str) -> None:
     with pytest.raises(AccessDenied, match='refused nobody'):
         server.client(database, user=None, password=None).id_range('')
 
 
-def test_members_read_and_write_all_of_a_database(own: Client, connect: Callable[..., Connection]) -> None:
+def test_member_can_read_and_write_all_documents(own: Client, connect: Callable[..., Connection]) -> None:
     publish(connect(), 'the arguments')
     [item] = items(own)
     assert 'the arguments' in str(item['message'])
@@ -111,11 +116,11 @@ def test_members_read_and_write_all_of_a_database(own: Client, connect: Callable
     assert answer.is_stored
 
 
-# -- replication: CouchDB sends requests for whoever has an account
+# -- replication: CouchDB sends requests on behalf of any user
 
 
 class Internal(ThreadingHTTPServer):
-    """A service in CouchDB's network that is not for its users."""
+    """A service in CouchDB's network that users of CouchDB should not reach."""
 
     def __init__(self) -> None:
         super().__init__(('127.0.0.1', 0), _Page)
@@ -150,7 +155,7 @@ class _Page(BaseHTTPRequestHandler):
 @pytest.fixture
 def internal(server: Server) -> Iterator[Internal]:
     if server.host not in ('127.0.0.1', 'localhost', '::1'):
-        pytest.skip('the server cannot reach this machine by 127.0.0.1')
+        pytest.skip('the server cannot reach this machine at 127.0.0.1')
     with Internal() as service:
         thread = threading.Thread(target=service.serve_forever)
         thread.start()
@@ -161,12 +166,12 @@ def internal(server: Server) -> Iterator[Internal]:
 
 @pytest.fixture
 def replicate(server: Server, member: dict[str, str]) -> Callable[..., tuple[int, str]]:
-    """Asks for a replication as a user who is a member of no database; returns status and text."""
+    """A function that requests a replication as a user without any rights, and returns status and text."""
 
     def replicate(
         source: Any, target: Any = 'nowhere', *, path: str = '/_replicate', user: bool = True, **more: Any
     ) -> tuple[int, str]:
-        # By default CouchDB tries five times, for ten seconds.
+        # By default CouchDB retries five times, for ten seconds.
         with socket.create_connection((server.host, server.port), PATIENCE) as link:
             body = json.dumps({'source': source, 'target': target, 'retries_per_request': 1, **more})
             login = b64encode(f'{member["user"]}:{member["password"]}'.encode()).decode()
@@ -194,7 +199,7 @@ def replicate(server: Server, member: dict[str, str]) -> Callable[..., tuple[int
 Replicate = Callable[..., tuple[int, str]]
 
 
-def test_any_user_has_couchdb_send_requests(replicate: Replicate, internal: Internal) -> None:
+def test_any_user_can_make_couchdb_send_requests(replicate: Replicate, internal: Internal) -> None:
     replicate({'url': f'{internal.url}/page', 'headers': {'X-Token': 'of the user'}})
     assert internal.seen[0] == ('GET', '/page/', 'of the user')
     internal.seen.clear()
@@ -206,19 +211,21 @@ def test_any_user_has_couchdb_send_requests(replicate: Replicate, internal: Inte
     ('path', 'told'),
     [('/page', 'invalid_json'), ('/forbidden/json', '"error":"forbidden"'), ('/json', '"key":"of the house"')],
 )
-def test_the_answer_tells_what_there_is(replicate: Replicate, internal: Internal, path: str, told: str) -> None:
+def test_replication_error_reveals_what_an_internal_service_returns(
+    replicate: Replicate, internal: Internal, path: str, told: str
+) -> None:
     text = replicate(f'{internal.url}{path}', f'{internal.url}/json')[1]
     assert told in text
     assert '<html>' not in text
 
 
-def test_the_answer_tells_what_there_is_not(replicate: Replicate) -> None:
+def test_replication_error_reveals_a_closed_port(replicate: Replicate) -> None:
     with socket.socket() as closed:
         closed.bind(('127.0.0.1', 0))
         assert 'econnrefused' in replicate(f'http://127.0.0.1:{closed.getsockname()[1]}/x', retries_per_request=5)[1]
 
 
-def test_who_has_no_account_is_refused_a_replication(
+def test_replication_without_an_account_is_refused(
     replicate: Replicate, internal: Internal, server: Server, member: dict[str, str]
 ) -> None:
     assert replicate(f'{internal.url}/page', user=False)[0] == 401
@@ -230,11 +237,11 @@ def test_who_has_no_account_is_refused_a_replication(
 
 
 @pytest.mark.parametrize('path', ['/_replicate', '/_replicate/', '//_replicate', '/%5Freplicate', '/_replicate?x'])
-def test_a_proxy_must_know_each_way_to_write_it(replicate: Replicate, internal: Internal, path: str) -> None:
+def test_paths_that_a_proxy_must_block(replicate: Replicate, internal: Internal, path: str) -> None:
     assert 'invalid_json' in replicate(f'{internal.url}/page', path=path)[1]
 
 
-def test_an_administrator_may_forbid_it_to_all(
+def test_administrator_can_forbid_replication(
     replicate: Replicate, internal: Internal, server: Server, database: str
 ) -> None:
     setting = '/_node/_local/_config/replicator/valid_endpoint_protocols'
@@ -257,7 +264,7 @@ def test_an_administrator_may_forbid_it_to_all(
     assert internal.seen == []
 
 
-#: Users without the role `worker` may add documents, and change and delete none: so it seems.
+#: This function seems to let users without the role `worker` only add documents.
 ADD_ONLY = """function (newDoc, oldDoc, userCtx) {
     var may = userCtx.roles.indexOf('worker') >= 0 || userCtx.roles.indexOf('_admin') >= 0;
     if (!may && oldDoc && !oldDoc._deleted) {
@@ -266,14 +273,14 @@ ADD_ONLY = """function (newDoc, oldDoc, userCtx) {
 }"""
 
 
-def test_a_validating_function_does_not_keep_members_from_changing_what_is_there(
+def test_validate_doc_update_does_not_protect_existing_documents(
     own: Client, client: Client, connect: Callable[..., Connection]
 ) -> None:
     client.put({'_id': '_design/publishers', 'validate_doc_update': ADD_ONLY})
     publish(connect(), 'the arguments')
     [item] = items(own)
-    [answer] = own.bulk([{**item, 'queue': 'mine'}])
-    assert answer == {'id': item['_id'], 'error': 'forbidden', 'reason': 'only workers change what is there'}
+    [result] = own.bulk([{**item, 'queue': 'mine'}])
+    assert result == WriteResult.refused(item['_id'], 'forbidden', 'only workers change what is there')
     forged = {**item, 'queue': 'mine', '_rev': f'9-{"a" * 32}'}
     own.request('POST', '/_bulk_docs', body={'new_edits': False, 'docs': [forged]})
     assert [item['queue'] for item in items(own)] == ['mine']

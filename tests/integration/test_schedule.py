@@ -14,35 +14,33 @@ from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Peer, due, eta, items, publish, publish_many
 
-#: How late a message may be, in seconds: two by promise, and the rest for a busy machine. The floor of polling is above.
+#: How late a message may be, in seconds. The documentation says two; the rest is for a busy machine.
 LATE = PATIENCE
 
 
-def test_delivered_when_due_and_not_before(connect: Callable[..., Connection], client: Client) -> None:
+def test_message_is_delivered_when_it_is_due(connect: Callable[..., Connection], client: Client) -> None:
     inboxes = [Inbox(connect()) for _ in range(2)]
     publish(connect(), 'later', headers=eta(3))
-    wait_for(
-        lambda: [inbox.drain(0.1) for inbox in inboxes] and any(inbox.messages for inbox in inboxes), 'the message'
-    )
+    wait_for(lambda: any(inbox.drain(0.1).messages for inbox in inboxes), 'the message')
     [(message, at)] = [(inbox.messages[0], inbox.times[0]) for inbox in inboxes if inbox.messages]
     assert 0 <= at - due(message) < LATE
 
 
-def test_published_before_the_consumer_came(connect: Callable[..., Connection], client: Client) -> None:
+def test_message_scheduled_before_its_consumer_started(connect: Callable[..., Connection], client: Client) -> None:
     publish(connect(), 'later', headers=eta(3))
     inbox = Inbox(connect())
     inbox.wait(1)
     assert 0 <= inbox.times[0] - due(inbox.messages[0]) < LATE
 
 
-def test_basic_get_does_not_find_it_before(connection: Connection) -> None:
+def test_basic_get_does_not_return_messages_before_they_are_due(connection: Connection) -> None:
     publish(connection, 'later', headers=eta(2))
     with connection.SimpleQueue('q') as simple:
         message = simple.queue(simple.channel).get() or simple.get(timeout=PATIENCE)
     assert time.time() >= due(message)
 
 
-def test_on_time_while_others_flow(connect: Callable[..., Connection], client: Client) -> None:
+def test_scheduled_messages_are_on_time_in_a_busy_queue(connect: Callable[..., Connection], client: Client) -> None:
     publisher, finished = connect(), threading.Event()
     inbox = Inbox(connect(), prefetch=10)
     for number in range(3):
@@ -51,15 +49,15 @@ def test_on_time_while_others_flow(connect: Callable[..., Connection], client: C
     def flow() -> None:
         number = 0
         while not finished.wait(0.005):
-            if number - len(inbox.messages) < 5:  # more than can be taken would keep all that is less urgent waiting
+            if number - len(inbox.messages) < 5:  # a backlog would delay all less urgent messages
                 number += 1
                 publish(publisher, ['flow', number], priority=number % 10)
 
     thread = threading.Thread(target=flow)
     thread.start()
     try:
-        wait_for(
-            lambda: inbox.drain(0.2) or sum(m.headers.get('eta') is not None for m in inbox.messages) == 3, 'all three'
+        inbox.drain_until(
+            lambda: sum(m.headers.get('eta') is not None for m in inbox.messages) == 3, 'all three scheduled messages'
         )
     finally:
         finished.set()
@@ -72,7 +70,7 @@ def test_on_time_while_others_flow(connect: Callable[..., Connection], client: C
     assert len(inbox.messages) > 10
 
 
-def test_priorities_among_those_due_together(connect: Callable[..., Connection], client: Client) -> None:
+def test_priorities_of_messages_due_together(connect: Callable[..., Connection], client: Client) -> None:
     publisher, headers = connect(), eta(4)
     for priority in (0, 9, 5, 2, 7):
         publish(publisher, priority, priority=priority, headers=headers)
@@ -81,7 +79,7 @@ def test_priorities_among_those_due_together(connect: Callable[..., Connection],
     assert inbox.times[0] >= due(inbox.messages[0])
 
 
-def test_many_far_ahead_disturb_nobody(connect: Callable[..., Connection], client: Client) -> None:
+def test_many_scheduled_messages_do_not_delay_ready_ones(connect: Callable[..., Connection], client: Client) -> None:
     publisher = connect()
     for priority in range(10):
         publish_many(publisher, range(100), priority=priority, headers=eta(86400))
@@ -97,7 +95,7 @@ def test_many_far_ahead_disturb_nobody(connect: Callable[..., Connection], clien
 
 
 @pytest.mark.parametrize('skew', [300, -300])
-def test_wrong_clock_of_a_consumer(url: str, connect: Callable[..., Connection], client: Client, skew: float) -> None:
+def test_consumer_with_a_wrong_clock(url: str, connect: Callable[..., Connection], client: Client, skew: float) -> None:
     with Peer(url, ack=True, skew=skew) as peer:
         publish(connect(), 'now')
         assert peer.next()['got'] == 'now'
@@ -110,10 +108,10 @@ def test_wrong_clock_of_a_consumer(url: str, connect: Callable[..., Connection],
 
 
 @pytest.mark.parametrize('ahead', [3600, -3600], ids=['ahead', 'behind'])
-def test_what_is_due_at_once_is_delivered_though_the_clock_is_set(
+def test_ready_messages_are_delivered_although_the_server_clock_changes(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
-    """The clock was wrong while messages were published, and is set right; or it was right, and is wrong now."""
+    """The clock is set right after messages were published with a wrong one, or it is set wrong."""
     publisher, inbox = connect(), Inbox(connect(), 'waits', prefetch=10)
     clock = publisher.transport.couchdb.clock
     now = clock.now
@@ -130,7 +128,7 @@ def test_what_is_due_at_once_is_delivered_though_the_clock_is_set(
     assert sorted([got.decode(), *Inbox(connect()).wait(8)]) == list(range(9))
 
 
-def test_basic_get_finds_what_is_due_behind_what_is_due_soon(connection: Connection) -> None:
+def test_basic_get_skips_messages_that_are_due_soon(connection: Connection) -> None:
     for number in range(12):
         publish(connection, number, priority=9, headers=eta(4))
     publish(connection, 'now')
@@ -138,6 +136,6 @@ def test_basic_get_finds_what_is_due_behind_what_is_due_soon(connection: Connect
 
 
 @pytest.mark.parametrize('value', ['no date', 5, None, '2026-13-01T00:00:00'])
-def test_eta_that_is_no_date_is_left_to_the_receiver(connection: Connection, value: object) -> None:
+def test_message_with_an_invalid_eta_is_delivered_at_once(connection: Connection, value: object) -> None:
     publish(connection, 'hello', headers={'eta': value})
     assert Inbox(connection).wait(1) == ['hello']

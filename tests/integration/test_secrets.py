@@ -1,4 +1,4 @@
-"""The password stays out of everything that people read."""
+"""The password is in no text that people read: logs, errors, repr() and connection info."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 from tests.support import Inbox, publish
 
 
 @pytest.mark.parametrize('nodes', [1, 2])
-def test_connection_info(server: Server, url: str, client: Client, nodes: int) -> None:
+def test_connection_info_does_not_show_the_password(server: Server, url: str, client: Client, nodes: int) -> None:
     other = f'secret-{uuid.uuid4().hex}'
     with Connection(
         ';'.join([url, f'couchdb://joe:{other}@127.0.0.1:1/{client.address.database}'][:nodes])
@@ -46,7 +47,7 @@ def test_connection_info(server: Server, url: str, client: Client, nodes: int) -
             assert server.password not in text
 
 
-def test_log_and_errors(
+def test_log_and_errors_do_not_show_the_password(
     server: Server,
     database: str,
     client: Client,
@@ -76,7 +77,7 @@ def test_log_and_errors(
 
 
 def secrets_of(login: Auth) -> list[str]:
-    """Return what must not be seen: the password, and what stands for it in headers."""
+    """Return the secrets: the password, and its encoded form or session in headers."""
     headers: dict[str, str] = {}
     login.headers(lambda data: pytest.fail('there is a session')).add_to(headers)
     return [
@@ -86,7 +87,7 @@ def secrets_of(login: Auth) -> list[str]:
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_nothing_of_ours_shows_it(
+def test_no_object_of_these_packages_shows_the_password(
     server: Server,
     database: str,
     url: str,
@@ -104,7 +105,7 @@ def test_nothing_of_ours_shows_it(
         inbox.wait(1)
         app.backend.store_result(sent.id, 3, 'SUCCESS')
         assert sent.get(timeout=PATIENCE) == 3
-        secrets = secrets_of(connection.transport.couchdb._nodes.current.login)
+        secrets = secrets_of(connection.transport.couchdb._nodes.current.auth)
         assert len(secrets) == 2
         ours = [
             thing
@@ -124,14 +125,14 @@ def test_nothing_of_ours_shows_it(
             *map(str, ours),
         ]
     app.close()
-    # A short password may be an ordinary word: it is looked for where a URL would have it.
+    # A short password may be an ordinary word, so that only its form in a URL counts.
     secrets[0] = f':{secrets[0]}@' if len(secrets[0]) < 12 else secrets[0]
     assert [text for text in seen for secret in secrets if secret in text] == []
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
 @pytest.mark.parametrize('status', [302, 400, 401, 403, 404, 409, 413, 429, 500, 503])
-def test_no_error_has_it_nor_what_caused_it(status: int, auth: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_error_or_cause_contains_the_password(status: int, auth: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     secret, session = f'secret-{uuid.uuid4().hex}', uuid.uuid4().hex
 
@@ -167,7 +168,7 @@ def test_no_error_has_it_nor_what_caused_it(status: int, auth: str, caplog: pyte
         'couchdb://joe:{}@[::1/db',
     ],
 )
-def test_url_that_is_wrong(url: str) -> None:
+def test_error_about_a_wrong_url_does_not_show_the_password(url: str) -> None:
     secret = f'secret-{uuid.uuid4().hex}'
     with pytest.raises(CouchDBError) as caught, Connection(url.format(secret)) as connection:
         connection.connect()

@@ -1,4 +1,4 @@
-"""Setting up a database: what is done, what stays, and what is said."""
+"""Database setup: what it creates, changes and keeps, and its notices."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import pytest
 from kombu import Connection
 
 import celery_couchdb.design
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.queues.database import REVS_LIMIT
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, publish
 
 
 def wanted(client: Client, *members: str, **more: Any) -> Wanted:
-    """Return what a broker's database shall be like."""
+    """Return the wanted state of a broker's database."""
     return Wanted(client, design.documents(), members, revisions=REVS_LIMIT, **more)
 
 
 def set_up(what: Wanted) -> list[Step]:
-    """Set up a database and return the steps that there were."""
+    """Set up a database and return the steps."""
     steps = plan(what, layouts(what.client))
     for step in steps:
         if step.do:
@@ -35,23 +36,23 @@ def set_up(what: Wanted) -> list[Step]:
 
 
 def to_do(what: Wanted) -> list[str]:
-    """Return what would be done."""
+    """Return the pending steps."""
     return [step.goal for step in plan(what, layouts(what.client)) if step.do]
 
 
 def notices(steps: list[Step]) -> list[str]:
-    """Return what the person who sets up is told."""
+    """Return the notices for the administrator."""
     assert all(step.do is None for step in steps if step.notice)
     return [step.goal for step in steps if step.notice]
 
 
 def security(client: Client) -> dict[str, Any]:
-    """Return who may do what."""
+    """Return the security object of the database."""
     found: dict[str, Any] = client.request('GET', '/_security')
     return found
 
 
-def test_everything_is_made_once(server: Server, database: str, apache_couchdb: bool) -> None:
+def test_setup_creates_everything_once(server: Server, database: str, apache_couchdb: bool) -> None:
     client = server.client(database)
     assert [step.goal for step in set_up(wanted(client)) if step.do] == [
         'the database exists',
@@ -65,14 +66,14 @@ def test_everything_is_made_once(server: Server, database: str, apache_couchdb: 
         assert client.request('GET', '/_revs_limit') == REVS_LIMIT
 
 
-def test_planning_changes_nothing(server: Server, database: str) -> None:
+def test_plan_changes_nothing(server: Server, database: str) -> None:
     client = server.client(database)
     before = to_do(wanted(client, 'ann'))
     assert 'the database exists' in before
     assert to_do(wanted(client, 'ann')) == before
 
 
-def test_it_works_after(connect: Callable[..., Connection], server: Server, database: str) -> None:
+def test_database_is_usable_after_setup(connect: Callable[..., Connection], server: Server, database: str) -> None:
     set_up(wanted(server.client(database)))
     connection = connect(create_database=False)
     publish(connection, 'hello')
@@ -85,7 +86,7 @@ def test_broker_and_results_may_share_a_database(server: Server, database: str) 
     assert {row['id'] for row in server.client(database).id_range('_design/')} == {doc['_id'] for doc in documents}
 
 
-def test_a_design_document_that_was_edited_is_put_right(client: Client) -> None:
+def test_edited_design_document_is_restored(client: Client) -> None:
     set_up(wanted(client))
     doc = client.get(f'_design/{design.NAME}')
     map_function = doc['views']['dead']['map']
@@ -96,7 +97,7 @@ def test_a_design_document_that_was_edited_is_put_right(client: Client) -> None:
     assert to_do(wanted(client)) == []
 
 
-def test_what_changed_since_it_was_planned_is_no_matter(client: Client) -> None:
+def test_two_concurrent_setups_succeed(client: Client) -> None:
     first, second = (plan(wanted(client), {}) for _ in range(2))
     for step in [*first, *second]:
         if step.do:
@@ -113,7 +114,7 @@ def old_design(client: Client, name: str) -> None:
 
 
 @pytest.mark.parametrize('layout', [{}, {'layout': 'celery-v1'}])
-def test_an_older_layout_goes_when_nobody_uses_it_any_more(client: Client, layout: dict[str, str]) -> None:
+def test_unused_older_layout_is_deleted(client: Client, layout: dict[str, str]) -> None:
     old_design(client, 'celery-v1')
     consumer = {'_id': 'broker:consumer:old', 'type': 'Consumer', **layout}
     consumer['_rev'] = client.put({**consumer, 'expires': time.time() + 100})
@@ -129,32 +130,32 @@ def test_an_older_layout_goes_when_nobody_uses_it_any_more(client: Client, layou
     assert to_do(wanted(client)) == []
 
 
-def test_consumers_of_this_version_keep_nothing_old(client: Client) -> None:
+def test_consumers_of_this_version_do_not_keep_older_layouts(client: Client) -> None:
     old_design(client, 'celery-v1')
     client.put({'_id': 'broker:consumer:new', 'type': 'Consumer', 'layout': design.NAME, 'expires': time.time() + 100})
     set_up(wanted(client))
     assert client.fetch(['_design/celery-v1']) == [None]
 
 
-def test_older_results_go_with_the_last_older_consumer(client: Client) -> None:
+def test_older_result_layout_is_deleted_after_the_last_older_consumer(client: Client) -> None:
     document = celery_couchdb.design.document()
     old_design(client, 'celery-results-v0')
     results = Wanted(client, [document])
     assert [step.goal for step in plan(results, {'celery-v1': 2}) if step.notice] == [
-        '_design/celery-results-v0, of an older version, stays while living consumers use it (2); run this again when their '
-        'workers are updated'
+        '_design/celery-results-v0, of an older version, stays while living consumers use it (2); run this again when '
+        'their workers are updated'
     ]
     assert any('celery-results-v0' in step.goal for step in plan(results, {design.NAME: 2}) if step.do)
 
 
 @pytest.mark.parametrize('name', ['celery-v99', 'celery-v0x', 'celery', 'celery-results', 'mine-v1', 'my-celery-v1'])
-def test_what_is_not_older_or_not_ours_stays(client: Client, name: str) -> None:
+def test_newer_and_foreign_design_documents_are_kept(client: Client, name: str) -> None:
     old_design(client, name)
     set_up(wanted(client))
     assert client.get(f'_design/{name}')['views']
 
 
-# -- who may read and write
+# -- rights
 
 
 @pytest.mark.parametrize(
@@ -165,14 +166,14 @@ def test_what_is_not_older_or_not_ours_stays(client: Client, name: str) -> None:
         {'admins': {'names': ['boss'], 'roles': []}},
     ],
 )
-def test_a_public_database_is_closed(client: Client, before: dict[str, Any]) -> None:
+def test_public_database_is_restricted(client: Client, before: dict[str, Any]) -> None:
     client.request('PUT', '/_security', body=before)
     set_up(wanted(client, 'ann'))
     assert security(client)['members'] == {'names': ['ann'], 'roles': ['_admin']}
     assert security(client).get('admins') == before.get('admins') or not before.get('admins')
 
 
-def test_who_is_there_stays(client: Client) -> None:
+def test_existing_members_are_kept(client: Client) -> None:
     before = {
         'members': {'names': ['eve'], 'roles': ['staff']},
         'other': {'x': 1},
@@ -185,18 +186,18 @@ def test_who_is_there_stays(client: Client) -> None:
     assert to_do(wanted(client, 'bob')) == []
 
 
-def test_an_app_without_a_user_is_not_locked_out(client: Client) -> None:
+def test_app_without_a_user_is_not_locked_out(client: Client) -> None:
     client.request('PUT', '/_security', body={})
     [notice] = notices(set_up(wanted(client, anonymous=True)))
     assert 'names no user' in notice
     assert 'members' not in security(client) or not security(client)['members'].get('roles')
 
 
-def test_a_member_who_does_not_exist_is_told_of(
+def test_unknown_member_is_reported(
     server: Server, client: Client, users: Callable[[str, str], None], apache_couchdb: bool
 ) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server has one user')
+        pytest.skip('the embedded server has only one user')
     known, unknown = f'known-{uuid.uuid4().hex}', f'unknown-{uuid.uuid4().hex}'
     users(known, 'password')
     assert notices(set_up(wanted(client, known, unknown, server.user))) == [
@@ -205,26 +206,26 @@ def test_a_member_who_does_not_exist_is_told_of(
     assert security(client)['members']['names'] == [known, unknown, server.user]
 
 
-def test_who_may_not_set_up_is_told_what_to_do(
+def test_setup_without_rights_says_what_to_do(
     server: Server, client: Client, database: str, users: Callable[[str, str], None], apache_couchdb: bool
 ) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server has one user')
+        pytest.skip('the embedded server has only one user')
     name = f'member-{uuid.uuid4().hex}'
     users(name, 'password')
     member = server.client(database, user=name, password='password')
     sentence = f"{database}: user '{name}' may not set up the database; name an administrator of CouchDB with --admin"
-    with pytest.raises(AccessDenied, match=sentence):  # he may not even read it
+    with pytest.raises(AccessDenied, match=sentence):  # without the right to read
         plan(wanted(member), {})
     with pytest.raises(AccessDenied, match='may not set up the database'):
         plan(wanted(server.client(f'{database}-2', user=name, password='password')), {})
     client.request('PUT', '/_security', body={'members': {'names': [name]}, 'admins': {'roles': ['_admin']}})
-    with pytest.raises(AccessDenied, match=sentence):  # he may read it
+    with pytest.raises(AccessDenied, match=sentence):  # with the right to read
         plan(wanted(member), {})
     set_up(wanted(client))
     assert to_do(wanted(member)) == []
     client.request('PUT', '/_security', body={'members': {'roles': ['_admin']}, 'admins': {'names': [name]}})
     client.put({**client.get(f'_design/{design.NAME}'), 'views': {}})
-    # An administrator of the database suffices where it exists; he cannot see who exists.
+    # An administrator of an existing database suffices, but cannot check which users exist.
     assert notices(set_up(wanted(member, 'whoever'))) == []
     assert to_do(wanted(member, 'whoever')) == []

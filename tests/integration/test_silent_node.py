@@ -1,7 +1,8 @@
-"""A node of a cluster is silent, and not yet known to be down: what waits for that node is not asked for as a rule.
+"""A silent cluster node that the others do not know to be down: clients avoid requests that wait for it.
 
-Measured on three nodes of CouchDB 3.5 of which one was cut off: what a majority can answer is answered, but for two things. A
-write in conflict, and `_bulk_get` of a document that never was, wait until the node is known to be down: a minute.
+Measured on three nodes of CouchDB 3.5 after one was cut off: the other two respond to most requests. Two kinds of
+requests hang for a minute, until the node is known to be down: a write in conflict, and `_bulk_get` of a document that
+never existed.
 """
 
 from __future__ import annotations
@@ -17,19 +18,18 @@ from kombu import Connection
 from celery_couchdb.backend import CouchDBBackend
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import Conflict, ServerUnavailable
-from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
 
 class SilentNode:
-    """Stands between the clients of one database and their server."""
+    """Simulates a silent node for the clients of one database."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
         #: Whether the node is silent.
         self.silent = False
-        #: The requests that a cluster would not have answered.
+        #: The requests that would hang on a cluster.
         self.unanswered: list[tuple[str, str | None]] = []
-        #: Whether the answer to a request that writes this document is lost; it is asked until it says so.
+        #: Returns whether the response to a write of a document is lost; called until it returns true once.
         self.lose: Callable[[Document], bool] | None = None
         send = Client._send
 
@@ -69,7 +69,7 @@ def _waits_for_all(method: str, path: str | None, response: Any) -> bool:
     if path == '/_bulk_docs':
         return any(answer.get('error') == 'conflict' for answer in response.json())
     return path == '/_bulk_get' and any(
-        (leaf.get('error') or {}).get('reason') == 'missing'  # of the embedded server no answer says so
+        (leaf.get('error') or {}).get('reason') == 'missing'  # the embedded server has no such response
         for result in response.json()['results']
         for leaf in result['docs']
     )
@@ -92,8 +92,8 @@ def is_claim(doc: Document) -> bool:
     return bool(doc.get('claimed'))
 
 
-def test_conflicts_are_not_answered_indeed(node: SilentNode, client: Client, apache_couchdb: bool) -> None:
-    """What the tests below are worth."""
+def test_simulated_node_leaves_conflicts_unanswered(node: SilentNode, client: Client, apache_couchdb: bool) -> None:
+    """Checks the simulation that the other tests use."""
     client.put({'_id': 'there'})
     node.silent = True
     with pytest.raises(ServerUnavailable):
@@ -109,7 +109,7 @@ def test_conflicts_are_not_answered_indeed(node: SilentNode, client: Client, apa
 
 
 @pytest.mark.parametrize('lost', [is_ack, is_heartbeat, is_claim])
-def test_consumer_whose_write_was_not_answered_goes_on(
+def test_consumer_continues_after_a_lost_response(
     node: SilentNode,
     connect: Callable[..., Connection],
     client: Client,
@@ -119,20 +119,20 @@ def test_consumer_whose_write_was_not_answered_goes_on(
     inbox = Inbox(connect(visibility_timeout=3.0))
     publish(connect(), 'before')
     inbox.wait(1)
-    wait_for(lambda: inbox.drain(0.05) or not items(client), 'the first ack')
+    inbox.drain_until(lambda: not items(client), 'the first ack')
     node.lose = lost
     publisher = connect()
     publish(publisher, 'meanwhile')
     assert inbox.wait(2) == ['before', 'meanwhile']
-    wait_for(lambda: inbox.drain(0.05) or node.silent, 'the answer to be lost')
+    inbox.drain_until(lambda: node.silent, 'the response to be lost')
     publish(publisher, 'after')
     assert inbox.wait(3) == ['before', 'meanwhile', 'after']
-    wait_for(lambda: inbox.drain(0.05) or not items(client), 'the last ack')
+    inbox.drain_until(lambda: not items(client), 'the last ack')
     assert node.unanswered == []
     assert not [record for record in caplog.records if 'lost its lease' in record.message]
 
 
-def test_who_connects_anew_is_answered(node: SilentNode, connect: Callable[..., Connection]) -> None:
+def test_new_connection_sends_no_request_that_hangs(node: SilentNode, connect: Callable[..., Connection]) -> None:
     first = Inbox(connect())
     publish(connect(), 'before')
     first.wait(1)
@@ -143,7 +143,7 @@ def test_who_connects_anew_is_answered(node: SilentNode, connect: Callable[..., 
     assert node.unanswered == []
 
 
-def test_result_that_was_stored_without_an_answer(node: SilentNode, url: str) -> None:
+def test_result_whose_response_was_lost(node: SilentNode, url: str) -> None:
     backend: CouchDBBackend = Celery('silent', set_as_current=False, broker='memory://', backend=url).backend
     node.lose = lambda doc: doc.get('type') == 'Result'
     backend.mark_as_done('a', 1)
@@ -153,8 +153,8 @@ def test_result_that_was_stored_without_an_answer(node: SilentNode, url: str) ->
     assert node.unanswered == []
 
 
-def test_part_of_a_chord_goes_with_the_result_that_was_stored(node: SilentNode, url: str, client: Client) -> None:
-    """The answer is lost, and of the two documents in the request only the first was stored."""
+def test_part_of_a_chord_is_stored_if_only_its_result_was(node: SilentNode, url: str, client: Client) -> None:
+    """The response is lost, and only the first of the two documents in the request was stored."""
     backend: CouchDBBackend = Celery('silent', set_as_current=False, broker='memory://', backend=url).backend
     result, part = {'_id': 'celery-task-meta-a', 'status': states.SUCCESS}, {'_id': 'part'}
 

@@ -1,4 +1,4 @@
-"""What `status` tells of queues, consumers and databases."""
+"""The status of queues, consumers and databases."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish, publish_many
 
 
 def heartbeat(name: str, expires_in: float = 60.0, **members: Any) -> dict[str, Any]:
-    """Return the heartbeat document of some consumer, written 7 seconds ago."""
+    """Return the heartbeat document of a consumer, written 7 seconds ago."""
     return {
         '_id': f'broker:consumer:{name}',
         'type': 'Consumer',
@@ -52,7 +53,7 @@ def test_messages_are_counted_by_queue_and_state(
     wait_for(lambda: any(item.get('status') for item in items(client)), 'the dead letter')
     found = status(client)
     assert {
-        name: {k: queue[k] for k in ('ready', 'scheduled', 'held', 'running', 'dead')}  # type: ignore[literal-required]
+        name: {k: queue[k] for k in ('ready', 'scheduled', 'held', 'running', 'dead')}
         for name, queue in found['queues'].items()
     } == {
         'q': {'ready': 7, 'scheduled': 4, 'held': 2, 'running': 2, 'dead': 0},
@@ -62,17 +63,17 @@ def test_messages_are_counted_by_queue_and_state(
     assert 1000 <= (found['queues']['q']['oldest'] or 0) < 1100
     assert 0 <= (found['queues']['other']['oldest'] or 0) < 100
     assert found['queues']['broken']['oldest'] is None
-    assert found['spoilt'] == 0
+    assert found['malformed'] == 0
     assert sorted(tuple(consumer['queues']) for consumer in found['consumers']) == [('broken',), ('q',)]
 
 
-def test_what_is_planned_for_later_is_not_due(connection: Connection, client: Client) -> None:
+def test_scheduled_messages_are_not_ready(connection: Connection, client: Client) -> None:
     publish(connection, 'later', 'q', headers=eta(3600))
     queue = status(client)['queues']['q']
     assert (queue['ready'], queue['scheduled'], queue['oldest']) == (0, 1, None)
 
 
-def test_empty_queues_are_shown_if_they_are_to_last(connection: Connection, client: Client) -> None:
+def test_empty_temporary_queues_are_hidden(connection: Connection, client: Client) -> None:
     channel = connection.default_channel
     Queue('lasting', channel=channel).declare()
     Queue('passing', channel=channel, auto_delete=True).declare()
@@ -109,7 +110,7 @@ def test_consumers_and_their_rates(connection: Connection, client: Client) -> No
     assert 6 <= (consumers['a']['heartbeat'] or 0) < 60
     assert consumers['old']['heartbeat'] is None
     assert (consumers['old']['host'], consumers['old']['pid'], consumers['old']['queues']) == ('there', 6, ['q'])
-    assert found['queues']['q']['rate'] == 3.75  # the dead acknowledge nothing
+    assert found['queues']['q']['rate'] == 3.75  # consumers whose lease expired do not count
 
 
 def test_databases_and_server(
@@ -117,7 +118,7 @@ def test_databases_and_server(
 ) -> None:
     publish(connection, 'hello', 'q')
     Inbox(connection, 'q').wait(1)
-    wait_for(lambda: not items(client), 'the message to be acknowledged')
+    wait_for(lambda: not items(client), 'the ack')
     found = status(client, client)
     assert found['server']['url'] == f'http://{server.host}:{server.port}'
     assert found['server']['embedded'] is not apache_couchdb
@@ -133,24 +134,24 @@ def test_databases_and_server(
         assert found['database']['tombstones'] is found['database']['size'] is None
 
 
-def test_results_that_do_not_exist_yet(server: Server, connection: Connection, client: Client, database: str) -> None:
+def test_missing_result_database(server: Server, connection: Connection, client: Client, database: str) -> None:
     publish(connection, 'hello', 'q')
     assert status(client, server.client(f'{database}-results'))['results'] is None
 
 
-def test_it_is_json_without_a_secret(server: Server, connection: Connection, client: Client) -> None:
+def test_json_output_contains_no_secret(server: Server, connection: Connection, client: Client) -> None:
     publish(connection, 'hello', 'q')
     text = json.dumps(status(client, client))
     assert server.password not in text
     assert json.loads(text)['queues']['q']['ready'] == 1
 
 
-def test_spoilt_documents_disturb_nothing(connection: Connection, client: Client) -> None:
+def test_malformed_documents_do_not_break_the_status(connection: Connection, client: Client) -> None:
     publish(connection, 'hello', 'q')
     [item] = items(client)
     good = {name: value for name, value in item.items() if name != '_rev'}
     client.bulk(
-        [{**good, '_id': f'spoilt {i}', 'queue': queue} for i, queue in enumerate([5, None, ['q'], {'q': 1}, True])]
+        [{**good, '_id': f'malformed {i}', 'queue': queue} for i, queue in enumerate([5, None, ['q'], {'q': 1}, True])]
     )
     client.bulk(
         [
@@ -168,13 +169,13 @@ def test_spoilt_documents_disturb_nothing(connection: Connection, client: Client
     assert found['queues'].keys() == {'q'}
     assert found['queues']['q']['ready'] == 3
     assert (found['queues']['q']['oldest'] or 0) < 100
-    assert found['spoilt'] == 7
+    assert found['malformed'] == 7
     assert [
         (consumer['queues'], consumer['rate'], consumer['pid'], consumer['alive']) for consumer in found['consumers']
     ] == [(['q'], 0, None, True), ([], 0, 5, False)]
 
 
-def test_the_number_of_requests_does_not_grow_with_the_queues(
+def test_number_of_requests_does_not_grow_with_the_queues(
     connection: Connection, client: Client, sent: list[Request]
 ) -> None:
     publish(connection, 'hello', 'q0')
@@ -191,7 +192,7 @@ def test_the_number_of_requests_does_not_grow_with_the_queues(
 
 
 @pytest.mark.parametrize('exists', [True, False])
-def test_a_database_that_is_not_set_up_is_told_of_in_one_sentence(server: Server, database: str, exists: bool) -> None:
+def test_database_that_is_not_set_up_is_one_sentence(server: Server, database: str, exists: bool) -> None:
     client = server.client(database)
     if exists:
         client.create()

@@ -1,4 +1,4 @@
-"""Queues that go when nobody uses them stay while anybody does, and come back to who was paused while others deleted them."""
+"""Temporary queues: kept while they are used, deleted afterwards, and declared again by consumers that were paused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import Inbox, Peer, Request, eta, items, publish, run_python
 
 DIRECT, NEWS = Exchange('direct', type='direct'), Exchange('news', type='fanout')
 
-#: With these a consumer sweeps every half second.
+#: Options with which a consumer sweeps every half second.
 SWEEPS = {'visibility_timeout': 1.5}
 
 
@@ -35,24 +35,24 @@ def bindings(client: Client) -> list[str]:
 
 
 def sweep_now(connection: Connection) -> None:
-    """Let the consumer of a connection sweep in its next turn."""
+    """Let the consumer of a connection sweep in its next pass."""
     consumer = connection.transport.consumer
     consumer._cycle.sweeper._next = float('-inf')
     consumer.unacked.wakeup.set()
 
 
-# -- a consumer that was paused
+# -- paused consumers
 
 
 @pytest.mark.parametrize('fanout', [None, 'news'])
-def test_consumer_that_was_paused_has_its_queue_again(
+def test_paused_consumer_declares_its_queue_again(
     url: str, connect: Callable[..., Connection], client: Client, fanout: str | None
 ) -> None:
-    Inbox(connect(**SWEEPS), 'other')  # it sweeps
+    Inbox(connect(**SWEEPS), 'other')  # this consumer sweeps
     with Peer(url, ack=True, queue_name='temporary', fanout=fanout, auto_delete=True, options=SWEEPS) as peer:
         wait_for(lambda: 'temporary' in queues(client))
         peer.signal(signal.SIGSTOP)
-        wait_for(lambda: 'temporary' not in queues(client), 'the queue to be removed')
+        wait_for(lambda: 'temporary' not in queues(client), 'the queue to be deleted')
         peer.signal(signal.SIGCONT)
         wait_for(lambda: 'temporary' in queues(client), 'the queue to be declared again')
         publish(connect(), 'hello', 'temporary')
@@ -62,47 +62,46 @@ def test_consumer_that_was_paused_has_its_queue_again(
             assert peer.next()['got'] == 'to all'
 
 
-def test_bindings_come_back_with_their_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_bindings_are_restored_with_their_queue(connect: Callable[..., Connection], client: Client) -> None:
     inbox = Inbox(connect(), Queue('temporary', DIRECT, routing_key='k', auto_delete=True))
     [binding] = client.id_range('broker:binding:', docs=True)
     [queue] = client.id_range('broker:queue:', docs=True)
-    # A sweeper's mistake:
+    # As a sweeper does that is wrong about the queue:
     client.bulk([{'_id': row['id'], '_rev': row['doc']['_rev'], '_deleted': True} for row in (queue, binding)])
-    wait_for(lambda: bindings(client) == ['temporary'] and queues(client) == {'temporary'}, 'both to be declared again')
+    wait_for(
+        lambda: bindings(client) == ['temporary'] and queues(client) == {'temporary'},
+        'queue and binding to be declared again',
+    )
     connect().Producer().publish('hello', exchange='direct', routing_key='k', serializer='json')
     assert inbox.wait(1) == ['hello']
 
 
-def test_what_a_person_or_this_connection_deletes_stays_deleted(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_explicitly_deleted_queues_are_not_declared_again(connect: Callable[..., Connection], client: Client) -> None:
     inbox = Inbox(connect(), 'durable', Queue('temporary', auto_delete=True), Queue('last', auto_delete=True))
     connect().channel().queue_delete('durable')
     inbox.channel.queue_delete('temporary')
     [last] = client.id_range('broker:queue:last', docs=True)
     client.bulk([{'_id': last['id'], '_rev': last['doc']['_rev'], '_deleted': True}])
-    wait_for(lambda: 'last' in queues(client), 'what follows them to be declared again')
+    wait_for(lambda: 'last' in queues(client), 'the last queue to be declared again')
     assert queues(client) == {'last'}
 
 
-# -- one consumer comes, another one goes
+# -- consumers that start and end at the same time
 
 
-def test_consumer_that_comes_before_the_last_one_goes_keeps_the_queue(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_new_consumer_keeps_the_queue_of_a_leaving_one(connect: Callable[..., Connection], client: Client) -> None:
     queue = Queue('temporary', auto_delete=True)
     inbox = Inbox(connect(), queue)
     for number in range(12):
         publish(connect(), number, 'temporary')
         old, inbox = inbox, Inbox(connect(), queue, ack=number > 10)
         old.consumer.cancel()
-        assert queues(client) == {'temporary'}, f'after {number} of them'
+        assert queues(client) == {'temporary'}, f'after {number} consumers'
         old.connection.release()
-    wait_for(lambda: not items(client) or inbox.drain(0.1), 'all messages to be delivered')
+    inbox.drain_until(lambda: not items(client), 'all messages to be delivered')
 
 
-def test_consumer_of_another_process_that_comes_before_the_last_one_goes(
+def test_new_consumer_of_another_process_keeps_the_queue(
     url: str, connect: Callable[..., Connection], client: Client
 ) -> None:
     inbox = Inbox(connect(), Queue('temporary', auto_delete=True))
@@ -113,10 +112,10 @@ def test_consumer_of_another_process_that_comes_before_the_last_one_goes(
         assert peer.next()['got'] == 'hello'
 
 
-def test_consuming_goes_on_after_an_outage(
+def test_consumer_starts_during_an_outage(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who cannot tell others in time that it uses the queue consumes all the same."""
+    """A consumer that cannot write in time that it uses the queue consumes all the same."""
     connection = connect(request_timeout=0.5)
     queue = Queue('temporary', auto_delete=True)
     queue(connection.default_channel).declare()
@@ -135,10 +134,10 @@ def test_consuming_goes_on_after_an_outage(
     assert inbox.wait(1) == ['hello']
 
 
-def test_sweeper_looks_again_before_it_removes_a_queue(
+def test_sweeper_checks_for_new_consumers_before_it_deletes_a_queue(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who subscribes while a sweep is under way is not known to what the sweep has read first."""
+    """A consumer that subscribes during a sweep is not in the data that the sweep read at its start."""
     sweeper, late = connect(), list[Inbox]()
     Inbox(sweeper, 'other')
     Queue('expiring', expires=0.001)(connect().channel()).declare()
@@ -159,16 +158,20 @@ def test_sweeper_looks_again_before_it_removes_a_queue(
         return found
 
     monkeypatch.setattr(store, 'leases', leases_and_subscription)
-    wait_for(
-        lambda: sweep_now(sweeper) or (late and client.get('broker:queue:expiring')['expires'] > time.time() + 60),
-        'the queue to be prolonged',
-    )
+
+    def extended() -> bool:
+        sweep_now(sweeper)
+        return bool(late) and client.get('broker:queue:expiring')['expires'] > time.time() + 60
+
+    wait_for(extended, 'the lifetime of the queue to be extended')
 
 
 # -- declarations that differ
 
 
-def test_stored_declaration_counts(connect: Callable[..., Connection], client: Client) -> None:
+def test_durable_queue_is_not_deleted_by_a_consumer_that_declares_it_auto_delete(
+    connect: Callable[..., Connection], client: Client
+) -> None:
     Queue('durable')(connect().channel()).declare()
     for number in range(4):
         publish(connect(), number, 'durable')
@@ -179,7 +182,7 @@ def test_stored_declaration_counts(connect: Callable[..., Connection], client: C
     assert len(items(client)) == 4
 
 
-def test_temporary_queue_is_one_for_who_declares_it_as_durable(
+def test_auto_delete_queue_is_deleted_by_a_consumer_that_declares_it_durable(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     first = Inbox(connect(), Queue('temporary', auto_delete=True))
@@ -199,7 +202,7 @@ def test_temporary_queue_is_one_for_who_declares_it_as_durable(
 # -- a forked child
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
 @pytest.mark.parametrize(
     'act',
     [
@@ -210,7 +213,7 @@ def test_temporary_queue_is_one_for_who_declares_it_as_durable(
         'del connection, inbox',
     ],
 )
-def test_child_deletes_nothing_of_its_parent(url: str, act: str) -> None:
+def test_forked_child_keeps_the_queue_of_its_parent(url: str, act: str) -> None:
     run_python(
         f"""
 import os
@@ -237,7 +240,7 @@ connection.release()
     )
 
 
-# -- who gets uses
+# -- basic_get
 
 
 def end_of(client: Client, queue: str) -> float:
@@ -245,7 +248,9 @@ def end_of(client: Client, queue: str) -> float:
 
 
 @pytest.mark.parametrize('declares', [True, False])
-def test_get_is_a_use(connect: Callable[..., Connection], client: Client, sent: list[Request], declares: bool) -> None:
+def test_basic_get_extends_the_lifetime_of_a_queue(
+    connect: Callable[..., Connection], client: Client, sent: list[Request], declares: bool
+) -> None:
     connection = connect()
     queue = Queue('expiring', expires=3600)(connection.default_channel)
     queue.declare()
@@ -261,7 +266,7 @@ def test_get_is_a_use(connect: Callable[..., Connection], client: Client, sent: 
     assert sum(doc.get('type') == 'Queue' for request in sent for doc in request.docs) == 1
 
 
-def test_queue_without_a_lifetime_costs_gets_nothing(
+def test_basic_get_writes_nothing_for_a_queue_without_a_lifetime(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     Queue('q')(connect().default_channel).declare()
@@ -275,7 +280,7 @@ def test_queue_without_a_lifetime_costs_gets_nothing(
         assert sum('queue' in str(request.path) for request in sent) == reads
 
 
-def test_queue_that_is_prolonged_while_it_is_swept_stays(
+def test_queue_used_during_a_sweep_is_kept(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweeper, getter = connect(), connect()
@@ -294,17 +299,22 @@ def test_queue_that_is_prolonged_while_it_is_swept_stays(
         return delete(doc)
 
     monkeypatch.setattr(topology, 'delete_unused', get_and_delete)
-    wait_for(lambda: sweep_now(sweeper) or got, 'the sweep')
+
+    def swept() -> list[Any]:
+        sweep_now(sweeper)
+        return got
+
+    wait_for(swept, 'the sweep')
     publish(connect(), 'done', 'other')
     monkeypatch.undo()
     assert queues(client) == {'expiring', 'other'}
     assert len([item for item in items(client) if item['queue'] == 'expiring']) == 7
 
 
-# -- what is empty
+# -- empty queues
 
 
-def test_queue_with_planned_or_running_messages_is_not_empty(
+def test_queue_with_scheduled_or_claimed_messages_is_not_empty(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     channel = connect().channel()

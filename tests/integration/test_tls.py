@@ -1,4 +1,4 @@
-"""TLS: certificates are verified, client certificates are shown, and what is wrong is said in one sentence."""
+"""TLS: certificates are verified, client certificates are sent, and each error is one sentence."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from celery import Celery
 from kombu import Connection
 from urllib3.exceptions import InsecureRequestWarning
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, CouchDBError, ServerUnavailable
-from tests.conftest import PATIENCE, Server
+from tests.conftest import PATIENCE
 from tests.support import Inbox, publish
 
 
 class TLSProxy:
-    """Ends TLS on loopback and passes the rest on to the server; a context manager."""
+    """A proxy on loopback that terminates TLS and forwards to the server; a context manager."""
 
     def __init__(self, server: Server, context: ssl.SSLContext) -> None:
         self._server, self._context = server, context
@@ -47,7 +48,7 @@ class TLSProxy:
                 threading.Thread(target=_pass_on, args=(there, inside), daemon=True).start()
                 _pass_on(inside, there)
         except OSError:
-            pass  # no handshake: that is what some of the tests are about
+            pass  # the handshake failed, as some tests expect
 
     def __enter__(self) -> TLSProxy:
         return self
@@ -63,13 +64,16 @@ def _pass_on(here: socket.socket, there: socket.socket) -> None:
             there.sendall(data)
         there.shutdown(socket.SHUT_RDWR)
     except (OSError, ValueError):
-        pass  # one of the two was closed
+        pass  # one of the two sockets was closed
 
 
 @pytest.fixture(scope='module')
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a CA (`ca.pem`), and certificates with keys that it signed: `server` and `client`, for localhost, and of
-    servers `expired` and, for another host, `elsewhere`."""
+    """A folder with a CA (`ca.pem`) and certificates with keys.
+
+    `server` and `client` are for localhost, `expired` is an expired server certificate, and `elsewhere` is for another
+    host.
+    """
     if shutil.which('openssl') is None:
         pytest.skip('openssl is not installed')
     folder = tmp_path_factory.mktemp('certificates')
@@ -133,7 +137,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def secured(server: Server, client: Client, database: str, certificates: Path) -> Iterator[Callable[..., str]]:
-    """Returns a function that starts a TLS end before the server, and returns the URL of the test's database through it."""
+    """A function that starts a TLS proxy and returns the URL of the test's database through it."""
     proxies: list[TLSProxy] = []
 
     def secured(certificate: str = 'server', *, needs_client: bool = False) -> str:
@@ -160,11 +164,11 @@ def works(url: str, **options: object) -> None:
         assert Inbox(connection).wait(1) == ['hello']
 
 
-def test_ca_in_the_url(secured: Callable[..., str], certificates: Path) -> None:
+def test_ca_certificate_in_the_url(secured: Callable[..., str], certificates: Path) -> None:
     works(f'{secured()}?ssl_ca_certs={certificates / "ca.pem"}')
 
 
-def test_ca_in_the_settings(secured: Callable[..., str], certificates: Path) -> None:
+def test_ca_certificate_in_the_settings(secured: Callable[..., str], certificates: Path) -> None:
     works(secured(), ssl={'ca_certs': str(certificates / 'ca.pem')})
 
 
@@ -174,7 +178,7 @@ def test_client_certificate(secured: Callable[..., str], certificates: Path) -> 
 
 
 def refused(url: str, authority: Path | None = None, **options: float) -> str:
-    """Connect in vain, without anything being sent, and return the one sentence that says why."""
+    """Check that connecting fails before anything is sent, and return the error, which is one sentence."""
     with (
         pytest.raises(ServerUnavailable) as caught,
         Connection(
@@ -188,18 +192,16 @@ def refused(url: str, authority: Path | None = None, **options: float) -> str:
     return text
 
 
-def test_server_that_wants_a_client_certificate_and_gets_none(secured: Callable[..., str], certificates: Path) -> None:
-    refused(
-        secured(needs_client=True), certificates / 'ca.pem'
-    )  # whether the server's alert arrives is a matter of luck
+def test_missing_client_certificate(secured: Callable[..., str], certificates: Path) -> None:
+    refused(secured(needs_client=True), certificates / 'ca.pem')  # the alert of the server may or may not arrive
 
 
-def test_unknown_authority_is_refused(secured: Callable[..., str], certificates: Path) -> None:
+def test_certificate_of_an_unknown_authority_is_refused(secured: Callable[..., str], certificates: Path) -> None:
     for authority in (None, certificates / 'client.pem'):
         assert "the server's TLS certificate could not be verified; give the CA file" in refused(secured(), authority)
 
 
-def test_certificate_that_has_expired_is_refused(secured: Callable[..., str], certificates: Path) -> None:
+def test_expired_certificate_is_refused(secured: Callable[..., str], certificates: Path) -> None:
     assert "the server's TLS certificate is out of date" in refused(secured('expired'), certificates / 'ca.pem')
 
 
@@ -209,7 +211,7 @@ def test_certificate_of_another_host_is_refused(secured: Callable[..., str], cer
     assert told in refused(secured().replace('@localhost:', '@127.0.0.1:'), certificates / 'ca.pem')
 
 
-def test_without_tls_a_server_that_speaks_it_is_told_from_others(secured: Callable[..., str]) -> None:
+def test_plain_http_to_a_tls_port_is_reported(secured: Callable[..., str]) -> None:
     with (
         pytest.raises(CouchDBError, match=r'speaks TLS at this port[;,] write couchdbs:// for couchdb://') as caught,
         Connection(secured().replace('couchdbs://', 'couchdb://')) as connection,
@@ -218,18 +220,18 @@ def test_without_tls_a_server_that_speaks_it_is_told_from_others(secured: Callab
     assert '\n' not in str(caught.value)
 
 
-def test_with_tls_a_server_without_it_is_told_from_others(url: str, client: Client) -> None:
-    """CouchDB waits for the rest of a request."""
+def test_tls_to_a_plain_http_port_is_reported(url: str, client: Client) -> None:
+    """CouchDB takes the TLS handshake for an incomplete request, and waits for the rest."""
     told = refused(f'{url.replace("couchdb://", "couchdbs://")}', connect_timeout=0.5)
     assert 'does the server speak TLS at this port? couchdb:// is plain HTTP' in told
 
 
-def test_verification_can_be_switched_off_by_name(secured: Callable[..., str]) -> None:
+def test_verification_can_be_switched_off(secured: Callable[..., str]) -> None:
     with pytest.warns(InsecureRequestWarning, match='Unverified'):
         works(secured(), ssl={'cert_reqs': ssl.CERT_NONE})
 
 
-def test_file_that_is_not_there(secured: Callable[..., str], certificates: Path) -> None:
+def test_missing_certificate_file(secured: Callable[..., str], certificates: Path) -> None:
     with (
         pytest.raises(ConfigurationError, match=r'no-such\.pem'),
         Connection(secured(), ssl={'ca_certs': str(certificates / 'no-such.pem')}) as connection,
@@ -237,7 +239,7 @@ def test_file_that_is_not_there(secured: Callable[..., str], certificates: Path)
         connection.connect()
 
 
-def test_results(secured: Callable[..., str], certificates: Path) -> None:
+def test_results_over_tls(secured: Callable[..., str], certificates: Path) -> None:
     app = Celery('tls', set_as_current=False, backend=f'{secured()}?ssl_ca_certs={certificates / "ca.pem"}')
     app.backend.store_result('a', 42, 'SUCCESS')
     assert app.AsyncResult('a').get(timeout=PATIENCE) == 42

@@ -1,4 +1,4 @@
-"""Unique jobs: a message with a job key is there once, whoever sends it and however often."""
+"""Unique jobs: at most one message with a job key waits, however often it is published."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ JOB = 'job:["q","report","k"]'
 
 
 def send(connection: Connection, task_id: str, key: str = 'k', **headers: Any) -> Outcome:
-    """Publish a message with a job key and return what became of it."""
+    """Publish a message with a job key and return the outcome."""
     with told() as outcomes:
         publish(connection, task_id, headers={'id': task_id, 'task': 'report', 'job_key': key, **headers})
     [outcome] = outcomes
     return outcome
 
 
-def test_one_request_for_a_new_one(connection: Connection, client: Client, sent: list[Request]) -> None:
+def test_new_job_takes_one_request(connection: Connection, client: Client, sent: list[Request]) -> None:
     publish(connection, 'warm')
     sent.clear()
     assert send(connection, 'a') == Outcome(ENQUEUED, 'a')
     assert [request.path for request in sent] == ['/_bulk_docs']
 
 
-def test_waiting_one_is_delivered_once(connect: Callable[..., Connection], client: Client) -> None:
+def test_waiting_job_is_delivered_once(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     assert [send(connection, name) for name in 'abc'] == [
         Outcome(ENQUEUED, 'a'),
@@ -49,7 +49,7 @@ def test_waiting_one_is_delivered_once(connect: Callable[..., Connection], clien
     assert inbox.wait(3)[2] == 'e'
 
 
-def test_planned_one_moves(connect: Callable[..., Connection], client: Client) -> None:
+def test_scheduled_job_is_moved(connect: Callable[..., Connection], client: Client) -> None:
     connection, inbox = connect(), Inbox(connect())
     assert send(connection, 'a', **eta(3600)) == Outcome(ENQUEUED, 'a')
     assert send(connection, 'b', **eta(7200)) == Outcome(MOVED, 'a')
@@ -64,7 +64,7 @@ def test_planned_one_moves(connect: Callable[..., Connection], client: Client) -
     assert not inbox.messages[0].headers['eta']
 
 
-def test_running_one_runs_once_more(connect: Callable[..., Connection], client: Client) -> None:
+def test_running_job_runs_once_more(connect: Callable[..., Connection], client: Client) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
     send(connection, 'a')
     inbox.wait(1)
@@ -74,13 +74,11 @@ def test_running_one_runs_once_more(connect: Callable[..., Connection], client: 
     assert inbox.wait(2) == ['a', 'b']
     assert inbox.messages[1].properties['delivery_info']['delivery_count'] == 1
     inbox.messages[1].ack()
-    wait_for(lambda: not items(client), 'the job to be done')
+    wait_for(lambda: not items(client), 'the job to be completed')
     inbox.stays(2, 0.2)
 
 
-def test_running_one_that_is_given_back_runs_before_the_next(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_released_job_runs_before_the_next(connect: Callable[..., Connection], client: Client) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
     send(connection, 'a')
     inbox.wait(1)
@@ -91,7 +89,7 @@ def test_running_one_that_is_given_back_runs_before_the_next(
     assert inbox.wait(3) == ['a', 'a', 'b']
 
 
-def test_running_one_is_released_with_its_consumer(connect: Callable[..., Connection], client: Client) -> None:
+def test_running_job_is_released_with_its_consumer(connect: Callable[..., Connection], client: Client) -> None:
     connection, consuming = connect(), connect()
     inbox = Inbox(consuming, ack=False)
     send(connection, 'a')
@@ -101,7 +99,7 @@ def test_running_one_is_released_with_its_consumer(connect: Callable[..., Connec
     assert Inbox(connect()).wait(2) == ['a', 'b']
 
 
-def test_refused_one_makes_way(connect: Callable[..., Connection], client: Client) -> None:
+def test_rejected_job_gives_way_to_the_next(connect: Callable[..., Connection], client: Client) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
     send(connection, 'a')
     inbox.wait(1)
@@ -112,7 +110,7 @@ def test_refused_one_makes_way(connect: Callable[..., Connection], client: Clien
     assert (dead['message']['body'], dead['reason'], dead['key']) == ('"a"', 'rejected', 'k')
 
 
-def test_dead_one_is_enqueued_anew_and_kept(connect: Callable[..., Connection], client: Client) -> None:
+def test_dead_job_is_kept_and_a_new_one_is_enqueued(connect: Callable[..., Connection], client: Client) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
     for name in 'ab':
         assert send(connection, name) == Outcome(ENQUEUED, name)
@@ -128,7 +126,7 @@ def test_dead_one_is_enqueued_anew_and_kept(connect: Callable[..., Connection], 
     assert sorted(doc['message']['body'] for doc in items(client) if doc.get('status')) == ['"a"', '"b"']
 
 
-def test_in_a_batch_with_others(connect: Callable[..., Connection], client: Client) -> None:
+def test_unique_jobs_in_a_batch(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     with told() as outcomes:
         publish_many(connection, ['a', 'b'], headers={'id': 'x', 'task': 'report', 'job_key': 'k'})
@@ -137,7 +135,7 @@ def test_in_a_batch_with_others(connect: Callable[..., Connection], client: Clie
     assert Counter('key' in doc for doc in items(client)) == {True: 1, False: 2}
 
 
-def test_many_publishers_at_the_same_moment(connect: Callable[..., Connection], client: Client) -> None:
+def test_many_concurrent_publishers(connect: Callable[..., Connection], client: Client) -> None:
     connect().connect()
     connections = [connect() for _ in range(8)]
     for connection in connections:
@@ -161,8 +159,8 @@ def test_many_publishers_at_the_same_moment(connect: Callable[..., Connection], 
     assert item['_id'] == JOB
 
 
-def test_publishers_and_consumers_at_the_same_moment(connect: Callable[..., Connection], client: Client) -> None:
-    """Whatever is sent is followed by a run that began after it was sent."""
+def test_concurrent_publishers_and_consumers(connect: Callable[..., Connection], client: Client) -> None:
+    """After each publish, a run starts that has not started before."""
     senders, inboxes = [connect() for _ in range(3)], [Inbox(connect(), ack=False) for _ in range(2)]
     outcomes: list[Outcome] = []
 
@@ -182,25 +180,25 @@ def test_publishers_and_consumers_at_the_same_moment(connect: Callable[..., Conn
             new = inbox.messages[seen[index] :]
             seen[index] = len(inbox.messages)
             held.extend(new)
-        assert len(held) <= 1, 'two runs of one job at the same time'
+        assert len(held) <= 1, 'two concurrent runs of one job'
         while held:
             held.pop().ack()
         return not any(thread.is_alive() for thread in threads) and not items(client)
 
-    wait_for(step, 'all to be done')
+    wait_for(step, 'all jobs to be completed')
     ran = {message.decode() for inbox in inboxes for message in inbox.messages}
     assert {outcome.task_id for outcome in outcomes} == ran
     assert sum(outcome.what != MOVED for outcome in outcomes) == sum(len(inbox.messages) for inbox in inboxes)
 
 
-def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connection], client: Client) -> None:
-    """An ack whose answer is lost is sent again, and conflicts with itself or with a publisher: it must know which."""
+def test_ack_whose_response_was_lost(connect: Callable[..., Connection], client: Client) -> None:
+    """An ack whose response was lost is sent again: is the conflict due to the ack itself or to a publisher?"""
     connection, consuming = connect(), connect()
     inbox = Inbox(consuming, ack=False)
     send(connection, 'a')
     inbox.wait(1)
     unacked = consuming.transport.consumer.unacked
-    with unacked._lock:  # the I/O thread waits, as for a server that is away
+    with unacked._lock:  # the I/O thread waits, as in an outage
         inbox.messages[0].ack()
         outbox = unacked.take_writes()
         answers = client.bulk([doc for doc, _ in outbox])
@@ -210,12 +208,12 @@ def test_acknowledged_while_the_server_was_away(connect: Callable[..., Connectio
         unacked.wakeup.set()
     assert inbox.wait(2) == ['a', 'b']
     inbox.messages[1].ack()
-    wait_for(lambda: not items(client), 'the second to be done')
+    wait_for(lambda: not items(client), 'the second job to be completed')
     inbox.stays(2, 0.2)
 
 
 def contend(monkeypatch: pytest.MonkeyPatch, database: str, act: Callable[[int], object], times: int) -> None:
-    """Let something happen just before each of the next writes of the job by a consumer."""
+    """Call a function just before each of the next writes of the job by a consumer."""
     bulk, left, acting = Client.bulk, list(range(times)), list[bool]()
 
     def contended(self: Client, docs: Any, **kwargs: Any) -> Any:
@@ -228,7 +226,7 @@ def contend(monkeypatch: pytest.MonkeyPatch, database: str, act: Callable[[int],
     replace_in_clients(monkeypatch, database, 'bulk', contended)
 
 
-def test_acknowledged_while_publishers_send_all_the_time(
+def test_ack_while_publishers_keep_sending(
     connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, consuming = connect(), connect()
@@ -243,7 +241,7 @@ def test_acknowledged_while_publishers_send_all_the_time(
     assert not client.id_range('broker:consumer:')
 
 
-def test_refused_while_publishers_send_all_the_time(
+def test_reject_while_publishers_keep_sending(
     connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
@@ -252,11 +250,11 @@ def test_refused_while_publishers_send_all_the_time(
     send(connection, 'b', **eta(3600))
     contend(monkeypatch, database, lambda number: send(connection, f'c{number}', **eta(7200 + number)), 4)
     inbox.messages[0].reject()
-    wait_for(lambda: any(doc['message']['body'] == '"b"' for doc in items(client)), 'the next to take its place')
+    wait_for(lambda: any(doc['message']['body'] == '"b"' for doc in items(client)), 'the next job to take its place')
     assert [doc['message']['body'] for doc in items(client) if doc.get('status')] == ['"a"']
 
 
-def test_message_ttl_counts_from_the_last_time_it_was_sent(connect: Callable[..., Connection], client: Client) -> None:
+def test_message_ttl_counts_from_the_last_publish(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     queue = Queue('q', message_ttl=30)
     queue(connection.channel()).declare()
@@ -269,13 +267,13 @@ def test_message_ttl_counts_from_the_last_time_it_was_sent(connect: Callable[...
     assert inbox.wait(1) == ['a']
     send(connection, 'c')
     [item] = items(client)
-    # It waited behind the running one for longer than it may wait in the queue.
+    # The next job has waited behind the running one for longer than the TTL of the queue.
     client.put({**item, 'next': [{**item['next'][0], 'published': item['published'] - 60}]})
     inbox.messages[0].ack()
     assert inbox.wait(2) == ['a', 'c']
 
 
-def test_who_asks_within_asks_for_all(connection: Connection, client: Client) -> None:
+def test_told_collects_outcomes_of_nested_calls(connection: Connection, client: Client) -> None:
     with told() as outer:
         assert send(connection, 'a') == Outcome(ENQUEUED, 'a')
         send(connection, 'b')

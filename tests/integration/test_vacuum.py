@@ -1,4 +1,4 @@
-"""The vacuum: what it takes away, what it leaves, and when it does nothing at all."""
+"""The vacuum: what it purges, what it keeps, and when it refuses to run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from kombu import Connection
 
 from celery_couchdb.cli import couchdb
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin import vacuum as module
 from kombu_couchdb.admin.cluster import Refused
@@ -23,7 +24,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.queues.database import ensure
-from tests.conftest import Server, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
 MESSAGE = {'body': '', 'headers': {}, 'properties': {}}
@@ -45,24 +46,27 @@ def quiet(step: str, done: int, total: int) -> None:
 
 
 def create(client: Client, count: int) -> list[dict[str, Any]]:
-    """Store so many WorkItems and return them with their revisions."""
+    """Store `count` WorkItems and return them with their revisions."""
     docs = [workitem.new(workitem.new_id(time.time()), 'q', MESSAGE, time.time()) for _ in range(count)]
     return write(client, docs)
 
 
 def write(client: Client, docs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**doc, '_rev': answer['rev']} for doc, answer in zip(docs, client.bulk(docs), strict=True)]
+    return [{**doc, '_rev': result.rev} for doc, result in zip(docs, client.bulk(docs), strict=True)]
 
 
 def finish(client: Client, count: int) -> list[str]:
-    """Let so many WorkItems be created, claimed and done, and return their ids."""
+    """Create, claim and delete `count` WorkItems, and return their ids."""
     claimed = write(client, [workitem.claim(doc, 'broker:consumer:x', 1.0) for doc in create(client, count)])
     client.bulk([workitem.deleted(doc) for doc in claimed])
     return [doc['_id'] for doc in claimed]
 
 
 def vacuum_all(client: Client) -> int:
-    """Return how many tombstones went. In a cluster a copy may hear of a deletion when a vacuum has begun: the next takes it."""
+    """Vacuum until no tombstone is left, and return how many were purged.
+
+    In a cluster, a node may receive a deletion after a vacuum has started. The next vacuum purges it.
+    """
     reports = [vacuum(client, quiet, age=0)]
     while reports[-1].young:
         reports.append(vacuum(client, quiet, age=0))
@@ -81,15 +85,15 @@ def rows(client: Client) -> list[Any]:
 
 
 def backdate(client: Client, seconds: float) -> None:
-    """Let the marks of earlier vacuums be older."""
+    """Make the marks of earlier vacuums older by `seconds`."""
     doc = client.get('_design/celery-marks')
     client.put({**doc, 'marks': [{**mark, 'date': mark['date'] - seconds} for mark in doc['marks']]})
 
 
-# -- what is taken away
+# -- purging
 
 
-def test_tombstones_go_and_nothing_else(couch: Client) -> None:
+def test_vacuum_removes_only_tombstones(couch: Client) -> None:
     finish(couch, 450)
     kept = create(couch, 20)
     report = vacuum(couch, quiet, age=0)
@@ -101,7 +105,7 @@ def test_tombstones_go_and_nothing_else(couch: Client) -> None:
     assert report.data_after < report.data_before
 
 
-def test_tombstones_of_others_are_theirs(couch: Client) -> None:
+def test_foreign_tombstones_are_kept(couch: Client) -> None:
     couch.put({'_id': '_design/shop', 'views': {'all': {'map': 'function (doc) { emit(doc._id); }'}}})
     foreign = ['invoice-5', 'ab' * 16]
     couch.bulk([{'_id': doc_id, '_rev': couch.put({'_id': doc_id}), '_deleted': True} for doc_id in foreign])
@@ -122,7 +126,7 @@ def test_tombstones_of_others_are_theirs(couch: Client) -> None:
     assert tombstones(couch) == set(foreign)
 
 
-def test_all_revisions_of_a_torn_document_go(couch: Client) -> None:
+def test_all_deleted_leaf_revisions_are_purged(couch: Client) -> None:
     doc_id = workitem.new_id(time.time())
     for rev in ('2-a', '2-b', '3-c'):
         couch.request(
@@ -146,48 +150,53 @@ def test_all_revisions_of_a_torn_document_go(couch: Client) -> None:
 
 
 @pytest.fixture
-def reborn(couch: Client) -> Callable[[], tuple[Tombstone, str]]:
-    """Returns a function that deletes a unique job and enqueues it anew: the tombstone, and the revision of what lives."""
+def recreated(couch: Client) -> Callable[[], tuple[Tombstone, str]]:
+    """A function that deletes a unique job, creates it again, and returns the tombstone and the new revision."""
     if couch.is_cluster():
-        pytest.skip('which rows are lost depends on the copy that answers')
+        pytest.skip('which rows are lost depends on the node that responds')
 
-    def reborn() -> tuple[Tombstone, str]:
+    def recreated() -> tuple[Tombstone, str]:
         deleted = couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])[0].rev
         rev = couch.put({'_id': JOB, 'type': 'WorkItem', 'queue': 'q', 'n': 2})
         assert len(rows(couch)) == 1
         return Tombstone(JOB, (deleted,)), rev
 
-    return reborn
+    return recreated
 
 
-def test_couchdb_loses_the_rows_of_what_lives_again(couch: Client, reborn: Callable[[], tuple[Tombstone, str]]) -> None:
-    """The trap that the next tests are about: should this fail, it is gone, and so may be what avoids it."""
-    tombstone, rev = reborn()
+def test_purge_removes_the_view_rows_of_a_recreated_document(
+    couch: Client, recreated: Callable[[], tuple[Tombstone, str]]
+) -> None:
+    """Shows the behaviour of CouchDB that the vacuum works around.
+
+    If this test fails, the workaround can be removed.
+    """
+    tombstone, rev = recreated()
     couch.request('POST', '/_purge', body={tombstone.id: list(tombstone.revs)})
     assert couch.get(JOB)['_rev'] == rev
     assert rows(couch) == []
 
 
-def test_document_that_lives_again_stays_as_it_is(
-    couch: Client, reborn: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
+def test_recreated_document_is_kept_unchanged(
+    couch: Client, recreated: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is created between the reading of its tombstone and the purge."""
+    """The document is created between the reading of its tombstone and the purge."""
     couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
-    monkeypatch.setattr(Tombstones, 'purge', between(Tombstones.purge, reborn))
+    monkeypatch.setattr(Tombstones, 'purge', between(Tombstones.purge, recreated))
     assert vacuum(couch, quiet, age=0).purged == 1
     assert couch.get(JOB)['n'] == 2
     [row] = rows(couch)
     assert row['doc']['n'] == 2
 
 
-def test_killed_just_after_a_purge(
-    couch: Client, reborn: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
+def test_vacuum_killed_right_after_a_purge(
+    couch: Client, recreated: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next vacuum finds in its note what may have lived again."""
+    """The vacuum records its purges first. The next vacuum finds documents that may have been created again."""
     couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
     with monkeypatch.context() as context:
-        context.setattr(Tombstones, 'purge', between(Tombstones.purge, reborn))
-        context.setattr(Tombstones, '_revive', killed)
+        context.setattr(Tombstones, 'purge', between(Tombstones.purge, recreated))
+        context.setattr(Tombstones, '_rewrite', killed)
         with pytest.raises(KeyboardInterrupt):
             vacuum(couch, quiet, age=0)
     assert rows(couch) == []
@@ -197,7 +206,7 @@ def test_killed_just_after_a_purge(
 
 
 def between(purge: Callable[..., None], act: Callable[[], object]) -> Callable[..., None]:
-    """Return `purge`, before which something happens."""
+    """Return a replacement for `purge` that calls a function first."""
 
     def purged(self: Tombstones, tombstones: list[Tombstone]) -> None:
         act()
@@ -211,27 +220,27 @@ def killed(self: Tombstones, ids: list[str]) -> None:
         raise KeyboardInterrupt
 
 
-def test_it_tidies_too(couch: Client) -> None:
+def test_vacuum_also_runs_the_janitor(couch: Client) -> None:
     couch.put({'_id': 'broker:consumer:a', 'type': 'Consumer', 'expires': 1})
     couch.put({'_id': 'broker:broadcast:a', 'type': 'Broadcast', 'expires': 1})
     assert vacuum(couch, quiet, age=0).tidied == {'bindings': 0, 'broadcasts': 1, 'consumers': 1}
     assert couch.fetch(['broker:consumer:a', 'broker:broadcast:a']) == [None, None]
 
 
-def test_it_waits_for_the_proof_that_bindings_are_orphans(couch: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vacuum_waits_for_proof_that_bindings_are_orphans(couch: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     couch.put({'_id': 'broker:binding:a', 'type': 'Binding', 'queue': 'gone'})
     assert vacuum(couch, quiet, age=0, wait=False).tidied == {}
     monkeypatch.setattr('kombu_couchdb.leases.janitor._ORPHAN_SECONDS', 3.0)
     assert vacuum(couch, quiet, age=0).tidied['bindings'] == 1
 
 
-# -- what is old
+# -- age
 
 
-def test_what_is_not_old_enough_stays(couch: Client) -> None:
+def test_young_tombstones_are_kept(couch: Client) -> None:
     first = finish(couch, 120)
     report = vacuum(couch, quiet, age=300, wait=False)
-    assert (report.marked, report.purged) == (False, 0)  # nothing is known to be old
+    assert (report.marked, report.purged) == (False, 0)  # no tombstone is known to be old
     assert tombstones(couch) == set(first)
     backdate(couch, 301)
     second = finish(couch, 130)
@@ -240,7 +249,7 @@ def test_what_is_not_old_enough_stays(couch: Client) -> None:
     assert tombstones(couch) == set(second)
 
 
-def test_it_waits_until_what_is_there_is_old_enough(couch: Client) -> None:
+def test_vacuum_waits_until_tombstones_are_old_enough(couch: Client) -> None:
     finish(couch, 10)
     seen: list[str] = []
     began = time.monotonic()
@@ -249,7 +258,7 @@ def test_it_waits_until_what_is_there_is_old_enough(couch: Client) -> None:
     assert seen[0] == 'wait'
 
 
-def test_an_interrupted_wait_is_not_waited_again(couch: Client) -> None:
+def test_interrupted_wait_is_not_repeated(couch: Client) -> None:
     def interrupt(step: str, done: int, total: int) -> None:
         if step == 'wait':
             raise KeyboardInterrupt
@@ -263,7 +272,7 @@ def test_an_interrupted_wait_is_not_waited_again(couch: Client) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_an_earlier_mark_saves_the_wait(couch: Client) -> None:
+def test_earlier_mark_makes_the_wait_unnecessary(couch: Client) -> None:
     finish(couch, 10)
     vacuum(couch, quiet, age=300, wait=False)
     backdate(couch, 301)
@@ -272,9 +281,7 @@ def test_an_earlier_mark_saves_the_wait(couch: Client) -> None:
     assert 'wait' not in seen
 
 
-def test_a_member_cannot_make_tombstones_older(
-    couch: Client, server: Server, users: Callable[[str, str], None]
-) -> None:
+def test_member_cannot_forge_older_marks(couch: Client, server: Server, users: Callable[[str, str], None]) -> None:
     name = f'user-{couch.address.database}'
     users(name, 'secret-word')
     couch.request('PUT', '/_security', body={'admins': {'roles': ['_admin']}, 'members': {'names': [name]}})
@@ -289,10 +296,10 @@ def test_a_member_cannot_make_tombstones_older(
     assert vacuum(couch, quiet, age=0).purged == 3
 
 
-# -- the traps
+# -- indexes
 
 
-def test_no_row_stays_in_an_index_that_had_not_seen_the_deletions(couch: Client) -> None:
+def test_rows_leave_an_index_that_had_not_seen_the_deletions(couch: Client) -> None:
     couch.put(
         {
             '_id': '_design/shop',
@@ -303,12 +310,12 @@ def test_no_row_stays_in_an_index_that_had_not_seen_the_deletions(couch: Client)
     docs = create(couch, 300)
     wait_for(lambda: len(couch.view('shop', 'all')) == 300, 'the index')
     couch.bulk([workitem.deleted(doc) for doc in docs])
-    assert vacuum_all(couch) == 300  # it compacts that index, too
+    assert vacuum_all(couch) == 300  # the vacuum compacts that index, too
     assert couch.view('shop', 'all') == []
     assert rows(couch) == []
 
 
-def test_an_index_that_was_never_read_keeps_nothing(couch: Client) -> None:
+def test_unread_index_keeps_no_rows(couch: Client) -> None:
     couch.put(
         {'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': 'function (doc) { emit(doc.type); }'}}}
     )
@@ -318,18 +325,20 @@ def test_an_index_that_was_never_read_keeps_nothing(couch: Client) -> None:
     assert [bool(row['doc']) for row in couch.view('shop', 'all', include_docs=True)] == [True] * 3
 
 
-def test_an_index_that_was_never_read_does_not_make_couchdb_remember_all_purges(couch: Client) -> None:
+def test_unread_index_does_not_make_couchdb_keep_all_purges(couch: Client) -> None:
     couch.put(
         {'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': 'function (doc) { emit(doc.type); }'}}}
     )
-    couch.request('GET', '/_design/shop/_info')  # from here on CouchDB counts with it
+    couch.request('GET', '/_design/shop/_info')  # from now on CouchDB takes this index into account
     couch.request('PUT', '/_purged_infos_limit', body=10)
     finish(couch, 1500)
     vacuum(couch, quiet, age=0)
-    assert couch.request('GET', '')['sizes']['active'] < 65_000
+    assert (
+        couch.request('GET', '')['sizes']['active'] < 100_000
+    )  # 56,000 to 72,000; with all purges 189,000 (CouchDB 3.5)
 
 
-def test_an_index_that_cannot_be_built_stops_it(couch: Client) -> None:
+def test_index_that_cannot_be_built_stops_the_vacuum(couch: Client) -> None:
     couch.put({'_id': '_design/odd', 'language': 'cobol', 'views': {'all': {'map': 'MOVE'}}, 'autoupdate': False})
     finish(couch, 10)
     with pytest.raises(Refused, match=r'_design/odd: this index cannot be brought up to date'):
@@ -344,10 +353,10 @@ def test_design_documents_without_views_do_not_matter(couch: Client) -> None:
     assert vacuum(couch, quiet, age=0).purged == 10
 
 
-# -- interrupted, and beside workers
+# -- interruptions, and running workers
 
 
-def test_interrupted_it_goes_on_with_the_rest(couch: Client) -> None:
+def test_interrupted_vacuum_continues_later(couch: Client) -> None:
     finish(couch, 600)
     alive = {doc['_id'] for doc in create(couch, 10)}
 
@@ -364,7 +373,7 @@ def test_interrupted_it_goes_on_with_the_rest(couch: Client) -> None:
     assert {row['id'] for row in rows(couch)} == alive
 
 
-def test_workers_go_on_meanwhile(couch: Client, connect: Callable[..., Connection]) -> None:
+def test_workers_run_during_a_vacuum(couch: Client, connect: Callable[..., Connection]) -> None:
     finish(couch, 2000)
     inbox, publisher, end = Inbox(connect()), connect(), threading.Event()
     sent: list[int] = []
@@ -378,7 +387,7 @@ def test_workers_go_on_meanwhile(couch: Client, connect: Callable[..., Connectio
     worker = threading.Thread(target=work)
     worker.start()
     try:
-        wait_for(lambda: len(inbox.bodies) > 5, 'the worker to be at work')
+        wait_for(lambda: len(inbox.bodies) > 5, 'the worker to receive messages')
         report = vacuum(couch, quiet, age=0)
     finally:
         end.set()
@@ -386,23 +395,21 @@ def test_workers_go_on_meanwhile(couch: Client, connect: Callable[..., Connectio
     assert report.purged >= 2000
     inbox.wait(len(sent))
     assert sorted(inbox.bodies) == sent
-    wait_for(lambda: not items(couch), 'all to be acknowledged')
+    wait_for(lambda: not items(couch), 'all messages to be acknowledged')
     assert rows(couch) == [row for row in rows(couch) if row['doc']]
 
 
-# -- who may not, and where not
+# -- refusals
 
 
-def test_the_embedded_server_is_refused(client: Client, apache_couchdb: bool) -> None:
+def test_embedded_server_is_refused(client: Client, apache_couchdb: bool) -> None:
     if apache_couchdb:
         pytest.skip('this is Apache CouchDB')
     with pytest.raises(Refused, match='is the embedded server'):
         vacuum(client, quiet)
 
 
-def test_a_member_is_told_that_it_takes_an_administrator(
-    couch: Client, server: Server, users: Callable[[str, str], None]
-) -> None:
+def test_vacuum_needs_an_administrator(couch: Client, server: Server, users: Callable[[str, str], None]) -> None:
     name = f'user-{couch.address.database}'
     users(name, 'secret-word')
     couch.request('PUT', '/_security', body={'admins': {'names': [name]}, 'members': {'names': [name]}})
@@ -419,7 +426,7 @@ def test_a_member_is_told_that_it_takes_an_administrator(
 
 @pytest.fixture
 def run(server: Server, url: str) -> Callable[..., Result]:
-    """Returns a function that runs `couchdb vacuum` with some arguments, for an app with broker and results in one database."""
+    """A function that runs `couchdb vacuum` for an app with broker and results in one database."""
     app = Celery('vacuumed', set_as_current=False, broker=url, backend=url)
     app.conf.broker_transport_options = {'visibility_timeout': 0.5}
 
@@ -429,12 +436,12 @@ def run(server: Server, url: str) -> Callable[..., Result]:
     return run
 
 
-def test_command_tells_what_it_did(couch: Client, run: Callable[..., Result]) -> None:
+def test_command_reports_the_results(couch: Client, run: Callable[..., Result]) -> None:
     finish(couch, 120)
     couch.put({'_id': 'broker:broadcast:a', 'type': 'Broadcast', 'expires': 1})
     done = run('--yes', '--age', '0.6')
     assert done.exit_code == 0, done.output
-    assert done.stdout.count('→ 1 ') == 1  # broker and results share it: once is enough
+    assert done.stdout.count('→ 1 ') == 1  # broker and results share the database, which is vacuumed once
     assert f'{couch.address.database}  ' in done.stdout
     assert '120 → 1 ' in done.stdout
     assert 'deleted: broadcasts 1\n' in done.stdout
@@ -442,7 +449,7 @@ def test_command_tells_what_it_did(couch: Client, run: Callable[..., Result]) ->
     assert tombstones(couch) == {'broker:broadcast:a'}
 
 
-def test_command_asks_first(couch: Client, run: Callable[..., Result]) -> None:
+def test_command_asks_for_confirmation(couch: Client, run: Callable[..., Result]) -> None:
     finish(couch, 3)
     done = run('--age', '0.6', input='n\n')
     assert done.exit_code == 1
@@ -452,7 +459,7 @@ def test_command_asks_first(couch: Client, run: Callable[..., Result]) -> None:
     assert tombstones(couch) == set()
 
 
-def test_command_without_an_earlier_mark_says_that_it_took_nothing(couch: Client, run: Callable[..., Result]) -> None:
+def test_command_without_an_earlier_mark_says_to_run_it_again(couch: Client, run: Callable[..., Result]) -> None:
     finish(couch, 3)
     done = run('--yes', '--no-wait')
     assert done.exit_code == 0
@@ -460,7 +467,7 @@ def test_command_without_an_earlier_mark_says_that_it_took_nothing(couch: Client
     assert len(tombstones(couch)) == 3
 
 
-def test_command_passes_over_a_database_that_does_not_exist(couch: Client, server: Server, url: str) -> None:
+def test_command_skips_a_missing_database(couch: Client, server: Server, url: str) -> None:
     app = Celery(
         'new', set_as_current=False, broker=url, backend=server.couchdb_url(f'{couch.address.database}-results')
     )
@@ -471,18 +478,18 @@ def test_command_passes_over_a_database_that_does_not_exist(couch: Client, serve
     assert couch.address.database in done.stdout
 
 
-def test_command_that_is_stopped_says_how_to_go_on(
+def test_interrupted_command_says_how_to_continue(
     couch: Client, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(couch, 3)
     monkeypatch.setattr(module._Vacuum, '_compact', lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     done = run('--yes', '--age', '0.6')
     assert done.exit_code == 1
-    assert 'another run goes on' in done.output
+    assert 'another run continues' in done.output
     assert 'Traceback' not in done.output
 
 
-def test_command_refuses_in_one_sentence(client: Client, apache_couchdb: bool, run: Callable[..., Result]) -> None:
+def test_command_fails_with_one_sentence(client: Client, apache_couchdb: bool, run: Callable[..., Result]) -> None:
     if apache_couchdb:
         pytest.skip('this is Apache CouchDB, which can purge')
     done = run('--yes')
@@ -491,11 +498,11 @@ def test_command_refuses_in_one_sentence(client: Client, apache_couchdb: bool, r
     assert 'Traceback' not in done.output
 
 
-# -- how old
+# -- default age
 
 
 @pytest.mark.parametrize('age', ['0', '10', '60'])
-def test_an_age_within_the_lease_is_refused(client: Client, url: str, age: str) -> None:
+def test_age_shorter_than_the_lease_is_refused(client: Client, url: str, age: str) -> None:
     app = Celery('vacuumed', set_as_current=False, broker=url, backend=url)
     done = CliRunner().invoke(couchdb, ['vacuum', '--yes', '--age', age], obj=SimpleNamespace(app=app, no_color=True))
     assert done.exit_code == 2
@@ -504,16 +511,16 @@ def test_an_age_within_the_lease_is_refused(client: Client, url: str, age: str) 
     )
 
 
-def test_the_lease_of_a_worker_of_another_app_counts_while_it_lives(client: Client, run: Callable[..., Result]) -> None:
+def test_leases_of_workers_of_other_apps_count(client: Client, run: Callable[..., Result]) -> None:
     beat = {'_id': 'broker:consumer:a', 'type': 'Consumer', 'date': time.time() - 1, 'expires': time.time() + 899}
-    spoilt = {'_id': 'broker:consumer:b', 'type': 'Consumer', 'date': 'now', 'expires': time.time() + 9999}
-    client.bulk([beat, spoilt, {**beat, '_id': 'broker:consumer:c', 'date': 0, 'expires': time.time() - 1}])
+    malformed = {'_id': 'broker:consumer:b', 'type': 'Consumer', 'date': 'now', 'expires': time.time() + 9999}
+    client.bulk([beat, malformed, {**beat, '_id': 'broker:consumer:c', 'date': 0, 'expires': time.time() - 1}])
     done = run('--yes', '--age', '600')
     assert done.exit_code == 2
     assert '600 is not longer than the visibility timeout of the workers, 900 s.' in done.stderr
 
 
-def test_by_default_it_is_longer_than_any_lease(
+def test_default_age_is_longer_than_any_lease(
     client: Client, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ages: list[float] = []
@@ -529,7 +536,7 @@ def test_by_default_it_is_longer_than_any_lease(
     assert ages == [300.0, pytest.approx(960.0, abs=1.0)]
 
 
-def test_a_forged_heartbeat_keeps_nothing_from_being_purged(client: Client) -> None:
+def test_forged_heartbeat_does_not_prevent_purges(client: Client) -> None:
     now = client.clock.now()
     client.bulk(
         [

@@ -1,4 +1,4 @@
-"""Results are pushed: whoever waits is woken by one reader, and nobody else costs anything."""
+"""Waiting for results: one subscriber thread per process wakes all callers, and exists only while there are some."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,14 +42,16 @@ def threads_named(name: str) -> int:
 
 @pytest.fixture(autouse=True)
 def no_threads_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever was waited for: the threads end when nobody waits any more."""
+    """Check that the threads of the backend end when no caller waits."""
     monkeypatch.setattr('celery_couchdb.waiting.subscriber._IDLE', 0.1)
     monkeypatch.setattr('celery_couchdb.waiting.callbacks._IDLE', 0.1)
     monkeypatch.setattr('celery_couchdb.waiting.callbacks._TICK', 0.1)
     for moment in ('before', 'after'):
         gc.collect()
-        wait_for(lambda: not threads_named(READER), f'the readers of {moment} to end')
-        wait_for(lambda: not threads_named('celery-couchdb-callbacks'), f'the callbacks of {moment} to end')
+        wait_for(lambda: not threads_named(READER), f'the subscribers to end {moment} the test')
+        wait_for(
+            lambda: not threads_named('celery-couchdb-callbacks'), f'the callback threads to end {moment} the test'
+        )
         if moment == 'before':
             yield
 
@@ -61,12 +64,12 @@ def app(url: str, client: Client) -> Celery:
 
 @pytest.fixture
 def worker(url: str) -> CouchDBBackend:
-    """The backend of another process, so to speak, which stores: for its options it shares nothing with `app`'s."""
+    """A backend that stores results. Its different options make it share nothing with that of `app`."""
     return app_of(url, result_backend_transport_options={'sweep_interval': 1.0}).backend
 
 
 class Waiting(threading.Thread):
-    """A call in a thread of its own; `value()` is what it returned."""
+    """A call in a thread of its own. `value()` waits for the call and returns its value."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -81,12 +84,12 @@ class Waiting(threading.Thread):
 
     def value(self) -> Any:
         self.join(PATIENCE)
-        assert self._outcome, 'it still waits'
+        assert self._outcome, 'the call has not returned'
         return self._outcome[0]
 
 
 def is_listening(sent: list[Request], *task_ids: str) -> bool:
-    """Whether a wait for all these results has been opened."""
+    """Return whether a longpoll for all these results has been sent."""
     wanted = {f'celery-task-meta-{task_id}' for task_id in task_ids}
     return any(
         request.path == '/_changes' and wanted <= set((request.body or {}).get('doc_ids', ())) for request in sent
@@ -100,15 +103,15 @@ def ids(count: int) -> list[str]:
 # -- get
 
 
-def test_get_is_woken(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_get_returns_when_the_result_is_stored(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     [task_id] = ids(1)
     waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
     worker.mark_as_done(task_id, {'sum': 3})
     assert waiting.value() == {'sum': 3}
     paths = [request.path for request in sent]
     assert paths[:2] == [f'/celery-task-meta-{task_id}', '/_changes']
-    assert len(paths) <= 4  # with the PUT, and with one more wait if this thread is slow to leave
+    assert len(paths) <= 4  # with the PUT, and another longpoll if this thread is slow
 
 
 def test_ready_result_costs_one_request_and_no_thread(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
@@ -123,12 +126,12 @@ def test_ready_result_costs_one_request_and_no_thread(app: Celery, worker: Couch
 def test_failure_is_raised(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     [task_id] = ids(1)
     waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
     worker.mark_as_failure(task_id, KeyError('no'))
     assert isinstance(waiting.value(), KeyError)
 
 
-def test_only_the_end_wakes_get_and_each_state_is_told(
+def test_on_message_gets_each_state_and_get_returns_the_last(
     app: Celery, worker: CouchDBBackend, sent: list[Request]
 ) -> None:
     [task_id] = ids(1)
@@ -136,7 +139,7 @@ def test_only_the_end_wakes_get_and_each_state_is_told(
     waiting = Waiting(
         lambda: app.AsyncResult(task_id).get(timeout=PATIENCE, on_message=lambda m: told.append(m['status']))
     )
-    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
     worker.mark_as_started(task_id)
     wait_for(lambda: told == ['STARTED'], 'the first state')
     worker.store_result(task_id, {'done': 50}, 'PROGRESS')
@@ -147,54 +150,56 @@ def test_only_the_end_wakes_get_and_each_state_is_told(
 
 
 @pytest.mark.parametrize('timeout', [0, 0.05])
-def test_timeout_leaves_nothing_behind(app: Celery, timeout: float) -> None:
+def test_timeout_frees_all_resources(app: Celery, timeout: float) -> None:
     result = app.AsyncResult(*ids(1))
     with pytest.raises(TimeoutError):
         result.get(timeout=timeout)
     gone = weakref.ref(result)
     del result
-    wait_for(lambda: gc.collect() is not None and gone() is None, 'it to be forgotten')
+    wait_for(lambda: gc.collect() is not None and gone() is None, 'the result to be garbage collected')
 
 
 @pytest.mark.parametrize(
     'least', [1, 3], ids=['result', 'set']
-)  # Celery hands on only the first call for a single result
+)  # for a single result, Celery passes on only the first call
 def test_on_interval_is_called(app: Celery, worker: CouchDBBackend, least: int) -> None:
     [task_id] = ids(1)
     calls: list[int] = []
     result = app.AsyncResult(task_id) if least == 1 else app.ResultSet([app.AsyncResult(task_id)])
     waiting = Waiting(lambda: result.get(timeout=PATIENCE, interval=0.01, on_interval=lambda: calls.append(1)))
-    wait_for(lambda: len(calls) >= least, 'the calls')
+    wait_for(lambda: len(calls) >= least, 'the calls of on_interval')
     worker.mark_as_done(task_id, 1)
     assert waiting.value() == (1 if least == 1 else [1])
 
 
-def test_many_threads_share_one_reader(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_many_threads_share_one_subscriber(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     names = ids(20)
-    waiting = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in names]
-    wait_for(lambda: is_listening(sent, *names), 'all waits')
+    waiting = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in names]
+    wait_for(lambda: is_listening(sent, *names), 'a longpoll for all results')
     assert threads_named(READER) == 1
     for name in names:
         worker.mark_as_done(name, name)
     assert [thread.value() for thread in waiting] == names
 
 
-def test_two_wait_for_the_same(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_two_threads_wait_for_the_same_result(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     [task_id] = ids(1)
     waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
-    wait_for(lambda: len(app.backend.reader._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both')
+    wait_for(
+        lambda: len(app.backend.subscriber._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both threads to wait'
+    )
     worker.mark_as_done(task_id, 7)
     assert [thread.value() for thread in waiting] == [7, 7]
 
 
-def test_only_what_is_awaited_is_watched(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_only_awaited_results_are_watched(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     first, second, third = ids(3)
-    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (first, second)]
-    wait_for(lambda: is_listening(sent, first, second), 'both waits')
+    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (first, second)]
+    wait_for(lambda: is_listening(sent, first, second), 'a longpoll for both results')
     worker.mark_as_done(first, 1)
     assert waits[0].value() == 1
     waits.append(Waiting(lambda: app.AsyncResult(third).get(timeout=PATIENCE)))
-    wait_for(lambda: is_listening(sent, third), 'the third wait')
+    wait_for(lambda: is_listening(sent, third), 'a longpoll for the third result')
     assert not is_listening(sent, first, third)
     for name in (second, third):
         worker.mark_as_done(name, 2)
@@ -206,22 +211,22 @@ def test_only_what_is_awaited_is_watched(app: Celery, worker: CouchDBBackend, se
     [{'value': 'no JSON'}, {'value': {'status': 'SUCCESS'}}, {'base64': 'AAAA'}],
     ids=['no JSON', 'incomplete', 'no text'],
 )
-def test_spoilt_document_concerns_only_who_waits_for_it(
+def test_malformed_result_affects_only_its_own_caller(
     app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], doc: dict[str, Any]
 ) -> None:
-    spoilt, good = ids(2)
-    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (spoilt, good)]
-    wait_for(lambda: is_listening(sent, spoilt, good), 'both waits')
-    client.put({'_id': f'celery-task-meta-{spoilt}', 'type': 'Result', 'status': 'SUCCESS', **doc})
+    malformed, good = ids(2)
+    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (malformed, good)]
+    wait_for(lambda: is_listening(sent, malformed, good), 'a longpoll for both results')
+    client.put({'_id': f'celery-task-meta-{malformed}', 'type': 'Result', 'status': 'SUCCESS', **doc})
     assert isinstance(waits[0].value(), Exception)
     worker.mark_as_done(good, 'fine')
     assert waits[1].value() == 'fine'
 
 
-def test_result_of_celerys_own_backend_wakes(app: Celery, client: Client, sent: list[Request]) -> None:
+def test_result_of_celerys_couchdb_backend_is_received(app: Celery, client: Client, sent: list[Request]) -> None:
     [task_id] = ids(1)
     waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
     client.put(
         {
             '_id': f'celery-task-meta-{task_id}',
@@ -235,10 +240,10 @@ def _get_in_child(app: Celery, task_id: str, answers: Any) -> None:
     answers.put(app.AsyncResult(task_id).get(timeout=PATIENCE))
 
 
-def test_forked_child_waits_with_a_reader_of_its_own(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_forked_child_uses_its_own_subscriber(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     parents, childs = ids(2)
     waiting = Waiting(lambda: app.AsyncResult(parents).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, parents), 'the parent')
+    wait_for(lambda: is_listening(sent, parents), 'the longpoll of the parent')
     context = multiprocessing.get_context('fork')
     answers = context.Queue()
     child = context.Process(target=_get_in_child, args=(app, childs, answers))
@@ -250,17 +255,15 @@ def test_forked_child_waits_with_a_reader_of_its_own(app: Celery, worker: CouchD
     child.join(PATIENCE)
 
 
-def test_new_waits_do_not_keep_the_others_from_their_results(
-    app: Celery, worker: CouchDBBackend, sent: list[Request]
-) -> None:
+def test_new_waits_do_not_delay_other_results(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     first, *others = ids(40)
     waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, first), 'the wait')
-    reader, waiter = app.backend.reader, Waiter()
+    wait_for(lambda: is_listening(sent, first), 'the longpoll')
+    reader, waiter = app.backend.subscriber, Waiter()
     go_on = threading.Event()
 
     def press() -> None:
-        while not go_on.wait(0.002):  # more often than any answer can come
+        while not go_on.wait(0.002):  # more often than any response can arrive
             reader.watch(waiter, [f'celery-task-meta-{others[0]}'])
 
     pressing = threading.Thread(target=press)
@@ -274,23 +277,23 @@ def test_new_waits_do_not_keep_the_others_from_their_results(
         reader.drop(waiter, [f'celery-task-meta-{others[0]}'])
 
 
-def test_answers_that_no_json_reader_can_take(
+def test_response_that_python_cannot_parse(
     app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], apache_couchdb: bool
 ) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server takes such a document and cannot return it')
+        pytest.skip('the embedded server stores such a document and cannot return it')
     deep, good = ids(2)
-    waits = [Waiting(lambda name=name: app.AsyncResult(name).get(timeout=PATIENCE)) for name in (deep, good)]
-    wait_for(lambda: is_listening(sent, deep, good), 'both waits')
+    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (deep, good)]
+    wait_for(lambda: is_listening(sent, deep, good), 'a longpoll for both results')
     text = '[' * 100_000 + ']' * 100_000
     answer = requests.put(
         f'{client.address.url}/celery-task-meta-{deep}',
         data=f'{{"type": "Result", "value": {text}}}',
-        auth=(client.address.user, client.address.password),
+        auth=(str(client.address.user), str(client.address.password)),
         timeout=PATIENCE,
     )
     if answer.status_code != 201:
-        pytest.skip('the server does not take it')
+        pytest.skip('the server does not store it')
     assert isinstance(waits[0].value(), CouchDBError)
     worker.mark_as_done(good, 'fine')
     assert waits[1].value() == 'fine'
@@ -314,36 +317,39 @@ def test_thread_that_cannot_be_started(app: Celery, worker: CouchDBBackend, monk
     assert waiting.value() == 1
 
 
-def test_abandoned_iteration_leaves_nothing(app: Celery, worker: CouchDBBackend) -> None:
+def test_abandoned_iteration_frees_all_resources(app: Celery, worker: CouchDBBackend) -> None:
     first, second = ids(2)
     worker.mark_as_done(first, 1)
     iteration = app.backend.get_many([first, second], timeout=PATIENCE)
     assert next(iteration)[0] == first
     del iteration
     gc.collect()
-    assert app.backend.reader._waiters == {}
+    assert app.backend.subscriber._waiters == {}
 
 
 # -- groups
 
 
 @pytest.mark.parametrize('count', [5, 150], ids=['few', 'many'])
-def test_group_is_woken(app: Celery, worker: CouchDBBackend, sent: list[Request], count: int) -> None:
+def test_get_of_a_group(app: Celery, worker: CouchDBBackend, sent: list[Request], count: int) -> None:
     names = ids(count)
     group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
     waiting = Waiting(lambda: group.get(timeout=PATIENCE))
-    wait_for(lambda: any(request.path == '/_changes' for request in sent), 'the wait')
+    wait_for(lambda: any(request.path == '/_changes' for request in sent), 'the longpoll')
     for name in names:
         worker.mark_as_done(name, name)
     assert waiting.value() == names
 
 
-def test_change_from_many_to_few_and_back(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_number_of_awaited_results_grows_and_shrinks(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     many, few = ids(120), ids(3)
     one = Waiting(lambda: app.AsyncResult(few[0]).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, few[0]), 'the first wait')
+    wait_for(lambda: is_listening(sent, few[0]), 'the first longpoll')
     group = Waiting(lambda: dict(app.backend.get_many(many, timeout=PATIENCE)))
-    wait_for(lambda: any(request.path == '/_changes' and not request.body for request in sent), 'the wait for all')
+    wait_for(
+        lambda: any(request.path == '/_changes' and not request.body for request in sent),
+        'the longpoll for all results',
+    )
     two = Waiting(lambda: app.AsyncResult(few[1]).get(timeout=PATIENCE))
     for name in many:
         worker.mark_as_done(name, 1)
@@ -354,9 +360,7 @@ def test_change_from_many_to_few_and_back(app: Celery, worker: CouchDBBackend, s
     assert [wait.value() for wait in (one, two, three)] == few
 
 
-def test_ready_group_of_a_thousand_takes_a_handful_of_requests(
-    app: Celery, client: Client, sent: list[Request]
-) -> None:
+def test_ready_group_of_a_thousand_takes_few_requests(app: Celery, client: Client, sent: list[Request]) -> None:
     names = ids(1000)
     client.bulk(
         [
@@ -372,7 +376,7 @@ def test_ready_group_of_a_thousand_takes_a_handful_of_requests(
     sent.clear()
     group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
     assert group.get(timeout=PATIENCE) == list(range(1000))
-    assert len(sent) <= 5  # one of them, once in a process, asks whether this is a cluster
+    assert len(sent) <= 5  # one request per process asks whether the server is a cluster
 
 
 def test_groups_within_a_group(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
@@ -383,10 +387,10 @@ def test_groups_within_a_group(app: Celery, worker: CouchDBBackend, sent: list[R
         worker.mark_as_done(name, name)
     sent.clear()
     assert outer.get(timeout=PATIENCE) == [names[0], names[1:]]
-    assert len(sent) == 2  # one of them, once in a process, asks whether this is a cluster
+    assert len(sent) == 2  # one request per process asks whether the server is a cluster
 
 
-def test_join_in_turn_and_iteration(app: Celery, worker: CouchDBBackend) -> None:
+def test_join_and_iteration_of_a_result_set(app: Celery, worker: CouchDBBackend) -> None:
     names = ids(3)
     results = app.ResultSet([app.AsyncResult(name) for name in names])
     for name in names:
@@ -409,7 +413,7 @@ def test_failure_in_a_group(app: Celery, worker: CouchDBBackend) -> None:
 
 
 def never_sent(app: Celery, parent: str, *names: str, around: bool = False) -> Any:
-    """Return the set of results of a group that is sent when the task `parent` has succeeded; or of one around it."""
+    """Return the results of a group that is sent after the task `parent`, or of a group around that one."""
     group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
     group.parent = app.AsyncResult(parent, parent=app.AsyncResult(ids(1)[0]))
     return app.GroupResult(str(uuid.uuid4()), [group]) if around else group
@@ -427,14 +431,14 @@ def test_group_raises_the_error_of_the_task_before_it(
     group = never_sent(app, parent, *names, around=around)
     waiting = Waiting(lambda: getattr(group, method)(timeout=PATIENCE))
     if not before:
-        wait_for(lambda: is_listening(sent, parent), 'the wait')
+        wait_for(lambda: is_listening(sent, parent), 'the longpoll')
         worker.mark_as_failure(parent, LookupError('no'))
     outcome = waiting.value()
     assert isinstance(outcome, LookupError)
-    wait_for(lambda: not app.backend.reader._waiters, 'nothing to be watched any more')
+    wait_for(lambda: not app.backend.subscriber._waiters, 'the end of all waits')
 
 
-def test_group_that_is_never_sent_without_raising(app: Celery, worker: CouchDBBackend) -> None:
+def test_group_that_is_never_sent_with_propagate_false(app: Celery, worker: CouchDBBackend) -> None:
     parent, *names = ids(3)
     worker.mark_as_failure(parent, LookupError('no'))
     for method in ('get', 'join'):
@@ -445,8 +449,8 @@ def test_group_that_is_never_sent_without_raising(app: Celery, worker: CouchDBBa
     assert isinstance(inner, LookupError)
 
 
-def test_results_that_are_ready_come_before_the_error(app: Celery, worker: CouchDBBackend) -> None:
-    """Part of a group was sent when its worker was killed; the task before it failed when it was delivered again."""
+def test_ready_results_are_returned_before_the_error(app: Celery, worker: CouchDBBackend) -> None:
+    """A worker was killed while it sent a group, and the redelivered task before the group failed."""
     parent, sent, missing = ids(3)
     worker.mark_as_done(sent, 1)
     worker.mark_as_failure(parent, LookupError('no'))
@@ -456,18 +460,18 @@ def test_results_that_are_ready_come_before_the_error(app: Celery, worker: Couch
     assert never_sent(app, parent, missing, sent).get(timeout=PATIENCE) == [2, 1]
 
 
-def test_group_beside_one_that_is_never_sent(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_group_next_to_one_that_is_never_sent(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     parent, *names, beside = ids(4)
     worker.mark_as_failure(parent, LookupError('no'))
     group = app.GroupResult(str(uuid.uuid4()), [never_sent(app, parent, *names), app.AsyncResult(beside)])
     waiting = Waiting(lambda: group.get(timeout=PATIENCE, propagate=False))
-    wait_for(lambda: is_listening(sent, beside), 'the wait')
+    wait_for(lambda: is_listening(sent, beside), 'the longpoll')
     worker.mark_as_done(beside, 1)
     error, value = waiting.value()
     assert (type(error), value) == (LookupError, 1)
 
 
-def test_group_whose_task_before_has_only_begun_times_out(app: Celery, worker: CouchDBBackend) -> None:
+def test_group_times_out_while_the_task_before_it_runs(app: Celery, worker: CouchDBBackend) -> None:
     parent, *names = ids(3)
     worker.mark_as_started(parent)
     for method in ('get', 'join'):
@@ -485,7 +489,7 @@ def test_group_after_a_task_is_one_request_when_it_is_ready(
     parent, *names = ids(4)
     for name in (parent, *names):
         worker.mark_as_done(name, name)
-    assert app.AsyncResult(parent).get() == parent  # the first asks whether this is a cluster
+    assert app.AsyncResult(parent).get() == parent  # the first request asks whether the server is a cluster
     app.ResultSet([app.AsyncResult(name) for name in names]).get(timeout=0)
     sent.clear()
     assert never_sent(app, parent, *names).get(timeout=0) == names
@@ -495,12 +499,12 @@ def test_group_after_a_task_is_one_request_when_it_is_ready(
 # -- then
 
 
-def test_callback_of_a_result_that_nobody_keeps(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+def test_callback_of_a_result_without_references(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     [task_id] = ids(1)
     called: list[Any] = []
     app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
     gc.collect()
-    wait_for(lambda: is_listening(sent, task_id), 'the wait')
+    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
     worker.mark_as_done(task_id, 3)
     wait_for(lambda: called == [3], 'the callback')
 
@@ -520,7 +524,7 @@ def test_callback_may_wait_for_another_result(app: Celery, worker: CouchDBBacken
     called: list[Any] = []
     app.AsyncResult(first).then(lambda _: called.append(app.AsyncResult(second).get(timeout=PATIENCE)))
     worker.mark_as_done(first, 1)
-    wait_for(lambda: is_listening(sent, second), 'the wait within the callback')
+    wait_for(lambda: is_listening(sent, second), 'the longpoll of the callback')
     worker.mark_as_done(second, 2)
     wait_for(lambda: called == [2], 'the callback')
 
@@ -535,7 +539,10 @@ def test_callback_that_fails_does_not_stop_the_others(
     for name in names:
         worker.mark_as_done(name, name)
     wait_for(lambda: called == [names[1]], 'the callback')
-    wait_for(lambda: any('callback of task' in record.getMessage() for record in caplog.records), 'the complaint')
+    wait_for(
+        lambda: any('callback of task' in record.getMessage() for record in caplog.records),
+        'the log line about the callback',
+    )
 
 
 @pytest.mark.parametrize('bad', ['', 'x\ud800'], ids=['empty', 'half a character'])
@@ -552,48 +559,56 @@ def test_odd_ids_do_not_stop_the_callbacks(app: Celery, worker: CouchDBBackend, 
     kept.forget()
 
 
-def test_callback_is_called_once_though_its_result_is_polled(app: Celery, worker: CouchDBBackend) -> None:
+def test_callback_is_called_once_if_its_result_is_polled(app: Celery, worker: CouchDBBackend) -> None:
     for name in ids(20):
         called: list[int] = []
         result = app.AsyncResult(name)
-        result.then(lambda _, called=called: (time.sleep(0.01), called.append(1)))
+
+        def slow(_: Any, called: list[int] = called) -> None:
+            time.sleep(0.01)
+            called.append(1)
+
+        result.then(slow)
         worker.mark_as_done(name, 1)
-        wait_for(lambda result=result: result.ready(), 'the result')
-        wait_for(lambda called=called: called, 'the callback')
-        time.sleep(0.02)  # a second call would end by now
+        wait_for(result.ready, 'the result')
+        wait_for(partial(len, called), 'the callback')
+        time.sleep(0.02)  # a second call would have ended by now
         assert called == [1]
 
 
-def test_callback_is_called_once_though_somebody_waits_too(app: Celery, worker: CouchDBBackend) -> None:
+def test_callback_is_called_once_if_a_thread_waits_too(app: Celery, worker: CouchDBBackend) -> None:
     for name in ids(10):
         called: list[Any] = []
         result = app.AsyncResult(name)
         result.then(lambda _, called=called: called.append(1))
-        waiting = Waiting(lambda result=result: result.get(timeout=PATIENCE))
+        waiting = Waiting(partial(result.get, timeout=PATIENCE))
         worker.mark_as_done(name, 1)
         assert waiting.value() == 1
-        wait_for(lambda called=called: called, 'the callback')
+        wait_for(partial(len, called), 'the callback')
         assert called == [1]
 
 
 def test_group_without_callbacks_is_not_watched(app: Celery, sent: list[Request]) -> None:
     group: GroupResult | None = app.GroupResult('g', [app.AsyncResult(name) for name in ids(3)])
     assert group
-    wait_for(lambda: app.backend.callbacks._held, 'the group to be taken up')
+    wait_for(lambda: app.backend.callbacks._held, 'the group to be registered')
     members = [weakref.ref(result) for result in group.results]
     assert sent == []
     group = None
-    wait_for(lambda: gc.collect() is not None and [ref() for ref in members] == [None] * 3, 'them to be forgotten')
+    wait_for(
+        lambda: gc.collect() is not None and [ref() for ref in members] == [None] * 3,
+        'the results to be garbage collected',
+    )
 
 
-def test_states_of_a_group_take_a_handful_of_requests(
+def test_states_of_a_group_take_few_requests(
     app: Celery, worker: CouchDBBackend, sent: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What was read ahead counts for a moment only, which a busy machine may take for each question.
+    # Results that were read ahead are valid for a moment only, which a busy machine may need for each query.
     monkeypatch.setattr('celery_couchdb.waiting.read_ahead.time', SimpleNamespace(monotonic=lambda: 0.0))
     names = ids(400)
     group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
-    wait_for(lambda: len(app.backend.callbacks._held) == 400, 'the group to be taken up')
+    wait_for(lambda: len(app.backend.callbacks._held) == 400, 'the group to be registered')
     worker.mark_as_done(names[0], 1)
     worker.mark_as_done(names[399], 1)
     sent.clear()
@@ -601,17 +616,17 @@ def test_states_of_a_group_take_a_handful_of_requests(
     assert len(sent) < 20
 
 
-def test_states_asked_for_in_a_row_are_of_this_moment(app: Celery, worker: CouchDBBackend) -> None:
+def test_consecutive_state_queries_return_current_states(app: Celery, worker: CouchDBBackend) -> None:
     names = ids(10)
     group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
-    wait_for(lambda: len(app.backend.callbacks._held) == 10, 'the group to be taken up')
+    wait_for(lambda: len(app.backend.callbacks._held) == 10, 'the group to be registered')
     for count, name in enumerate(names):
         assert group.completed_count() == count
         worker.mark_as_done(name, 1)
     assert group.completed_count() == 10
 
 
-def test_a_result_s_state_needs_no_reader(app: Celery, worker: CouchDBBackend) -> None:
+def test_state_of_a_result_needs_no_subscriber(app: Celery, worker: CouchDBBackend) -> None:
     [task_id] = ids(1)
     worker.mark_as_started(task_id)
     result: AsyncResult = app.AsyncResult(task_id)

@@ -1,8 +1,9 @@
-"""CouchDB as far as the broker's protocol sees it: revision trees on some nodes, quorums, views, and what is under way.
+"""A model of CouchDB: revision trees on several nodes, quorums, views, and writes that have not reached all nodes.
 
-Of one node it is exact (`test_couchdb.py` asks a real server the same). Of a cluster it has what was measured: each node
-decides by its own copy, an answer is a quorum of equal replies, and `accepted` where there is none; nodes learn from each other
-what they lack when they are told to. It raises the errors that `Client` raises.
+The model of one node is exact: `test_couchdb.py` sends the same requests to a real server. The model of a cluster
+follows measurements: each node decides by its own copy, a response is a quorum of equal replies, and a write without a
+quorum is `accepted` (unproven). Nodes replicate from each other only when the test says so. The model raises the errors
+that `Client` raises.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Revision(NamedTuple):
     deleted: bool
 
 
-#: All revisions of a document that a node knows.
+#: All revisions of one document that a node knows, by revision.
 Tree = dict[str, Revision]
 
 #: A document's reply to a write at one node: its new revision, or None for a conflict.
@@ -33,7 +34,7 @@ Reply = str | None
 
 
 def leaves(tree: Tree) -> list[str]:
-    """Return the revisions that nothing follows, the one that readers see first: not deleted, longest, largest."""
+    """Return the leaf revisions, the winning one first: not deleted, longest history, largest revision."""
     parents = {revision.parent for revision in tree.values()}
     return sorted(
         (rev for rev in tree if rev not in parents),
@@ -52,13 +53,13 @@ def document(doc_id: str, tree: Tree, rev: str) -> Document:
 
 
 def seen(doc_id: str, tree: Tree) -> Document | None:
-    """Return the document as readers see it, or None."""
+    """Return the winning revision as a document, or None if it is deleted or there is none."""
     first = next(iter(leaves(tree)), None)
     return None if first is None or tree[first].deleted else document(doc_id, tree, first)
 
 
 class Node:
-    """One copy of the database, and the index as it was when it was last brought up to date."""
+    """One copy of the database, and its view index as of the last update."""
 
     def __init__(self, salt: int) -> None:
         self._salt = salt
@@ -66,7 +67,7 @@ class Node:
         self.indexed: dict[str, Document] = {}
 
     def write(self, doc: Document) -> Reply:
-        """Store a new revision of a document, if what it follows is a leaf here."""
+        """Store a new revision of a document if its parent is a leaf on this node; return None for a conflict."""
         tree, parent = self.trees.get(doc['_id'], {}), doc.get('_rev')
         found = leaves(tree)
         if parent is None and found and tree[found[0]].deleted:
@@ -81,7 +82,7 @@ class Node:
         return rev
 
     def learn(self, other: Node) -> None:
-        """Take over what another node knows."""
+        """Replicate all revisions from another node."""
         for doc_id, tree in other.trees.items():
             self.trees[doc_id] = {**tree, **self.trees.get(doc_id, {})}
 
@@ -92,7 +93,7 @@ class Node:
 
 
 class Write:
-    """A `_bulk_docs` under way: it reaches the nodes one by one."""
+    """A `_bulk_docs` request in progress, which reaches the nodes one by one."""
 
     def __init__(self, docs: Sequence[Document], nodes: int) -> None:
         self.docs, self._nodes = docs, nodes
@@ -100,17 +101,17 @@ class Write:
         self._replies: list[list[Reply]] = []
 
     def replied(self, node: int, replies: list[Reply] | None) -> None:
-        """Note the replies of a node; None if it was down."""
+        """Record the replies of a node; None if it was down."""
         self.pending.discard(node)
         if replies is not None:
             self._replies.append(replies)
 
     @property
     def answers(self) -> list[Document] | None:
-        """What CouchDB answers, or None as long as it waits for more nodes."""
+        """The response of CouchDB, or None while CouchDB waits for more nodes."""
         answers = [
-            self._answer(doc, Counter(replies[place] for replies in self._replies))
-            for place, doc in enumerate(self.docs)
+            self._answer(doc, Counter(replies[index] for replies in self._replies))
+            for index, doc in enumerate(self.docs)
         ]
         return [answer for answer in answers if answer] if all(answers) else None
 
@@ -129,55 +130,58 @@ class Write:
 
 
 class CouchDB:
-    """A database on some nodes. Requests for reading are answered at once, from the nodes that are named."""
+    """A database on several nodes. Reads return at once, from the given node or a quorum that starts there."""
 
     def __init__(self, nodes: int, salt: int = 0) -> None:
-        # Which of two leaves is the larger is a coin that the salt tosses.
+        # The salt changes the revisions, and with them which of two conflicting leaves wins.
         self.nodes = [Node(salt) for _ in range(nodes)]
-        #: Writes that are not at all nodes yet.
+        #: Writes that have not reached all nodes.
         self.under_way: list[Write] = []
 
     def begin(self, docs: Sequence[Document]) -> Write:
-        """Take in a write; it is at no node yet."""
+        """Receive a write, which has reached no node yet."""
         write = Write(json.loads(json.dumps(docs)), len(self.nodes))
         self.under_way.append(write)
         return write
 
     def land(self, write: Write, node: int, *, lost: bool = False) -> None:
-        """Let a write reach a node, or, if it is `lost`, never reach it."""
+        """Let a write reach a node; if `lost`, it never reaches this node."""
         if node in write.pending:
             write.replied(node, None if lost else [self.nodes[node].write(doc) for doc in write.docs])
         if not write.pending and write in self.under_way:
             self.under_way.remove(write)
 
     def store(self, docs: Sequence[Document]) -> list[Document]:
-        """Write at all nodes, one after another, and return the answers."""
+        """Write to all nodes, one after another, and return the response."""
         write = self.begin(docs)
         for node in range(len(self.nodes)):
             self.land(write, node)
         return write.answers or []
 
     def synchronise(self) -> None:
-        """Let all nodes know what each knows."""
+        """Replicate between all nodes."""
         for node in self.nodes:
             for other in self.nodes:
                 node.learn(other)
 
     def tree(self, doc_id: str, nodes: Sequence[int] | None = None) -> Tree:
-        """Return what these nodes, or all, know of a document together."""
+        """Return the union of the revisions of a document on the given nodes, by default on all."""
         tree: Tree = {}
         for node in self.nodes if nodes is None else [self.nodes[number] for number in nodes]:
             tree = {**node.trees.get(doc_id, {}), **tree}
         return tree
 
     def ids(self) -> list[str]:
-        """Return the ids of all documents that there are or were."""
+        """Return the ids of all documents, including deleted ones."""
         return sorted({doc_id for node in self.nodes for doc_id in node.trees})
 
     # -- reads
 
     def read(self, path: str, params: dict[str, Any], body: Any, at: int) -> Any:
-        """Answer a request that writes nothing: the node `at` does, and for single documents as many others as make a quorum."""
+        """Respond to a read.
+
+        Views are read from node `at`; single documents are read from a quorum that starts there.
+        """
         quorum = [(at + more) % len(self.nodes) for more in range(len(self.nodes) // 2 + 1)]
         if path == '/':
             return {'cluster': {'n': len(self.nodes)}}
@@ -232,7 +236,7 @@ class CouchDB:
         return {**row, 'doc': doc} if params.get('include_docs') else row
 
 
-# -- views: what `kombu_couchdb/design/*.js` emit
+# -- views: they emit the same rows as `kombu_couchdb/design/*.js`
 
 
 def _claimed(doc: Document) -> bool:
@@ -242,8 +246,8 @@ def _claimed(doc: Document) -> bool:
 def _waiting(doc: Document) -> Iterator[tuple[Any, Any]]:
     if doc.get('type') == 'WorkItem' and not doc.get('status') and not _claimed(doc):
         rank = 9 - doc['priority']
-        place = [rank, doc['published']] if doc['date'] is None else [10, doc['date']]
-        yield [doc['queue'], *place], [rank, doc['_rev']]
+        order = [rank, doc['published']] if doc['date'] is None else [10, doc['date']]
+        yield [doc['queue'], *order], [rank, doc['_rev']]
 
 
 def _leases(doc: Document) -> Iterator[tuple[Any, Any]]:
@@ -254,7 +258,7 @@ def _leases(doc: Document) -> Iterator[tuple[Any, Any]]:
 
 
 def _conflicted(trees: dict[str, Tree], kinds: list[str]) -> Iterator[Document]:
-    """Yield the rows of that view, for these types of documents."""
+    """Yield the rows of the view of conflicts, for these types of documents."""
     for doc_id, tree in trees.items():
         doc = seen(doc_id, tree)
         if doc and doc['type'] in kinds:
@@ -273,7 +277,7 @@ def _view(docs: dict[str, Document], name: str, params: dict[str, Any]) -> list[
         for key, value in VIEWS[name](doc)
         if _within(key, params, doc['_id'])
     ]
-    rows = sorted(emitted, key=lambda row: (_place(row['key']), row['id']))
+    rows = sorted(emitted, key=lambda row: (_collation(row['key']), row['id']))
     if params.get('reduce') is not False:
         return _reduced(rows, name, params.get('group_level', 0))
     rows = rows[params.get('skip', 0) :][: params.get('limit')]
@@ -302,14 +306,18 @@ def _stats(values: list[float]) -> Document:
 
 def _within(key: Any, params: dict[str, Any], doc_id: str = '') -> bool:
     start, end = (json.loads(params[name]) if name in params else None for name in ('startkey', 'endkey'))
-    after = (_place(key), doc_id) >= (_place(start), params.get('startkey_docid', '')) if start is not None else True
-    return after and (end is None or _place(key) <= _place(end))
+    after = (
+        (_collation(key), doc_id) >= (_collation(start), params.get('startkey_docid', ''))
+        if start is not None
+        else True
+    )
+    return after and (end is None or _collation(key) <= _collation(end))
 
 
-def _place(key: Any) -> Any:
-    """Return what orders keys as CouchDB does: null, numbers, text, arrays, objects."""
+def _collation(key: Any) -> Any:
+    """Return a sort key for view keys, in CouchDB's order: null, numbers, text, arrays, objects."""
     if isinstance(key, list):
-        return (4, [_place(part) for part in key])
+        return (4, [_collation(part) for part in key])
     if isinstance(key, (int, float)):
         return (2, key)
     return (3, key) if isinstance(key, str) else (5, '') if key is not None else (1, '')

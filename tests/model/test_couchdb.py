@@ -1,4 +1,4 @@
-"""The model of CouchDB answers as a server does: the same requests, the same answers but for the digests of revisions."""
+"""The model of CouchDB compared with a real server: the responses are the same, except for the digests of revisions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def consumer(name: str) -> Document:
 
 
 def generations(answer: Any) -> Any:
-    """Return an answer with each revision cut down to its number."""
+    """Return a response with each revision replaced by its generation."""
     if isinstance(answer, (WaitingRow, waiting.Page)):
         return generations(answer._asdict())
     if isinstance(answer, tuple):
@@ -82,8 +82,8 @@ def generations(answer: Any) -> Any:
 
 
 def story(client: Client) -> list[Any]:
-    """Do what the protocol does, and return all answers."""
-    store, told = Store(client), []
+    """Send the requests of the protocol, and return all responses."""
+    store, told = Store(client), list[Any]()
 
     def tell(ask: Callable[[], Any]) -> Any:
         try:
@@ -102,17 +102,17 @@ def story(client: Client) -> list[Any]:
     [a, b] = tell(lambda: client.fetch(['a', 'b']))
     claimed = [workitem.claim(doc, 'w', 4.0) for doc in (a, b)]
     tell(lambda: client.bulk(claimed))
-    tell(lambda: client.bulk(claimed))  # once more: in conflict with itself
+    tell(lambda: client.bulk(claimed))  # again: a conflict with itself
     tell(lambda: store.leases())
     [claim_of_a, claim_of_b] = sorted(tell(lambda: list(store.claims('w'))), key=lambda doc: str(doc['_id']))
     tell(lambda: store.release([claim_of_b]))
     tell(lambda: client.bulk([workitem.deleted(claim_of_a)]))
-    tell(lambda: client.bulk([workitem.deleted(claim_of_a)]))  # in conflict
+    tell(lambda: client.bulk([workitem.deleted(claim_of_a)]))  # a conflict
     tell(lambda: client.fetch(['a', 'b', 'unknown']))
     tell(lambda: [client.leaves(name) for name in ('a', 'unknown')])
     tell(lambda: client.get('a'))
     tell(lambda: client.known(['a', 'unknown']))
-    tell(lambda: client.put(item('b', 1.0)))  # in conflict: it is there
+    tell(lambda: client.put(item('b', 1.0)))  # a conflict: it exists
     tell(lambda: client.put(item('a', 7.0)).partition('-')[0])  # after its deletion
     tell(lambda: store.ready(QUEUE, 10))
     tell(lambda: client.id_range('w', docs=True))
@@ -120,10 +120,10 @@ def story(client: Client) -> list[Any]:
     return told
 
 
-def test_model_answers_as_the_server_does(client: Client, apache_couchdb: bool) -> None:
+def test_responses_of_the_model_equal_those_of_the_server(client: Client, apache_couchdb: bool) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server does not tell of deleted leaves')
+        pytest.skip('the embedded server does not return deleted leaf revisions')
     ensure(client, create=True)
     client.clock.now = lambda: START  # type: ignore[method-assign]
     for number, (modelled, answered) in enumerate(zip(story(Modelled(client)), story(client), strict=True)):
-        assert modelled == answered, f'answer {number}'
+        assert modelled == answered, f'response {number}'

@@ -1,4 +1,7 @@
-"""What the machine found in the product, each as the shortest run that showed it."""
+"""Faults that the state machine found in the product, each as the shortest run that showed it.
+
+The docstring of a test describes the fault, which is repaired.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import pytest
 
 from .couchdb import Write
 from .machine import PUBLISHED, WRONG, Cluster, Protocol, Single
-from .world import LEASE
+from .world import LEASE, Process
 
 
 @contextmanager
 def begun(machine: type[Protocol], credit: int = 1, salt: int = 0, wrong: float = 0.0) -> Iterator[Protocol]:
-    """Three consumers that have done nothing yet; in the end everything comes to rest."""
+    """Start three consumers that have sent nothing yet; at the end, check that all work gets done."""
     run = machine()
     try:
         run.begin(skews=(0.0, 0.0, 0.0), credit=credit, salt=salt, wrong=wrong)
@@ -24,20 +27,26 @@ def begun(machine: type[Protocol], credit: int = 1, salt: int = 0, wrong: float 
         run.teardown()
 
 
+def write_of(process: Process) -> Write:
+    """Return the write that a process is about to send."""
+    assert process.write is not None
+    return process.write
+
+
 def about_to_end_a_lease(run: Protocol, who: int) -> Write:
-    """Let a sweeper go on, while time passes, until it is about to delete a heartbeat, and return that write."""
+    """Let a sweeper run, while time passes, until it is about to delete a heartbeat, and return that write."""
     for _ in range(60):
         run.go(who=who, until='write', at=0)
         process = run.world.processes[who]
         if not process.asks:
             run.tick(seconds=0.9)
-        elif process.waiting.write and any(doc.get('_deleted') for doc in process.waiting.write.docs):
-            return process.waiting.write
-    raise AssertionError('it does not')
+        elif process.write and any(doc.get('_deleted') for doc in process.write.docs):
+            return process.write
+    raise AssertionError('the sweeper deletes no heartbeat')
 
 
 def test_nothing_is_claimed_before_the_first_heartbeat_is_proven() -> None:
-    """Others looked for a heartbeat on two nodes that had missed it, and took its consumer for gone."""
+    """Other consumers read the two nodes that had missed the heartbeat, and concluded that its lease had expired."""
     with begun(Cluster, credit=2) as run:
         run.go(who=1, until='write', at=0)
         run.land(which=0, at=0, lost=True)
@@ -47,8 +56,8 @@ def test_nothing_is_claimed_before_the_first_heartbeat_is_proven() -> None:
         run.pause(who=0, at=2)
 
 
-def test_late_heartbeat_beside_its_own_deletion_is_none() -> None:
-    """A node that had missed the deletion accepted it, and the consumer held on to what others had been given."""
+def test_late_heartbeat_in_conflict_with_its_deletion_does_not_count() -> None:
+    """A node that had missed the deletion stored the heartbeat, and the consumer kept messages of others."""
     with begun(Cluster, credit=2) as run:
         run.pause(who=2, at=2)
         run.pause(who=0, at=0)
@@ -57,8 +66,8 @@ def test_late_heartbeat_beside_its_own_deletion_is_none() -> None:
         run.at_every_moment()
 
 
-def test_swept_consumer_does_not_come_back_by_heartbeats_that_a_node_missed_the_deletion_for() -> None:
-    """The next heartbeat is clean, when all nodes have heard of both: only the other leaf tells that the lease was ended."""
+def test_heartbeats_on_a_node_that_missed_the_deletion_do_not_restore_the_lease() -> None:
+    """After replication the next heartbeat succeeds: only the deleted leaf shows that the lease has ended."""
     with begun(Cluster, credit=2) as run:
         couchdb, (swept, sweeper, _) = run.world.couchdb, run.world.processes
         run.go(who=0, until='idle', at=0)
@@ -79,14 +88,14 @@ def test_swept_consumer_does_not_come_back_by_heartbeats_that_a_node_missed_the_
         assert not swept.held
 
 
-def test_lease_ends_only_if_that_is_proven() -> None:
-    """A heartbeat came between reading the last one and deleting it: one node has the deletion, two have the heartbeat."""
+def test_unproven_deletion_does_not_end_a_lease() -> None:
+    """The sweeper had not seen the last heartbeat: one node has the deletion, two have the heartbeat."""
     with begun(Cluster, credit=2) as run:
         couchdb, (holder, sweeper, _) = run.world.couchdb, run.world.processes
         run.go(who=0, until='idle', at=0)
         run.tick(seconds=LEASE + 5.0)
         run.go(who=0, until='write', at=0)
-        deletion, beat = about_to_end_a_lease(run, 1), holder.waiting.write
+        deletion, beat = about_to_end_a_lease(run, 1), write_of(holder)
         for node in (1, 2):
             couchdb.land(beat, node)
         for node in (0, 1, 2):
@@ -98,8 +107,8 @@ def test_lease_ends_only_if_that_is_proven() -> None:
         assert (sorted(holder.held), sorted(sweeper.held)) == (['a', 'b'], [])
 
 
-def test_lease_outlives_a_heartbeat_whose_answer_was_lost() -> None:
-    """The next heartbeat was in conflict with the one before it, and the consumer gave up all that it held."""
+def test_lease_survives_a_lost_response_to_a_heartbeat() -> None:
+    """The next heartbeat was in conflict with the one before it, and the consumer released all its messages."""
     with begun(Single) as run:
         run.go(who=0, until='idle', at=0)
         [held] = run.world.processes[0].held
@@ -112,19 +121,19 @@ def test_lease_outlives_a_heartbeat_whose_answer_was_lost() -> None:
         assert list(run.world.processes[0].held) == [held]
 
 
-@pytest.mark.parametrize('salt', range(6))  # whose leaf readers see is a coin
+@pytest.mark.parametrize('salt', range(6))  # decides which leaf revision wins
 @pytest.mark.parametrize('crash', [True, False])
-def test_claim_that_stands_beside_another_s(salt: int, crash: bool) -> None:
-    """A consumer was gone whose void claim was the one that readers saw: it was released, though another held the item."""
+def test_proven_claim_survives_a_conflicting_unproven_claim(salt: int, crash: bool) -> None:
+    """The winning leaf was the unproven claim of an ended consumer: the item was released, though another held it."""
     with begun(Cluster, credit=2, salt=salt) as run:
         loser, holder = run.world.processes[:2]
         for who in (0, 1):
             run.go(who=who, until='write', at=0)
             run.go(who=who, until='write', at=0)
-        run.world.couchdb.land(loser.waiting.write, 0)
+        run.world.couchdb.land(write_of(loser), 0)
         for node in (1, 2):
-            run.world.couchdb.land(holder.waiting.write, node)
-            run.world.couchdb.land(loser.waiting.write, node)
+            run.world.couchdb.land(write_of(holder), node)
+            run.world.couchdb.land(write_of(loser), node)
         for who in (1, 0):
             run.go(who=who, until='next', at=0)
         assert (sorted(holder.held), sorted(loser.held)) == (['a', 'b'], [])
@@ -139,15 +148,15 @@ def test_claim_that_stands_beside_another_s(salt: int, crash: bool) -> None:
 
 @pytest.mark.parametrize('machine', [Single, Cluster])
 @pytest.mark.parametrize('wrong', PUBLISHED)
-def test_item_that_was_published_while_the_clock_was_wrong(machine: type[Protocol], wrong: float) -> None:
-    """A clock that was ahead and was set back hid what was ready."""
+def test_item_published_while_the_server_clock_was_wrong_is_delivered(machine: type[Protocol], wrong: float) -> None:
+    """Items that were published while the clock was ahead were not delivered after it was set back."""
     with begun(machine, wrong=wrong):
-        pass  # in the end all is done
+        pass  # the context manager checks that all items are delivered
 
 
 @pytest.mark.parametrize('wrong', [one for one in WRONG if one])
-def test_leases_outlive_a_clock_that_is_set(wrong: float) -> None:
-    """A sweep ended the leases of all the others when the server's clock was set forward."""
+def test_leases_survive_a_change_of_the_server_clock(wrong: float) -> None:
+    """A sweep ended the leases of all other consumers when the server's clock was set forward."""
     with begun(Single, credit=2) as run:
         for who in (0, 1, 2):
             run.go(who=who, until='idle', at=0)
@@ -161,7 +170,7 @@ def test_leases_outlive_a_clock_that_is_set(wrong: float) -> None:
 
 
 @pytest.mark.parametrize('first', range(3))
-def test_leases_outlive_a_server_that_hangs(first: int) -> None:
-    """Whoever came back first ended the leases of the others, which had not been able to prolong them."""
+def test_leases_survive_a_server_that_hangs(first: int) -> None:
+    """The first consumer to run again ended the leases of the others, which had not been able to renew them."""
     with begun(Single, credit=2) as run:
         run.hang(first=first, at=0)

@@ -1,4 +1,4 @@
-"""The machine can fail: of each of these faults, put into the product, it finds what it does to somebody."""
+"""Mutation tests: the state machine finds each of these faults when it is put into the product."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kombu_couchdb.leases.watch import Watch
 
 from .machine import Cluster, Protocol, Single
 
-#: The most examples that are tried.
+#: The maximum number of examples.
 MOST = 300
 
 
 class Fault(NamedTuple):
-    """`good` in the source of `function` of `owner` is replaced by `bad`."""
+    """A replacement of `good` by `bad` in the source of the method `function` of `owner`."""
 
     name: str
     machine: type[Protocol]
@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 
 FAULTS = [
     Fault(
-        'the heartbeat of a dead consumer is not deleted',
+        'an expired heartbeat is not deleted',
         Single,
         Sweeper,
         '_delete_heartbeats',
@@ -44,10 +44,15 @@ FAULTS = [
         "[type('', (), {'is_proven': True}) for doc in docs]",
     ),
     Fault(
-        'whoever lost its lease keeps what it held', Single, Heartbeat, '_begin_anew', 'self._unacked.drop_all()', '0'
+        'a consumer that lost its lease keeps its messages',
+        Single,
+        Heartbeat,
+        '_begin_anew',
+        'self._unacked.drop_all()',
+        '0',
     ),
     Fault(
-        'messages are handed over after the lease has ended',
+        'messages are delivered after the lease has ended',
         Single,
         Unacked,
         'hand_over',
@@ -63,7 +68,7 @@ FAULTS = [
         'seen.expires + GRACE_SECONDS < self._clock.now()',
     ),
     Fault(
-        'silence counts while the server is away',
+        'silence counts while the server does not respond',
         Single,
         Watch,
         'interrupted',
@@ -71,7 +76,7 @@ FAULTS = [
         'seen.since',
     ),
     Fault(
-        'an unproven heartbeat is a heartbeat',
+        'an unproven heartbeat renews the lease',
         Cluster,
         Heartbeat,
         '_beaten',
@@ -84,7 +89,7 @@ FAULTS = [
 def put_in(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     function: FunctionType = inspect.getattr_static(fault.owner, fault.function)
     source = textwrap.dedent(inspect.getsource(function))
-    assert fault.good in source, f'{fault.function} has changed: mend the fault {fault.name!r}'
+    assert fault.good in source, f'the source of {fault.function} has changed: update the fault {fault.name!r}'
     found: dict[str, Any] = {}
     exec(
         compile('from __future__ import annotations\n' + source.replace(fault.good, fault.bad), fault.name, 'exec'),

@@ -1,4 +1,4 @@
-"""The protocol of claims and leases under all interleavings that the machine finds."""
+"""The protocol of claims and leases in random interleavings of events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from .machine import Cluster, Single
 
-#: `MODEL_EXAMPLES=20` explores twenty times as much, and not the same each time.
+#: `MODEL_EXAMPLES=20` explores twenty times as many examples, and different ones in each run.
 MORE = int(os.environ.get('MODEL_EXAMPLES', '0'))
 
 PROFILE = settings(

@@ -1,4 +1,4 @@
-"""A sweep, interrupted after each of its requests by the one who is swept, and by one who takes what is given back."""
+"""Sweeps that are interrupted after each request, by the swept consumer and by one that claims released messages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .world import LEASE
 
 @pytest.mark.parametrize('steps', range(16))
 @pytest.mark.parametrize('machine', [Single, Cluster])
-def test_holder_that_wakes_up_while_it_is_swept(machine: type[Protocol], steps: int) -> None:
+def test_consumer_that_resumes_during_its_sweep_shares_no_message(machine: type[Protocol], steps: int) -> None:
     holder, sweeper, other = 0, 1, 2
     with begun(machine, credit=2) as run:
         for who in (holder, sweeper, other):
             run.go(who=who, until='idle', at=0)
-        run.take(which=0)
+        run.receive(which=0)
         assert run.world.processes[holder].held
-        for _ in range(3):  # the sweeper watches, and the others are silent
+        for _ in range(3):  # the sweeper watches; the others send no heartbeats
             run.tick(seconds=LEASE / 3)
             run.go(who=sweeper, until='idle', at=0)
         run.tick(seconds=LEASE / 6)
@@ -30,8 +30,8 @@ def test_holder_that_wakes_up_while_it_is_swept(machine: type[Protocol], steps: 
             run.at_every_moment()
 
 
-def test_sweep_ends_the_lease_of_who_is_silent() -> None:
-    """So do the sweeps above, at some step."""
+def test_sweep_ends_the_lease_of_a_silent_consumer() -> None:
+    """The sweeps of the test above do so at some step."""
     with begun(Single, credit=2) as run:
         for who in (0, 1):
             run.go(who=who, until='idle', at=0)

@@ -1,10 +1,12 @@
-"""The broker's own consumers over the model of CouchDB, under a scheduler: one step at a time, and nothing passes by itself.
+"""The real consumers of the broker, run one step at a time against the model of CouchDB.
 
-Time passes for all alike. What the server's clock shows, and that of each process, is another matter: they may be set.
+Time passes only when the test says so, and equally for all processes. The wall clocks of the server and of each process
+may be wrong.
 
-Nothing of the product is copied or replaced but what reaches outside: `Client.request` asks the model, threads are greenlets that
-stop at each request and each sleep, clocks are the world's, and the feed is deaf (a consumer looks at its queues in each turn).
-So whatever `Consumer`, `Claims`, `Holdings`, `Lease`, `Sweeper`, `Store` and `conflict_rules` do is what is explored.
+The model replaces only the edges of the product: `Client.request` asks the model of CouchDB, threads are greenlets that
+stop at each request and each sleep, clocks are those of the world, and there is no changes feed (each consumer reads
+its queues in each pass). The code of `Consumer`, `Claims`, `Unacked`, `Lease`, `Sweeper`, `Store` and `conflict_rules`
+is explored as it is.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ Document = dict[str, Any]
 
 QUEUE = 'q'
 
-#: The lease in seconds, and how often an item is delivered.
+#: The lease in seconds, and the delivery limit.
 LEASE, DELIVERIES = 60.0, 3
 
 START = 1_763_709_000.0
@@ -66,48 +68,51 @@ TIMED = {
 
 
 class Request(NamedTuple):
-    """What a thread waits for an answer to."""
+    """A request whose response a thread waits for."""
 
     path: str
     params: dict[str, Any]
     body: Any
-    #: Set if it writes.
+    #: The write in progress, if the request writes.
     write: Write | None
 
 
 class Sleep(NamedTuple):
-    """A thread that waits for a bell or an event."""
+    """A thread that waits for a wakeup or an event."""
 
     timeout: float
 
 
 class World:
-    """A database, what consumes it, and the time."""
+    """A database, the processes that consume from it, and the time."""
 
     def __init__(self, nodes: int, salt: int = 0) -> None:
         self.now = START
-        #: By how many seconds the server's clock is wrong, and when one was set last.
+        #: The error of the server's clock in seconds, and the last time at which any clock was set.
         self.wrong, self.set_at = 0.0, float('-inf')
         self.couchdb = CouchDB(nodes, salt)
         self.processes: list[Process] = []
-        #: How often each item was given to kombu, and which have been acknowledged.
+        #: How often each item was delivered to kombu, and the items that were acknowledged.
         self.delivered: Counter[str] = Counter()
         self.acked: set[str] = set()
-        #: Consumers whose leases were ended by others while they still relied on them.
+        #: Consumers whose leases another process ended while they were still valid.
         self.robbed: list[str] = []
         self._serial = itertools.count(1)
 
     def publish(self, name: str) -> None:
-        """Store an item at all nodes."""
+        """Store an item on all nodes."""
         message = {'body': '', 'headers': {}, 'properties': {'delivery_tag': name}}
         self.couchdb.store([workitem.new(name, QUEUE, message, self.now + self.wrong)])
 
     def set_server_clock(self, wrong: float) -> None:
-        """Set the server's clock so many seconds wrong."""
+        """Make the server's clock wrong by this number of seconds."""
         self.wrong, self.set_at = wrong, self.now
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass: within seconds a write that reached one node reaches the others, unless it never does."""
+        """Let time pass.
+
+        After more than a second, a write that has reached one node reaches the others that did not lose it.
+        """
         self.now += seconds
         if seconds > 1.0:
             for write in [write for write in self.couchdb.under_way if len(write.pending) < len(self.couchdb.nodes)]:
@@ -118,15 +123,15 @@ class World:
         """Start a process that consumes, with a clock that is `skew` seconds ahead."""
         self.processes.append(Process(self, skew, credit))
 
-    def restart(self, who: int) -> Process:
-        """End a process at once and start another in its place."""
-        self.processes[who].kill()
-        self.processes[who] = Process(self, self.processes[who].skew, self.processes[who].credit)
-        return self.processes[who]
+    def restart(self, number: int) -> Process:
+        """Kill a process and start another in its place."""
+        self.processes[number].kill()
+        self.processes[number] = Process(self, self.processes[number].skew, self.processes[number].credit)
+        return self.processes[number]
 
-    def running(self, who: int) -> Process:
-        """Return a process, a new one if it has ended."""
-        return self.restart(who) if self.processes[who].ended else self.processes[who]
+    def running(self, number: int) -> Process:
+        """Return a process; if it has ended, start a new one in its place first."""
+        return self.restart(number) if self.processes[number].ended else self.processes[number]
 
     def close(self) -> None:
         for process in self.processes:
@@ -134,7 +139,7 @@ class World:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the product's modules find this world's clocks, threads and identities instead of the machine's."""
+        """Patch the clocks, threads and identities in the modules of the product with those of this world."""
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - START)
         modules = [
             import_module(found.name)
@@ -155,14 +160,19 @@ class World:
         ]
         with ExitStack() as stack:
             timed = [module for module in modules if getattr(module, 'time', None) is time]
-            assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, "these go by the machine's clock"
+            assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, (
+                'the list TIMED names a module that does not import time'
+            )
             for module, name, fake in [*fakes, *((module, 'time', clock) for module in timed)]:
                 stack.enter_context(mock.patch.object(module, name, fake))
             yield
 
 
 class Process:
-    """A process that consumes: the I/O thread, stopped somewhere, and kombu's thread, which is the caller of `take` and `ack`."""
+    """A consuming process.
+
+    Its I/O thread stops at requests and sleeps; the caller of `receive` and `ack` acts as kombu's thread.
+    """
 
     def __init__(self, world: World, skew: float, credit: int) -> None:
         self._world, self.skew, self.credit = world, skew, credit
@@ -173,13 +183,13 @@ class Process:
             client,
             Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES),
             self._mailbox,
-            _DeafNews(),
+            _SilentNotifier(),  # type: ignore[arg-type]
             Topology(client),
             'model',
-        )  # type: ignore[arg-type]
+        )
         self.unacked = self.consumer.unacked
         self.unacked.subscribe(Subscription(QUEUE, Credit(credit)))
-        #: What kombu has been given and has not settled.
+        #: Deliveries that kombu has received and neither acknowledged nor released.
         self.working: list[Delivery] = []
         self._thread: greenlet = self.consumer._thread.greenlet  # type: ignore[attr-defined]
         self.waiting: Request | Sleep = self._thread.switch()
@@ -187,7 +197,10 @@ class Process:
     # -- the I/O thread
 
     def go(self, at: int = 0) -> None:
-        """Let the thread run to its next request or sleep; a request is answered first, from the node `at` if it reads."""
+        """Let the thread run to its next request or sleep.
+
+        A pending request gets its response first; reads ask node `at`.
+        """
         if isinstance(self.waiting, Sleep):
             return self._resume(None)
         if self.waiting.write is None:
@@ -208,7 +221,7 @@ class Process:
         return self._resume(self._shape(write.answers))
 
     def _ended_early(self, doc_id: str, deletion: Document) -> bool:
-        """Tell whether this process has just proven the deletion of the heartbeat of another one, whose lease is honoured."""
+        """Tell whether this process has just deleted, with proof, the heartbeat of another valid lease."""
         return (
             bool(deletion.get('ok'))
             and not deletion.get('accepted')
@@ -229,7 +242,7 @@ class Process:
         return errors.Conflict(answer['id']) if answer.get('error') == 'conflict' else answer
 
     def cut(self) -> None:
-        """Let the connection break: the thread gets no answer, whatever became of its request."""
+        """Break the connection: the thread gets no response, whether or not its request was carried out."""
         self._resume(errors.ServerUnavailable('cut'))
 
     def _resume(self, answer: Any) -> None:
@@ -239,20 +252,25 @@ class Process:
 
     @property
     def asks(self) -> bool:
-        """Whether the I/O thread waits for an answer."""
+        """Whether the I/O thread waits for a response."""
         return not self.ended and isinstance(self.waiting, Request)
 
     @property
+    def write(self) -> Write | None:
+        """The write whose response the I/O thread waits for, or None."""
+        return self.waiting.write if isinstance(self.waiting, Request) else None
+
+    @property
     def ended(self) -> bool:
-        """Whether the I/O thread has come to its end."""
+        """Whether the I/O thread has ended."""
         return bool(self._thread.dead)
 
     def stop(self) -> None:
-        """Ask it to end: it gives back what it holds."""
+        """Ask the process to end; it releases its messages first."""
         self.consumer._closing.set()
 
     def kill(self) -> None:
-        """End it at once; what it has sent is under way all the same."""
+        """Kill the process; writes that it has sent may still reach the nodes."""
         self._thread.throw()
         self._mailbox.close()
 
@@ -260,11 +278,11 @@ class Process:
 
     @property
     def has_mail(self) -> bool:
-        """Whether there is something in the mailbox."""
+        """Whether the mailbox has a delivery."""
         return len(self._mailbox) > 0
 
-    def take(self) -> Delivery | None:
-        """Take the next delivery and return it if it may be handed over, to be worked at."""
+    def receive(self) -> Delivery | None:
+        """Return the next delivery of the mailbox as kombu does; None if it may no longer be delivered."""
         found = self._mailbox.pop()
         if isinstance(found, Exception):
             raise found
@@ -275,30 +293,30 @@ class Process:
         return found
 
     def ack(self) -> None:
-        """Be done with the oldest delivery."""
+        """Acknowledge the oldest delivery."""
         delivery = self.working.pop(0)
         if delivery.tag in self.unacked._held:
             self._world.acked.add(delivery.doc['_id'])
         self.unacked.ack(delivery.tag)
 
     def requeue(self) -> None:
-        """Give the oldest delivery back."""
+        """Release the oldest delivery."""
         self.unacked.release(self.working.pop(0).tag)
 
     @property
     def held(self) -> Mapping[str, Document]:
-        """What this process may believe to hold, by id: under a lease that is honoured."""
+        """The documents that this process holds under a valid lease, by id."""
         if self.ended or not self.consumer._cycle.lease.valid:
             return {}
         return {delivery.doc['_id']: delivery.doc for delivery in self.unacked._held.values()}
 
 
 class ModelClock:
-    """What `ServerClock` tells a process: its local clock, corrected with each answer."""
+    """The clock of a process, as `ServerClock` has it: the local clock, corrected with each response."""
 
     def __init__(self, world: World, skew: float) -> None:
         self._world, self._skew, self._began = world, skew, world.now
-        #: By how many seconds the local clock is wrong, beyond the skew that no answer reveals.
+        #: The error of the local clock in seconds, in addition to the skew, which no response reveals.
         self.wrong = 0.0
         self._offset = world.wrong
 
@@ -307,7 +325,7 @@ class ModelClock:
 
     @property
     def agrees(self) -> bool:
-        # Who starts when a clock has just been set cannot know how old a heartbeat is: see docs/explanation/model.rst.
+        # A process that starts just after a clock was set cannot know how old a heartbeat is: see docs/explanation/model.rst.
         return self._offset == 0.0 and self._began - self._world.set_at > LEASE
 
     def observe(self) -> None:
@@ -335,12 +353,12 @@ class _ModelClient(Client):
         docs = body['docs'] if path == '/_bulk_docs' else [body] if method == 'PUT' else None
         answer = _wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
         self.clock.observe()  # type: ignore[call-arg]
-        assert shape(answer), f'the model answers {path} as CouchDB does not: {answer}'
+        assert shape(answer), f'the response of the model to {path} has a shape that CouchDB never sends: {answer}'
         return answer
 
 
-class _DeafNews:
-    """Tells nothing: each turn looks at the queues anew."""
+class _SilentNotifier:
+    """A notifier without changes: the consumer reads its queues in each pass."""
 
     def __init__(self) -> None:
         self.peers = Peers()

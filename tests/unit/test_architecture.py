@@ -1,4 +1,4 @@
-"""Who may import whom, as the source says."""
+"""The import rules of the packages, checked in the source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ('kombu_couchdb', 'celery_couchdb')
 
-#: What the modules of a folder may import of the other folders of their package; see docs/explanation/architecture.rst.
+#: The other folders of their package that the modules of a folder may import; see docs/explanation/architecture.rst.
 BELOW_QUEUES = {'documents', 'couchdb', 'design'}
 BELOW_CONSUMER = {'leases', 'queues', *BELOW_QUEUES}
 FOLDERS: dict[str, set[str]] = {
@@ -36,7 +36,7 @@ FOLDERS: dict[str, set[str]] = {
 #: Modules beside the folders, which every folder may import.
 SHARED = {'kombu_couchdb.errors', 'kombu_couchdb.log', 'kombu_couchdb.options', 'celery_couchdb.options'}
 
-#: What reaches the world outside.
+#: Modules for input and output.
 OUTSIDE = {'requests', 'urllib3', 'socket', 'http', 'threading', 'subprocess', 'select', 'kombu', 'celery'}
 
 
@@ -49,7 +49,7 @@ FILES = {name_of(path): path for package in PACKAGES for path in sorted((ROOT / 
 
 
 def imports_of(module: str) -> set[str]:
-    """Return the full names of the modules that `module` imports, anywhere in it; ours as exactly as is known."""
+    """Return the full names of all modules that `module` imports, anywhere in its source."""
     path = FILES[module]
     package = module.split('.') if path.name == '__init__.py' else module.split('.')[:-1]
     found = set()
@@ -74,7 +74,7 @@ def tops(module: str) -> set[str]:
     return {name.partition('.')[0] for name in IMPORTS[module]}
 
 
-def test_imports_are_read_as_they_are_written() -> None:
+def test_imports_are_parsed_correctly() -> None:
     assert {'kombu_couchdb.errors', 'kombu_couchdb.couchdb.address', 'requests'} <= IMPORTS[
         'kombu_couchdb.couchdb.nodes'
     ]
@@ -82,23 +82,23 @@ def test_imports_are_read_as_they_are_written() -> None:
     assert 'kombu_couchdb.design' in IMPORTS['kombu_couchdb.queues.store']
 
 
-def test_no_circle() -> None:
+def test_imports_have_no_cycle() -> None:
     ours = {module: {name for name in IMPORTS[module] if name in FILES and name != module} for module in FILES}
-    assert len(list(TopologicalSorter(ours).static_order())) == len(FILES)  # raises CycleError, which names the circle
+    assert len(list(TopologicalSorter(ours).static_order())) == len(FILES)  # raises CycleError, which names the cycle
 
 
 @pytest.mark.parametrize('module', [name for name in FILES if name.startswith('kombu_couchdb')])
-def test_the_transport_knows_nothing_of_celery(module: str) -> None:
+def test_transport_does_not_import_celery(module: str) -> None:
     assert not tops(module) & {'celery', 'celery_couchdb'}
 
 
 def folder_of(module: str) -> str:
-    """Return the folder that a module of ours is in, `kombu_couchdb.couchdb` for example; the module itself if it is in none."""
+    """Return the folder of a module, such as `kombu_couchdb.couchdb`; the module itself if it is in none."""
     return '.'.join(module.split('.')[:2])
 
 
 @pytest.mark.parametrize('folder', FOLDERS)
-def test_a_folder_imports_what_is_below_it_alone(folder: str) -> None:
+def test_folders_import_only_folders_below_them(folder: str) -> None:
     package = folder.partition('.')[0]
     allowed = {folder, package, *SHARED, *(f'{package}.{name}' for name in FOLDERS[folder])}
     found = {
@@ -111,23 +111,23 @@ def test_a_folder_imports_what_is_below_it_alone(folder: str) -> None:
     assert found <= allowed
 
 
-def test_every_folder_has_its_rule_and_says_what_lives_there() -> None:
+def test_every_folder_has_a_rule_and_a_docstring() -> None:
     found = {folder_of(module) for module, path in FILES.items() if len(path.relative_to(ROOT).parts) > 2}
-    assert found - {'celery_couchdb.cli'} == set(FOLDERS)  # the command may import everything
+    assert found - {'celery_couchdb.cli'} == set(FOLDERS)  # the commands may import everything
     for folder in found:
         assert len((ast.get_docstring(ast.parse(FILES[folder].read_text('utf-8'))) or '').splitlines()) >= 2
 
 
-def test_documents_and_errors_need_nothing_that_does_input_or_output() -> None:
-    """They decide. They read no socket, no file and no thread's state, and so they are tested by calling them."""
+def test_documents_and_errors_do_no_input_or_output() -> None:
+    """These modules read no socket, file or state of a thread, so that tests just call their functions."""
     pure = {module for module in FILES if folder_of(module) == 'kombu_couchdb.documents'}
     pure |= {f'kombu_couchdb.{name}' for name in ('options', 'couchdb.address', 'couchdb.redaction', 'leases.peers')}
-    for module in pure - {'kombu_couchdb.documents.compressed'}:  # that one asks kombu for its codecs
+    for module in pure - {'kombu_couchdb.documents.compressed'}:  # this module uses the codecs of kombu
         assert not tops(module) & OUTSIDE, module
     assert tops('kombu_couchdb.errors') & OUTSIDE <= {'requests'}
 
 
-def test_the_consumer_knows_no_classes_of_kombu() -> None:
+def test_consumer_imports_only_helpers_of_kombu() -> None:
     for module in FILES:
         if folder_of(module) in {f'kombu_couchdb.{name}' for name in ('consumer', 'leases', 'queues', 'couchdb')}:
             found = {name for name in IMPORTS[module] if name.partition('.')[0] == 'kombu'}
@@ -136,7 +136,7 @@ def test_the_consumer_knows_no_classes_of_kombu() -> None:
             )
 
 
-def test_nobody_imports_the_transport_but_by_its_folder() -> None:
+def test_transport_is_imported_only_by_its_folder() -> None:
     inside = {module for module in FILES if folder_of(module) == 'kombu_couchdb.transport'}
     found = {(module, name) for module in FILES.keys() - inside for name in IMPORTS[module] if name in inside}
     assert {name for _, name in found} <= {'kombu_couchdb.transport', 'kombu_couchdb.transport.channel'}
@@ -167,7 +167,7 @@ def test_public_paths(path: str) -> None:
     assert hasattr(import_module(module), name)
 
 
-def test_few_know_requests() -> None:
+def test_requests_is_imported_only_by_a_few_modules() -> None:
     allowed = {
         'kombu_couchdb.errors',
         'kombu_couchdb.transport.connection',
@@ -180,17 +180,17 @@ def test_kombu_s_classes_stay_at_the_edge() -> None:
     edge = {f'kombu_couchdb.transport.{name}' for name in ('connection', 'channel', 'exchanges', 'publisher', 'qos')}
     assert {
         module for module in FILES if any(name.startswith('kombu.transport') for name in IMPORTS[module])
-    } <= edge | {'kombu_couchdb.registration'}  # the last for the table of schemes
+    } <= edge | {'kombu_couchdb.registration'}  # registration changes the table of schemes
 
 
-def test_only_the_command_speaks_to_people() -> None:
+def test_only_the_commands_import_click() -> None:
     assert {module for module in FILES if 'click' in tops(module)} <= {name for name in FILES if '.cli' in name}
     printing = {module for module, path in FILES.items() if re.search(r'\bprint\(', path.read_text('utf-8'))}
     assert printing <= {'kombu_couchdb.embedded.__main__', 'kombu_couchdb.embedded'}
 
 
-def test_one_module_prints_and_one_makes_loggers() -> None:
-    """Documents are written by others: these take care that nothing of them reaches a terminal or a log as it is."""
+def test_one_module_prints_and_one_creates_loggers() -> None:
+    """These two modules escape text from documents before it reaches a terminal or a log."""
     sources = {module: path.read_text('utf-8') for module, path in FILES.items()}
     printing = r'\bclick\.(echo|secho|confirm)\('
     assert {module for module, text in sources.items() if re.search(printing, text)} == {'celery_couchdb.cli.tables'}
@@ -199,10 +199,10 @@ def test_one_module_prints_and_one_makes_loggers() -> None:
         'kombu_couchdb.log',
         'kombu_couchdb.embedded',
         'celery_couchdb.brevity',
-    }  # the last two log nothing of a document
+    }  # the last two log no text of documents
 
 
-def test_workers_need_nothing_of_the_operators() -> None:
+def test_workers_import_neither_commands_nor_admin() -> None:
     operators = {'kombu_couchdb.admin', 'celery_couchdb.cli', 'celery_couchdb.jobs'}
     ours = {module for module in FILES if not any(module.startswith(name) for name in operators)}
     assert not {
@@ -210,12 +210,12 @@ def test_workers_need_nothing_of_the_operators() -> None:
     }
 
 
-def test_only_what_is_for_tests_knows_pytest() -> None:
+def test_only_testing_modules_import_pytest() -> None:
     own = {module for module in FILES if module.startswith('celery_couchdb.testing')}
     for module in FILES.keys() - own:
         assert not [name for name in IMPORTS[module] if name.startswith(('pytest', 'celery_couchdb.testing'))]
 
 
 @pytest.mark.parametrize('module', FILES)
-def test_no_file_is_long(module: str) -> None:
+def test_no_file_is_too_long(module: str) -> None:
     assert len(FILES[module].read_text('utf-8').splitlines()) <= 330

@@ -1,4 +1,4 @@
-"""The result backend without a server: its URLs, what they give away, and the form of a document."""
+"""The result backend without a server: URLs, masked passwords, errors, and the encoding of results."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def test_entry_point_names_this_backend(scheme: str) -> None:
         (f'couchdb://{QUOTED}:{QUOTED}@host/db', Address('host', 5984, 'db', ODD, ODD)),
     ],
 )
-def test_url(url: str, address: Address) -> None:
+def test_url_of_the_server(url: str, address: Address) -> None:
     assert address_of(url) == address
 
 
 @pytest.mark.parametrize(
     'url',
     [
-        'couchdb://user:secret/word@host/db',  # what follows the colon would be the port
-        'couchdb://user:5984/secret@host/db',  # here it is one, and the host is 'user'
+        'couchdb://user:secret/word@host/db',  # the text after the colon would be the port
+        'couchdb://user:5984/secret@host/db',  # 5984 is the port, and the host is 'user'
         'couchdb://user:5984#secret@host/db',
         'couchdb://user:5984?secret@host/db',
         'couchdb://user:[secret@host/db',
@@ -77,7 +77,7 @@ def test_url(url: str, address: Address) -> None:
         'couchdbs://user:secret@host/db?ssl_ca_certs=/ca.pem&ssl_cert_reqs=perhaps',
         'couchdbs://user:secret@host/db?ssl_cacert=/ca.pem',
         'couchdb://user:secret@host/db?timeout=3',
-        'https://user:secret@host/db',  # what Celery makes of couchdb+https://…
+        'https://user:secret@host/db',  # Celery turns couchdb+https:// into this
     ],
 )
 def test_bad_url_is_refused_without_quoting_the_password(url: str) -> None:
@@ -87,7 +87,7 @@ def test_bad_url_is_refused_without_quoting_the_password(url: str) -> None:
     assert caught.value.__context__ is None
 
 
-def test_couchdb_plus_https_is_not_taken_for_plain_http() -> None:
+def test_couchdb_plus_https_does_not_become_plain_http() -> None:
     with pytest.raises(ConfigurationError, match='couchdbs://'):
         app_of('couchdb+https://user:secret@host/db').backend  # noqa: B018
 
@@ -128,11 +128,11 @@ def test_backend_can_be_pickled() -> None:
         (OSError(), False),
     ],
 )
-def test_celery_may_retry_what_may_pass(error: Exception, again: bool) -> None:
+def test_celery_retries_temporary_errors(error: Exception, again: bool) -> None:
     assert app_of('couchdb://host').backend.exception_safe_to_retry(error) is again
 
 
-def test_always_retry_tries_again() -> None:
+def test_always_retry_retries() -> None:
     app = app_of('couchdb://host', result_backend_always_retry=True, result_backend_base_sleep_between_retries_ms=1)
     answers = iter([ServerUnavailable('no'), ServerUnavailable('no'), NotFound('no')])
 
@@ -144,7 +144,7 @@ def test_always_retry_tries_again() -> None:
     assert next(answers, None) is None
 
 
-def test_write_gives_up_when_others_are_always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_gives_up_after_many_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, tries = app_of('couchdb://host').backend, []
 
     def put(doc: dict[str, Any], **_: Any) -> str:
@@ -163,7 +163,7 @@ def test_write_gives_up_when_others_are_always_faster(monkeypatch: pytest.Monkey
     assert len(tries) == 10
 
 
-def test_who_may_not_create_the_database_is_told_what_to_do() -> None:
+def test_missing_right_to_create_the_database_says_what_to_do() -> None:
     backend = app_of('couchdb://user:secret@host/db').backend
 
     def missing(doc_id: str) -> Any:
@@ -176,7 +176,8 @@ def test_who_may_not_create_the_database_is_told_what_to_do() -> None:
     with pytest.raises(
         AccessDenied,
         match=(
-            r"^http://host:5984/db: user 'user' may not create the database, which does not exist; let an administrator run "
+            r"^http://host:5984/db: user 'user' may not create the database, which does not exist; "
+            r'let an administrator run '
         ),
     ):
         backend.get('key')
@@ -186,7 +187,7 @@ def test_who_may_not_create_the_database_is_told_what_to_do() -> None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal with their types; NaN equals NaN, and 0.0 does not equal -0.0."""
+    """Return whether two values and their types are equal. NaN equals NaN, and 0.0 does not equal -0.0."""
     return repr(a) == repr(b)
 
 
@@ -242,7 +243,7 @@ def test_round_trip(result: Any, serializer: str) -> None:
         pytest.skip('Celery cannot encode it')
 
     doc = pack(payload, content_type)
-    through = json.loads(json.dumps(doc, allow_nan=False))  # what the client does
+    through = json.loads(json.dumps(doc, allow_nan=False))  # as the client does
 
     back = unpack(through)
     assert type(back) is type(payload)
@@ -265,7 +266,7 @@ def test_round_trip(result: Any, serializer: str) -> None:
         {'a': {'b': [0.25]}},
     ],
 )
-def test_plain_results_are_readable_members(result: Any) -> None:
+def test_plain_results_are_stored_as_json(result: Any) -> None:
     _, _, payload = dumps({'status': 'SUCCESS', 'result': result}, serializer='json')
     assert pack(payload, 'application/json') == {'value': {'status': 'SUCCESS', 'result': result}}
 
@@ -285,7 +286,7 @@ def test_plain_results_are_readable_members(result: Any) -> None:
         {'__type__': 'no', '__value__': 1},
     ],
 )
-def test_what_a_server_might_change_stays_text(result: Any) -> None:
+def test_values_that_a_server_might_change_are_stored_as_text(result: Any) -> None:
     _, _, payload = dumps({'result': [result]}, serializer='json')
     assert pack(payload, 'application/json') == {'value': payload, 'content_type': 'application/json'}
 
@@ -297,10 +298,10 @@ def test_bytes_are_base64() -> None:
     }
 
 
-def test_document_of_celerys_own_backend_can_be_read() -> None:
+def test_document_of_celerys_couchdb_backend_can_be_read() -> None:
     assert unpack({'_id': 'x', '_rev': '1-a', 'value': '{"status": "SUCCESS"}'}) == '{"status": "SUCCESS"}'
 
 
-def test_nothing_is_nothing() -> None:
+def test_missing_result_is_none() -> None:
     assert unpack(None) is None
     assert unpack({'_id': 'x', '_rev': '1-a'}) is None

@@ -1,4 +1,4 @@
-"""What the benchmark makes of its figures: medians, ratios, tables, plot and page."""
+"""Figures, tables, plot and page of the benchmarks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SYSTEMS = ['couchdb', 'raw', 'redis']
 
 
 class Named:
-    """Stands for a system: cases need its name only."""
+    """A system with nothing but a name, which is all that cases need."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,7 +65,7 @@ def test_percentile(share: float, expected: float) -> None:
     assert percentile(list(range(100, 0, -1)), share) == expected
 
 
-def test_a_ratio_needs_both_and_no_zero_below() -> None:
+def test_a_ratio_needs_two_values_and_no_division_by_zero() -> None:
     assert ratio(6.0, 3.0) == 2.0
     assert ratio(0.0, 3.0) == 0.0
     assert ratio(None, 3.0) is ratio(6.0, None) is ratio(6.0, 0.0) is None
@@ -83,14 +83,14 @@ def test_a_ratio_needs_both_and_no_zero_below() -> None:
         (1234567.0, '1,230,000'),
     ],
 )
-def test_a_number_has_three_digits_that_count(value: float | None, text: str) -> None:
+def test_a_number_has_three_significant_digits(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
 @pytest.mark.parametrize(
     ('value', 'text'), [(None, '–'), (0.0, '×0'), (0.456, '×0.46'), (2.0, '×2.0'), (123.0, '×120')]
 )
-def test_a_ratio_has_two(value: float | None, text: str) -> None:
+def test_a_ratio_has_two_significant_digits(value: float | None, text: str) -> None:
     assert times(value) == text
 
 
@@ -116,7 +116,7 @@ def test_a_simple_table_keeps_its_columns() -> None:
     assert simple_table([['', 'b'], ['long', '']]) == '==== =\n\\    b\n==== =\nlong \\\n==== ='
 
 
-def test_the_page_says_with_what_it_was_measured_and_what_is_missing() -> None:
+def test_the_page_names_versions_and_missing_measures() -> None:
     report = page(a_run(), Results(VALUES, {('delay', 'raw'): 'its loop waits for nothing'}))
     assert 'on 2026-11-21' in report
     assert 'Python 3.11, CouchDB 3.5' in report
@@ -139,7 +139,7 @@ def test_a_page_keeps_what_its_author_wrote(tmp_path: Path) -> None:
     assert '<svg' in image.read_text('utf-8')
 
 
-def test_a_readme_with_a_place_gets_the_headlines(tmp_path: Path) -> None:
+def test_a_readme_with_markers_gets_the_headlines(tmp_path: Path) -> None:
     headline = Row('publish', 'one thread', 'messages/s', True, headline=True)
     results = Results({headline: VALUES[SPEED], DELAY: VALUES[DELAY]})
     readme = tmp_path / 'README.rst'
@@ -155,19 +155,19 @@ def test_a_readme_with_a_place_gets_the_headlines(tmp_path: Path) -> None:
     assert 'idle, p50' not in (tmp_path / 'docs' / 'performance.svg').read_text()
 
 
-def test_a_readme_without_a_place_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_readme_without_markers_is_unchanged(tmp_path: Path) -> None:
     readme = tmp_path / 'README.rst'
     readme.write_text('Before\n')
     write(a_run(), Results(dict(VALUES)), tmp_path / 'docs')
     assert readme.read_text() == 'Before\n'
 
 
-def test_a_page_without_a_place_gets_the_report_at_its_end() -> None:
+def test_a_page_without_markers_gets_the_report_at_its_end() -> None:
     assert inserted('Mine\n', 'report').startswith('Mine\n\n.. benchmark begins')
     assert inserted(inserted('Mine\n', 'old'), 'new') == inserted('Mine\n', 'new')
 
 
-def test_the_plot_has_a_bar_for_each_median_the_longest_of_each_row_alike() -> None:
+def test_the_plot_has_a_bar_for_each_median_and_the_longest_bars_are_equal() -> None:
     image = ElementTree.fromstring(plot(VALUES, SYSTEMS, {'publish': 'Publish <it>', 'delay': 'Delay'}))
     space = '{http://www.w3.org/2000/svg}'
     texts = [element.text for element in image.iter(f'{space}text')]
@@ -197,7 +197,7 @@ def test_systems_take_turns_in_each_round() -> None:
     assert results.values[Row('publish', 'x, other', 's', True)] == {'a': [], 'b': []}
 
 
-def test_what_fails_on_one_system_costs_the_others_nothing() -> None:
+def test_a_failure_of_one_system_does_not_affect_the_others() -> None:
     told: list[str] = []
 
     def measured(system: Any) -> Sequence[float | None]:
@@ -219,7 +219,7 @@ def test_what_fails_on_one_system_costs_the_others_nothing() -> None:
     assert 'secret' not in ''.join(told)
 
 
-def test_a_server_that_is_away_is_named_with_what_to_set_and_without_its_password(
+def test_an_unreachable_server_is_reported_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv('RABBITMQ_URL', 'amqp://guest:secret@127.0.0.1:1//')
@@ -254,7 +254,7 @@ def test_an_error_is_one_short_line() -> None:
         ('POST', 'http://h/db/_changes?since=0', b'{"docs": [{}]}', 0),
     ],
 )
-def test_writes_are_told_from_reads(method: str, url: str, body: bytes | None, expected: int) -> None:
+def test_writes_are_counted_and_reads_are_not(method: str, url: str, body: bytes | None, expected: int) -> None:
     assert written(method, url, body) == expected
 
 
@@ -265,5 +265,5 @@ def test_a_body_has_its_size_and_is_always_the_same(size: int) -> None:
 
 
 @pytest.mark.parametrize('size', SIZES.values(), ids=list(SIZES))
-def test_no_load_takes_more_than_there_is(size: Any) -> None:
+def test_no_load_takes_more_than_its_backlog(size: Any) -> None:
     assert all(load.take <= load.backlog and load.backlog % load.consumers == 0 for load in size.loads)

@@ -1,4 +1,4 @@
-"""Errors of ours in one sentence, where nobody catches them (`celery_couchdb.brevity`)."""
+"""Uncaught errors of these packages are printed as one sentence (`celery_couchdb.brevity`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOGGER = logging.getLogger('celery.worker')
 
 
 def logged(caplog: pytest.LogCaptureFixture, exc: Exception, level: int) -> str:
-    """Return what a worker has in its log of an error that ends it."""
+    """Return the log of a worker that an error ends."""
     brevity.shorten_log()
-    brevity.shorten_log()  # the program and the backend both do
+    brevity.shorten_log()  # the program and the backend both call it
     with caplog.at_level(level, LOGGER.name):
         try:
             raise exc
@@ -27,7 +27,7 @@ def logged(caplog: pytest.LogCaptureFixture, exc: Exception, level: int) -> str:
     return caplog.text
 
 
-def test_a_worker_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_ends_with_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     text = logged(caplog, AccessDenied('no right'), logging.INFO)
     assert "Unrecoverable error: AccessDenied('no right')" in text
     assert 'Traceback' not in text
@@ -36,14 +36,14 @@ def test_a_worker_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ('exc', 'level'), [(AccessDenied('no right'), logging.DEBUG), (ValueError('a fault'), logging.INFO)]
 )
-def test_what_is_a_fault_and_what_somebody_debugs_has_its_traceback(
+def test_traceback_is_logged_for_other_errors_and_at_debug_level(
     caplog: pytest.LogCaptureFixture, exc: Exception, level: int
 ) -> None:
     assert 'Traceback' in logged(caplog, exc, level)
 
 
 def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[Any]:
-    """Return what is done with an error that nobody catches, raised in a function of a module."""
+    """Raise an uncaught error in a module; return the arguments of the original excepthook if it was called."""
     others: list[Any] = []
     monkeypatch.setattr(sys, 'excepthook', lambda *args: others.append(args))
     brevity.shorten_traceback()
@@ -52,19 +52,17 @@ def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[A
     try:
         names['main']()
     except Exception:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     return others
 
 
-def test_the_program_ends_with_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_program_ends_with_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(monkeypatch, ConfigurationError('write it otherwise'), 'celery.bin.celery') == []
     assert capsys.readouterr().err == 'Error: write it otherwise\n'
 
 
 @pytest.mark.parametrize(('exc', 'module'), [(ConfigurationError('x'), 'shop'), (ValueError('x'), 'celery.bin.celery')])
-def test_other_programs_and_other_errors_are_left_alone(
+def test_other_programs_and_errors_are_unchanged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], exc: Exception, module: str
 ) -> None:
     [(kind, value, traceback)] = told(monkeypatch, exc, module)

@@ -1,4 +1,4 @@
-"""What the chaos suite makes of a seed and of a ledger: the plan, the verdict, the table."""
+"""Plan, verdict and tables of the chaos suite."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_of(
     ends: bool = True,
     astray: bool = False,
 ) -> list[Event]:
-    """Return the events of a run, which came to its worker a moment before it began."""
+    """Return the events of a run; its message was received shortly before it began."""
     run: dict[str, Any] = {'key': key, 'try': try_, 'worker': worker, 'delivery': f'{key} {try_} {sent}:{delivery}'}
     begun = {**run, 'pid': pid, 'astray': astray}
     return [
@@ -134,7 +134,7 @@ def test_task_whose_last_try_never_ended_is_lost() -> None:
     assert judge([accepted('a', tries=2), *run_of('a', 1.0), *run_of('a', 2.0, try_=1)]).lost == []
 
 
-def test_what_was_not_accepted_need_not_run() -> None:
+def test_order_that_was_not_accepted_need_not_run() -> None:
     assert judge(run_of('a', 1.0, ends=False)).holds
 
 
@@ -148,7 +148,7 @@ def test_what_was_not_accepted_need_not_run() -> None:
         (fault(0.1, 0.2, ['w1.1@chaos'], deadly=True), False),
     ],
 )
-def test_early_acknowledged_task_may_go_with_its_process(fault: Event, excused: bool) -> None:
+def test_task_acknowledged_early_may_be_lost_with_its_process(fault: Event, excused: bool) -> None:
     verdict = judge([accepted('a', kind='early'), *run_of('a', 1.0, ends=False), fault])
     assert (verdict.at_most_once, verdict.lost) == ((['a'], []) if excused else ([], ['a']))
 
@@ -183,7 +183,7 @@ def test_second_run_needs_a_reason(faults: list[Event], explained: bool) -> None
     assert verdict.holds == explained
 
 
-def test_worker_that_was_paused_before_it_began_may_be_the_second() -> None:
+def test_pause_before_a_run_began_explains_it() -> None:
     paused = run_of('a', 9.0, worker='w2.1@chaos', received=1.0)
     assert judge(
         [accepted('a'), *paused, *run_of('a', 8.0, delivery=2), fault(2.0, 7.0, ['w2.1@chaos'])]
@@ -213,20 +213,20 @@ def test_body_of_a_chord_that_was_sent_twice() -> None:
 @pytest.mark.parametrize(
     ('at', 'astray', 'early'), [(9.9, False, True), (10.0, False, False), (8.0, True, False), (7.0, True, True)]
 )
-def test_before_its_time(at: float, astray: bool, early: bool) -> None:
+def test_run_that_began_too_early(at: float, astray: bool, early: bool) -> None:
     verdict = judge([accepted('a', kind='planned'), due('a', 10.0), *run_of('a', at, astray=astray)])
     assert bool(verdict.too_early) == early
     assert verdict.holds != early
 
 
-def test_pauses_that_no_fault_made_are_the_machine_s() -> None:
+def test_pauses_without_a_fault_count_as_the_operating_system_s() -> None:
     paused = fault(2.0, 9.0, ['w1.1@chaos'], event='machine')
     assert judge([paused]).pauses == 1
     assert judge([paused, fault(2.5, 8.5, ['w2.1@chaos'])]).pauses == 1
     assert judge([paused, fault(2.5, 8.5, ['w1.1@chaos'])]).pauses == 0
 
 
-def test_a_pause_of_the_network_hits_all_workers_and_no_fault_makes_it() -> None:
+def test_a_pause_of_the_proxies_affects_all_workers_and_no_fault_causes_it() -> None:
     paused = fault(2.0, 9.0, None, event='machine')
     assert judge([paused, fault(2.5, 8.5, ['w1.1@chaos'])]).pauses == 1
     runs = [*run_of('a', 1.0), *run_of('a', 8.0, worker='w2.1@chaos', delivery=2)]
@@ -234,15 +234,15 @@ def test_a_pause_of_the_network_hits_all_workers_and_no_fault_makes_it() -> None
     assert judge([accepted('a'), *runs]).twice == ['a']
 
 
-def test_who_is_not_let_run_notes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_records_its_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, times = Ledger(tmp_path / 'ledger'), iter([0.0, 0.6, 0.6, 5.0])
     monkeypatch.setattr('chaos.machine.time', SimpleNamespace(monotonic=lambda: next(times, 5.0)))
     with pauses_noted(ledger):
-        [event] = wait_for(ledger.news, 'the pause')
+        [event] = wait_for(ledger.new_events, 'the pause')
     assert (event['event'], event['began'], event['ended'], event['workers']) == ('machine', 0.6, 5.0, None)
 
 
-def test_what_stays_is_wrong() -> None:
+def test_leftovers_break_the_promise() -> None:
     assert not Verdict(remains=['1 messages are running in queue celery']).holds
 
 
@@ -284,7 +284,7 @@ def test_table() -> None:
     ('ahead', 'began', 'excused'),
     [(90.0, 1.0, True), (90.0, 3.0, False), (90.0, -20.0, False), (-90.0, 1.0, False), (0.0, 1.0, False)],
 )
-def test_clock_that_is_ahead_is_why_a_task_runs_early(ahead: float, began: float, excused: bool) -> None:
+def test_clock_that_is_ahead_explains_a_task_that_runs_early(ahead: float, began: float, excused: bool) -> None:
     """By the server's time it was due when it was delivered, at 2.0."""
     verdict = judge(
         [accepted('a'), due('a', 9.0), *run_of('a', 2.5, received=2.0), fault(began, began + 8.0, ahead=ahead)]
@@ -308,10 +308,10 @@ def test_clock_that_is_ahead_is_why_a_task_runs_early(ahead: float, began: float
 def test_listener_hears_the_last_event(events: list[Event], deaf: bool) -> None:
     verdict = judge(events)
     assert (verdict.deaf, verdict.holds) == (deaf, not deaf)
-    assert ('deaf: the listener' in complaints(verdict)) == deaf
+    assert ('missed the last event: the listener' in complaints(verdict)) == deaf
 
 
-def test_progress_knows_what_was_heard(tmp_path: Path) -> None:
+def test_progress_has_the_last_received_event(tmp_path: Path) -> None:
     progress = Progress(ledger := Ledger(tmp_path / 'ledger'))
     progress.update()
     assert progress.heard == -1

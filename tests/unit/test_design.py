@@ -1,4 +1,4 @@
-"""How queues stand in the views (`kombu_couchdb.design`)."""
+"""The keys of queues in views (`kombu_couchdb.design`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kombu_couchdb import design
         ('😀\0', '%F0%9F%98%80%00'),
     ],
 )
-def test_a_name_stands_there_as_javascript_writes_it(name: str, key: str) -> None:
+def test_key_of_a_name_equals_that_of_javascript(name: str, key: str) -> None:
     assert design.key_of(name) == key
     assert design.queue_of(key) == name
 
 
 @pytest.mark.parametrize('key', [None, 5, ['q'], {}])
-def test_what_is_no_name_is_none(key: object) -> None:
+def test_value_that_is_not_a_name_is_none(key: object) -> None:
     assert design.queue_of(key) is None

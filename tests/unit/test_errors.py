@@ -1,4 +1,4 @@
-"""The error tree, and how HTTP becomes it (`kombu_couchdb.errors`)."""
+"""The error classes, and their mapping from HTTP responses (`kombu_couchdb.errors`)."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def refused(status: int, body: Any = None, user: str | None = 'me', size: int = 
     return errors.from_status(response, WHERE, user, size)
 
 
-# -- the tree
+# -- class hierarchy
 
 
 @pytest.mark.parametrize('name', errors.__all__)
-def test_all_are_one_family(name: str) -> None:
+def test_all_errors_have_one_base_class(name: str) -> None:
     if name != 'RETRIED':
         assert issubclass(getattr(errors, name), errors.CouchDBError)
 
 
-def test_what_is_retried_is_an_oserror_and_nothing_else_is() -> None:
+def test_exactly_the_retried_errors_are_oserrors() -> None:
     assert set(errors.RETRIED) == {errors.ServerUnavailable, errors.DatabaseMissing}
     for name in set(errors.__all__) - {'RETRIED'}:
         kind = getattr(errors, name)
-        # kombu and Celery retry on OSError of their own accord.
+        # kombu and Celery retry on OSError by themselves.
         assert issubclass(kind, OSError) == issubclass(kind, errors.RETRIED)
 
 
-def test_a_wrong_option_is_a_value_error() -> None:
+def test_wrong_option_is_a_value_error() -> None:
     assert issubclass(errors.ConfigurationError, ValueError)
 
 
-# -- answers
+# -- responses
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_wrong_option_is_a_value_error() -> None:
         (504, b'[' * 100_000, errors.ServerUnavailable),
     ],
 )
-def test_each_status_has_its_class(status: int, body: Any, kind: type[Exception]) -> None:
+def test_class_of_each_status(status: int, body: Any, kind: type[Exception]) -> None:
     error = refused(status, body)
     assert type(error) is kind
     assert WHERE in str(error)
@@ -92,7 +92,7 @@ def test_each_status_has_its_class(status: int, body: Any, kind: type[Exception]
     assert '<html>' not in str(error)
 
 
-def test_the_server_s_reason_is_told_and_never_at_length() -> None:
+def test_reason_of_the_server_is_shown_shortened() -> None:
     assert 'Document update conflict.' in str(
         refused(409, {'error': 'conflict', 'reason': 'Document update conflict.'})
     )
@@ -102,17 +102,17 @@ def test_the_server_s_reason_is_told_and_never_at_length() -> None:
 
 
 @pytest.mark.parametrize(('user', 'named'), [('me', "user 'me'"), (None, 'nobody (no user in the URL)')])
-def test_who_was_refused_is_told(user: str | None, named: str) -> None:
+def test_refused_user_is_named(user: str | None, named: str) -> None:
     assert named in str(refused(401, {'reason': 'Name or password is incorrect.'}, user))
 
 
-def test_the_size_that_was_too_large_is_told() -> None:
+def test_size_that_was_too_large_is_shown() -> None:
     text = str(refused(413, {'error': 'too_large', 'reason': 'the request entity is too large'}, size=9_000_000))
     assert '9,000,000 bytes' in text
     assert 'max_document_size' in text
 
 
-# -- no answers
+# -- missing responses
 
 
 def nested() -> Exception:
@@ -142,7 +142,7 @@ def nested() -> Exception:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else '',
 )
-def test_each_failure_has_its_class(exc: OSError, kind: type[Exception], text: str) -> None:
+def test_class_of_each_failure(exc: OSError, kind: type[Exception], text: str) -> None:
     error = errors.from_transport(exc, WHERE)
     assert type(error) is kind
     assert str(error).startswith(f'{WHERE}: ')
@@ -150,30 +150,30 @@ def test_each_failure_has_its_class(exc: OSError, kind: type[Exception], text: s
     assert SECRET not in str(error)
 
 
-def test_the_cause_is_one_short_line() -> None:
+def test_cause_is_one_short_line() -> None:
     exc = http.ConnectionError(ValueError('first\nsecond' + 'x' * 5000))
     assert str(errors.from_transport(exc, WHERE)) == f'{WHERE}: first'
     assert len(str(errors.from_transport(http.ConnectionError('y' * 5000), WHERE))) < 300
 
 
-def test_a_cause_without_text_is_named_by_its_class() -> None:
+def test_cause_without_text_is_named_by_its_class() -> None:
     assert (
         str(errors.from_transport(http.ConnectionError(ConnectionResetError()), WHERE))
         == f'{WHERE}: ConnectionResetError'
     )
 
 
-# -- who may not
+# -- missing rights
 
 
-def test_a_user_who_may_not_is_named_with_what_to_do() -> None:
-    assert str(errors.may_not('http://host/db', 'me', 'set up the database', 'ask somebody')) == (
+def test_refused_user_is_named_with_a_remedy() -> None:
+    assert str(errors.access_denied('http://host/db', 'me', 'set up the database', 'ask somebody')) == (
         "http://host/db: user 'me' may not set up the database; ask somebody"
     )
 
 
-def test_without_a_user_that_is_what_is_missing() -> None:
-    assert str(errors.may_not('http://host/db', None, 'set up the database', 'ask somebody')) == (
+def test_missing_user_is_reported() -> None:
+    assert str(errors.access_denied('http://host/db', None, 'set up the database', 'ask somebody')) == (
         'http://host/db: no user in the URL, and without one nobody may set up the database; '
         'write couchdb://user:password@host:port/db'
     )
@@ -182,14 +182,14 @@ def test_without_a_user_that_is_what_is_missing() -> None:
     )
 
 
-def test_no_text_names_a_user_as_python_does() -> None:
-    """`user None` came from texts of modules that wrote the user themselves."""
+def test_no_message_contains_the_repr_of_a_user() -> None:
+    """Only errors.py formats user names, because others wrote `user None`."""
     for path in sorted(ROOT.glob('*_couchdb/**/*.py')):
         assert not re.search(r'user \{[^}]*user!r\}', path.read_text('utf-8')) or path.name == 'errors.py', path
 
 
 @pytest.mark.parametrize('name', ['broker', 'results'])
-def test_a_database_that_nobody_may_set_up_without_a_user(name: str) -> None:
+def test_setup_of_a_database_without_a_user(name: str) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise errors.AccessDenied('You are not a server admin.')
 

@@ -1,4 +1,4 @@
-"""How the demo is interrupted (`examples.demo.interrupts`)."""
+"""Interruption of the demo (`examples.demo.interrupts`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_signal_whose_exception_is_lost_in_a_destructor() -> None:
     assert (done.stdout, done.stderr) == ('stopped\n', '')
 
 
-def test_other_errors_in_destructors_are_told() -> None:
+def test_other_errors_in_destructors_are_printed() -> None:
     done = run_python(LOST.format(act='1 / 0'))
     assert done.stdout == ''
     assert 'ZeroDivisionError' in done.stderr

@@ -1,17 +1,19 @@
-"""Log lines cannot be forged by what they quote."""
+"""Log lines cannot be forged by the values in them."""
 
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
+from tests.support import ROOT
 
 logger = get_logger('kombu_couchdb.tests.log')
 
-#: As the id of a document could be.
+#: A possible id of a document.
 FORGED = 'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9b'
 SHOWN = r'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9b'
 
@@ -28,17 +30,25 @@ SHOWN = r'abc\n[2026-11-22 10:00:00,000: INFO/MainProcess] all is well\x1b[2J\x9
         (('100 %',), '100 %'),
     ],
 )
-def test_each_is_one_line(args: tuple[object, ...], line: str, caplog: pytest.LogCaptureFixture) -> None:
-    logger.warning(*args)  # type: ignore[arg-type]
+def test_log_record_is_one_line(args: tuple[object, ...], line: str, caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning(*args)
     assert [record.getMessage() for record in caplog.records] == [line]
 
 
-def test_the_text_before_it_is_filled_in_stays(caplog: pytest.LogCaptureFixture) -> None:
-    """What collects logs groups them by it."""
+def test_message_template_is_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+    """Log collectors group records by their template."""
     logger.error('message %s is gone', FORGED)
     assert caplog.records[0].msg == 'message %s is gone'
 
 
-def test_asking_twice_gives_the_same() -> None:
+def test_get_logger_returns_the_same_logger() -> None:
     assert get_logger(logger.name) is logger
     assert isinstance(logger, logging.Logger)
+
+
+def test_each_module_logs_below_the_root_of_its_package() -> None:
+    """`kombu_couchdb` and `celery_couchdb` set the level of all of our loggers."""
+    for package in ('kombu_couchdb', 'celery_couchdb'):
+        for path in (ROOT / package).rglob('*.py'):
+            names = re.findall(r'\bget_?[lL]ogger\((?!name)(.*?)\)', path.read_text('utf-8'))
+            assert set(names) <= {'__name__', '_LOGGER'}, path  # the last is Celery's own

@@ -1,4 +1,4 @@
-"""`broker_transport_options` (`kombu_couchdb.options`), and what its page says of it."""
+"""`broker_transport_options` (`kombu_couchdb.options`) and their documentation."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ def test_there_are_options_of_each_kind() -> None:
     assert SWITCHES
 
 
-def test_nothing_given_is_all_defaults() -> None:
+def test_defaults() -> None:
     assert Options.of({}) == Options()
 
 
 @pytest.mark.parametrize('name', SECONDS)
 @pytest.mark.parametrize('value', [1, 2.5, 0.001, 10**6])
-def test_seconds_may_be_whole_or_not(name: str, value: float) -> None:
+def test_seconds_may_be_integers_or_floats(name: str, value: float) -> None:
     found = getattr(Options.of({'visibility_timeout': 10**7, name: value}), name)
     assert found == value
     assert isinstance(found, float)
 
 
 @pytest.mark.parametrize('name', WHOLE)
-def test_numbers_are_taken(name: str) -> None:
+def test_numbers_are_accepted(name: str) -> None:
     assert getattr(Options.of({name: 7}), name) == 7
 
 
 @pytest.mark.parametrize('name', SWITCHES)
 @pytest.mark.parametrize('value', [True, False])
-def test_switches_are_taken(name: str, value: bool) -> None:
+def test_switches_are_accepted(name: str, value: bool) -> None:
     assert getattr(Options.of({name: value}), name) is value
 
 
 @pytest.mark.parametrize('value', ['environment', 'shop.secrets:couchdb', 'shop.secrets.couchdb'])
-def test_the_source_of_credentials_is_named(value: str) -> None:
+def test_source_of_credentials_is_accepted(value: str) -> None:
     assert Options.of({'credentials': value}).credentials == value
 
 
 @pytest.mark.parametrize(
     'value', [('user', 'secret-word'), {'user': 'secret-word'}, lambda: ('user', 'secret-word'), '', None, 1]
 )
-def test_credentials_themselves_are_refused_and_not_told(value: Any) -> None:
+def test_credentials_themselves_are_refused_without_being_shown(value: Any) -> None:
     with pytest.raises(
         ConfigurationError, match='credentials must be "environment" or the dotted path of a function'
     ) as caught:
@@ -64,17 +64,17 @@ def test_credentials_themselves_are_refused_and_not_told(value: Any) -> None:
 
 
 @pytest.mark.parametrize('value', ['basic', 'cookie'])
-def test_the_ways_to_send_them_are_taken(value: str) -> None:
+def test_authentication_methods_are_accepted(value: str) -> None:
     assert Options.of({'auth': value}).auth == value
 
 
 @pytest.mark.parametrize('value', ['digest', 'Cookie', '', None, True])
-def test_another_way_is_refused(value: Any) -> None:
+def test_unknown_authentication_method_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match='auth must be one of basic, cookie'):
         Options.of({'auth': value})
 
 
-def test_one_option_leaves_the_others() -> None:
+def test_one_option_keeps_the_other_defaults() -> None:
     assert Options.of({'claim_batch': 5}) == Options(claim_batch=5)
 
 
@@ -82,17 +82,17 @@ def test_one_option_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     'value', ['5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr
 )
-def test_what_is_no_number_above_0_is_refused_by_name(name: str, value: Any) -> None:
+def test_value_that_is_not_a_positive_number_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf'\b{name}\b.*number.*above 0, not {re.escape(repr(value))}'):
         Options.of({name: value})
 
 
-def test_a_delivery_limit_of_0_is_none() -> None:
+def test_delivery_limit_of_0_means_none() -> None:
     assert Options.of({'delivery_limit': 0}).delivery_limit == 0
 
 
 @pytest.mark.parametrize('value', ['5', None, True, -1, 0.0, 2.5, float('inf')], ids=repr)
-def test_what_is_no_delivery_limit_is_refused(value: Any) -> None:
+def test_invalid_delivery_limit_is_refused(value: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=rf'delivery_limit must be a whole number.*not {re.escape(repr(value))}'
     ):
@@ -108,20 +108,20 @@ def test_fractions_of_messages_are_refused(name: str, value: float) -> None:
 
 @pytest.mark.parametrize('name', SWITCHES)
 @pytest.mark.parametrize('value', ['true', 'no', 0, 1, None, 1.0], ids=repr)
-def test_switches_are_true_or_false(name: str, value: Any) -> None:
+def test_switches_must_be_booleans(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f'{name} must be True or False, not {value!r}'):
         Options.of({name: value})
 
 
 @pytest.mark.parametrize('name', ['visibility_time', 'VISIBILITY_TIMEOUT', 'global_keyprefix', 'of', ''])
-def test_an_unknown_name_is_told_with_the_known_ones(name: str) -> None:
+def test_error_about_an_unknown_option_lists_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f'unknown transport option {name!r}') as caught:
         Options.of({'visibility_timeout': 5, name: 1})
     for f in fields(Options):
         assert f.name in str(caught.value)
 
 
-def test_an_option_without_a_default_is_checked_as_it_says() -> None:
+def test_option_without_a_default_uses_its_own_check() -> None:
     @dataclass(frozen=True)
     class More:
         colour: str | None = word('red', 'blue')
@@ -148,22 +148,22 @@ def test_an_option_without_a_default_is_checked_as_it_says() -> None:
         'deadletter_queue',
     ],
 )
-def test_options_of_kombu_itself_are_left_to_it(name: str) -> None:
+def test_options_of_kombu_are_ignored(name: str) -> None:
     assert Options.of({name: object()}) == Options()
 
 
-def test_options_cannot_be_changed() -> None:
+def test_options_are_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         Options().claim_batch = 5  # type: ignore[misc]
 
 
-def test_the_given_options_are_left_as_they_are() -> None:
+def test_given_options_are_not_modified() -> None:
     given = {'claim_batch': 5, 'max_retries': 3}
     Options.of(given)
     assert given == {'claim_batch': 5, 'max_retries': 3}
 
 
-def test_the_page_lists_every_option_with_its_default() -> None:
+def test_documentation_lists_every_option_with_its_default() -> None:
     text = (Path(__file__).parents[2] / 'docs/reference/settings.rst').read_text('utf-8')
     section = text.split('\nTransport options\n=================\n')[1]
     assert 'broker_transport_options' in section.splitlines()[1]
@@ -174,7 +174,7 @@ def test_the_page_lists_every_option_with_its_default() -> None:
 
 @pytest.mark.parametrize('name', ['request_timeout', 'connect_timeout'])
 @pytest.mark.parametrize(('value', 'lease'), [(60.0, None), (100, None), (5, 5), (5.0, 3.0)])
-def test_requests_may_not_hang_as_long_as_the_lease(name: str, value: float, lease: float | None) -> None:
+def test_time_limits_longer_than_the_lease_are_refused(name: str, value: float, lease: float | None) -> None:
     given = {name: value, **({} if lease is None else {'visibility_timeout': lease})}
     with pytest.raises(
         ConfigurationError,
@@ -187,7 +187,7 @@ def test_requests_may_not_hang_as_long_as_the_lease(name: str, value: float, lea
 @pytest.mark.parametrize(
     ('lease', 'request_timeout', 'connect_timeout'), [(60.0, 8.0, 4.0), (24.0, 8.0, 4.0), (6.0, 2.0, 2.0)]
 )
-def test_time_limits_of_requests_fit_the_lease(lease: float, request_timeout: float, connect_timeout: float) -> None:
+def test_default_time_limits_fit_the_lease(lease: float, request_timeout: float, connect_timeout: float) -> None:
     options = Options.of({'visibility_timeout': lease})
     assert (options.request_timeout, options.connect_timeout) == (request_timeout, connect_timeout)
     assert Options.of({'visibility_timeout': 5.0, 'request_timeout': 4.9}).request_timeout == 4.9

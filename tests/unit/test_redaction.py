@@ -1,4 +1,4 @@
-"""Passwords in URLs are hidden wherever kombu or Celery show one (`couchdb.redaction`, `celery_couchdb.redaction`)."""
+"""Masked passwords in URLs that kombu and Celery show (`couchdb.redaction`, `celery_couchdb.redaction`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_passwords_are_masked_in_each_url_of_a_list(url: str, shown: str) -> Non
 
 
 @pytest.mark.parametrize('char', list('/#?@:%[];\n ü'))
-def test_a_password_that_is_not_quoted_is_masked_as_a_whole(char: str) -> None:
+def test_unquoted_password_is_masked_completely(char: str) -> None:
     password = f'{SECRET}{char}{OTHER}{char}'
     assert redacted(f'couchdb://me:{password}@a;couchdb://me:{password}@b') == 'couchdb://me:**@a;couchdb://me:**@b'
 
@@ -53,7 +53,7 @@ def test_kombu_masks_each_url_of_a_list() -> None:
 
 
 class Django:
-    """Settings as Django has them."""
+    """Settings in the style of Django."""
 
     CELERY_BROKER_URL = SAME
     CELERY_BROKER_READ_URL = SAME
@@ -93,7 +93,7 @@ def test_settings_are_shown_without_passwords(app: Celery) -> None:
     assert len(table) > 100
 
 
-def test_settings_that_are_not_ours_are_shown_as_celery_shows_them() -> None:
+def test_other_settings_are_shown_as_by_celery() -> None:
     shown = app_of(
         {'broker_url': 'memory://me:word@a', 'task_default_queue': 'couchdb', 'security_key': ONE}
     ).conf.table()
@@ -102,7 +102,7 @@ def test_settings_that_are_not_ours_are_shown_as_celery_shows_them() -> None:
     assert shown['security_key'] == '********'
 
 
-def test_a_connection_tells_its_alternates_without_passwords_and_goes_on_with_them() -> None:
+def test_connection_masks_passwords_of_alternates_and_keeps_using_them() -> None:
     with Connection(SAME) as connection:
         assert connection.transport.address.password == SECRET
         for one in (connection, connection.clone()):
@@ -118,7 +118,7 @@ def test_a_connection_tells_its_alternates_without_passwords_and_goes_on_with_th
         assert OTHER not in str({**connection.info(), 'password': None})
 
 
-def test_a_connection_that_was_pickled_sends_no_mask_for_a_password() -> None:
+def test_pickled_connection_keeps_the_password() -> None:
     with Connection(SAME) as connection:
         connection.transport  # noqa: B018
         copy = pickle.loads(pickle.dumps(connection))
@@ -126,7 +126,7 @@ def test_a_connection_that_was_pickled_sends_no_mask_for_a_password() -> None:
         assert copy.transport.address.others == ()
 
 
-def test_a_backend_is_told_without_any_password() -> None:
+def test_backend_url_is_shown_without_passwords() -> None:
     backend = app_of({'result_backend': SAME}).backend
     assert backend.as_uri() == 'couchdb://me:**@a:1/db;couchdb://you:**@b:2/db'
     assert backend.as_uri(include_password=True) == SAME

@@ -1,4 +1,4 @@
-"""What kombu and Celery find without being told: the entry points, and what they load."""
+"""The entry points through which kombu and Celery find these packages, and the modules that they load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def entry_points() -> list[tuple[str, str, str]]:
     ]
 
 
-def test_importing_the_package_loads_nothing_that_is_slow_and_makes_both_schemes_known() -> None:
+def test_import_is_fast_and_registers_both_schemes() -> None:
     code = (
         'import sys, kombu_couchdb; from kombu.transport import TRANSPORT_ALIASES as known; '
         'print(known["couchdb"], known["couchdbs"]); '
@@ -44,7 +44,7 @@ def test_importing_the_package_loads_nothing_that_is_slow_and_makes_both_schemes
     ]
 
 
-def test_the_transport_that_is_named_exists() -> None:
+def test_registered_transport_exists() -> None:
     from kombu.transport import resolve_transport
 
     import kombu_couchdb  # noqa: F401
@@ -67,7 +67,7 @@ def test_both_packages_are_found_through_entry_points() -> None:
     }
 
 
-def test_the_hook_is_a_serializer_without_a_codec() -> None:
+def test_hook_is_a_serializer_without_a_codec() -> None:
     from kombu.serialization import SerializerRegistry
 
     from kombu_couchdb import hook
@@ -90,7 +90,7 @@ def test_the_hook_is_a_serializer_without_a_codec() -> None:
     ],
     ids=['the program', 'the result backend'],
 )
-def test_a_worker_has_our_command_and_no_other_process_loads_it(before: str, start: str) -> None:
+def test_only_workers_load_the_remote_control_command(before: str, start: str) -> None:
     code = (
         'import sys; from celery import Celery, signals; '
         f'{before}; print("celery_couchdb.control" in sys.modules); {start}; '
@@ -102,7 +102,7 @@ def test_a_worker_has_our_command_and_no_other_process_loads_it(before: str, sta
     assert done.stdout.split() == ['False', 'celery_couchdb.control']
 
 
-def test_the_version_is_one() -> None:
+def test_versions_agree() -> None:
     import kombu_couchdb
 
     setup = ConfigParser()

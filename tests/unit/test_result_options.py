@@ -1,4 +1,4 @@
-"""`result_backend_transport_options` (`celery_couchdb.options`), and what its page says of it."""
+"""`result_backend_transport_options` (`celery_couchdb.options`) and their documentation."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_defaults() -> None:
         ('create_database', False),
     ],
 )
-def test_options_are_taken(name: str, value: Any) -> None:
+def test_options_are_accepted(name: str, value: Any) -> None:
     assert getattr(backend_of(**{name: value}).options, name) == value
 
 
-def test_retry_policy_is_completed() -> None:
+def test_retry_policy_is_completed_with_defaults() -> None:
     assert dict(Options.of({'retry_policy': {'max_retries': 3}}).retry_policy) == {
         'max_retries': 3,
         'interval_start': 0,
@@ -70,14 +70,14 @@ def test_wrong_options_are_refused_by_name(name: str, value: Any) -> None:
     assert 'secret' not in str(caught.value)
 
 
-def test_an_unknown_name_is_told_with_all_known_ones() -> None:
+def test_error_about_an_unknown_option_lists_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="unknown transport option 'retry_polcy'") as caught:
         backend_of(retry_polcy={})
     for name in (*(f.name for f in fields(Options)), 'retry_policy', 'global_keyprefix'):
         assert re.search(rf'known are: .*\b{name}\b', str(caught.value))
 
 
-def test_prefix_is_put_before_every_id() -> None:
+def test_global_keyprefix_is_prepended_to_every_id() -> None:
     backend = backend_of(global_keyprefix='shop')
     assert [backend.get_key_for_task('x'), backend.get_key_for_group('x'), backend.chords._prefix] == [
         'shop_celery-task-meta-x',
@@ -86,7 +86,7 @@ def test_prefix_is_put_before_every_id() -> None:
     ]
 
 
-def test_the_page_lists_every_option_with_its_default() -> None:
+def test_documentation_lists_every_option_with_its_default() -> None:
     text = (Path(__file__).parents[2] / 'docs/reference/settings.rst').read_text('utf-8')
     section = text.split('\nIn ``result_backend_transport_options``')[1]
     table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]

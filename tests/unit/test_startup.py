@@ -1,4 +1,4 @@
-"""What a worker does when CouchDB refuses its results (`celery_couchdb.startup`, `celery_couchdb.backend`)."""
+"""Results that CouchDB refuses, at the start of a worker and later (`celery_couchdb.startup`, `.backend`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kombu_couchdb.errors import AccessDenied, BrokenAnswer, Conflict, NotCouchD
 
 
 class Server:
-    """Stands in for CouchDB: notes what is written, and answers with an error, from the nth write on."""
+    """A simulated CouchDB that records writes, and raises an error from the nth write on."""
 
     def __init__(self, error: Exception | None = None, after: int = 0) -> None:
         self.error, self.after = error, after
@@ -37,7 +37,7 @@ def backend_of(server: Server, **settings: Any) -> Any:
     return backend
 
 
-def test_a_result_is_stored_and_deleted() -> None:
+def test_worker_stores_and_deletes_a_test_result() -> None:
     server = Server()
     startup.check(backend_of(server, result_backend_transport_options={'global_keyprefix': 'shop_'}))
     stored, deleted = server.written
@@ -48,7 +48,7 @@ def test_a_result_is_stored_and_deleted() -> None:
 
 
 @pytest.mark.parametrize('error', [AccessDenied('these are read-only'), NotCouchDB('a web page')])
-def test_what_is_refused_ends_the_worker_with_one_sentence(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_result_ends_the_worker_with_one_sentence(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(WorkerShutdown) as caught:
         startup.check(backend_of(Server(error)))
     assert caught.value.code == 1
@@ -58,14 +58,14 @@ def test_what_is_refused_ends_the_worker_with_one_sentence(error: Exception, cap
 
 
 @pytest.mark.parametrize('error', [ServerUnavailable('answered 507: insufficient_storage'), BrokenAnswer('cut')])
-def test_an_outage_ends_nothing(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_outage_does_not_end_the_worker(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     server = Server(error)
     startup.check(backend_of(server))
-    assert len(server.written) == 1  # it is not tried again: the worker waits for nothing
+    assert len(server.written) == 1  # the write is not retried, so that the worker does not wait
     assert caplog.messages == [f'results cannot be stored just now: {error}']
 
 
-def test_who_may_not_delete_may_store(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_deletion_does_not_end_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     startup.check(backend_of(Server(AccessDenied('no deletions'), after=1)))
     assert caplog.messages == []
 
@@ -81,9 +81,7 @@ def test_who_may_not_delete_may_store(caplog: pytest.LogCaptureFixture) -> None:
         ({'task_ignore_result': True}, False, 2),
     ],
 )
-def test_nothing_is_tried_where_no_task_has_a_result(
-    settings: dict[str, Any], ignored: bool | None, writes: int
-) -> None:
+def test_no_check_if_no_task_stores_results(settings: dict[str, Any], ignored: bool | None, writes: int) -> None:
     server = Server()
     backend = backend_of(server, **settings)
     if ignored is not None:
@@ -94,18 +92,18 @@ def test_nothing_is_tried_where_no_task_has_a_result(
 
         backend.app.finalize()
         for name in [name for name in backend.app.tasks if name != 'one' and not name.startswith('celery.')]:
-            backend.app.tasks.unregister(name)  # what plugins have added
+            backend.app.tasks.unregister(name)  # a task that plugins have added
     startup.check(backend)
     assert len(server.written) == writes
 
 
-def test_it_is_tried_once_and_not_again_when_the_broker_comes_back() -> None:
+def test_check_is_not_repeated_after_a_reconnect() -> None:
     server = Server()
     backend = backend_of(server)
     backend.app.app = backend.app
     try:
         for _ in range(3):
-            # Not by the signal: before 5.7 a receiver at the address of one that is gone is not connected.
+            # Not through the signal: before 5.7, Celery does not connect a receiver at the address of a collected one.
             backend._on_worker_ready(sender=backend.app)
             server.error = AccessDenied('no more')
     finally:
@@ -113,7 +111,7 @@ def test_it_is_tried_once_and_not_again_when_the_broker_comes_back() -> None:
     assert len(server.written) == 2
 
 
-# -- rights that are taken away while it runs
+# -- rights that are revoked while a worker runs
 
 
 def refusing() -> Any:
@@ -126,19 +124,19 @@ def refusing() -> Any:
     return backend
 
 
-def test_a_result_that_is_refused_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_result_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     request = Context(id='x', task='add')
     refusing().mark_as_done('x', 3, request)
     assert caplog.messages == ['the result of add[x] (SUCCESS) is lost: these are read-only']
     assert caplog.records[0].exc_info is None
 
 
-def test_a_program_that_stores_a_result_itself_is_told_by_an_exception() -> None:
+def test_refused_result_raises_outside_of_workers() -> None:
     with pytest.raises(AccessDenied):
         refusing().store_result('x', 3, 'SUCCESS')
 
 
-def test_other_errors_are_raised_as_before() -> None:
+def test_other_errors_are_raised() -> None:
     backend = backend_of(Server())
 
     def conflict(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the vacuum decides without a server: whose a tombstone is, which are old, how many go in one request, and when not to."""
+"""Decisions of the vacuum, without a server: which tombstones it purges and when, batch sizes, and refusals."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ MESSAGE = '065bfeda25e000000abcdef0123456'
         'chord-unlock-5:part:0',
     ],
 )
-def test_our_documents_are_known_by_their_ids(doc_id: str) -> None:
+def test_documents_of_these_packages_are_recognized_by_id(doc_id: str) -> None:
     assert is_ours(doc_id)
 
 
-def test_new_messages_are_ours() -> None:
+def test_new_messages_are_recognized() -> None:
     assert is_ours(workitem.new_id(1_790_000_000.0))
 
 
@@ -58,25 +58,25 @@ def test_new_messages_are_ours() -> None:
         f'{MESSAGE}-x',
     ],
 )
-def test_documents_of_others_are_known_too(doc_id: str) -> None:
+def test_foreign_documents_are_not_recognized(doc_id: str) -> None:
     assert not is_ours(doc_id)
 
 
-def test_messages_that_are_published_once_are_ours_and_not_like_documents_of_others() -> None:
+def test_idempotent_messages_are_recognized() -> None:
     with idempotency.idempotent('chord-unlock-5'):
         doc_id = idempotency.fixed_id({'headers': {'id': 'some task'}})
     assert doc_id is not None
     assert is_ours(doc_id)
-    assert not is_ours(doc_id.rpartition(':')[2])  # CouchDB gives such ids to documents that come without one
+    assert not is_ours(doc_id.rpartition(':')[2])  # CouchDB generates such ids for documents without an id
 
 
-def test_parcels_and_their_messages_are_ours() -> None:
+def test_parcels_and_their_messages_are_recognized() -> None:
     assert is_ours(moved_id('order-17'))
     assert is_ours(f'p:{MESSAGE}')
     assert not is_ours('p:order-17')
 
 
-def test_a_purge_is_never_larger_than_couchdb_takes() -> None:
+def test_purge_requests_fit_the_limits_of_couchdb() -> None:
     many = [Tombstone(f'a{number}', ('1-a',)) for number in range(250)]
     torn = [
         Tombstone('b', tuple(f'2-{number}' for number in range(2500))),
@@ -99,7 +99,7 @@ class Clock:
 
 
 class Database:
-    """As much of a client as marks need."""
+    """A simulated client with the methods that marks need."""
 
     def __init__(self) -> None:
         self.clock, self.docs, self.seq = Clock(), dict[str, Any](), 0
@@ -118,15 +118,15 @@ class Database:
         return '0-1'
 
 
-def test_the_latest_mark_that_is_old_enough_counts() -> None:
+def test_latest_mark_that_is_old_enough_counts() -> None:
     database: Any = Database()
     marks = Marks(database)
-    assert marks.old(0) is None
+    assert marks.latest(0) is None
     for at in (1000, 1100, 1200):
         database.clock.time = at
-        marks.take(150)
+        marks.add(150)
     database.clock.time = 1260
-    assert [marks.old(age) for age in (0, 60, 61, 160, 161, 260, 261)] == [
+    assert [marks.latest(age) for age in (0, 60, 61, 160, 161, 260, 261)] == [
         '3-opaque',
         '3-opaque',
         '2-opaque',
@@ -137,29 +137,29 @@ def test_the_latest_mark_that_is_old_enough_counts() -> None:
     ]
 
 
-def test_what_is_left_to_wait_is_told() -> None:
+def test_ready_in_returns_the_remaining_seconds() -> None:
     database: Any = Database()
     marks = Marks(database)
     assert marks.ready_in(300) == 300
-    marks.take(300)
+    marks.add(300)
     database.clock.time += 100
-    marks.take(300)
+    marks.add(300)
     assert marks.ready_in(300) == 200
     database.clock.time += 500
     assert marks.ready_in(300) == 0
 
 
-def test_marks_that_a_later_one_replaces_are_forgotten() -> None:
+def test_superseded_marks_are_deleted() -> None:
     database: Any = Database()
     marks = Marks(database)
     for number in range(50):
         database.clock.time = 1000.0 + number * 100
-        marks.take(300)
+        marks.add(300)
     assert [mark['date'] for mark in database.docs['_design/celery-marks']['marks']] == [5600.0, 5700.0, 5800.0, 5900.0]
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], welcome: str = 'couchdb') -> Cluster:
-    """Return a cluster whose server answers as is told."""
+    """Return a cluster whose server sends the given responses."""
     found = Cluster(Client(Address(user='me', password='secret-word')))
 
     def request(method: str, path: str, *args: Any, **kwargs: Any) -> Any:
@@ -172,56 +172,56 @@ def cluster(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], welcome: s
     return found
 
 
-def test_with_a_node_down_nothing_is_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_purged_while_a_node_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match=r'node b@host is down.*start it, or take it out of the cluster$'):
         cluster(monkeypatch, {'/_membership': {'all_nodes': ['a@host'], 'cluster_nodes': ['a@host', 'b@host']}}).check()
 
 
-def test_the_embedded_server_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match='embedded'):
         cluster(monkeypatch, {}, welcome='express-pouchdb').check()
 
 
-def test_who_is_no_administrator_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vacuum_needs_an_administrator(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AccessDenied, match=r"user 'me' is no server administrator.*--admin$"):
         cluster(monkeypatch, {'/_membership': AccessDenied('You are not a server admin.')}).check()
 
 
-def test_a_wrong_password_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_password_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = AccessDenied("http://localhost:5984 refused user 'admin': Name or password is incorrect")
     with pytest.raises(AccessDenied, match=r'incorrect$'):
         cluster(monkeypatch, {'/_membership': refused}).check()
 
 
-def test_notes_that_somebody_spoilt_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_notes_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(Address())
-    for spoilt in (5, 'x', {'seq': 1}, [5], [{'seq': 'x', 'date': 5.0}], [{'seq': 5, 'date': 'x'}], ['a', 5]):
+    for malformed in (5, 'x', {'seq': 1}, [5], [{'seq': 'x', 'date': 5.0}], [{'seq': 5, 'date': 'x'}], ['a', 5]):
         monkeypatch.setattr(
-            client, 'get', lambda doc_id, spoilt=spoilt: {'_id': doc_id, 'marks': spoilt, 'purging': spoilt}
+            client, 'get', lambda doc_id, malformed=malformed: {'_id': doc_id, 'marks': malformed, 'purging': malformed}
         )
         marks = Marks(client)
-        assert (marks.old(0.0), marks.purging(), marks.ready_in(5.0)) == (None, [], 5.0)
+        assert (marks.latest(0.0), marks.purging(), marks.ready_in(5.0)) == (None, [], 5.0)
 
 
 NODES = {'all_nodes': ['a@host', 'b@host', 'c@host'], 'cluster_nodes': ['a@host', 'b@host']}
 
 
 def systems(**second: Any) -> dict[str, Any]:
-    """Return the answers of a cluster whose second node says so of itself."""
+    """Return the responses of a cluster whose second node reports this state."""
     good = {'uptime': 1000, 'internal_replication_jobs': 0}
     return {'/_membership': NODES, '/_node/a%40host/_system': good, '/_node/b%40host/_system': {**good, **second}}
 
 
-def test_a_node_that_may_have_missed_deletions_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_may_have_missed_deletions_stops_the_vacuum(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(monkeypatch, systems()).synchronise(300)
     with pytest.raises(Refused, match=r'node b@host was started 20 s ago'):
         cluster(monkeypatch, systems(uptime=20)).synchronise(300)
-    monkeypatch.setattr('kombu_couchdb.admin.cluster._SYNC', 0.0)
+    monkeypatch.setattr('kombu_couchdb.admin.cluster._REPLICATION_SECONDS', 0.0)
     with pytest.raises(Refused, match='still sends'):
         cluster(monkeypatch, systems(internal_replication_jobs=3)).synchronise(300)
 
 
-def test_work_on_another_database_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vacuum_does_not_wait_for_work_on_other_databases(monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(**task: Any) -> bool:
         return cluster(monkeypatch, {'/_active_tasks': [task]}).busy('indexer', 'view_compaction')
 

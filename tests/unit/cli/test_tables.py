@@ -1,4 +1,4 @@
-"""Numbers, ages, sizes and tables as the commands print them."""
+"""Numbers, ages, sizes and tables in the output of commands."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from celery_couchdb.cli.tables import (
     Cell,
     Column,
-    age,
-    coloured,
-    count,
+    count_cell,
+    echo,
+    format_duration,
+    format_size,
+    format_table,
     json_line,
     printable,
-    rate,
-    say,
-    shortened,
-    size,
-    table,
+    rate_cell,
+    remove_unwanted_colours,
+    shorten,
 )
 
 
@@ -41,7 +41,7 @@ from celery_couchdb.cli.tables import (
     ],
 )
 def test_age(seconds: float | None, text: str) -> None:
-    assert age(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -59,44 +59,45 @@ def test_age(seconds: float | None, text: str) -> None:
     ],
 )
 def test_size(octets: int | None, text: str) -> None:
-    assert size(octets) == text
+    assert format_size(octets) == text
 
 
-def test_a_number_has_separators_and_its_style_unless_it_is_zero() -> None:
-    assert count(1234567, fg='red') == Cell('1,234,567', {'fg': 'red'})
-    assert count(0, fg='red') == Cell('0', {'dim': True})
-    assert count(None).text == '-'
+def test_number_has_separators_and_zero_has_no_style() -> None:
+    assert count_cell(1234567, fg='red') == Cell('1,234,567', {'fg': 'red'})
+    assert count_cell(0, fg='red') == Cell('0', {'dim': True})
+    assert count_cell(None).text == '-'
 
 
 @pytest.mark.parametrize(
     ('per_second', 'text'), [(0, '0'), (0.001, '<0.1'), (0.05, '0.1'), (12.34, '12.3'), (4321, '4,321.0')]
 )
 def test_rate(per_second: float, text: str) -> None:
-    assert rate(per_second).text == text
+    assert rate_cell(per_second).text == text
 
 
 @pytest.mark.parametrize(('length', 'text'), [(9, 'abcdefgh'), (8, 'abcdefgh'), (7, 'abc…fgh'), (4, 'ab…h'), (1, '…')])
-def test_the_middle_of_what_is_too_long_is_left_out(length: int, text: str) -> None:
-    assert shortened('abcdefgh', length) == text
+def test_long_text_is_cut_in_the_middle(length: int, text: str) -> None:
+    assert shorten('abcdefgh', length) == text
 
 
-#: Clears the screen, begins a line, and the same by a character of C1; writes from right to left; half of a surrogate pair.
+#: Control characters: clear the screen, start a line, both as C1 characters, right-to-left text, and a single
+#: surrogate.
 EVIL = 'a\x1b[2J\r\nb\x9b2J\x85\u2028\u202e\ud800'
 
 
-def test_a_name_cannot_write_to_the_terminal() -> None:
+def test_control_characters_in_a_name_are_escaped() -> None:
     assert printable('müll\x1b[2J\n') == r'müll\x1b[2J\n'
     assert printable(EVIL) == r'a\x1b[2J\r\nb\x9b2J\x85\u2028\u202e\ud800'
-    assert '\x1b' not in table([Column('NAME')], [['\x1b[2J']], 80).split('\n')[1]
+    assert '\x1b' not in format_table([Column('NAME')], [['\x1b[2J']], 80).split('\n')[1]
 
 
-def test_a_line_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    say(EVIL)
-    say(EVIL, err=True)
+def test_control_characters_in_a_line_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    echo(EVIL)
+    echo(EVIL, err=True)
     assert capsys.readouterr() == (printable(EVIL) + '\n', printable(EVIL) + '\n')
 
 
-def test_json_cannot_write_to_the_terminal_and_says_the_same() -> None:
+def test_control_characters_in_json_are_escaped() -> None:
     value = {EVIL: ['grün', EVIL, '\U000e0001', object]}
     line = json_line(value)
     assert line.isprintable()
@@ -104,8 +105,10 @@ def test_json_cannot_write_to_the_terminal_and_says_the_same() -> None:
     assert json.loads(line) == {EVIL: ['grün', EVIL, '\U000e0001', repr(object)]}
 
 
-def test_numbers_are_aligned_to_the_right_and_names_to_the_left() -> None:
-    text = table([Column('QUEUE'), Column('READY', right=True)], [['q', count(12)], ['longer name', count(1234)]], 80)
+def test_numbers_are_right_aligned_and_names_left_aligned() -> None:
+    text = format_table(
+        [Column('QUEUE'), Column('READY', right=True)], [['q', count_cell(12)], ['longer name', count_cell(1234)]], 80
+    )
     assert click.unstyle(text).split('\n') == [
         'QUEUE        READY',
         'q               12',
@@ -113,27 +116,29 @@ def test_numbers_are_aligned_to_the_right_and_names_to_the_left() -> None:
     ]
 
 
-def test_only_what_may_be_shortened_is_the_longest_first() -> None:
-    columns = [Column('QUEUE', least=5), Column('HOST', least=5), Column('READY', right=True)]
-    lines = click.unstyle(table(columns, [['q' * 60, 'h' * 30, '1,234,567']], 60)).split('\n')
+def test_longest_shortenable_column_is_cut_first() -> None:
+    columns = [Column('QUEUE', min_width=5), Column('HOST', min_width=5), Column('READY', right=True)]
+    lines = click.unstyle(format_table(columns, [['q' * 60, 'h' * 30, '1,234,567']], 60)).split('\n')
     assert max(map(len, lines)) == 60
     assert lines[1].split()[0].count('q') < 60
-    assert '…' not in table(columns, [['q' * 20, 'h' * 20, '1']], 60)
-    narrow = click.unstyle(table(columns, [['q' * 60, 'h' * 30, '1,234,567']], 10)).split('\n')
+    assert '…' not in format_table(columns, [['q' * 20, 'h' * 20, '1']], 60)
+    narrow = click.unstyle(format_table(columns, [['q' * 60, 'h' * 30, '1,234,567']], 10)).split('\n')
     assert narrow[1] == 'qq…qq  hh…hh  1,234,567'
 
 
-def test_colour_takes_no_room() -> None:
-    plain, styled = (table([Column('A'), Column('B')], [[Cell('x', style), 'y']], 80) for style in ({}, {'fg': 'red'}))
+def test_colours_do_not_affect_the_width() -> None:
+    plain, styled = (
+        format_table([Column('A'), Column('B')], [[Cell('x', style), 'y']], 80) for style in ({}, {'fg': 'red'})
+    )
     assert styled != plain
     assert click.unstyle(styled) == click.unstyle(plain)
 
 
 @pytest.mark.parametrize('no_color', [True, False])
-def test_who_wants_no_colour_gets_none(no_color: bool) -> None:
+def test_colours_can_be_switched_off(no_color: bool) -> None:
     class Celery:
         pass
 
     Celery.no_color = no_color  # type: ignore[attr-defined]
     with click.Context(click.Command('status'), obj=Celery()):
-        assert ('\x1b' in coloured(click.style('red', fg='red'))) is not no_color
+        assert ('\x1b' in remove_unwanted_colours(click.style('red', fg='red'))) is not no_color

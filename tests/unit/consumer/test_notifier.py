@@ -78,7 +78,7 @@ class ContinuousFeed:
     def watch(self, since: Any, selector: Any) -> None:
         self.wanted = (since, selector['$or'][0]['queue']['$in'])
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         self.wanted = None
 
 

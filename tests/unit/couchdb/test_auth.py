@@ -1,4 +1,4 @@
-"""Who a process is for a server (`kombu_couchdb.couchdb.auth`), without a server."""
+"""Authentication (`kombu_couchdb.couchdb.auth`), without a server."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WRONG = 'Name or password is incorrect.'
 LOCKED = 'Account is temporarily locked due to multiple authentication failures'
 
 
-def answer(status: int = 200, reason: str = '', **headers: str) -> requests.Response:
-    """Return an answer of CouchDB."""
+def respond(status: int = 200, reason: str = '', **headers: str) -> requests.Response:
+    """Return a response of CouchDB."""
     response = requests.Response()
     response.status_code = status
     response._content = json.dumps({'error': 'unauthorized', 'reason': reason}).encode()
@@ -39,19 +39,21 @@ def cookie(name: str, age: int = 600) -> str:
 
 
 class Sessions:
-    """A server's `/_session`: notes what is posted, and gives the sessions s1, s2 and so on, or the `answers` in turn."""
+    """A server's `/_session`: records the posted bodies, and returns `responses` in turn, then sessions s1, s2 etc."""
 
-    def __init__(self, *answers: requests.Response, age: int = 600) -> None:
+    def __init__(self, *responses: requests.Response, age: int = 600) -> None:
         self.posted: list[Any] = []
-        self._answers, self._age = list(answers), age
+        self._responses, self._age = list(responses), age
 
     def __call__(self, data: bytes) -> requests.Response:
         self.posted.append(json.loads(data))
-        return self._answers.pop(0) if self._answers else answer(Set_Cookie=cookie(f's{len(self.posted)}', self._age))
+        if self._responses:
+            return self._responses.pop(0)
+        return respond(Set_Cookie=cookie(f's{len(self.posted)}', self._age))
 
 
 def never(data: bytes) -> requests.Response:
-    pytest.fail('there is nothing to post')
+    pytest.fail('no request is expected')
 
 
 def basic(user: str, password: str) -> Auth:
@@ -63,7 +65,7 @@ def session() -> Auth:
 
 
 def shown(headers: Headers) -> dict[str, str]:
-    """Return the headers as they are sent."""
+    """Return the headers of a request."""
     fields: dict[str, str] = {}
     headers.add_to(fields)
     return fields
@@ -73,19 +75,19 @@ def decoded(headers: Headers) -> str:
     return b64decode(shown(headers)['Authorization'].removeprefix('Basic ')).decode()
 
 
-def sessions_of(logins: list[Auth]) -> list[str]:
-    """Return the sessions that these begin, one after the other, at one server."""
+def sessions_of(objects: list[Auth]) -> list[str]:
+    """Return the session cookies that the objects get, one after the other, from one server."""
     sessions = Sessions()
-    return [shown(login.headers(sessions))['Cookie'] for login in logins]
+    return [shown(auth.headers(sessions))['Cookie'] for auth in objects]
 
 
-#: What the function `credentials` returns in turn, the last for ever, and how often it was asked.
+#: The values that the function `credentials` returns in turn, the last one repeatedly, and one item for each call.
 given: list[Any] = []
 asked: list[None] = []
 
 
 def credentials() -> Any:
-    """Return what a test has prepared."""
+    """Return the next prepared value, or raise it."""
     asked.append(None)
     found = given.pop(0) if len(given) > 1 else given[0]
     if isinstance(found, Exception):
@@ -102,83 +104,83 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     asked.clear()
 
 
-# -- with each request
+# -- basic
 
 
-def test_nobody_says_nothing() -> None:
+def test_without_a_user_no_headers_are_sent() -> None:
     assert shown(Auth(Address()).headers(never)) == {}
     assert shown(Auth(Address(auth='cookie')).headers(never)) == {}
 
 
-def test_basic_is_said_with_each_request_in_utf8() -> None:
-    login = basic('jürgen', 'p:ß@')
-    assert decoded(login.headers(never)) == 'jürgen:p:ß@'
-    assert login.headers(never) is login.headers(never)
-    assert login.user == 'jürgen'
+def test_basic_sends_user_and_password_in_utf8() -> None:
+    auth = basic('jürgen', 'p:ß@')
+    assert decoded(auth.headers(never)) == 'jürgen:p:ß@'
+    assert auth.headers(never) is auth.headers(never)
+    assert auth.user == 'jürgen'
 
 
 @pytest.mark.parametrize(
     ('status', 'reason'), [(403, 'You are not allowed to access this db.'), (401, 'You are not a server admin.')]
 )
-def test_a_right_that_is_missing_is_no_wrong_password(status: int, reason: str) -> None:
-    login = basic('me', SECRET)
-    assert not login.renewed(login.headers(never), answer(status, reason))
-    assert decoded(login.headers(never)) == f'me:{SECRET}'
+def test_a_missing_right_is_not_a_wrong_password(status: int, reason: str) -> None:
+    auth = basic('me', SECRET)
+    assert not auth.renew(auth.headers(never), respond(status, reason))
+    assert decoded(auth.headers(never)) == f'me:{SECRET}'
 
 
-def test_what_was_refused_is_not_sent_again_for_a_while() -> None:
-    login = basic('me', SECRET)
+def test_a_refused_password_is_not_sent_again_for_two_minutes() -> None:
+    auth = basic('me', SECRET)
     with pytest.raises(AccessDenied, match=r"http://localhost:5984 refused user 'me': .*check the user, password"):
-        login.renewed(login.headers(never), answer(401, WRONG))
+        auth.renew(auth.headers(never), respond(401, WRONG))
     for _ in range(3):
         with pytest.raises(AccessDenied, match=r'is not sent again for (1[012]|\d)\d s') as caught:
-            login.headers(never)
+            auth.headers(never)
         assert SECRET not in str(caught.value)
-    login._rests_until = 0.0
-    assert decoded(login.headers(never)) == f'me:{SECRET}'
+    auth._refused_until = 0.0
+    assert decoded(auth.headers(never)) == f'me:{SECRET}'
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+@pytest.mark.parametrize('scheme', ['basic', 'cookie'])
 @pytest.mark.parametrize('where', ['url', 'function', 'source'])
-def test_a_user_that_is_locked_is_waited_for(source: str, where: str, auth: str) -> None:
-    """Others sent the wrong passwords: it ended every worker of the user."""
+def test_a_locked_user_is_an_outage_that_ends(source: str, where: str, scheme: str) -> None:
+    """A lock, caused by other processes, once ended every worker of the user."""
     given[:] = [('me', SECRET)]
-    login = Auth(
-        Address(credentials=source, auth=auth)
+    auth = Auth(
+        Address(credentials=source, auth=scheme)
         if where == 'source'
-        else Address(user='me', password=SECRET if where == 'url' else lambda: SECRET, auth=auth)
+        else Address(user='me', password=SECRET if where == 'url' else lambda: SECRET, auth=scheme)
     )
-    locked = answer(403, LOCKED)
+    locked = respond(403, LOCKED)
     sessions = Sessions(locked)
     for _ in range(3):
         with pytest.raises(
             ServerUnavailable, match=r"localhost:5984 has locked user 'me' for up to five minutes"
         ) as caught:
-            login.renewed(login.headers(sessions), locked)
+            auth.renew(auth.headers(sessions), locked)
         assert SECRET not in str(caught.value)
-    assert len(sessions.posted) == (auth == 'cookie')
-    assert 0.0 < login._rests_until - time.monotonic() < 10.0
-    login._rests_until = 0.0
-    assert login.headers(sessions)
+    assert len(sessions.posted) == (scheme == 'cookie')
+    assert 0.0 < auth._refused_until - time.monotonic() < 10.0
+    auth._refused_until = 0.0
+    assert auth.headers(sessions)
 
 
-def test_a_source_that_names_another_user_ends_the_wait_for_one_that_is_locked(source: str) -> None:
+def test_another_user_from_the_source_is_used_at_once_if_the_first_is_locked(source: str) -> None:
     given[:] = [('me', SECRET), ('you', 'other')]
-    login = Auth(Address(credentials=source))
-    assert login.renewed(login.headers(never), answer(403, LOCKED))
-    assert decoded(login.headers(never)) == 'you:other'
+    auth = Auth(Address(credentials=source))
+    assert auth.renew(auth.headers(never), respond(403, LOCKED))
+    assert decoded(auth.headers(never)) == 'you:other'
 
 
-def test_a_password_that_is_wrong_is_told_once_the_user_is_no_longer_locked() -> None:
-    login = basic('me', SECRET)
+def test_a_wrong_password_is_reported_after_the_lock_ends() -> None:
+    auth = basic('me', SECRET)
     with pytest.raises(ServerUnavailable):
-        login.renewed(login.headers(never), answer(403, LOCKED))
-    login._rests_until = 0.0
+        auth.renew(auth.headers(never), respond(403, LOCKED))
+    auth._refused_until = 0.0
     with pytest.raises(AccessDenied, match='check the user, password'):
-        login.renewed(login.headers(never), answer(401, WRONG))
+        auth.renew(auth.headers(never), respond(401, WRONG))
 
 
-def test_all_clients_of_a_server_and_a_user_share_what_is_known() -> None:
+def test_clients_of_one_server_and_user_share_an_object() -> None:
     one = Address(user='me', password=SECRET, database='one', host='shared')
     assert Auth.of(one) is Auth.of(Address(user='me', password=SECRET, database='two', host='shared'))
     for other in (
@@ -192,8 +194,8 @@ def test_all_clients_of_a_server_and_a_user_share_what_is_known() -> None:
         assert Auth.of(one) is not Auth.of(Address(**{'user': 'me', 'password': SECRET, 'host': 'shared', **other}))
 
 
-def test_a_login_is_not_shared_across_other_ways_to_verify_the_server() -> None:
-    """Without verification anybody may have answered: that session, and what was refused there, is not for the others."""
+def test_sessions_are_not_shared_between_different_tls_settings() -> None:
+    """Without verification, the session may come from another server, and so may a refusal."""
     given: list[dict[str, Any]] = [
         {},
         {'verify': False},
@@ -201,96 +203,96 @@ def test_a_login_is_not_shared_across_other_ways_to_verify_the_server() -> None:
         {'cert': 'me.pem'},
         {'cert': ('me.pem', 'k')},
     ]
-    logins = [
+    objects = [
         Auth.of(Address(user='me', password=SECRET, host='shared', tls=True, auth='cookie', **tls)) for tls in given
     ]
-    assert len(set(map(id, logins))) == len(given)
-    assert sessions_of(logins) == [f'AuthSession=s{number}' for number in range(1, len(given) + 1)]
+    assert len(set(map(id, objects))) == len(given)
+    assert sessions_of(objects) == [f'AuthSession=s{number}' for number in range(1, len(given) + 1)]
 
 
 # -- sessions
 
 
-def test_the_password_goes_once_for_a_session() -> None:
-    login, sessions = session(), Sessions()
-    assert shown(login.headers(sessions)) == shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
+def test_the_password_is_sent_once_to_begin_a_session() -> None:
+    auth, sessions = session(), Sessions()
+    assert shown(auth.headers(sessions)) == shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
     assert sessions.posted == [{'name': 'me', 'password': SECRET}]
 
 
-def test_a_session_that_has_ended_is_begun_anew_before_it_is_used() -> None:
-    # With a session that is over CouchDB takes a request for nobody's, and may well answer it.
-    login, sessions = session(), Sessions(age=0)
-    assert [shown(login.headers(sessions))['Cookie'] for _ in range(2)] == ['AuthSession=s1', 'AuthSession=s2']
+def test_an_expired_session_is_replaced_before_the_next_request() -> None:
+    # CouchDB executes a request with an expired session as anonymous, instead of refusing it, if anonymous users may.
+    auth, sessions = session(), Sessions(age=0)
+    assert [shown(auth.headers(sessions))['Cookie'] for _ in range(2)] == ['AuthSession=s1', 'AuthSession=s2']
 
 
 @pytest.mark.parametrize('digits', [10, 400, 5000])
-def test_a_session_that_lasts_longer_than_python_can_count(digits: int) -> None:
-    login, sessions = session(), Sessions(answer(Set_Cookie=cookie('s1').replace('600', '9' * digits)))
-    assert shown(login.headers(sessions)) == shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
+def test_a_session_with_a_huge_lifetime(digits: int) -> None:
+    auth, sessions = session(), Sessions(respond(Set_Cookie=cookie('s1').replace('600', '9' * digits)))
+    assert shown(auth.headers(sessions)) == shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
 
 
-def test_a_session_that_the_server_ended_is_begun_anew() -> None:
-    login, sessions = session(), Sessions()
-    assert login.renewed(login.headers(sessions), answer(401, 'You are not authorized to access this db.'))
-    assert shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s2'}
+def test_a_session_that_the_server_ended_is_replaced() -> None:
+    auth, sessions = session(), Sessions()
+    assert auth.renew(auth.headers(sessions), respond(401, 'You are not authorized to access this db.'))
+    assert shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s2'}
 
 
-def test_a_session_is_no_matter_of_rights() -> None:
-    login, sessions = session(), Sessions()
-    assert not login.renewed(login.headers(sessions), answer(403, 'You are not allowed to access this db.'))
-    assert shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
+def test_a_missing_right_does_not_end_the_session() -> None:
+    auth, sessions = session(), Sessions()
+    assert not auth.renew(auth.headers(sessions), respond(403, 'You are not allowed to access this db.'))
+    assert shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
 
 
-def test_a_prolonged_session_is_taken_over() -> None:
-    login, sessions = session(), Sessions(age=0)
-    login.observe(login.headers(sessions), answer(Set_Cookie=cookie('longer')))
-    assert shown(login.headers(sessions)) == {'Cookie': 'AuthSession=longer'}
+def test_an_extended_session_is_used() -> None:
+    auth, sessions = session(), Sessions(age=0)
+    auth.observe(auth.headers(sessions), respond(Set_Cookie=cookie('longer')))
+    assert shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=longer'}
 
 
-def test_the_answer_to_an_older_session_changes_nothing() -> None:
-    login, sessions = session(), Sessions()
-    old = login.headers(sessions)
-    assert login.renewed(old, answer(401))
-    new = login.headers(sessions)
-    assert login.renewed(old, answer(401))  # another thread, which was as late
-    login.observe(old, answer(Set_Cookie=cookie('late')))
-    assert login.headers(sessions) is new
+def test_a_response_to_an_older_session_changes_nothing() -> None:
+    auth, sessions = session(), Sessions()
+    old = auth.headers(sessions)
+    assert auth.renew(old, respond(401))
+    new = auth.headers(sessions)
+    assert auth.renew(old, respond(401))  # a late response to another thread
+    auth.observe(old, respond(Set_Cookie=cookie('late')))
+    assert auth.headers(sessions) is new
     assert len(sessions.posted) == 2
 
 
 @pytest.mark.parametrize('other', ['Set-Cookie', 'Server'])
-def test_other_cookies_are_not_ours(other: str) -> None:
-    login, sessions = session(), Sessions()
-    login.observe(login.headers(sessions), answer(**{other: 'route=7; Path=/'}))
-    assert shown(login.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
+def test_other_cookies_are_ignored(other: str) -> None:
+    auth, sessions = session(), Sessions()
+    auth.observe(auth.headers(sessions), respond(**{other: 'route=7; Path=/'}))
+    assert shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
 
 
-def test_basic_takes_no_cookie() -> None:
-    login = basic('me', SECRET)
-    login.observe(login.headers(never), answer(Set_Cookie=cookie('s1')))
-    assert 'Cookie' not in shown(login.headers(never))
+def test_basic_ignores_session_cookies() -> None:
+    auth = basic('me', SECRET)
+    auth.observe(auth.headers(never), respond(Set_Cookie=cookie('s1')))
+    assert 'Cookie' not in shown(auth.headers(never))
 
 
 @pytest.mark.parametrize(
     ('status', 'reason', 'kind'),
-    [(401, WRONG, AccessDenied), (500, 'trouble', ServerUnavailable), (200, '', NotCouchDB)],
+    [(401, WRONG, AccessDenied), (500, 'internal error', ServerUnavailable), (200, '', NotCouchDB)],
 )
-def test_a_session_that_is_not_begun(status: int, reason: str, kind: type[CouchDBError]) -> None:
-    login, sessions = session(), Sessions(answer(status, reason), answer(status, reason))
+def test_errors_when_a_session_begins(status: int, reason: str, kind: type[CouchDBError]) -> None:
+    auth, sessions = session(), Sessions(respond(status, reason), respond(status, reason))
     for _ in range(2):
         with pytest.raises(kind) as caught:
-            login.headers(sessions)
+            auth.headers(sessions)
         assert SECRET not in str(caught.value)
     assert len(sessions.posted) == (1 if kind is AccessDenied else 2)
 
 
 def test_many_threads_begin_one_session() -> None:
-    login, sessions, seen = session(), Sessions(), []
+    auth, sessions, seen = session(), Sessions(), []
     together = threading.Barrier(8)
 
     def use() -> None:
         together.wait(PATIENCE)
-        seen.append(shown(login.headers(sessions)))
+        seen.append(shown(auth.headers(sessions)))
 
     threads = [threading.Thread(target=use) for _ in range(8)]
     for thread in threads:
@@ -301,130 +303,130 @@ def test_many_threads_begin_one_session() -> None:
     assert len(sessions.posted) == 1
 
 
-def test_a_server_that_does_not_answer_holds_no_thread_for_each_of_the_others() -> None:
-    """The consumer's thread waited for as many time limits as there were threads before it."""
-    login, failures = session(), list[Exception]()
-    others = [threading.Thread(target=lambda: failures.append(failure(login, never))) for _ in range(3)]
+def test_waiting_threads_share_the_error_of_one_attempt() -> None:
+    """The consumer's thread once waited for the time limits of all threads before it in turn."""
+    auth, failures = session(), list[Exception]()
+    others = [threading.Thread(target=lambda: failures.append(failure(auth, never))) for _ in range(3)]
 
     def is_waiting(thread: threading.Thread) -> bool:
         frame = sys._current_frames().get(thread.ident or 0)
-        return frame is not None and frame.f_code.co_name == 'headers' and 'asked' in frame.f_locals
+        return frame is not None and frame.f_code.co_name == 'headers' and 'called_at' in frame.f_locals
 
     def post(data: bytes) -> ServerUnavailable:
         for thread in others:
             thread.start()
-        wait_for(lambda: all(map(is_waiting, others)), 'the others to wait')
+        wait_for(lambda: all(map(is_waiting, others)), 'the other threads to wait for the lock')
         return ServerUnavailable('no answer')
 
-    failures.append(failure(login, post))
+    failures.append(failure(auth, post))
     for thread in others:
         thread.join(PATIENCE)
     assert [str(exc) for exc in failures] == ['no answer'] * 4
     assert len(set(map(id, failures))) == 4
-    assert login.headers(Sessions())
+    assert auth.headers(Sessions())
 
 
-def failure(login: Auth, post: Any) -> Exception:
+def failure(auth: Auth, post: Any) -> Exception:
     with pytest.raises(ServerUnavailable) as caught:
-        login.headers(post)
+        auth.headers(post)
     return caught.value
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
-def test_a_child_goes_on_with_its_parents_session_whatever_a_thread_of_that_was_doing() -> None:
-    login = session()
-    login.headers(Sessions())
-    with login._lock:
+def test_a_forked_child_uses_the_session_of_its_parent_though_the_lock_was_held() -> None:
+    auth = session()
+    auth.headers(Sessions())
+    with auth._lock:
         child = os.fork()
         if not child:
-            os._exit(0 if shown(login.headers(never)) == {'Cookie': 'AuthSession=s1'} else 1)
+            os._exit(0 if shown(auth.headers(never)) == {'Cookie': 'AuthSession=s1'} else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-# -- a source of user and password
+# -- the option credentials
 
 
-def test_a_source_is_asked_when_it_is_needed(source: str) -> None:
+def test_the_source_is_asked_at_the_first_request(source: str) -> None:
     given[:] = [('me', 'old')]
-    login = Auth(Address(credentials=source))
+    auth = Auth(Address(credentials=source))
     assert asked == []
-    assert decoded(login.headers(never)) == decoded(login.headers(never)) == 'me:old'
-    assert login.user == 'me'
+    assert decoded(auth.headers(never)) == decoded(auth.headers(never)) == 'me:old'
+    assert auth.user == 'me'
     assert len(asked) == 1
 
 
-def test_who_it_is_can_be_asked_first(source: str) -> None:
+def test_the_user_is_known_before_the_first_request(source: str) -> None:
     given[:] = [('me', 'old')]
     assert Auth(Address(credentials=source)).user == 'me'
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_what_was_refused_is_asked_for_again(source: str, auth: str) -> None:
+@pytest.mark.parametrize('scheme', ['basic', 'cookie'])
+def test_after_a_refusal_the_source_is_asked_again(source: str, scheme: str) -> None:
     given[:] = [('me', 'old'), ('you', 'new')]
-    login, sessions = Auth(Address(credentials=source, auth=auth)), Sessions()
-    assert login.renewed(login.headers(sessions), answer(401, WRONG))
-    new = login.headers(sessions)
+    auth, sessions = Auth(Address(credentials=source, auth=scheme)), Sessions()
+    assert auth.renew(auth.headers(sessions), respond(401, WRONG))
+    new = auth.headers(sessions)
     assert (
-        sessions.posted[1:] == [{'name': 'you', 'password': 'new'}] if auth == 'cookie' else decoded(new) == 'you:new'
+        sessions.posted[1:] == [{'name': 'you', 'password': 'new'}] if scheme == 'cookie' else decoded(new) == 'you:new'
     )
-    assert login.user == 'you'
+    assert auth.user == 'you'
 
 
-def test_a_source_that_has_nothing_new_yet_is_asked_until_it_has(source: str) -> None:
+def test_a_source_is_asked_until_it_returns_another_password(source: str) -> None:
     given[:] = [('me', 'old')]
-    login = Auth(Address(credentials=source))
+    auth = Auth(Address(credentials=source))
     with pytest.raises(
-        ServerUnavailable, match=r"refused user 'me': Name or password is incorrect.*asked for another one"
+        ServerUnavailable, match=r"refused user 'me': Name or password is incorrect.*asked for a new one"
     ):
-        login.renewed(login.headers(never), answer(401, WRONG))
+        auth.renew(auth.headers(never), respond(401, WRONG))
     with pytest.raises(ServerUnavailable, match='is not sent again'):
-        login.headers(never)
+        auth.headers(never)
     given[:] = [('me', 'new')]
-    assert decoded(login.headers(never)) == 'me:new'
+    assert decoded(auth.headers(never)) == 'me:new'
 
 
-def test_a_password_may_be_a_function_that_is_asked_again() -> None:
+def test_a_password_function_is_called_again_after_a_refusal() -> None:
     passwords = ['old', 'new', 'new']
-    login = Auth(Address(user='me', password=lambda: passwords.pop(0)))
-    assert login.renewed(login.headers(never), answer(401, WRONG))
-    assert decoded(login.headers(never)) == 'me:new'
+    auth = Auth(Address(user='me', password=lambda: passwords.pop(0)))
+    assert auth.renew(auth.headers(never), respond(401, WRONG))
+    assert decoded(auth.headers(never)) == 'me:new'
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_a_password_that_is_no_text_is_told_without_it(source: str, auth: str) -> None:
-    """So it comes out of an environment in Latin-1; it ended the worker, and the error told of a letter of it."""
+@pytest.mark.parametrize('scheme', ['basic', 'cookie'])
+def test_a_password_that_is_not_utf8_does_not_appear_in_the_error(source: str, scheme: str) -> None:
+    """An environment in Latin-1 contains such passwords. The error once contained a character of the password."""
     given[:] = [('me', SECRET + '\udcfc')]
-    with pytest.raises(ConfigurationError, match='no UTF-8') as caught:
-        Auth(Address(credentials=source, auth=auth)).headers(never)
+    with pytest.raises(ConfigurationError, match='cannot be encoded as UTF-8') as caught:
+        Auth(Address(credentials=source, auth=scheme)).headers(never)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
 
 
 @pytest.mark.parametrize('wrong', [None, 'me:' + SECRET, ('me',), ('me', None), (b'me', SECRET), ('me', SECRET, 1)])
-def test_a_source_that_returns_something_else(source: str, wrong: Any) -> None:
+def test_a_source_must_return_two_strings(source: str, wrong: Any) -> None:
     given[:] = [wrong]
     with pytest.raises(
-        ConfigurationError, match='must name a function that returns two texts, user and password'
+        ConfigurationError, match='must name a function that returns two strings, user and password'
     ) as caught:
         Auth(Address(credentials=source)).headers(never)
     assert SECRET not in str(caught.value)
 
 
-def test_a_source_that_fails_is_tried_again(source: str) -> None:
+def test_a_failed_source_is_asked_again(source: str) -> None:
     given[:] = [OSError('no vault'), ('me', 'new')]
-    login = Auth(Address(credentials=source))
+    auth = Auth(Address(credentials=source))
     with pytest.raises(ServerUnavailable, match='the source of user and password failed') as caught:
-        login.headers(never)
+        auth.headers(never)
     assert isinstance(caught.value.__cause__, OSError)
-    assert decoded(login.headers(never)) == 'me:new'
+    assert decoded(auth.headers(never)) == 'me:new'
 
 
 @pytest.mark.parametrize(
     'path',
     ['no.such.module:credentials', 'kombu_couchdb.couchdb.auth:nothing', 'kombu_couchdb.couchdb.auth.__all__', 'x'],
 )
-def test_a_source_that_is_not_there(path: str) -> None:
+def test_a_source_that_cannot_be_imported(path: str) -> None:
     with pytest.raises(ConfigurationError, match=f'credentials={path!r}'):
         Auth(Address(credentials=path)).headers(never)
 
@@ -434,19 +436,19 @@ def test_a_source_that_is_not_there(path: str) -> None:
 
 @pytest.fixture
 def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The environment, without ours."""
+    """The environment, without the variables of this module."""
     for name in ('COUCHDB_USER', 'COUCHDB_PASSWORD', 'COUCHDB_PASSWORD_FILE'):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
-def test_the_environment_has_user_and_password(env: pytest.MonkeyPatch) -> None:
+def test_the_environment_contains_user_and_password(env: pytest.MonkeyPatch) -> None:
     env.setenv('COUCHDB_USER', 'me')
     env.setenv('COUCHDB_PASSWORD', SECRET)
     assert decoded(Auth(Address(credentials='environment')).headers(never)) == f'me:{SECRET}'
 
 
-def test_a_file_may_have_the_password_and_change(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_password_file_may_change(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
     env.setenv('COUCHDB_USER', 'me')
     env.setenv('COUCHDB_PASSWORD_FILE', str(tmp_path / 'password'))
     for password in ('old', ' new ß '):
@@ -455,9 +457,7 @@ def test_a_file_may_have_the_password_and_change(env: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize('names', [(), ('COUCHDB_USER',), ('COUCHDB_PASSWORD',), ('COUCHDB_PASSWORD_FILE',)])
-def test_an_environment_without_it_says_what_is_missing(
-    env: pytest.MonkeyPatch, tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_a_missing_variable_is_named(env: pytest.MonkeyPatch, tmp_path: Path, names: tuple[str, ...]) -> None:
     (tmp_path / 'password').write_text(SECRET)
     for name in names:
         env.setenv(name, str(tmp_path / 'password'))
@@ -465,19 +465,19 @@ def test_an_environment_without_it_says_what_is_missing(
         Auth(Address(credentials='environment')).headers(never)
 
 
-def test_a_file_that_is_away_is_waited_for(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_password_file_is_an_outage(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
     env.setenv('COUCHDB_USER', 'me')
     env.setenv('COUCHDB_PASSWORD_FILE', str(tmp_path / 'none'))
     with pytest.raises(ServerUnavailable, match='none'):
         Auth(Address(credentials='environment')).headers(never)
 
 
-# -- what people see
+# -- secrets
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_nothing_of_it_is_shown(auth: str) -> None:
-    login = Auth(Address(user='me', password=SECRET, auth=auth))
-    headers = login.headers(Sessions())
-    for text in (repr(login), str(login), repr(headers), repr(login._given)):
+@pytest.mark.parametrize('scheme', ['basic', 'cookie'])
+def test_repr_shows_no_secrets(scheme: str) -> None:
+    auth = Auth(Address(user='me', password=SECRET, auth=scheme))
+    headers = auth.headers(Sessions())
+    for text in (repr(auth), str(auth), repr(headers), repr(auth._used_credentials)):
         assert not any(word in text for word in (SECRET, *shown(headers).values()))

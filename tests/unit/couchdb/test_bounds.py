@@ -1,4 +1,4 @@
-"""How long, and how large, an answer may be (`kombu_couchdb.couchdb.bounds`), by a clock of the test's own."""
+"""Limits of time and size for responses (`kombu_couchdb.couchdb.bounds`), with a simulated clock."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.couchdb import bounds
-from kombu_couchdb.couchdb.bounds import SLOWEST, Bounds, Upload
+from kombu_couchdb.couchdb.bounds import MIN_BYTES_PER_SECOND, Bounds, Upload
 from kombu_couchdb.errors import AnswerTooLarge
 
-#: The time limit of the socket, in seconds.
-LIMIT = 8.0
+#: The timeout of the socket in seconds.
+TIMEOUT = 8.0
 
 
 class Line:
-    """A socket on which pieces of so many bytes arrive, each so many seconds after the one before."""
+    """A simulated socket: `pieces` are pairs of the seconds before a read returns and the bytes that it returns."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pieces: Iterable[tuple[float, int]]) -> None:
-        self.now, self._pieces, self._timeout = 100.0, iter(pieces), LIMIT
+        self.now, self._pieces, self._timeout = 100.0, iter(pieces), TIMEOUT
         monkeypatch.setattr(bounds, 'time', SimpleNamespace(monotonic=lambda: self.now))
 
     def gettimeout(self) -> float:
@@ -41,11 +41,11 @@ class Line:
         pass
 
     def read(self, count: int, of: Bounds = bounds.ORDINARY, *, in_body: bool = True) -> float:
-        """Read so many pieces, and return how long that took."""
-        began, source = self.now, bounds._Source(self, self, of)
-        source.in_body, source.may_pause = in_body, in_body and of.longpoll
+        """Read `count` pieces, and return the seconds that it took."""
+        began, reader = self.now, bounds._BoundedReader(self, self, of)
+        reader.in_body, reader.may_pause = in_body, in_body and of.longpoll
         for _ in range(count):
-            source.readinto(bytearray(1))
+            reader.readinto(bytearray(1))
         return self.now - began
 
 
@@ -56,33 +56,33 @@ def endless(seconds: float, size: int) -> Iterable[tuple[float, int]]:
 
 @pytest.mark.parametrize('in_body', [True, False])
 @pytest.mark.parametrize('seconds', [0.01, 1.0, 7.9, 60.0])
-def test_bytes_that_come_one_by_one_do_not_prolong_an_answer(
+def test_single_bytes_do_not_extend_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, seconds: float, in_body: bool
 ) -> None:
     line = Line(monkeypatch, endless(seconds, 1))
     with pytest.raises(TimeoutError):
         line.read(10_000, in_body=in_body)
-    assert line.now - 100.0 <= 1.1 * LIMIT
+    assert line.now - 100.0 <= 1.1 * TIMEOUT
 
 
-def test_a_large_answer_may_take_as_long_as_it_flows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Line(monkeypatch, endless(0.1, SLOWEST // 8)).read(500) == pytest.approx(50.0)
+def test_a_large_body_may_take_long_at_the_minimum_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Line(monkeypatch, endless(0.1, MIN_BYTES_PER_SECOND // 8)).read(500) == pytest.approx(50.0)
 
 
-def test_what_came_quickly_leaves_no_more_time_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_bytes_do_not_give_slow_bytes_more_time_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line(monkeypatch, [*[(0.0, 1_000_000)] * 100, *[(1.0, 1)] * 100])
     with pytest.raises(TimeoutError):
         line.read(200)
-    assert line.now - 100.0 <= LIMIT + 1.0
+    assert line.now - 100.0 <= TIMEOUT + 1.0
 
 
-def test_a_head_does_not_get_more_time_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`100 Continue` may come for ever."""
+def test_the_size_of_the_head_gives_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may send `100 Continue` without end."""
     with pytest.raises(TimeoutError):
         Line(monkeypatch, endless(0.01, 10_000)).read(900, in_body=False)
 
 
-def test_a_longpoll_may_be_silent_from_line_to_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longpoll_may_pause_between_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Line(monkeypatch, endless(7.9, 1)).read(100, Bounds(longpoll=True)) == pytest.approx(790.0)
     with pytest.raises(TimeoutError):
         Line(monkeypatch, endless(8.1, 1)).read(1, Bounds(longpoll=True))
@@ -90,16 +90,16 @@ def test_a_longpoll_may_be_silent_from_line_to_line(monkeypatch: pytest.MonkeyPa
         Line(monkeypatch, endless(7.9, 1)).read(2, Bounds(longpoll=True), in_body=False)
 
 
-@pytest.mark.parametrize('more', [0, 5000])
-def test_an_answer_that_is_too_large_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', 10_000)
-    Line(monkeypatch, endless(0.0, 1000)).read((10_000 + more) // 1000, Bounds(more=more))
+@pytest.mark.parametrize('extra', [0, 5000])
+def test_reading_stops_at_the_maximum_size(monkeypatch: pytest.MonkeyPatch, extra: int) -> None:
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', 10_000)
+    Line(monkeypatch, endless(0.0, 1000)).read((10_000 + extra) // 1000, Bounds(extra_bytes=extra))
     for longpoll in (True, False):
         with pytest.raises(AnswerTooLarge):
-            Line(monkeypatch, endless(0.0, 1000)).read((11_000 + more) // 1000, Bounds(longpoll, more))
+            Line(monkeypatch, endless(0.0, 1000)).read((11_000 + extra) // 1000, Bounds(longpoll, extra))
 
 
-def test_sending_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line(monkeypatch, [])
     upload = Upload(b'x' * 10, 5.0)
     assert upload.read(5) == b'x' * 5

@@ -1,4 +1,4 @@
-"""Writing many documents (`kombu_couchdb.couchdb.bulk`): bounded requests, and an answer for each document."""
+"""Bulk writes (`kombu_couchdb.couchdb.bulk`): requests of bounded size, and a result for each document."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kombu_couchdb.couchdb.client import Client, Document
 
 
 class Server(Client):
-    """Stores documents but for those in `refused`; a request that has more than `bears` bytes is not answered."""
+    """Refuses the documents in `refused`, and times out for requests with more than `max_bytes` bytes."""
 
     def __init__(self) -> None:
         super().__init__(Address())
         self.requests: list[list[str]] = []
         self.refused: dict[str, errors.CouchDBError] = {}
         self.stored: dict[str, Document] = {}
-        self.bears = 1e9
+        self.max_bytes = 1e9
 
     def request(self, method: str, path: str | None, params: Any = None, body: Any = None, **kwargs: Any) -> Any:
         if path != '/_bulk_docs':
@@ -29,7 +29,7 @@ class Server(Client):
             return [{'ok': {**doc, '_rev': '1-a'}}]
         docs = json.loads(body)['docs']
         self.requests.append([doc['_id'] for doc in docs])
-        if len(body) > self.bears:
+        if len(body) > self.max_bytes:
             raise errors.ServerUnavailable('no answer within the time limit')
         for doc in docs:
             if isinstance(exc := self.refused.get(doc['_id']), errors.CouchDBError):
@@ -45,24 +45,24 @@ def docs(count: int, size: int) -> list[Document]:
     return [{'_id': f'{number}', 'x': 'x' * size} for number in range(count)]
 
 
-def test_a_request_has_no_more_bytes_than_it_may() -> None:
+def test_requests_have_a_maximum_size() -> None:
     server = Server()
-    answers = server.bulk([*docs(5, 300_000), {'_id': 'large', 'x': 'x' * 3_000_000}, {'_id': 'small'}])
+    results = server.bulk([*docs(5, 300_000), {'_id': 'large', 'x': 'x' * 3_000_000}, {'_id': 'small'}])
     assert server.requests == [['0', '1', '2'], ['3', '4'], ['large'], ['small']]
-    assert [answer.id for answer in answers] == ['0', '1', '2', '3', '4', 'large', 'small']
+    assert [result.id for result in results] == ['0', '1', '2', '3', '4', 'large', 'small']
 
 
-def test_what_came_before_an_error_is_known() -> None:
+def test_an_error_contains_the_results_of_earlier_requests() -> None:
     server = Server()
-    server.bears = 700_000
+    server.max_bytes = 700_000
     with pytest.raises(errors.ServerUnavailable) as caught:
         server.bulk([{'_id': 'first', 'x': 'x' * 600_000}, *docs(3, 450_000)])
-    assert [answer.id for answer in caught.value.answered] == ['first']
+    assert [result.id for result in caught.value.answered] == ['first']
 
 
-def test_requests_become_smaller_until_they_are_answered_and_grow_again() -> None:
+def test_requests_shrink_after_timeouts_and_grow_again() -> None:
     server = Server()
-    server.bears, tries = 200_000, 0
+    server.max_bytes, tries = 200_000, 0
     while True:
         try:
             server.bulk(docs(20, 40_000))
@@ -70,18 +70,18 @@ def test_requests_become_smaller_until_they_are_answered_and_grow_again() -> Non
         except errors.ServerUnavailable:
             tries += 1
             assert tries < 5
-    assert server.request_bytes <= server.bears
-    server.bears = 1e9
+    assert server.request_bytes <= server.max_bytes
+    server.max_bytes = 1e9
     server.bulk(docs(1000, 40_000))
-    assert server.request_bytes == bulk.MOST_BYTES
+    assert server.request_bytes == bulk.MAX_REQUEST_BYTES
 
 
-def test_small_requests_without_an_answer_say_nothing_of_the_link() -> None:
+def test_timeouts_of_small_requests_do_not_shrink_requests() -> None:
     server = Server()
-    server.bears = 0
+    server.max_bytes = 0
     with pytest.raises(errors.ServerUnavailable):
         server.bulk([{'_id': 'a'}])
-    assert server.request_bytes == bulk.MOST_BYTES
+    assert server.request_bytes == bulk.MAX_REQUEST_BYTES
 
 
 @pytest.mark.parametrize(
@@ -92,35 +92,35 @@ def test_small_requests_without_an_answer_say_nothing_of_the_link() -> None:
         (errors.Conflict('x'), 'missing_stub'),
     ],
 )
-def test_what_the_server_refuses_in_one_document_stops_no_other(exc: errors.CouchDBError, error: str) -> None:
+def test_a_refused_document_does_not_stop_the_others(exc: errors.CouchDBError, error: str) -> None:
     server = Server()
     server.refused['5'] = exc
-    answers = server.bulk(docs(20, 10))
-    assert [answer.id for answer in answers] == [f'{number}' for number in range(20)]
-    assert {answer.id: answer.error for answer in answers if answer.error} == {'5': error}
+    results = server.bulk(docs(20, 10))
+    assert [result.id for result in results] == [f'{number}' for number in range(20)]
+    assert {result.id: result.error for result in results if result.error} == {'5': error}
     assert len(server.requests) <= 11
 
 
-def test_what_was_stored_though_its_request_was_refused_is_known_again() -> None:
-    """A stub is missed by one shard or node; the others have stored what is theirs."""
+def test_documents_stored_by_a_refused_request_are_no_conflicts() -> None:
+    """One shard or node lacks the attachment of a stub. The others have stored their documents."""
     server = Server()
     server.refused['stub'] = errors.Conflict('Invalid attachment stub')
-    answers = server.bulk([{'_id': 'stub'}, {'_id': 'elsewhere', 'x': 1}, {'_id': 'b'}])
-    assert [answer.error for answer in answers] == ['missing_stub', '', '']
-    assert answers[1].rev == '1-a'
+    results = server.bulk([{'_id': 'stub'}, {'_id': 'elsewhere', 'x': 1}, {'_id': 'b'}])
+    assert [result.error for result in results] == ['missing_stub', '', '']
+    assert results[1].rev == '1-a'
 
 
-def test_a_conflict_with_others_stays_one() -> None:
+def test_a_conflict_with_another_process_stays_a_conflict() -> None:
     server = Server()
     server.refused['stub'] = errors.Conflict('Invalid attachment stub')
-    server.stored['b'] = {'_id': 'b', 'x': 'of somebody else'}
-    answers = server.bulk([{'_id': 'stub'}, {'_id': 'b', 'x': 'ours'}])
-    assert [answer.error for answer in answers] == ['missing_stub', 'conflict']
+    server.stored['b'] = {'_id': 'b', 'x': 'of another process'}
+    results = server.bulk([{'_id': 'stub'}, {'_id': 'b', 'x': 'ours'}])
+    assert [result.error for result in results] == ['missing_stub', 'conflict']
 
 
-def test_a_document_that_cannot_be_written_as_json_keeps_no_other_back() -> None:
+def test_a_document_that_cannot_be_encoded_does_not_stop_the_others() -> None:
     server = Server()
-    answers = server.bulk([{'_id': 'a'}, {'_id': 'b', 'x': float('inf')}, {'_id': 'c'}])
+    results = server.bulk([{'_id': 'a'}, {'_id': 'b', 'x': float('inf')}, {'_id': 'c'}])
     assert server.requests == [['a', 'c']]
-    assert [answer.error for answer in answers] == ['', 'unstorable', '']
-    assert isinstance(answers[1].exception('x'), errors.Unstorable)
+    assert [result.error for result in results] == ['', 'unstorable', '']
+    assert isinstance(results[1].exception('x'), errors.Unstorable)

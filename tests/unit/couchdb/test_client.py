@@ -1,4 +1,4 @@
-"""HTTP to one database (`kombu_couchdb.couchdb.client`), against a server that answers what it is told."""
+"""The client of one database (`kombu_couchdb.couchdb.client`), against a server with prepared responses."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from tests.conftest import PATIENT
 
-#: A document as it is stored.
+#: A stored document.
 DOC = {'_id': 'x', '_rev': '1-a'}
-#: The answer when it was stored.
+#: The response to the write of that document.
 STORED = {'ok': True, 'id': 'x', 'rev': '1-a'}
 
-#: Instead of an answer: the connection is cut.
+#: In place of a response: the server closes the connection.
 CUT = None
 
 
@@ -60,7 +60,7 @@ class Request:
         return json.loads(self.text)
 
 
-def answer(body: Any = None, status: int = 200, *, length: int | None = None, **headers: str) -> bytes:
+def respond(body: Any = None, status: int = 200, *, length: int | None = None, **headers: str) -> bytes:
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [
         f'HTTP/1.1 {status} Reason',
@@ -81,22 +81,22 @@ class Handler(BaseHTTPRequestHandler):
             return
         text = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         self.server.seen.append(Request(self.command, self.path, self.headers, text, self.client_address[1]))
-        told = self.server.answers.pop(0) if self.server.answers else answer(DOC)
-        if told is not CUT:
-            self.wfile.write(told)
+        response = self.server.responses.pop(0) if self.server.responses else respond(DOC)
+        if response is not CUT:
+            self.wfile.write(response)
             self.wfile.flush()
-        self.close_connection = told is CUT or b'Connection: close' in told
+        self.close_connection = response is CUT or b'Connection: close' in response
 
 
 class Peer(ThreadingHTTPServer):
-    """A server that gives the `answers` in turn and notes what it is asked."""
+    """A server that returns the `responses` in turn and records the requests in `seen`."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self) -> None:
         super().__init__(('127.0.0.1', 0), Handler)
-        self.answers: list[bytes | None] = []
+        self.responses: list[bytes | None] = []
         self.seen: list[Request] = []
 
 
@@ -112,11 +112,9 @@ def running() -> Iterator[Peer]:
 def peer(running: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
     for name in ('no_proxy', 'NO_PROXY'):
         monkeypatch.setenv(name, '*')
-    running.answers, running.seen = [], []
+    running.responses, running.seen = [], []
     for module in (clock, auth):
-        monkeypatch.setattr(
-            module, '_shared', Shared({})
-        )  # what one test has found out of the server, another does not know
+        monkeypatch.setattr(module, '_shared', Shared({}))  # tests do not share clocks and sessions
     return running
 
 
@@ -131,13 +129,13 @@ def client(peer: Peer) -> Iterator[Client]:
 
 @pytest.fixture
 def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The settings of each try, when no try succeeds: it raises what the key `raises` of the first says."""
+    """The settings of each attempt. Every attempt raises the error under the key `raises` of the first item."""
     tries: list[dict[str, Any]] = [{}]
     real = HTTPAdapter.send
 
     def send(self: HTTPAdapter, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
         if urlsplit(str(request.url)).port != Address().port:
-            return real(self, request, **settings)  # of a thread that an earlier test left
+            return real(self, request, **settings)  # of a thread of an earlier test
         tries.append(settings)
         raise tries[0]['raises']
 
@@ -145,10 +143,10 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return tries
 
 
-# -- what is sent
+# -- requests
 
 
-def test_a_read_has_no_body_and_says_who_asks(peer: Peer, client: Client) -> None:
+def test_a_read_has_no_body_and_is_authenticated(peer: Peer, client: Client) -> None:
     assert client.get('x', revs=True, rev='1-a') == DOC
     [request] = peer.seen
     assert (request.method, request.path, request.text) == ('GET', '/a%2Fb/x', b'')
@@ -159,13 +157,13 @@ def test_a_read_has_no_body_and_says_who_asks(peer: Peer, client: Client) -> Non
     assert 'Cookie' not in request.headers
 
 
-def test_without_a_user_nothing_is_said_of_one(peer: Peer) -> None:
+def test_without_a_user_requests_are_anonymous(peer: Peer) -> None:
     Client(Address(host='127.0.0.1', port=peer.server_port)).get('x')
     assert 'Authorization' not in peer.seen[0].headers
 
 
 def test_a_document_is_compact_utf8_json(peer: Peer, client: Client) -> None:
-    peer.answers = [answer(STORED, 201)]
+    peer.responses = [respond(STORED, 201)]
     assert client.put({'_id': 'x', 'text': 'ß€', 'list': [1, None]}) == '1-a'
     [request] = peer.seen
     assert (request.method, request.path) == ('PUT', '/a%2Fb/x')
@@ -174,8 +172,8 @@ def test_a_document_is_compact_utf8_json(peer: Peer, client: Client) -> None:
     assert request.headers['Content-Length'] == str(len(request.text))
 
 
-def test_what_kombu_makes_json_of_can_be_sent(peer: Peer, client: Client) -> None:
-    peer.answers = [answer(STORED, 201)]
+def test_types_that_kombu_serializes_can_be_sent(peer: Peer, client: Client) -> None:
+    peer.responses = [respond(STORED, 201)]
     client.put({'_id': 'x', 'eta': datetime(2025, 11, 21, tzinfo=timezone.utc)})
     assert peer.seen[0].body['eta'] == {'__type__': 'datetime', '__value__': '2025-11-21T00:00:00+00:00'}
 
@@ -197,15 +195,15 @@ def test_what_kombu_makes_json_of_can_be_sent(peer: Peer, client: Client) -> Non
     ],
 )
 def test_ids_are_quoted(peer: Peer, client: Client, doc_id: str, path: str) -> None:
-    peer.answers = [answer({**DOC, '_id': doc_id})]
+    peer.responses = [respond({**DOC, '_id': doc_id})]
     client.get(doc_id)
     assert peer.seen[0].path == '/a%2Fb' + path
 
 
 def test_documents_are_fetched_in_the_order_asked_for(peer: Peer, client: Client) -> None:
     doc = {'_id': 'b', '_rev': '1-b'}
-    peer.answers = [
-        answer(
+    peer.responses = [
+        respond(
             {
                 'results': [
                     {
@@ -218,19 +216,19 @@ def test_documents_are_fetched_in_the_order_asked_for(peer: Peer, client: Client
                 ]
             }
         )
-    ]  # the embedded server's way to say that there is none
+    ]  # `{}` is how the embedded server reports a missing document
     assert client.fetch(('a', 'b', 'c', 'd')) == [None, doc, None, None]
     [request] = peer.seen
     assert (request.method, request.path, request.query) == ('POST', '/a%2Fb/_bulk_get', {})
     assert request.body == {'docs': [{'id': 'a'}, {'id': 'b'}, {'id': 'c'}, {'id': 'd'}]}
 
 
-def test_of_a_document_in_conflict_the_winner_is_fetched(peer: Peer, client: Client) -> None:
+def test_the_winner_of_a_conflicted_document_is_fetched(peer: Peer, client: Client) -> None:
     one, other = {'_id': 'b', '_rev': '2-a'}, {'_id': 'b', '_rev': '2-b'}
     plain = {'_id': 'a', '_rev': '1-a'}
-    peer.answers = [
-        answer({'results': [{'id': 'a', 'docs': [{'ok': plain}]}, {'id': 'b', 'docs': [{'ok': one}, {'ok': other}]}]}),
-        answer({'rows': [{'id': 'b', 'key': 'b', 'doc': other}]}),
+    peer.responses = [
+        respond({'results': [{'id': 'a', 'docs': [{'ok': plain}]}, {'id': 'b', 'docs': [{'ok': one}, {'ok': other}]}]}),
+        respond({'rows': [{'id': 'b', 'key': 'b', 'doc': other}]}),
     ]
     assert client.fetch(['a', 'b']) == [plain, other]
     assert (peer.seen[1].path, peer.seen[1].query, peer.seen[1].body) == (
@@ -247,51 +245,51 @@ def test_of_a_document_in_conflict_the_winner_is_fetched(peer: Peer, client: Cli
         [],
         [{'id': 'y', 'docs': []}],
     ],
-    ids=['trouble', 'nothing', 'another'],
+    ids=['error', 'no results', 'another document'],
 )
-def test_what_the_server_cannot_say_is_not_taken_for_missing(peer: Peer, client: Client, results: Any) -> None:
-    peer.answers = [answer({'results': results})]
+def test_a_server_error_does_not_mean_that_a_document_is_missing(peer: Peer, client: Client, results: Any) -> None:
+    peer.responses = [respond({'results': results})]
     with pytest.raises(errors.ServerUnavailable):
         client.fetch(['x'])
 
 
-def test_many_documents_of_a_view_are_fetched_apart(peer: Peer, client: Client) -> None:
+def test_many_documents_of_a_view_are_read_in_a_second_request(peer: Peer, client: Client) -> None:
     doc = {'_id': 'a', '_rev': '1-a'}
-    peer.answers = [
-        answer({'rows': [{'id': 'a', 'key': 1}]}),
-        answer({'results': [{'id': 'a', 'docs': [{'ok': doc}]}]}),
+    peer.responses = [
+        respond({'rows': [{'id': 'a', 'key': 1}]}),
+        respond({'results': [{'id': 'a', 'docs': [{'ok': doc}]}]}),
     ]
     assert client.view('d', 'v', include_docs=True, limit=100) == [{'id': 'a', 'key': 1, 'doc': doc}]
     assert peer.seen[0].query == {'limit': '100'}
 
 
-def test_few_documents_of_a_view_come_with_it(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'rows': [{'id': 'x', 'doc': DOC}]})]
+def test_few_documents_of_a_view_are_read_with_its_rows(peer: Peer, client: Client) -> None:
+    peer.responses = [respond({'rows': [{'id': 'x', 'doc': DOC}]})]
     assert client.view('d', 'v', include_docs=True, limit=2) == [{'id': 'x', 'doc': DOC}]
     assert peer.seen[0].query == {'limit': '2', 'include_docs': 'true'}
 
 
-def test_nothing_to_fetch_is_no_request(peer: Peer, client: Client) -> None:
+def test_fetching_no_documents_sends_no_request(peer: Peer, client: Client) -> None:
     assert client.fetch([]) == []
     assert peer.seen == []
 
 
-def test_a_range_of_ids_ends_after_the_prefix(peer: Peer, client: Client) -> None:
+def test_a_range_of_ids_with_a_prefix(peer: Peer, client: Client) -> None:
     row = {'id': 'pre-1', 'value': {'rev': '1-a'}}
-    peer.answers = [answer({'rows': [row]})]
+    peer.responses = [respond({'rows': [row]})]
     assert client.id_range('pre-') == [row]
     assert peer.seen[0].query == {'startkey': '"pre-"', 'endkey': r'"pre-\uffff"', 'include_docs': 'false'}
 
 
-def test_keys_of_a_view_are_json(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'rows': [{'id': 'x'}]})]
+def test_keys_of_a_view_are_sent_as_json(peer: Peer, client: Client) -> None:
+    peer.responses = [respond({'rows': [{'id': 'x'}]})]
     assert client.view('d', 'v', startkey=['q', 0], endkey=['q', {}], limit=5, reduce=False) == [{'id': 'x'}]
     assert peer.seen[0].path == '/a%2Fb/_design/d/_view/v'
     assert peer.seen[0].query == {'startkey': '["q", 0]', 'endkey': '["q", {}]', 'limit': '5', 'reduce': 'false'}
 
 
-def test_the_feed_is_opened_with_its_filter_and_read_later(peer: Peer, client: Client) -> None:
-    peer.answers = [answer(b'\n{"results":[],"last_seq":"5-x"}')]
+def test_the_changes_feed_is_opened_without_reading_its_body(peer: Peer, client: Client) -> None:
+    peer.responses = [respond(b'\n{"results":[],"last_seq":"5-x"}')]
     with client.open_changes('4-x', {'selector': {'type': 'WorkItem'}}, 200, 4.0) as response:
         assert response.raw.tell() == 0
         assert client.decode(response.content) == {'results': [], 'last_seq': '5-x'}
@@ -311,7 +309,7 @@ def test_the_feed_is_opened_with_its_filter_and_read_later(peer: Peer, client: C
     }
 
 
-def test_timeouts_and_certificates_reach_requests(sends: list[dict[str, Any]]) -> None:
+def test_timeouts_and_certificates_are_passed_to_requests(sends: list[dict[str, Any]]) -> None:
     sends[0]['raises'] = requests.ReadTimeout()
     address = Address(host='127.0.0.1', tls=True, verify='ca.pem', cert=('me.pem', 'me.key'))
     client = Client(address, request_timeout=7.0, connect_timeout=3.0)
@@ -326,7 +324,7 @@ def test_timeouts_and_certificates_reach_requests(sends: list[dict[str, Any]]) -
 
 
 @pytest.mark.parametrize('verify', [True, False])
-def test_verification_is_what_the_address_says(
+def test_the_address_decides_about_verification(
     sends: list[dict[str, Any]], verify: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE'):
@@ -340,13 +338,13 @@ def test_verification_is_what_the_address_says(
 # -- connections
 
 
-def test_one_connection_is_used_again(peer: Peer, client: Client) -> None:
+def test_a_connection_is_reused(peer: Peer, client: Client) -> None:
     for _ in range(3):
         client.get('x')
     assert len({request.connection for request in peer.seen}) == 1
 
 
-def test_a_closed_client_connects_anew(peer: Peer, client: Client) -> None:
+def test_a_closed_client_connects_again(peer: Peer, client: Client) -> None:
     client.get('x')
     client.close()
     client.close()
@@ -357,8 +355,8 @@ def test_a_closed_client_connects_anew(peer: Peer, client: Client) -> None:
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
 @pytest.mark.parametrize('closes', [False, True])
-def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: Client, closes: bool) -> None:
-    peer.answers = [answer({**DOC, 'to': whom}) for whom in ('parent', 'child', 'parent again')]
+def test_a_forked_child_opens_its_own_connections(peer: Peer, client: Client, closes: bool) -> None:
+    peer.responses = [respond({**DOC, 'to': whom}) for whom in ('parent', 'child', 'parent again')]
     assert client.get('x')['to'] == 'parent'
     child = os.fork()
     if not child:
@@ -374,7 +372,7 @@ def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: C
     assert parent == again != other
 
 
-# -- connections that are cut
+# -- repeated requests
 
 
 @pytest.mark.parametrize(
@@ -389,18 +387,18 @@ def test_after_a_fork_the_child_has_connections_of_its_own(peer: Peer, client: C
     ],
     ids=['get', 'fetch', 'view', 'id_range', 'sequence', 'welcome'],
 )
-def test_a_read_is_repeated_once(peer: Peer, client: Client, read: Callable[[Client], Any]) -> None:
-    peer.answers = [
+def test_a_read_is_repeated_after_a_cut_connection(peer: Peer, client: Client, read: Callable[[Client], Any]) -> None:
+    peer.responses = [
         CUT,
-        answer({**DOC, 'rows': [], 'results': [{'id': 'x', 'docs': [{}]}], 'update_seq': 1, 'couchdb': 'Welcome'}),
+        respond({**DOC, 'rows': [], 'results': [{'id': 'x', 'docs': [{}]}], 'update_seq': 1, 'couchdb': 'Welcome'}),
     ]
     read(client)
     first, second = peer.seen
     assert (first.method, first.url, first.text) == (second.method, second.url, second.text)
 
 
-def test_a_read_is_not_repeated_for_ever(peer: Peer, client: Client) -> None:
-    peer.answers = [CUT, CUT, answer({})]
+def test_a_read_is_repeated_only_once(peer: Peer, client: Client) -> None:
+    peer.responses = [CUT, CUT, respond({})]
     with pytest.raises(errors.ServerUnavailable):
         client.get('x')
     assert len(peer.seen) == 2
@@ -418,7 +416,7 @@ def test_a_read_is_not_repeated_for_ever(peer: Peer, client: Client) -> None:
     ids=['put', 'bulk', 'create', 'delete', 'open_changes'],
 )
 def test_a_write_is_never_repeated(peer: Peer, client: Client, write: Callable[[Client], Any]) -> None:
-    peer.answers = [CUT, answer({'rev': '1-a'})]
+    peer.responses = [CUT, respond({'rev': '1-a'})]
     with pytest.raises(errors.ServerUnavailable):
         write(client)
     assert len(peer.seen) == 1
@@ -433,40 +431,38 @@ def test_a_write_is_never_repeated(peer: Peer, client: Client, write: Callable[[
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_would_fail_again_is_not_repeated(
-    sends: list[dict[str, Any]], exc: Exception, kind: type[Exception]
-) -> None:
+def test_other_errors_are_not_repeated(sends: list[dict[str, Any]], exc: Exception, kind: type[Exception]) -> None:
     sends[0]['raises'] = exc
     with pytest.raises(kind):
         Client(Address(host='127.0.0.1')).get('x')
     assert len(sends[1:]) == 1
 
 
-def test_a_host_that_can_be_none_is_a_wrong_address() -> None:
+def test_an_invalid_host_is_an_error_of_ours() -> None:
     with pytest.raises(errors.CouchDBError):
         Client(Address(host='no..host')).get('x')
 
 
-# -- answers
+# -- responses
 
 
-def test_an_error_says_where_and_never_the_password(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, 401)]
+def test_an_error_names_server_and_user_without_the_password(peer: Peer, client: Client) -> None:
+    peer.responses = [respond({'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, 401)]
     with pytest.raises(errors.AccessDenied, match='jürgen') as caught:
         client.get('x')
     assert client.address.server in str(caught.value)
     assert 'p:ß@' not in str(caught.value)
 
 
-def test_what_is_too_much_for_one_request_goes_in_several(peer: Peer, client: Client) -> None:
-    """A proxy may take less in one request than CouchDB; a consumer wrote its claims again and again."""
+def test_a_request_that_is_too_large_is_split(peer: Peer, client: Client) -> None:
+    """A proxy may allow smaller requests than CouchDB. A consumer once sent its claims again and again."""
     docs = [{'_id': name} for name in 'abcd']
-    too_large = answer({'error': 'too_large', 'reason': 'x'}, 413)
-    peer.answers = [
+    too_large = respond({'error': 'too_large', 'reason': 'x'}, 413)
+    peer.responses = [
         too_large,
-        answer([{'id': 'a', 'rev': '1-a'}, {'id': 'b', 'error': 'conflict'}]),
+        respond([{'id': 'a', 'rev': '1-a'}, {'id': 'b', 'error': 'conflict'}]),
         too_large,
-        answer([{'id': 'c', 'rev': '1-c'}]),
+        respond([{'id': 'c', 'rev': '1-c'}]),
         too_large,
     ]
     found = client.bulk(docs)
@@ -481,34 +477,34 @@ def test_what_is_too_much_for_one_request_goes_in_several(peer: Peer, client: Cl
     ]
 
 
-def test_the_size_of_what_was_too_large_is_told(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'error': 'document_too_large', 'reason': 'x'}, 413)]
+def test_the_error_for_a_large_document_contains_its_size(peer: Peer, client: Client) -> None:
+    peer.responses = [respond({'error': 'document_too_large', 'reason': 'x'}, 413)]
     with pytest.raises(errors.DocumentTooLarge, match='2,000 bytes'):
         client.put({'_id': 'x', 'b': 'y' * (2000 - len('{"_id":"x","b":""}'))})
 
 
 @pytest.mark.parametrize('text', [b'{"_id": "x"', b'  {"rows": [', b'[1, 2', b'{"a": "\xff"}'])
-def test_json_that_was_cut_off_may_be_asked_for_again(peer: Peer, client: Client, text: bytes) -> None:
-    peer.answers = [answer(text)]
+def test_incomplete_json_is_an_outage(peer: Peer, client: Client, text: bytes) -> None:
+    peer.responses = [respond(text)]
     with pytest.raises(errors.ServerUnavailable, match='cut off'):
         client.get('x')
 
 
 @pytest.mark.parametrize('text', [b'<html>It works!</html>', b'', b'OK', b'\x89PNG'])
-def test_an_answer_without_json_is_not_couchdb(peer: Peer, client: Client, text: bytes) -> None:
-    peer.answers = [answer(text)]
+def test_a_response_without_json_is_not_from_couchdb(peer: Peer, client: Client, text: bytes) -> None:
+    peer.responses = [respond(text)]
     with pytest.raises(errors.NotCouchDB, match=f'127.0.0.1:{peer.server_port} answers 200 without JSON'):
         client.get('x')
 
 
-def test_an_answer_shorter_than_announced_is_no_answer(peer: Peer, client: Client) -> None:
-    peer.answers = [answer({'_id': 'x'}, length=100, Connection='close')]
+def test_a_response_shorter_than_its_content_length_is_an_outage(peer: Peer, client: Client) -> None:
+    peer.responses = [respond({'_id': 'x'}, length=100, Connection='close')]
     with pytest.raises(errors.ServerUnavailable):
         client.get('x')
 
 
-def test_an_error_of_the_feed_that_is_cut_off_is_one_of_ours(peer: Peer, client: Client) -> None:
-    peer.answers = [answer(b'{"error":', 503, length=100, Connection='close')]
+def test_an_incomplete_error_of_the_changes_feed_is_an_outage(peer: Peer, client: Client) -> None:
+    peer.responses = [respond(b'{"error":', 503, length=100, Connection='close')]
     with pytest.raises(errors.ServerUnavailable):
         client.open_changes(0, {}, 10, 4.0)
 
@@ -525,18 +521,18 @@ def test_an_error_of_the_feed_that_is_cut_off_is_one_of_ours(peer: Peer, client:
         (500, '60', 0),
     ],
 )
-def test_a_server_that_asks_for_patience_has_it(
+def test_retry_after_delays_the_next_request(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, status: int, retry_after: str, seconds: float
 ) -> None:
     client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
     slept: list[float] = []
-    # Not time.sleep itself, which other threads use, too.
+    # Not time.sleep itself, which other threads use as well.
     monkeypatch.setattr(
         'kombu_couchdb.couchdb.nodes.time',
         SimpleNamespace(sleep=slept.append, monotonic=time.monotonic, time=time.time),
     )
     date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
-    peer.answers = [answer({'error': 'busy'}, status, **{'Retry-After': retry_after.format(in_60_s=date)})]
+    peer.responses = [respond({'error': 'busy'}, status, **{'Retry-After': retry_after.format(in_60_s=date)})]
     with pytest.raises(errors.ServerUnavailable):
         client.get('x')
     assert slept == []
@@ -546,10 +542,10 @@ def test_a_server_that_asks_for_patience_has_it(
 
 
 @pytest.mark.parametrize('retry_after', ['3600', 'inf', 'nan', '-1'])
-def test_a_server_that_answers_again_is_asked_without_delay(
+def test_retry_after_delays_no_longer_than_the_time_limit(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, retry_after: str
 ) -> None:
-    """It named an hour, and all that was sent within it waited for as long as a request may take."""
+    """After a header of one hour, each request within that hour was once delayed by the time limit."""
     slept: list[float] = []
     monkeypatch.setattr(
         nodes,
@@ -557,7 +553,7 @@ def test_a_server_that_answers_again_is_asked_without_delay(
         SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append),
     )
     client = Client(Address(host='127.0.0.1', port=peer.server_port), 5.0, 5.0)
-    peer.answers = [answer({'error': 'busy'}, 503, **{'Retry-After': retry_after})]
+    peer.responses = [respond({'error': 'busy'}, 503, **{'Retry-After': retry_after})]
     with pytest.raises(errors.ServerUnavailable):
         client.get('x')
     for _ in range(3):
@@ -567,18 +563,18 @@ def test_a_server_that_answers_again_is_asked_without_delay(
 
 
 @pytest.mark.parametrize('status', [301, 302, 307, 308])
-def test_a_redirect_is_told_and_not_followed(peer: Peer, client: Client, status: int) -> None:
-    peer.answers = [answer({}, status, Location='http://elsewhere.example/')]
+def test_a_redirect_is_an_error(peer: Peer, client: Client, status: int) -> None:
+    peer.responses = [respond({}, status, Location='http://elsewhere.example/')]
     with pytest.raises(errors.NotCouchDB, match='redirects to another address'):
         client.get('x')
     assert len(peer.seen) == 1
 
 
-def test_with_tls_a_proxy_learns_the_host_and_no_more(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_tls_a_proxy_sees_only_the_host(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ('no_proxy', 'NO_PROXY'):
         monkeypatch.delenv(name)
     monkeypatch.setenv('HTTPS_PROXY', f'http://127.0.0.1:{peer.server_port}')
-    peer.answers = [answer({}, 403)] * 2
+    peer.responses = [respond({}, 403)] * 2
     with pytest.raises(errors.ServerUnavailable):
         Client(Address(host='db.example', port=6984, tls=True, user='me', password='p')).get('x')
     for request in peer.seen:
@@ -586,7 +582,7 @@ def test_with_tls_a_proxy_learns_the_host_and_no_more(peer: Peer, monkeypatch: p
         assert not {'authorization', 'cookie'} & {name.lower() for name in request.headers}
 
 
-def test_who_is_given_by_the_url_alone(peer: Peer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_netrc_is_ignored(peer: Peer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / 'netrc').write_text('default login me password p\n')
     monkeypatch.setenv('NETRC', str(tmp_path / 'netrc'))
     Client(Address(host='127.0.0.1', port=peer.server_port)).get('x')
@@ -594,9 +590,12 @@ def test_who_is_given_by_the_url_alone(peer: Peer, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize('status', [201, 202, 500])
-def test_each_document_of_many_has_its_answer(peer: Peer, client: Client, status: int) -> None:
-    answers = [{'ok': True, 'id': 'a', 'rev': '1-a', 'accepted': True}, {'id': 'b', 'error': 'conflict', 'reason': 'x'}]
-    peer.answers = [answer(answers, status)]  # CouchDB answers 500 if some of its nodes are down
+def test_each_document_of_a_bulk_write_has_a_result(peer: Peer, client: Client, status: int) -> None:
+    elements = [
+        {'ok': True, 'id': 'a', 'rev': '1-a', 'accepted': True},
+        {'id': 'b', 'error': 'conflict', 'reason': 'x'},
+    ]
+    peer.responses = [respond(elements, status)]  # the status is 500 if nodes of the cluster are down
     assert client.bulk([{'_id': 'a'}, {'_id': 'b'}]) == [
         WriteResult('a', WriteStatus.UNPROVEN, '1-a'),
         WriteResult('b', WriteStatus.CONFLICT, error='conflict', reason='x'),
@@ -616,34 +615,32 @@ def test_each_document_of_many_has_its_answer(peer: Peer, client: Client, status
         ([1, 2], 503),
     ],
 )
-def test_many_documents_without_an_answer_each_are_no_answer(
-    peer: Peer, client: Client, body: Any, status: int
-) -> None:
-    peer.answers = [answer(body, status)]
+def test_a_bulk_response_without_all_results_is_an_outage(peer: Peer, client: Client, body: Any, status: int) -> None:
+    peer.responses = [respond(body, status)]
     with pytest.raises(errors.ServerUnavailable):
         client.bulk([{'_id': 'a'}, {'_id': 'b'}])
 
 
-def test_the_server_s_date_is_observed(peer: Peer, client: Client) -> None:
-    peer.answers = [answer(DOC, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
+def test_the_date_header_sets_the_clock(peer: Peer, client: Client) -> None:
+    peer.responses = [respond(DOC, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
     client.get('x')
     assert datetime.fromtimestamp(client.clock.now(), timezone.utc).year == 2099
 
 
-def test_a_process_is_told_once_that_its_clock_is_wrong(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_clock_is_logged_once_for_each_process(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     clients = [
         Client(Address(host='127.0.0.1', port=peer.server_port, database=name)) for name in ('jobs', 'results', 'jobs')
     ]
     in_an_hour = format_datetime(datetime.fromtimestamp(time.time() + 3600, timezone.utc), usegmt=True)
     with caplog.at_level(logging.WARNING):
         for client in clients:
-            peer.answers = [answer(DOC, Date=in_an_hour)]
+            peer.responses = [respond(DOC, Date=in_an_hour)]
             client.get('x')
             client.close()
     assert [record.getMessage().split(' by ')[0] for record in caplog.records] == [
         "the local clock differs from the CouchDB server's"
     ]
-    # Whoever has asked nothing yet knows it, too.
+    # A client without any request uses the corrected clock as well.
     assert Client(clients[0].address).clock.now() > time.time() + 3500
 
 
@@ -651,8 +648,8 @@ def test_a_process_is_told_once_that_its_clock_is_wrong(peer: Peer, caplog: pyte
 
 
 @pytest.mark.parametrize('greeting', [{'couchdb': 'Welcome', 'version': '3.5'}, {'express-pouchdb': 'Welcome!'}])
-def test_a_couchdb_is_welcome(peer: Peer, client: Client, greeting: dict[str, str]) -> None:
-    peer.answers = [answer(greeting)]
+def test_couchdb_and_pouchdb_are_recognized(peer: Peer, client: Client, greeting: dict[str, str]) -> None:
+    peer.responses = [respond(greeting)]
     assert client.welcome() == greeting
     assert peer.seen[0].url == '/'
 
@@ -669,17 +666,17 @@ def test_a_couchdb_is_welcome(peer: Peer, client: Client, greeting: dict[str, st
         (b'gone', 410),
     ],
 )
-def test_another_server_is_not(peer: Peer, client: Client, body: Any, status: int) -> None:
-    peer.answers = [answer(body, status)]
+def test_another_server_is_not_couchdb(peer: Peer, client: Client, body: Any, status: int) -> None:
+    peer.responses = [respond(body, status)]
     with pytest.raises(errors.NotCouchDB):
         client.welcome()
 
 
-def test_a_database_that_exists_need_not_be_created(peer: Peer, client: Client) -> None:
-    peer.answers = [
-        answer({'ok': True}, 201),
-        answer({'error': 'file_exists'}, 412),
-        answer({'error': 'forbidden'}, 403),
+def test_creating_an_existing_database_is_not_an_error(peer: Peer, client: Client) -> None:
+    peer.responses = [
+        respond({'ok': True}, 201),
+        respond({'error': 'file_exists'}, 412),
+        respond({'error': 'forbidden'}, 403),
     ]
     client.create()
     client.create()
@@ -688,10 +685,10 @@ def test_a_database_that_exists_need_not_be_created(peer: Peer, client: Client) 
     assert [(r.method, r.url, r.headers['Content-Length']) for r in peer.seen] == [('PUT', '/a%2Fb', '0')] * 3
 
 
-def test_a_missing_database_is_not_a_missing_document(peer: Peer, client: Client) -> None:
-    peer.answers = [
-        answer({'error': 'not_found', 'reason': 'Database does not exist.'}, 404),
-        answer({'error': 'not_found', 'reason': 'missing'}, 404),
+def test_a_missing_database_and_a_missing_document_are_different_errors(peer: Peer, client: Client) -> None:
+    peer.responses = [
+        respond({'error': 'not_found', 'reason': 'Database does not exist.'}, 404),
+        respond({'error': 'not_found', 'reason': 'missing'}, 404),
     ]
     with pytest.raises(errors.DatabaseMissing):
         client.get('x')
@@ -700,7 +697,7 @@ def test_a_missing_database_is_not_a_missing_document(peer: Peer, client: Client
 
 
 @pytest.mark.parametrize(('count', 'sizes'), [(0, []), (1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 3, 1])])
-def test_chunks_hold_everything_once(count: int, sizes: list[int]) -> None:
+def test_chunks_contain_each_item_once(count: int, sizes: list[int]) -> None:
     parts = list(chunks(range(count), 3))
     assert [len(part) for part in parts] == sizes
     assert [number for part in parts for number in part] == list(range(count))

@@ -16,51 +16,53 @@ LOCAL = 1_763_709_000.4
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ServerClock:
-    """A clock on a machine where it is LOCAL, for ever."""
+    """A server clock on a machine whose local time is always LOCAL."""
     monkeypatch.setattr(module, 'time', SimpleNamespace(time=lambda: LOCAL))
     return ServerClock()
 
 
 def observe(clock: ServerClock, server: float, took: float = 0.01, lag: float = 0.0) -> None:
-    """One answer, made halfway, by a server where it is `server` and whose header is `lag` behind."""
+    """Observe a response of a server whose time is `server` and whose header lags by `lag` seconds."""
     clock.observe(formatdate(server - lag, usegmt=True), LOCAL - took / 2, LOCAL + took / 2)
 
 
 @pytest.mark.parametrize('lag', [0.0, 0.5, 1.0])
 @pytest.mark.parametrize('wrong', [-0.3, 0.0, 0.3])
-def test_a_right_clock_is_left_alone(clock: ServerClock, wrong: float, lag: float) -> None:
+def test_a_correct_clock_is_not_changed(clock: ServerClock, wrong: float, lag: float) -> None:
     observe(clock, LOCAL + wrong, lag=lag)
     assert clock.now() == LOCAL
 
 
 @pytest.mark.parametrize('wrong', [-86_400.0, -600.0, -120.0, -10.0, 10.0, 120.0, 600.0, 86_400.0])
 @pytest.mark.parametrize('lag', [0.0, 1.0])
-def test_a_wrong_clock_is_corrected_both_ways(clock: ServerClock, wrong: float, lag: float) -> None:
+def test_a_wrong_clock_is_corrected_in_both_directions(clock: ServerClock, wrong: float, lag: float) -> None:
     observe(clock, LOCAL + wrong, lag=lag)
     assert abs(clock.now() - (LOCAL + wrong)) < 1.5
 
 
-def test_that_it_is_wrong_is_said_once(clock: ServerClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_clock_is_logged_once(clock: ServerClock, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for second in range(5):
             observe(clock, LOCAL + 300 + second / 3)
     assert [record.getMessage().count('300 s') + record.getMessage().count('301 s') for record in caplog.records] == [1]
 
 
-def test_a_slow_answer_proves_nothing(clock: ServerClock) -> None:
+def test_a_slow_response_changes_nothing(clock: ServerClock) -> None:
     observe(clock, LOCAL + 100, took=300.0)
     observe(clock, LOCAL - 100, took=300.0)
     assert clock.now() == LOCAL
 
 
-def test_a_slow_answer_keeps_what_was_proven(clock: ServerClock) -> None:
+def test_a_slow_response_does_not_replace_a_correction(clock: ServerClock) -> None:
     observe(clock, LOCAL + 300)
     corrected = clock.now()
     observe(clock, LOCAL + 290, took=60.0)
     assert clock.now() == corrected
 
 
-def test_a_clock_that_was_put_right_is_trusted_again(clock: ServerClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_local_clock_is_used_again_after_it_was_set_right(
+    clock: ServerClock, caplog: pytest.LogCaptureFixture
+) -> None:
     observe(clock, LOCAL + 300)
     assert clock.now() != LOCAL
     caplog.clear()
@@ -69,10 +71,10 @@ def test_a_clock_that_was_put_right_is_trusted_again(clock: ServerClock, caplog:
     assert caplog.records == []
 
 
-def test_the_same_second_is_looked_at_once(clock: ServerClock) -> None:
+def test_an_unchanged_header_is_ignored(clock: ServerClock) -> None:
     date = formatdate(LOCAL, usegmt=True)
     clock.observe(date, LOCAL, LOCAL)
-    clock.observe(date, LOCAL + 300, LOCAL + 300)  # CouchDB's header is renewed once a second
+    clock.observe(date, LOCAL + 300, LOCAL + 300)  # CouchDB updates the header once per second
     assert clock.now() == LOCAL
 
 
@@ -91,7 +93,7 @@ def test_the_same_second_is_looked_at_once(clock: ServerClock) -> None:
     ],
     ids=repr,
 )
-def test_a_header_that_is_no_date_is_ignored(clock: ServerClock, date: str | None) -> None:
+def test_a_header_without_a_valid_date_is_ignored(clock: ServerClock, date: str | None) -> None:
     clock.observe(date, LOCAL, LOCAL)
     assert clock.now() == LOCAL
     observe(clock, LOCAL + 300)

@@ -1,4 +1,4 @@
-"""What threads share, and that a child of a fork starts over with it."""
+"""Objects shared by threads and reset in forked children (`kombu_couchdb.couchdb.fork_safety`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has
 
 
 class Thing:
-    """Counts how often it was reset."""
+    """Counts its resets."""
 
     def __init__(self) -> None:
         self.resets = 0
@@ -26,7 +26,7 @@ class Thing:
 
 
 def in_child(check: Callable[[], bool]) -> bool:
-    """Return what `check()` says in a forked child; an exception there, or a wait without end, is False."""
+    """Return the result of `check()` in a forked child; False after an exception or a deadlock there."""
     pid = os.fork()
     if pid == 0:
         timer = threading.Timer(PATIENCE, os._exit, [1])
@@ -40,7 +40,7 @@ def in_child(check: Callable[[], bool]) -> bool:
 
 
 @needs_fork
-def test_reset_once_in_the_child_and_not_in_the_parent() -> None:
+def test_objects_are_reset_once_in_the_child_and_not_in_the_parent() -> None:
     thing = Thing()
     reset_in_child(thing)
     reset_in_child(thing)
@@ -48,13 +48,13 @@ def test_reset_once_in_the_child_and_not_in_the_parent() -> None:
     assert thing.resets == 0
 
 
-def test_one_object_for_a_key() -> None:
+def test_one_object_for_each_key() -> None:
     shared: Shared[str, Thing] = Shared({})
     assert shared.of('a', Thing) is shared.of('a', Thing)
     assert shared.of('a', Thing) is not shared.of('b', Thing)
 
 
-def test_what_nobody_uses_is_made_anew_if_it_is_kept_weakly() -> None:
+def test_weak_objects_are_garbage_collected() -> None:
     shared: Shared[str, Thing] = Shared(WeakValueDictionary())
     thing = shared.of('a', Thing)
     thing.resets = 7
@@ -64,7 +64,7 @@ def test_what_nobody_uses_is_made_anew_if_it_is_kept_weakly() -> None:
 
 
 @needs_fork
-def test_a_child_can_use_it_though_another_thread_of_its_parent_was_at_it() -> None:
+def test_a_child_can_use_it_while_a_thread_of_its_parent_holds_the_lock() -> None:
     shared: Shared[str, Thing] = Shared({})
     making, made = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Several threads' writes in one request (`couchdb.group_commit`), over a client that answers when it is told to."""
+"""Group commit (`kombu_couchdb.couchdb.group_commit`) with a simulated server that the tests control."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import PATIENCE, wait_for
 
 
 class Server:
-    """Takes documents, one request at a time, and refuses those whose id is in `refused`."""
+    """Blocks all requests until `open` is set, and raises the errors in `refused`, by document id."""
 
     address = Address()
     request_bytes = 1_000_000
@@ -48,7 +48,7 @@ class Server:
 
 
 class Bench:
-    """A group commit and threads that write by it: the first is under way, and the others wait behind it."""
+    """A group commit and threads that write with it: the first request blocks, and later writes wait."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.server = Server()
@@ -74,18 +74,18 @@ def bench() -> Any:
         bench.server.open.set()
 
 
-def revs(answers: Sequence[WriteResult]) -> list[str]:
-    return [answer.rev for answer in answers]
+def revs(results: Sequence[WriteResult]) -> list[str]:
+    return [result.rev for result in results]
 
 
-def test_alone_it_is_a_put(bench: Bench) -> None:
+def test_a_single_document_is_written_with_put(bench: Bench) -> None:
     assert bench.go([bench.write('a')]) == [[WriteResult('a', WriteStatus.STORED, '1-a')]]
     assert bench.server.requests == [['a']]
 
 
-def test_who_comes_meanwhile_shares_the_next_request(bench: Bench) -> None:
+def test_waiting_writes_share_the_next_request(bench: Bench) -> None:
     done = bench.go([bench.write('a'), bench.write('b'), bench.write('c', 'd'), bench.write('e')])
-    assert [[answer.id for answer in answers] for answers in done] == [['a'], ['b'], ['c', 'd'], ['e']]
+    assert [[result.id for result in results] for results in done] == [['a'], ['b'], ['c', 'd'], ['e']]
     assert [sorted(ids) for ids in bench.server.requests] == [['a'], ['b', 'c', 'd', 'e']]
 
 
@@ -94,23 +94,23 @@ def test_two_writes_of_one_document_never_share_a_request(bench: Bench) -> None:
     assert sorted(map(sorted, bench.server.requests)) == [['a'], ['b'], ['b', 'c']]
 
 
-def test_a_request_has_no_more_than_it_may(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('kombu_couchdb.couchdb.group_commit._MOST', 3)
+def test_a_request_has_a_maximum_number_of_documents(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('kombu_couchdb.couchdb.group_commit._MAX_DOCS', 3)
     bench.go([bench.write('a'), *(bench.write(f'{n}', f'{n}x') for n in range(3))])
     assert [len(request) for request in bench.server.requests] == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize('error', [DocumentTooLarge('too large'), AccessDenied('forbidden')])
-def test_what_is_refused_to_one_is_not_refused_to_the_others(bench: Bench, error: CouchDBError) -> None:
+def test_a_refusal_concerns_one_thread_only(bench: Bench, error: CouchDBError) -> None:
     bench.server.refused['c'] = error
     a, b, c, d = bench.go([bench.write('a'), bench.write('b'), bench.write('c'), bench.write('d')])
-    assert [revs(answers) for answers in (a, b, d)] == [['1-a'], ['1-a'], ['1-a']]
+    assert [revs(results) for results in (a, b, d)] == [['1-a'], ['1-a'], ['1-a']]
     assert (type(c), str(c)) == (type(error), str(error))
     assert [sorted(ids) for ids in bench.server.requests[:2]] == [['a'], ['b', 'c', 'd']]
     assert sorted(bench.server.requests[2:]) == [['b'], ['c'], ['d']]
 
 
-def test_if_the_server_is_away_all_are_told(bench: Bench) -> None:
+def test_an_outage_is_raised_in_all_threads(bench: Bench) -> None:
     bench.server.refused['c'] = ServerUnavailable('cut off')
     _, b, c = bench.go([bench.write('a'), bench.write('b'), bench.write('c')])
     assert [type(error) for error in (b, c)] == [ServerUnavailable, ServerUnavailable]
@@ -118,14 +118,14 @@ def test_if_the_server_is_away_all_are_told(bench: Bench) -> None:
     assert [sorted(ids) for ids in bench.server.requests] == [['a'], ['b', 'c']]
 
 
-def test_a_conflict_is_an_answer(bench: Bench) -> None:
+def test_a_conflict_is_returned_as_a_result(bench: Bench) -> None:
     bench.server.refused['a'] = Conflict('changed')
-    [[answer]] = bench.go([bench.write('a')])
-    assert (answer.id, answer.error) == ('a', 'conflict')
+    [[result]] = bench.go([bench.write('a')])
+    assert (result.id, result.error) == ('a', 'conflict')
 
 
-def test_who_is_told_to_stop_costs_the_others_nothing(bench: Bench) -> None:
-    """A time limit may strike the thread that sends for all: the next one sends again what was not answered."""
+def test_an_interrupted_sender_is_replaced(bench: Bench) -> None:
+    """A time limit may interrupt the thread that sends for all. Another thread then sends what is not written."""
     bench.server.refused['b'] = KeyboardInterrupt()
     a, *others = bench.go([bench.write('a'), bench.write('b'), bench.write('c')])
     assert revs(a) == ['1-a']
@@ -136,8 +136,8 @@ def test_who_is_told_to_stop_costs_the_others_nothing(bench: Bench) -> None:
     assert not bench.commit._pending
 
 
-@pytest.mark.parametrize('step', ['_next_batch', '_lead'])
-def test_whenever_a_time_limit_strikes_the_next_can_write(
+@pytest.mark.parametrize('step', ['_next_batch', '_send'])
+def test_other_threads_can_write_after_a_time_limit_in_any_step(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class TimeLimit(Exception):
@@ -152,11 +152,11 @@ def test_whenever_a_time_limit_strikes_the_next_can_write(
         with pytest.raises(TimeLimit):
             bench.commit.write([{'_id': 'a'}])
     assert revs(bench.commit.write([{'_id': 'b'}])) == ['1-a']
-    assert bench.server.requests == [['b']]  # nobody waits for the first any more
+    assert bench.server.requests == [['b']]  # the first write was abandoned
 
 
-def test_a_time_limit_that_strikes_who_sends_for_all_is_raised(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was taken for a refusal: each was sent for itself, and the limit was forgotten."""
+def test_a_time_limit_is_raised_in_the_thread_that_it_interrupts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit was once treated as a refusal: all entries were sent alone, and the time limit was lost."""
 
     class TimeLimit(Exception):
         pass
@@ -174,12 +174,11 @@ def test_a_time_limit_that_strikes_who_sends_for_all_is_raised(bench: Bench, mon
     assert [sorted(ids) for ids in bench.server.requests[:2]] == [['a'], ['b', 'c']]
     struck = [isinstance(other, TimeLimit) for other in others]
     assert sum(struck) == 1
-    assert bench.server.requests[2:] == [
-        ['b'] if struck[1] else ['c']
-    ]  # the other one is sent again, by its own thread
+    # The thread of the other entry sends it again.
+    assert bench.server.requests[2:] == [['b'] if struck[1] else ['c']]
 
 
-def test_who_gave_up_waiting_is_not_written_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_write_is_not_sent_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench.write('a')
 
     def strike(timeout: float) -> bool:
@@ -194,26 +193,26 @@ def test_who_gave_up_waiting_is_not_written_later(bench: Bench, monkeypatch: pyt
     assert bench.server.requests == [['a'], ['c']]
 
 
-def test_what_cannot_be_encoded_is_its_own_threads_affair(bench: Bench) -> None:
+def test_a_document_that_cannot_be_encoded_concerns_one_thread_only(bench: Bench) -> None:
     first, good = bench.write('a'), bench.write('b')
     with pytest.raises(Unstorable, match='not JSON serializable'):
         bench.commit.write([{'_id': 'c', 'x': object()}])
-    assert [revs(answers) for answers in bench.go([first, good])] == [['1-a'], ['1-a']]
+    assert [revs(results) for results in bench.go([first, good])] == [['1-a'], ['1-a']]
 
 
-def test_large_ones_share_no_request(bench: Bench) -> None:
+def test_large_writes_share_no_request(bench: Bench) -> None:
     bench.server.request_bytes = 40
     bench.go([bench.write('a'), bench.write('b' * 30), bench.write('c' * 30), bench.write('d' * 300)])
     assert [len(request) for request in bench.server.requests] == [1, 1, 1, 1]
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
-def test_a_child_does_not_wait_for_what_its_parent_was_writing(bench: Bench) -> None:
+def test_a_forked_child_does_not_wait_for_a_write_of_its_parent(bench: Bench) -> None:
     future = bench.write('a')
     child = os.fork()
     if not child:
         try:
-            bench.server.open = threading.Event()  # a thread of the parent may have held the lock of the other
+            bench.server.open = threading.Event()  # a thread of the parent may hold the lock of the old one
             bench.server.open.set()
             os._exit(0 if revs(bench.commit.write([{'_id': 'b'}])) == ['1-a'] else 1)
         finally:
@@ -223,7 +222,7 @@ def test_a_child_does_not_wait_for_what_its_parent_was_writing(bench: Bench) -> 
     bench.go([future])
 
 
-def test_connections_to_one_database_share_one() -> None:
+def test_clients_of_one_database_share_one_object() -> None:
     first, second, other = (Client(Address(database=name)) for name in ('a', 'a', 'b'))
     commits = [GroupCommit.of(first), GroupCommit.of(second), GroupCommit.of(other)]
     assert commits[0] is commits[1]

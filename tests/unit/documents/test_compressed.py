@@ -1,4 +1,4 @@
-"""Unpacking compressed bodies no further than to a bound (`kombu_couchdb.documents.compressed`)."""
+"""Decompression of bodies up to a limit (`kombu_couchdb.documents.compressed`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def method(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize(
     'body', [b'', b'hello', os.urandom(100_000), b'[[1], {}, {}]' * 100_000, bytes(16_000_000)], ids=len
 )
-def test_what_is_sent_arrives(method: str, body: bytes) -> None:
+def test_compressed_body_survives_a_round_trip(method: str, body: bytes) -> None:
     packed, kind = compress(body, method)
     assert unpacked(packed, kind) == body
     check_unpacked(packed, kind)
 
 
-def test_a_bomb_is_unpacked_to_its_bound_only(method: str) -> None:
+def test_decompression_stops_at_the_limit(method: str) -> None:
     packed, kind = compress(bytes(200_000_000), method)
     assert len(packed) < 1_000_000
     tracemalloc.start()
@@ -46,12 +46,12 @@ def test_a_bomb_is_unpacked_to_its_bound_only(method: str) -> None:
         check_unpacked(packed, kind)
 
 
-def test_a_large_body_may_unpack_to_thirty_times_its_size() -> None:
+def test_large_body_may_grow_thirtyfold() -> None:
     body = os.urandom(1_000_000) + bytes(25_000_000)
     assert unpacked(*compress(body, 'gzip')) == body
 
 
-def test_what_is_cut_off_or_something_else_is_an_error(method: str) -> None:
+def test_truncated_or_wrong_data_is_an_error(method: str) -> None:
     packed, kind = compress(b'hello' * 1000, method)
     for body in (packed[:-6], b'x' + packed, b'garbage'):
         with pytest.raises(ValueError, match='it cannot be decompressed'):
@@ -59,7 +59,7 @@ def test_what_is_cut_off_or_something_else_is_an_error(method: str) -> None:
 
 
 @pytest.mark.parametrize('method', ['bzip2', 'lzma'])
-def test_streams_one_behind_the_other(method: str) -> None:
+def test_concatenated_streams(method: str) -> None:
     packed, kind = compress(b'ab', method)
     assert unpacked(packed * 3, kind) == b'ababab'
     with pytest.raises(ValueError, match='more than 1000 streams'):
@@ -67,7 +67,7 @@ def test_streams_one_behind_the_other(method: str) -> None:
 
 
 @pytest.mark.parametrize('kind', ['unknown', 5, ['gzip'], {'x': 1}])
-def test_an_unknown_method(kind: object) -> None:
+def test_unknown_method(kind: object) -> None:
     with pytest.raises(ValueError, match='which this process does not know'):
         unpacked(b'x', kind)
     check_unpacked(b'x', kind)
@@ -80,5 +80,5 @@ def own() -> Iterator[str]:
     del compression._encoders['application/x-own'], compression._decoders['application/x-own']
 
 
-def test_the_method_of_an_application_is_its_own_affair(own: str) -> None:
+def test_methods_registered_by_an_application_are_used(own: str) -> None:
     assert unpacked(b'abc', own) == b'cba'

@@ -1,4 +1,4 @@
-"""What a consumer does about a claim that a cluster did not prove (`kombu_couchdb.documents.conflict_rules`)."""
+"""Rules for unproven claims and for conflicts of messages (`kombu_couchdb.documents.conflict_rules`)."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ NOW = 5.0
 OURS = leaf('2-b', 'us')
 
 
-def test_alone_it_is_released_and_does_not_count() -> None:
+def test_sole_unproven_claim_is_released_without_counting_an_attempt() -> None:
     [doc] = decide([OURS], '2-b', '2-b', {'us'}, NOW) or []
     assert doc['_rev'] == '2-b'
     assert doc['claimed'] is None
     assert doc['attempts'] == 0
 
 
-def test_done_elsewhere_it_is_deleted() -> None:
+def test_unproven_claim_of_a_completed_message_is_deleted() -> None:
     assert decide([OURS, leaf('3-a', None, _deleted=True)], '2-b', '2-b', {'us', 'them'}, NOW) == [
         {'_id': 'x', '_rev': '2-b', '_deleted': True}
     ]
 
 
-def test_void_deletions_of_others_do_not_mean_done() -> None:
+def test_void_deletion_does_not_complete_a_message() -> None:
     [doc] = decide([OURS, leaf('3-a', None, _deleted=True, void=True)], '2-b', '2-b', {'us'}, NOW) or []
     assert not doc.get('_deleted')
 
 
-def test_unseen_it_is_deleted_as_void() -> None:
+def test_losing_unproven_claim_is_deleted_as_void() -> None:
     assert decide([OURS, leaf('2-c', 'them')], '2-c', '2-b', {'us', 'them'}, NOW) == [
         {'_id': 'x', '_rev': '2-b', '_deleted': True, 'void': True}
     ]
 
 
-def test_seen_it_waits_for_a_living_rival() -> None:
+def test_winning_unproven_claim_waits_for_a_running_rival() -> None:
     assert decide([OURS, leaf('2-a', 'them')], '2-b', '2-b', {'us', 'them'}, NOW) is None
 
 
-def test_seen_it_is_released_when_the_rival_is_dead() -> None:
+def test_winning_unproven_claim_is_released_after_the_rival_ended() -> None:
     released, voided = decide([OURS, leaf('2-a', 'them')], '2-b', '2-b', {'us'}, NOW) or []
     assert released['_rev'] == '2-b'
     assert released['claimed'] is None
     assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
 
 
-def test_gone_there_is_nothing_to_do() -> None:
+def test_superseded_unproven_claim_needs_no_write() -> None:
     assert decide([leaf('3-b', 'us')], '3-b', '2-b', {'us'}, NOW) == []
 
 
-def test_however_all_losers_decide_one_leaf_stays() -> None:
-    """Three consumers, none of them told a clean ok: whoever decides in whatever order, the item is released once."""
+def test_message_is_released_once_in_any_order_of_decisions() -> None:
+    """Three consumers have unproven claims. In any order of their decisions, the item is released once."""
     claims = {'2-a': 'a', '2-b': 'b', '2-c': 'c'}
     for order in itertools.permutations(claims):
         leaves = {rev: leaf(rev, by) for rev, by in claims.items()}
@@ -96,26 +96,26 @@ def tasks(doc: dict[str, Any]) -> list[str]:
     return [one['message']['headers']['id'] for one in (doc, *doc.get('next', ()))]
 
 
-def test_unique_job_that_another_has_done_makes_way_for_what_follows_it() -> None:
+def test_completed_unique_job_gives_way_to_its_successor() -> None:
     ours, follows = job('2-b', 'us', 'a', 'b'), job('3-a', None, 'b', done='tag-a')
     for seen in ('2-b', '3-a'):
         assert decide([ours, follows], seen, '2-b', {'us'}, NOW) == [
             {'_id': 'x', '_rev': '2-b', '_deleted': True, 'done': 'tag-a'}
         ]
-    # A claim of the same message is a rival's, and what is deleted as void brings nothing to life.
+    # The other claim is of the same message, and a void deletion must not restore a message.
     assert decide([ours, job('2-c', 'them', 'a')], '2-c', '2-b', {'us', 'them'}, NOW) == [
         {'_id': 'x', '_rev': '2-b', '_deleted': True, 'void': True, 'done': 'tag-a'}
     ]
 
 
-def test_end_of_an_earlier_run_is_not_that_of_this_one() -> None:
+def test_end_of_an_earlier_run_does_not_complete_this_one() -> None:
     earlier = {'_id': 'x', '_rev': '3-a', '_deleted': True, 'done': 'tag-z'}
     [released] = decide([job('5-b', 'us', 'a'), earlier], '5-b', '5-b', {'us'}, NOW) or []
     assert (tasks(released), released['claimed']) == (['a'], None)
     assert resolve([job('5-b', None, 'a'), earlier], set(), NOW) == []
 
 
-def test_what_was_sent_while_a_void_claim_was_seen_still_runs() -> None:
+def test_job_sent_during_an_unproven_claim_still_runs() -> None:
     done = {'_id': 'x', '_rev': '3-a', '_deleted': True, 'done': 'tag-a'}
     for changes in (
         decide([job('4-b', 'us', 'a', 'c'), done], '4-b', '4-b', {'us'}, NOW),
@@ -125,52 +125,52 @@ def test_what_was_sent_while_a_void_claim_was_seen_still_runs() -> None:
         assert (tasks(doc), doc['claimed'], doc.get('_deleted')) == (['c'], None, None)
 
 
-def test_jobs_sent_to_two_sides_of_a_net_run_one_after_the_other() -> None:
+def test_jobs_sent_on_both_sides_of_a_partition_run_in_turn() -> None:
     kept, gone = resolve([job('1-b', None, 'b'), job('1-a', None, 'a', 'c')], set(), NOW) or []
     assert (kept['_rev'], tasks(kept)) == ('1-b', ['b', 'a', 'c'])
     assert (gone['_rev'], gone['_deleted'], gone['void']) == ('1-a', True, True)
 
 
-# -- healing what others left
+# -- conflicts left by others
 
 
-def test_done_wins_over_whatever_is_left() -> None:
+def test_completion_wins_over_all_other_leaves() -> None:
     done = {'_id': 'x', '_rev': '3-a', '_deleted': True}
     left = [leaf('2-c', 'dead'), leaf('4-b', None), leaf('2-d', None, status='fail')]
     assert resolve([done, *left], set(), NOW) == [
         {'_id': 'x', '_rev': rev, '_deleted': True} for rev in ('2-c', '4-b', '2-d')
     ]
-    assert resolve([leaf('2-c', 'them'), done], {'them'}, NOW) is None  # their own ack deletes it
+    assert resolve([leaf('2-c', 'them'), done], {'them'}, NOW) is None  # the holder's own ack deletes this leaf
 
 
-def test_nothing_is_decided_about_what_the_living_hold() -> None:
+def test_claims_of_running_consumers_are_not_changed() -> None:
     assert resolve([leaf('2-c', 'dead'), leaf('2-b', 'them')], {'them'}, NOW) is None
 
 
-def test_of_two_claims_of_the_dead_one_is_released() -> None:
+def test_one_of_two_claims_of_ended_consumers_is_released() -> None:
     released, voided = resolve([leaf('2-a', 'dead'), leaf('2-b', 'also dead')], {'us'}, NOW) or []
     assert (released['_rev'], released['claimed'], released['attempts']) == ('2-b', None, 1)
     assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
 
 
-def test_of_two_releases_one_stays_as_it_is() -> None:
+def test_one_of_two_releases_is_kept() -> None:
     assert resolve([leaf('3-a', None), leaf('3-b', None)], {'us'}, NOW) == [
         {'_id': 'x', '_rev': '3-a', '_deleted': True, 'void': True}
     ]
 
 
-def test_dead_letter_stays_rather_than_what_runs_again() -> None:
+def test_dead_letter_wins_over_a_message_that_would_run_again() -> None:
     assert resolve([leaf('9-a', None), leaf('3-b', None, status='fail')], {'us'}, NOW) == [
         {'_id': 'x', '_rev': '9-a', '_deleted': True, 'void': True}
     ]
 
 
-def test_what_was_healed_stays_healed() -> None:
+def test_resolved_conflict_needs_no_write() -> None:
     assert resolve([leaf('3-a', None), leaf('4-b', None, _deleted=True, void=True)], set(), NOW) == []
 
 
-def test_two_who_heal_at_once_seeing_different_leaves_lose_nothing() -> None:
-    """Whichever two of the leaves each of them sees, and whoever comes first: something is left, and it is one in the end."""
+def test_concurrent_resolvers_with_different_leaves_lose_no_message() -> None:
+    """For any two leaves that each resolver sees, in any order, exactly one leaf is left in the end."""
     all_leaves = [leaf('2-a', 'dead'), leaf('2-b', None), leaf('3-c', 'dead'), leaf('2-d', None, status='fail')]
     for first, second in itertools.permutations(itertools.combinations(all_leaves, 2), 2):
         stored = {doc['_rev']: doc for doc in all_leaves}
@@ -178,7 +178,7 @@ def test_two_who_heal_at_once_seeing_different_leaves_lose_nothing() -> None:
         for plan in plans:
             for doc in plan:
                 if doc['_rev'] not in stored:
-                    break  # in conflict, and the rest is left out
+                    break  # a conflict: the resolver skips the other documents
                 del stored[doc['_rev']]
                 generation, _, text = doc['_rev'].partition('-')
                 stored[f'{int(generation) + 1}-{text}'] = {**doc, '_rev': f'{int(generation) + 1}-{text}'}
@@ -190,7 +190,7 @@ def test_two_who_heal_at_once_seeing_different_leaves_lose_nothing() -> None:
         assert [doc.get('status') for doc in stored.values() if not doc.get('_deleted')] == ['fail']
 
 
-def test_of_documents_that_say_the_same_the_one_that_is_seen_stays() -> None:
+def test_winning_leaf_of_equal_documents_is_kept() -> None:
     assert keep_winner([leaf('2-c', None), leaf('3-a', None), leaf('4-z', None, _deleted=True)]) == [
         {'_id': 'x', '_rev': '2-c', '_deleted': True, 'void': True}
     ]

@@ -1,4 +1,4 @@
-"""What becomes of a message with a job key, by what is there already (`kombu_couchdb.unique.merge`)."""
+"""Merging a message with a job key into the existing document (`kombu_couchdb.documents.unique_merge`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def job(
     expiration: int | None = None,
     now: float = NOW,
 ) -> dict[str, Any]:
-    """A new item for a task sent with a job key."""
+    """Return a new item for a task with a job key."""
     properties = {'delivery_tag': tag or f'tag-{task_id}', **({'expiration': str(expiration)} if expiration else {})}
     headers = {
         'id': task_id,
@@ -58,16 +58,16 @@ def test_id_is_made_of_queue_task_and_key() -> None:
 
 
 @pytest.mark.parametrize('key', ['', 'x' * 501, 5, True, ['k'], {}, '\ud800'], ids=repr)
-def test_key_that_cannot_be_one_is_refused(key: Any) -> None:
+def test_invalid_key_is_refused(key: Any) -> None:
     with pytest.raises(ConfigurationError, match='job_key must be text of 1 to 500 characters'):
         job('a', key=key)
 
 
-def test_nothing_is_there() -> None:
+def test_new_job_is_enqueued() -> None:
     assert merge(None, job('a'), NOW) == ([job('a')], Outcome(ENQUEUED, 'a'))
 
 
-def test_waiting_one_moves_later_with_its_expiry() -> None:
+def test_waiting_job_moves_later_with_its_expiry() -> None:
     found = stored(job('a', expiration=1000))
     later = job('b', eta='2025-11-21T08:00:00+00:00', expiration=9000)
     [moved], outcome = merge(found, later, NOW)
@@ -82,7 +82,7 @@ def test_waiting_one_moves_later_with_its_expiry() -> None:
     }
 
 
-def test_waiting_one_moves_earlier() -> None:
+def test_waiting_job_moves_earlier() -> None:
     found = stored(job('a', eta='2025-11-21T08:00:00+00:00', expiration=1000))
     [moved], outcome = merge(found, job('b'), NOW)
     assert outcome == Outcome(MOVED, 'a')
@@ -91,11 +91,11 @@ def test_waiting_one_moves_earlier() -> None:
     assert moved['message']['headers']['eta'] is None
 
 
-def test_what_would_change_nothing_is_not_written() -> None:
+def test_merge_without_changes_writes_nothing() -> None:
     assert merge(stored(job('a')), job('b'), NOW) == ([], Outcome(MOVED, 'a'))
 
 
-def test_that_it_was_sent_again_is_noted_for_its_queue_s_ttl() -> None:
+def test_repeated_publish_is_recorded_for_the_message_ttl() -> None:
     found = stored(job('a'))
     [noted], outcome = merge(found, job('b', now=NOW + 5), NOW + 5)
     assert outcome == Outcome(MOVED, 'a')
@@ -105,7 +105,7 @@ def test_that_it_was_sent_again_is_noted_for_its_queue_s_ttl() -> None:
 
 
 @pytest.mark.parametrize('behind', [False, True], ids=['alone', 'with another behind it'])
-def test_one_that_has_expired_is_finished(behind: bool) -> None:
+def test_expired_job_is_replaced(behind: bool) -> None:
     expired = stored(job('a', expiration=1000))
     if behind:
         [marked], _ = merge(running(expired), job('b'), NOW)
@@ -119,12 +119,12 @@ def test_one_that_has_expired_is_finished(behind: bool) -> None:
         assert (docs, outcome) == ([{**job('c', now=NOW + 2), '_rev': '1-a'}], Outcome(ENQUEUED, 'c'))
 
 
-def test_what_waited_behind_is_ready_since_its_turn_came() -> None:
+def test_next_job_is_ready_since_the_end_of_the_one_before() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
     assert workitem.ready_since(workitem.acked(marked, NOW + 60)) == NOW + 60
 
 
-def test_copies_of_one_dead_letter_are_one() -> None:
+def test_copies_of_a_dead_letter_have_one_id() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
     [changed], _ = merge(marked, job('c', eta='2025-11-21T08:00:00+00:00'), NOW)
     ids = {
@@ -135,7 +135,7 @@ def test_copies_of_one_dead_letter_are_one() -> None:
     assert ids != {dead_letter.copy(dead_letter.made_of(job('d'), 'because', NOW))['_id']}
 
 
-def test_running_one_runs_again_once() -> None:
+def test_running_job_runs_once_more() -> None:
     held = running(stored(job('a')))
     [first], outcome = merge(held, job('b'), NOW)
     assert outcome == Outcome(AGAIN, 'b')
@@ -158,7 +158,7 @@ def test_running_one_runs_again_once() -> None:
     assert workitem.acked(done, NOW) == {'_id': held['_id'], '_rev': '2-a', '_deleted': True, 'done': 'tag-b'}
 
 
-def test_retry_goes_before_what_waits_behind() -> None:
+def test_retry_runs_before_the_next_job() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
     [both], outcome = merge(marked, job('a', tag='retry'), NOW)
     assert outcome == Outcome(AGAIN, 'a')
@@ -172,7 +172,7 @@ def test_retry_goes_before_what_waits_behind() -> None:
     assert (workitem.task_id(retrying), [workitem.task_id(one) for one in retrying['next']]) == ('a', ['b'])
 
 
-def test_retry_of_one_that_was_given_back_takes_its_place() -> None:
+def test_retry_replaces_the_released_job() -> None:
     found = stored(job('a'))
     [changed], outcome = merge(found, job('a', tag='retry', eta='2025-11-21T08:00:00+00:00'), NOW)
     assert outcome == Outcome(ENQUEUED, 'a')
@@ -182,16 +182,16 @@ def test_retry_of_one_that_was_given_back_takes_its_place() -> None:
 
 
 @pytest.mark.parametrize('found', [stored(job('a')), running(stored(job('a')))], ids=['waiting', 'running'])
-def test_same_message_again_is_the_same(found: dict[str, Any]) -> None:
+def test_publishing_the_same_message_again_has_no_effect(found: dict[str, Any]) -> None:
     assert merge(found, job('a'), NOW) == ([], Outcome(ENQUEUED, 'a'))
 
 
-def test_same_message_again_behind_a_running_one() -> None:
+def test_publishing_the_same_message_again_behind_a_running_job() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
     assert merge(marked, job('b'), NOW) == ([], Outcome(AGAIN, 'b'))
 
 
-def test_dead_one_is_kept_and_the_job_enqueued_anew() -> None:
+def test_dead_job_is_kept_and_a_new_one_is_enqueued() -> None:
     dead = stored(dead_letter.made_of(job('a'), 'because', NOW))
     [copy, new], outcome = merge(dead, job('b'), NOW + 1)
     assert outcome == Outcome(ENQUEUED, 'b')
@@ -201,7 +201,7 @@ def test_dead_one_is_kept_and_the_job_enqueued_anew() -> None:
     assert merge(dead, job('c'), NOW + 2)[0][0] == copy
 
 
-def test_spoilt_one_is_kept_as_a_dead_letter() -> None:
+def test_malformed_job_is_kept_as_a_dead_letter() -> None:
     spoilt = {'_id': job('a')['_id'], '_rev': '1-a', 'type': 'WorkItem', 'message': None}
     [copy, new], outcome = merge(spoilt, job('b'), NOW)
     assert outcome.what == ENQUEUED
@@ -210,14 +210,14 @@ def test_spoilt_one_is_kept_as_a_dead_letter() -> None:
     assert new['_rev'] == '1-a'
 
 
-def test_what_is_spoilt_behind_a_running_one_is_dropped() -> None:
+def test_malformed_next_job_is_dropped() -> None:
     held = {**running(stored(job('a'))), 'next': [5, {'message': 'x'}]}
     [marked], outcome = merge(held, job('b'), NOW)
     assert outcome == Outcome(AGAIN, 'b')
     assert [workitem.task_id(one) for one in marked['next']] == ['b']
 
 
-def test_dead_one_with_others_behind_makes_way() -> None:
+def test_dead_job_gives_way_to_the_next() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
     [copy, following] = dead_letter.apart(dead_letter.made_of(marked, 'because', NOW), NOW)
     assert (workitem.task_id(copy), copy['status'], 'next' in copy, '_rev' in copy) == ('a', 'fail', False, False)
@@ -225,13 +225,13 @@ def test_dead_one_with_others_behind_makes_way() -> None:
     assert workitem.is_waiting(following)
 
 
-def test_nothing_that_is_given_is_changed() -> None:
+def test_arguments_are_not_modified() -> None:
     held, new = running(stored(job('a'))), job('b')
     before = deepcopy((held, new))
     merge(held, new, NOW)
     assert (held, new) == before
 
 
-def test_one_that_cannot_be_read_is_written_over() -> None:
+def test_unreadable_document_is_overwritten() -> None:
     found = {name: stored(job('a'))[name] for name in ('_id', '_rev')}
     assert merge(found, job('b'), NOW) == ([{**job('b'), '_rev': found['_rev']}], Outcome(ENQUEUED, 'b'))

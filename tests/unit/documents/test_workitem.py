@@ -31,14 +31,14 @@ def message(body: str = 'text', headers: Any = None, **properties: Any) -> dict[
 
 
 def item(**more: Any) -> dict[str, Any]:
-    """A waiting item, as it is read from the database."""
+    """Return a waiting item as read from the database."""
     return {**workitem.new('id', 'q', message(), NOW), '_rev': '1-a', **more}
 
 
 # -- new
 
 
-def test_a_new_item_waits_and_is_due() -> None:
+def test_new_item_waits_and_is_due() -> None:
     doc = workitem.new('id', 'q', message(), NOW)
     assert {name: doc[name] for name in doc if name != 'message'} == {
         '_id': 'id',
@@ -56,17 +56,17 @@ def test_a_new_item_waits_and_is_due() -> None:
     assert workitem.flaw(doc) is None
 
 
-def test_ids_of_one_moment_sort_as_they_were_made() -> None:
+def test_ids_of_one_moment_sort_by_creation() -> None:
     ids = [workitem.new_id(NOW) for _ in range(100)]
     assert len({len(doc_id) for doc_id in ids}) == 1
-    # The serial starts anew now and then; at one place in 65,536 the order may break.
+    # The serial number wraps around, so that one id in 65,536 may break the order.
     assert sum(a > b for a, b in pairwise(ids)) <= 1
     assert len(set(ids)) == 100
 
 
 @pytest.mark.parametrize('step', [1e-5, 1.0, 1e6, 3e9])
 def test_ids_sort_by_time(step: float) -> None:
-    later = workitem.new_id(NOW + step)  # made first: the serial does not help
+    later = workitem.new_id(NOW + step)  # created first, so that the serial number does not determine the order
     assert workitem.new_id(NOW) < later
     assert len(workitem.new_id(NOW)) == len(workitem.new_id(NOW + step))
 
@@ -75,16 +75,16 @@ def test_ids_sort_by_time(step: float) -> None:
     ('given', 'kept'),
     [(0, 0), (5, 5), (9, 9), (10, 9), (255, 9), (-1, 0), ('7', 7), (None, 0), ('high', 0), ([], 0), (float('nan'), 0)],
 )
-def test_priorities_stay_from_0_to_9(given: Any, kept: int) -> None:
+def test_priorities_are_clamped_to_0_to_9(given: Any, kept: int) -> None:
     assert workitem.new('id', 'q', message(priority=given), NOW)['priority'] == kept
 
 
-def test_a_message_without_priority_has_the_lowest() -> None:
+def test_message_without_priority_has_the_lowest() -> None:
     assert workitem.new('id', 'q', message(), NOW)['priority'] == 0
     assert workitem.new('id', 'q', {'body': ''}, NOW)['priority'] == 0
 
 
-def test_the_highest_priority_ranks_first() -> None:
+def test_highest_priority_ranks_first() -> None:
     assert sorted(range(10), key=workitem.rank) == list(range(9, -1, -1))
 
 
@@ -92,7 +92,7 @@ def test_the_highest_priority_ranks_first() -> None:
 
 
 @pytest.mark.parametrize(('expiration', 'expires'), [('1500', NOW + 1.5), (250, NOW + 0.25), ('0', NOW)])
-def test_an_expiration_is_milliseconds(expiration: Any, expires: float) -> None:
+def test_expiration_is_in_milliseconds(expiration: Any, expires: float) -> None:
     doc = workitem.new('id', 'q', message(expiration=expiration), NOW)
     assert doc['expires'] == expires
     assert workitem.has_expired(doc, expires)
@@ -100,14 +100,14 @@ def test_an_expiration_is_milliseconds(expiration: Any, expires: float) -> None:
 
 
 @pytest.mark.parametrize('expiration', [None, 'soon', '', []])
-def test_what_is_no_expiration_never_expires(expiration: Any) -> None:
+def test_invalid_expiration_never_expires(expiration: Any) -> None:
     doc = workitem.new('id', 'q', message(expiration=expiration), NOW)
     assert 'expires' not in doc
     assert not workitem.has_expired(doc, float('inf'))
 
 
 @pytest.mark.parametrize('expires', ['yesterday', None, {}])
-def test_a_spoilt_expiry_never_expires(expires: Any) -> None:
+def test_malformed_expiry_never_expires(expires: Any) -> None:
     assert not workitem.has_expired(item(expires=expires), NOW)
 
 
@@ -127,40 +127,40 @@ def test_a_spoilt_expiry_never_expires(expires: Any) -> None:
         datetime(2025, 11, 21, 11, 30, tzinfo=timezone(timedelta(hours=2))),
     ],
 )
-def test_an_eta_is_the_same_moment_however_it_is_written(eta: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eta_in_any_notation_is_the_same_moment(eta: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as elsewhere:
-        elsewhere.setenv('TZ', 'XST+5')  # whatever the zone of this machine
+        elsewhere.setenv('TZ', 'XST+5')  # the time zone of the machine must not matter
         time.tzset()
         found = due_date(message(headers={'eta': eta}))
     time.tzset()
     assert found == 1_763_717_400.0
 
 
-def test_an_eta_keeps_its_fraction() -> None:
+def test_eta_keeps_fractions_of_seconds() -> None:
     assert due_date(message(headers={'eta': '1970-01-01T00:00:01.250000Z'})) == 1.25
 
 
 @pytest.mark.parametrize('eta', [None, '', 'Z', 'tomorrow', '2025-13-01T00:00:00Z', 5, 1.5, [], {}, True])
-def test_an_eta_that_is_no_date_is_left_to_celery(eta: Any) -> None:
+def test_invalid_eta_is_ignored(eta: Any) -> None:
     assert due_date(message(headers={'eta': eta})) is None
 
 
 @pytest.mark.parametrize('given', [{}, {'headers': None}, {'headers': {}}])
-def test_without_an_eta_a_message_is_due_at_once(given: dict[str, Any]) -> None:
+def test_message_without_an_eta_is_due_at_once(given: dict[str, Any]) -> None:
     assert due_date(given) is None
 
 
-def test_the_eta_becomes_the_date_of_the_item() -> None:
+def test_eta_becomes_the_date_of_the_item() -> None:
     doc = workitem.new('id', 'q', message(headers={'eta': '1970-01-01T00:00:10Z'}), 4.0)
     assert (doc['date'], doc['published']) == (10.0, 4.0)
     assert not workitem.is_due(doc, 9.999)
     assert workitem.is_due(doc, 10.0)
 
 
-# -- what may happen to it
+# -- changes of state
 
 
-def test_a_claim_names_its_consumer_and_counts() -> None:
+def test_claim_names_its_consumer_and_counts_an_attempt() -> None:
     claimed = workitem.claim(item(attempts=2), 'me', NOW + 1)
     assert claimed['claimed'] == {'by': 'me', 'date': NOW + 1}
     assert claimed['attempts'] == 3
@@ -168,37 +168,37 @@ def test_a_claim_names_its_consumer_and_counts() -> None:
     assert not workitem.is_waiting(claimed)
 
 
-def test_no_two_claims_are_equal() -> None:
+def test_claims_are_distinct() -> None:
     claims = [workitem.claim(item(), by, now) for by in ('me', 'you') for now in (NOW, NOW + 1e-6)]
     assert len({json.dumps(claim) for claim in claims}) == 4
 
 
 @pytest.mark.parametrize(('delivered', 'attempts'), [(True, 1), (False, 0)])
-def test_a_release_counts_what_was_delivered_only(delivered: bool, attempts: int) -> None:
+def test_release_counts_only_delivered_messages(delivered: bool, attempts: int) -> None:
     released = workitem.release(workitem.claim(item(), 'me', NOW), delivered=delivered)
     assert released == item(attempts=attempts, **({'consumer': 'me'} if delivered else {}))
     assert workitem.is_waiting(released)
 
 
-def test_what_a_consumer_gave_back_that_stopped_names_it_and_does_not_count() -> None:
+def test_release_of_a_stopping_consumer_names_it_and_does_not_count() -> None:
     released = workitem.release(workitem.claim(item(), 'me', NOW), counts=False)
     assert released == item(attempts=0, consumer='me')
     assert workitem.is_waiting(released)
 
 
-def test_a_buried_item_is_kept_with_its_reason() -> None:
+def test_dead_letter_is_kept_with_its_reason() -> None:
     dead = dead_letter.made_of(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
     assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2, consumer='me')
     assert not workitem.is_waiting(dead)
 
 
-def test_an_ack_deletes_this_revision_and_says_nothing_else() -> None:
+def test_ack_deletes_this_revision_without_other_members() -> None:
     gone = workitem.acked(workitem.claim(item(), 'me', NOW), NOW)
     assert gone == {'_id': 'id', '_rev': '1-a', '_deleted': True}
     assert not workitem.is_waiting(gone)
 
 
-def test_nothing_changes_the_document_it_was_given() -> None:
+def test_functions_do_not_modify_their_document() -> None:
     for doc in (item(), item(room=' '), item(claimed={'by': 'me', 'date': NOW}, attempts=1)):
         before = deepcopy(doc)
         workitem.claim(doc, 'you', NOW)
@@ -210,7 +210,7 @@ def test_nothing_changes_the_document_it_was_given() -> None:
         assert doc == before
 
 
-def test_a_new_item_does_not_change_its_message() -> None:
+def test_new_does_not_modify_its_message() -> None:
     given = message('x' * 200_000, {'eta': '2025-11-21T09:30:00Z'}, priority=99, expiration='5')
     before = deepcopy(given)
     workitem.new('id', 'q', given, NOW)
@@ -218,7 +218,7 @@ def test_a_new_item_does_not_change_its_message() -> None:
 
 
 @pytest.mark.parametrize('length', [1_000, MAX_INLINE + 1, 1_000_000])
-def test_every_later_state_of_a_large_unique_job_fits_where_the_new_one_did(length: int) -> None:
+def test_later_states_of_a_large_unique_job_are_not_larger(length: int) -> None:
     def size(doc: dict[str, Any]) -> int:
         return len(json.dumps(doc))
 
@@ -238,10 +238,10 @@ def test_every_later_state_of_a_large_unique_job_fits_where_the_new_one_did(leng
     if length > MAX_INLINE:
         assert max(map(size, states)) <= size(doc)
     else:
-        assert 'room' not in doc  # a small one is far from any limit
+        assert 'room' not in doc  # small documents are far from any limit
 
 
-def test_a_large_body_is_an_attachment_of_the_new_item() -> None:
+def test_large_body_is_an_attachment() -> None:
     body = 'é' * (MAX_INLINE + 1)
     doc = workitem.new('id', 'q', message(body), NOW)
     assert doc['message'] == {**message(body), 'body': None}
@@ -250,19 +250,19 @@ def test_a_large_body_is_an_attachment_of_the_new_item() -> None:
     assert '_attachments' not in workitem.new('id', 'q', message('x' * MAX_INLINE), NOW)
 
 
-def test_a_large_body_of_bytes_is_not_encoded_twice() -> None:
+def test_large_body_of_bytes_is_not_encoded_twice() -> None:
     body = b64encode(b'\xff' * MAX_INLINE).decode()
     doc = workitem.new('id', 'q', message(body, body_encoding='base64'), NOW)
     assert doc['_attachments']['body']['data'] == body
 
 
-def test_a_large_body_that_is_no_text_cannot_be_stored() -> None:
+def test_large_body_that_is_not_text_is_refused() -> None:
     with pytest.raises(Unstorable, match='surrogate'):
         workitem.new('id', 'q', message('\ud800' * (MAX_INLINE + 1)), NOW)
 
 
-def test_what_runs_after_a_unique_job_has_none_of_couchdb_s_own_members() -> None:
-    """CouchDB refused it, and all in its request."""
+def test_next_job_has_no_members_reserved_by_couchdb() -> None:
+    """CouchDB would refuse the whole request."""
     doc = item(key='k', next=[{'_foo': 1, '_attachments': {'body': {'stub': True}}, 'message': message()}])
     assert [name for name in workitem.acked(doc, NOW) if name.startswith('_')] == ['_id', '_rev']
     assert '_attachments' not in dead_letter.copy({**doc, '_attachments': {}})
@@ -271,7 +271,7 @@ def test_what_runs_after_a_unique_job_has_none_of_couchdb_s_own_members() -> Non
 # -- flaws
 
 
-def test_what_was_claimed_released_and_planned_can_be_delivered() -> None:
+def test_valid_items_have_no_flaw() -> None:
     for doc in (
         item(),
         workitem.claim(item(), 'me', NOW),
@@ -311,7 +311,7 @@ def test_what_was_claimed_released_and_planned_can_be_delivered() -> None:
         ({'date': {}}, 'date'),
     ],
 )
-def test_each_flaw_is_told_by_the_name_of_the_member(spoilt: dict[str, Any], named: str) -> None:
+def test_flaw_names_the_member(spoilt: dict[str, Any], named: str) -> None:
     sentence = workitem.flaw(item(**spoilt))
     assert sentence is not None
     assert named in sentence
@@ -319,14 +319,14 @@ def test_each_flaw_is_told_by_the_name_of_the_member(spoilt: dict[str, Any], nam
 
 
 @pytest.mark.parametrize('name', ['message', 'attempts'])
-def test_what_is_missing_is_a_flaw(name: str) -> None:
+def test_missing_member_is_a_flaw(name: str) -> None:
     doc = item()
     del doc[name]
     assert name in (workitem.flaw(doc) or '')
 
 
 @pytest.mark.parametrize('name', ['properties', 'headers'])
-def test_what_is_missing_in_the_message_is_a_flaw(name: str) -> None:
+def test_missing_member_of_the_message_is_a_flaw(name: str) -> None:
     doc = item()
     del doc['message'][name]
     assert name in (workitem.flaw(doc) or '')
@@ -337,10 +337,10 @@ def test_only_a_name_is_a_claimant(claimed: Any) -> None:
     assert workitem.claimant(item(claimed=claimed)) is None
 
 
-# -- dead ones, and states
+# -- dead letters and states
 
 
-def test_replayed_one_is_as_if_it_were_new_at_the_end_of_its_queue() -> None:
+def test_replayed_item_is_like_a_new_one() -> None:
     doc = item(
         attempts=20, consumer='me', message=message(headers={'id': 'a', 'expires': 'long ago', 'eta': 'long ago'})
     )
@@ -380,7 +380,7 @@ def test_ready_since(doc: dict[str, Any], since: float) -> None:
     assert workitem.ready_since(doc) == since
 
 
-def test_who_held_it_last_is_kept() -> None:
+def test_last_consumer_is_kept() -> None:
     claimed = workitem.claim(item(), 'me', NOW)
     assert dead_letter.made_of(claimed, 'because', NOW)['consumer'] == 'me'
     assert dead_letter.made_of(workitem.release(claimed), 'because', NOW)['consumer'] == 'me'
@@ -388,11 +388,11 @@ def test_who_held_it_last_is_kept() -> None:
 
 
 @pytest.mark.parametrize('following', [None, [], 'spoilt', ['spoilt'], {}])
-def test_spoilt_followers_are_none(following: Any) -> None:
+def test_malformed_next_jobs_are_ignored(following: Any) -> None:
     assert workitem.acked(item(key='k', next=following), NOW) == {'_id': 'id', '_rev': '1-a', '_deleted': True}
 
 
-# -- what a member of the database may write
+# -- forged documents
 
 
 def nested(levels: int) -> Any:
@@ -403,17 +403,17 @@ def nested(levels: int) -> Any:
 
 
 @pytest.mark.parametrize('published', [1e305, -1e305, 1.7e308, int(1.7e308), -int(1.7e308), True, 'x', None])
-def test_a_dead_letter_can_be_copied_whatever_its_date(published: Any) -> None:
+def test_dead_letter_with_any_date_can_be_copied(published: Any) -> None:
     copy = dead_letter.copy(item(status='fail', published=published))
     assert len(copy['_id']) <= 40
 
 
-def test_a_dead_letter_can_be_copied_however_deep_it_is() -> None:
+def test_deeply_nested_dead_letter_can_be_copied() -> None:
     assert dead_letter.copy(item(status='fail', message=nested(5000)))['status'] == 'fail'
 
 
 @pytest.mark.parametrize('place', ['headers', 'properties', 'message', 'item', 'next'])
-def test_what_is_nested_too_deeply_is_spoilt(place: str) -> None:
+def test_deep_nesting_is_a_flaw(place: str) -> None:
     deep, fit = (item(message={**message(), 'headers': {}, 'properties': {}}) for _ in range(2))
     for doc, levels in ((deep, 600), (fit, 90)):
         inner = {
@@ -429,11 +429,11 @@ def test_what_is_nested_too_deeply_is_spoilt(place: str) -> None:
 
 
 @pytest.mark.parametrize('attempts', [10**10, int(1.7e308)])
-def test_attempts_that_nobody_can_count_are_spoilt(attempts: int) -> None:
-    """CouchDB could not store one more."""
+def test_too_many_attempts_are_a_flaw(attempts: int) -> None:
+    """CouchDB could not store a larger number."""
     assert workitem.flaw(item(attempts=attempts)) == 'malformed: attempts is not a whole number, or too large'
 
 
 @pytest.mark.parametrize('tag', [['x'], {'x': 1}, 5, None])
-def test_a_delivery_tag_that_is_no_text_is_none(tag: Any) -> None:
+def test_delivery_tag_that_is_not_text_is_none(tag: Any) -> None:
     assert workitem.tag(item(message=message(delivery_tag=tag))) is None

@@ -1,4 +1,4 @@
-"""The embedded server: its installation, with a pretended npm; then the server itself, with the real one."""
+"""The embedded server: its installation with a simulated npm, and the server itself with the real one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ROOT = Path(__file__).parents[3]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Return as soon as the condition holds; fail if it does not within `PATIENCE` seconds."""
+    """Wait until the condition is true; fail the test after `PATIENCE` seconds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, 'waited in vain'
+        assert time.monotonic() < deadline, f'waited {PATIENCE:g} s'
         time.sleep(0.01)
 
 
@@ -43,7 +43,7 @@ def request(
     password: str | None = None,
     timeout: float = PATIENCE,
 ) -> tuple[int, Any]:
-    """Return the status and the JSON of one answer."""
+    """Return the status and the JSON of the response."""
     credentials = b64encode(f'{server.user}:{password or server.password}'.encode()).decode()
     headers = {'Authorization': f'Basic {credentials}', 'Content-Type': 'application/json'}
     connection = HTTPConnection('127.0.0.1', server.port, timeout=timeout)
@@ -86,11 +86,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def pretended(cache: Path) -> Callable[[str], None]:
-    """Put a Node.js on PATH whose npm runs the given Python; `calls` lists the process ids of its runs."""
+def simulated(cache: Path) -> Callable[[str], None]:
+    """A function that puts a Node.js on PATH whose npm runs the given Python.
+
+    `calls` returns the process ids of its runs.
+    """
     directory = cache.parent / 'bin'
 
-    def pretend(npm: str = '') -> None:
+    def simulate(npm: str = '') -> None:
         program(directory / 'node', 'print("18.0.0", __file__)')
         record = (
             f'import os, pathlib, sys, time\nCALLS = pathlib.Path({str(cache.parent)!r}, "calls")\n'
@@ -98,15 +101,15 @@ def pretended(cache: Path) -> Callable[[str], None]:
         )
         program(directory / 'npm', record + npm + '\npathlib.Path("node_modules").mkdir()')
 
-    return pretend
+    return simulate
 
 
 def calls(cache: Path) -> int:
     return len(list((cache.parent / 'calls').glob('*')))
 
 
-def test_install_happens_once(cache: Path, pretended: Callable[..., None]) -> None:
-    pretended()
+def test_install_happens_once(cache: Path, simulated: Callable[..., None]) -> None:
+    simulated()
     folder = install()
     assert install() == folder
     assert calls(cache) == 1
@@ -114,19 +117,19 @@ def test_install_happens_once(cache: Path, pretended: Callable[..., None]) -> No
     assert {'node_modules', 'package-lock.json', 'server.js'} <= {path.name for path in folder.iterdir()}
 
 
-def test_a_changed_server_is_installed_anew(
-    cache: Path, pretended: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_changed_server_is_installed_again(
+    cache: Path, simulated: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretended()
+    simulated()
     folder = install()
-    for name in embedded._NAMES:
+    for name in embedded._FILES:
         (tmp_path / name).write_bytes((Path(embedded.__file__).parent / name).read_bytes() + b'\n')
     monkeypatch.setattr(embedded, '__file__', str(tmp_path / '__init__.py'))
     assert install() != folder
 
 
-def test_two_installs_at_once_agree(cache: Path, pretended: Callable[..., None]) -> None:
-    pretended('while len(list(CALLS.iterdir())) < 2: time.sleep(0.01)')  # neither ends before both have begun
+def test_concurrent_installs_agree(cache: Path, simulated: Callable[..., None]) -> None:
+    simulated('while len(list(CALLS.iterdir())) < 2: time.sleep(0.01)')  # neither ends before both have started
     command = [sys.executable, '-c', _INSTALL]
     processes = [subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     folders = {process.communicate(timeout=PATIENCE)[0].strip() for process in processes}
@@ -135,32 +138,32 @@ def test_two_installs_at_once_agree(cache: Path, pretended: Callable[..., None])
     assert len(folders) == 1
 
 
-def test_an_interrupted_install_leaves_nothing(cache: Path, pretended: Callable[..., None]) -> None:
-    pretended('time.sleep(600)')
+def test_interrupted_install_leaves_no_files(cache: Path, simulated: Callable[..., None]) -> None:
+    simulated('time.sleep(600)')
     with subprocess.Popen([sys.executable, '-c', _INSTALL], cwd=_ROOT, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: calls(cache) == 1)
         process.send_signal(signal.SIGINT)
     assert list(cache.iterdir()) == []
 
 
-def test_a_failed_install_says_what_npm_says(cache: Path, pretended: Callable[..., None]) -> None:
-    pretended('sys.exit("npm error code ENOTFOUND\\nnpm error     at stack\\nnpm error network getaddrinfo")')
+def test_failed_install_shows_the_output_of_npm(cache: Path, simulated: Callable[..., None]) -> None:
+    simulated('sys.exit("npm error code ENOTFOUND\\nnpm error     at stack\\nnpm error network getaddrinfo")')
     with pytest.raises(EmbeddedServerError, match=r'embedded server: code ENOTFOUND network getaddrinfo$'):
         install()
     assert list(cache.iterdir()) == []
-    pretended()
+    simulated()
     assert install().is_dir()
 
 
-def test_npm_runs_no_scripts(cache: Path, pretended: Callable[..., None]) -> None:
-    pretended('pathlib.Path("arguments").write_text(" ".join(sys.argv[1:]))')
+def test_npm_runs_no_scripts(cache: Path, simulated: Callable[..., None]) -> None:
+    simulated('pathlib.Path("arguments").write_text(" ".join(sys.argv[1:]))')
     assert '--ignore-scripts' in (install() / 'arguments').read_text()
 
 
 @pytest.mark.parametrize('node', [None, 'print("16.20.2", __file__)'], ids=['missing', 'too old'])
-def test_without_node_the_error_says_what_to_do(cache: Path, pretended: Callable[..., None], node: str | None) -> None:
+def test_missing_node_is_reported_with_a_remedy(cache: Path, simulated: Callable[..., None], node: str | None) -> None:
     if node:
-        pretended()
+        simulated()
         program(cache.parent / 'bin' / 'node', node)
     with pytest.raises(EmbeddedServerError) as caught:
         EmbeddedServer().start()
@@ -182,8 +185,8 @@ def test_node_from_pypi_is_the_fallback(cache: Path, tmp_path: Path, monkeypatch
     assert arguments.startswith(f'{wheel}/bin/node {wheel}/lib/node_modules/npm/bin/npm-cli.js ci ')
 
 
-def test_only_its_owner_can_write_to_what_is_installed(cache: Path, pretended: Callable[..., None]) -> None:
-    pretended()
+def test_only_the_owner_can_write_to_the_installation(cache: Path, simulated: Callable[..., None]) -> None:
+    simulated()
     before = os.umask(0)
     try:
         folder = install()
@@ -194,10 +197,10 @@ def test_only_its_owner_can_write_to_what_is_installed(cache: Path, pretended: C
 
 @pytest.mark.parametrize('mode', [0o720, 0o702, 0o777, 0o1777])
 @pytest.mark.parametrize('which', ['cache', 'server'])
-def test_programs_that_others_may_have_changed_are_not_run(
-    cache: Path, pretended: Callable[..., None], which: str, mode: int
+def test_programs_writable_by_others_are_not_run(
+    cache: Path, simulated: Callable[..., None], which: str, mode: int
 ) -> None:
-    pretended()
+    simulated()
     folder = {'server': install(), 'cache': cache}[which]
     folder.chmod(mode)
     with pytest.raises(EmbeddedServerError, match=f'{folder}: let CELERY_COUCHDB_CACHE name a folder that is yours'):
@@ -209,9 +212,9 @@ def test_programs_that_others_may_have_changed_are_not_run(
 @pytest.mark.parametrize(('owner', 'trusted'), [(0, True), (4321, True), (1234, False)])
 @pytest.mark.parametrize('which', ['cache', 'server'])
 def test_programs_of_another_user_are_not_run(
-    cache: Path, pretended: Callable[..., None], monkeypatch: pytest.MonkeyPatch, which: str, owner: int, trusted: bool
+    cache: Path, simulated: Callable[..., None], monkeypatch: pytest.MonkeyPatch, which: str, owner: int, trusted: bool
 ) -> None:
-    pretended()
+    simulated()
     theirs = {'server': install(), 'cache': cache}[which]
     monkeypatch.setattr(os, 'getuid', lambda: 4321)
     lstat = Path.lstat
@@ -229,8 +232,10 @@ def test_programs_of_another_user_are_not_run(
         install()
 
 
-def test_a_link_to_a_server_is_not_followed(cache: Path, pretended: Callable[..., None], tmp_path: Path) -> None:
-    pretended()
+def test_symbolic_link_to_an_installation_is_not_followed(
+    cache: Path, simulated: Callable[..., None], tmp_path: Path
+) -> None:
+    simulated()
     folder = install()
     folder.rename(tmp_path / 'elsewhere')
     folder.symlink_to(tmp_path / 'elsewhere')
@@ -246,7 +251,7 @@ def test_a_link_to_a_server_is_not_followed(cache: Path, pretended: Callable[...
         ({}, '/home/me/.cache/celery-couchdb'),
     ],
 )
-def test_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
+def test_location_of_the_cache(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
     for name in ('CELERY_COUCHDB_CACHE', 'XDG_CACHE_HOME'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('HOME', '/home/me')
@@ -277,13 +282,13 @@ def shared(installed: Path) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def own(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedServer]:
-    """A server that the test may stop, pause or kill; it is not killed because the machine is slow."""
-    monkeypatch.setattr(embedded, '_STOP_TIMEOUT', PATIENCE)
+    """A server that the test may stop, pause or kill. Its time limits are long enough for a slow machine."""
+    monkeypatch.setattr(embedded, '_STOP_SECONDS', PATIENCE)
     with EmbeddedServer() as server:
         yield server
 
 
-def test_the_url_is_quoted_and_the_password_hidden(shared: EmbeddedServer) -> None:
+def test_url_is_quoted_and_repr_hides_the_password(shared: EmbeddedServer) -> None:
     assert shared.url == f'http://admin:p%3Aa%2Fs%25s%40@127.0.0.1:{shared.port}'
     assert shared.process is not None
     assert shared.password not in str(shared.process.args)
@@ -293,13 +298,13 @@ def test_passwords_are_random() -> None:
     assert EmbeddedServer().password != EmbeddedServer().password
 
 
-def test_a_wrong_password_is_refused_as_by_couchdb(shared: EmbeddedServer) -> None:
+def test_wrong_password_is_refused_as_in_couchdb(shared: EmbeddedServer) -> None:
     refused = {'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}
     assert request(shared, 'GET', '/shared', password='wrong') == (401, refused)
     assert request(shared, 'GET', '/shared')[0] == 200
 
 
-def test_a_session_goes_with_a_cookie_as_in_couchdb(shared: EmbeddedServer) -> None:
+def test_session_cookies_work_as_in_couchdb(shared: EmbeddedServer) -> None:
     connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
 
     def ask(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
@@ -317,7 +322,7 @@ def test_a_session_goes_with_a_cookie_as_in_couchdb(shared: EmbeddedServer) -> N
     connection.close()
 
 
-def test_without_a_password_only_the_health_is_told(shared: EmbeddedServer) -> None:
+def test_without_a_password_only_the_health_check_works(shared: EmbeddedServer) -> None:
     connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
     statuses = {}
     for path in ('/_up', '/', '/shared', '/_all_dbs', '/_session'):
@@ -331,9 +336,9 @@ def test_without_a_password_only_the_health_is_told(shared: EmbeddedServer) -> N
 
 @pytest.mark.parametrize('path', ['/', '/_up', '/_up/'])
 @pytest.mark.parametrize('method', ['PUT', 'POST', 'DELETE', 'PATCH', 'OPTIONS'])
-def test_without_a_password_nothing_but_reading_is_answered(shared: EmbeddedServer, method: str, path: str) -> None:
+def test_without_a_password_only_get_and_head_are_allowed(shared: EmbeddedServer, method: str, path: str) -> None:
     connection = HTTPConnection('127.0.0.1', shared.port, timeout=PATIENCE)
-    # What a page in a browser may send to another site without asking it first.
+    # A web page may send such requests to other sites without a preflight request.
     connection.request(method, path, '{}', {'Content-Type': 'text/plain', 'Origin': 'http://a-page.example'})
     response = connection.getresponse()
     assert (response.status, json.loads(response.read())['error']) == (401, 'unauthorized')
@@ -342,13 +347,13 @@ def test_without_a_password_nothing_but_reading_is_answered(shared: EmbeddedServ
     connection.close()
 
 
-def test_a_filter_that_does_not_exist_ends_no_server(shared: EmbeddedServer) -> None:
+def test_unknown_filter_does_not_stop_the_server(shared: EmbeddedServer) -> None:
     for feed in ('normal', 'longpoll', 'continuous'):
         assert request(shared, 'GET', f'/shared/_changes?feed={feed}&filter=no/such')[0] == 404
     assert listens(shared.port)
 
 
-def test_longpoll_wakes_for_the_selected_change_only(shared: EmbeddedServer) -> None:
+def test_longpoll_returns_only_selected_changes(shared: EmbeddedServer) -> None:
     path = f'/shared/_changes?feed=longpoll&filter=_selector&since=now&timeout={PATIENCE * 1000:.0f}'
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(request, shared, 'POST', path, {'selector': {'kind': 'wanted'}})
@@ -372,7 +377,7 @@ def test_longpoll_ends_at_its_timeout(shared: EmbeddedServer) -> None:
     assert again['results'] == []
 
 
-def test_delete_without_or_with_an_old_revision_conflicts(shared: EmbeddedServer) -> None:
+def test_delete_with_a_missing_or_old_revision_conflicts(shared: EmbeddedServer) -> None:
     first = request(shared, 'PUT', '/shared/doc', {})[1]['rev']
     second = request(shared, 'PUT', '/shared/doc', {'_rev': first})[1]['rev']
     assert request(shared, 'DELETE', '/shared/doc')[0] == 409
@@ -391,15 +396,15 @@ def test_several_queries_of_a_view(shared: EmbeddedServer) -> None:
     assert values == [[(None, 2)], [(1, 1), (2, 2)]]
 
 
-def test_an_unknown_endpoint_is_not_a_document(shared: EmbeddedServer) -> None:
+def test_unknown_endpoint_is_not_a_document(shared: EmbeddedServer) -> None:
     assert request(shared, 'POST', '/shared/_purge', {}) == (404, {'error': 'not_found', 'reason': 'missing'})
 
 
 def test_nothing_is_written_to_the_disk(installed: Path, shared: EmbeddedServer) -> None:
-    assert {path.name for path in installed.iterdir()} == {*embedded._NAMES, 'node_modules'}
+    assert {path.name for path in installed.iterdir()} == {*embedded._FILES, 'node_modules'}
 
 
-def test_a_restart_keeps_the_address_and_loses_the_data(own: EmbeddedServer) -> None:
+def test_restart_keeps_the_address_and_loses_the_data(own: EmbeddedServer) -> None:
     url = own.url
     assert request(own, 'PUT', '/db')[0] == 201
     own.stop(kill=True)
@@ -409,7 +414,7 @@ def test_a_restart_keeps_the_address_and_loses_the_data(own: EmbeddedServer) -> 
     assert request(own, 'GET', '/_all_dbs') == (200, [])
 
 
-def test_sigterm_suffices_while_a_longpoll_waits(own: EmbeddedServer) -> None:
+def test_sigterm_stops_the_server_during_a_longpoll(own: EmbeddedServer) -> None:
     request(own, 'PUT', '/db')
     connection = HTTPConnection('127.0.0.1', own.port, timeout=PATIENCE)
     credentials = b64encode(f'admin:{own.password}'.encode()).decode()
@@ -424,7 +429,7 @@ def test_sigterm_suffices_while_a_longpoll_waits(own: EmbeddedServer) -> None:
     connection.close()
 
 
-def test_a_paused_server_answers_when_resumed(own: EmbeddedServer) -> None:
+def test_paused_server_responds_after_resuming(own: EmbeddedServer) -> None:
     own.pause()
     with pytest.raises(TimeoutError):
         request(own, 'GET', '/_all_dbs', timeout=0.1)
@@ -432,7 +437,7 @@ def test_a_paused_server_answers_when_resumed(own: EmbeddedServer) -> None:
     assert request(own, 'GET', '/_all_dbs')[0] == 200
 
 
-def test_a_paused_server_can_be_stopped(own: EmbeddedServer) -> None:
+def test_paused_server_can_be_stopped(own: EmbeddedServer) -> None:
     own.pause()
     process = own.process
     own.stop()
@@ -442,25 +447,25 @@ def test_a_paused_server_can_be_stopped(own: EmbeddedServer) -> None:
         own.resume()
 
 
-def test_a_port_in_use_is_one_sentence(shared: EmbeddedServer) -> None:
+def test_port_in_use_is_one_sentence(shared: EmbeddedServer) -> None:
     second = EmbeddedServer(shared.port)
     with pytest.raises(EmbeddedServerError, match=f'address already in use 127.0.0.1:{shared.port}.$'):
         second.start()
     assert second.process is None
 
 
-def test_a_server_is_started_once(shared: EmbeddedServer) -> None:
+def test_server_is_started_once(shared: EmbeddedServer) -> None:
     with pytest.raises(EmbeddedServerError, match='already started'):
         shared.start()
 
 
-def test_an_uncaught_exception_is_printed_and_ends_the_process(installed: Path) -> None:
+def test_uncaught_exception_is_printed_and_ends_the_process(installed: Path) -> None:
     run = run_server(installed, 'no json')
     assert (run.returncode, run.stdout) == (1, '')
     assert 'SyntaxError' in run.stderr
 
 
-def test_the_server_ends_when_its_stdin_does(installed: Path) -> None:
+def test_server_ends_when_its_stdin_is_closed(installed: Path) -> None:
     run = run_server(installed, '{"port": 0, "user": "me", "password": "secret"}')
     assert (run.returncode, run.stderr) == (0, '')
 
@@ -472,7 +477,7 @@ def run_server(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_server_dies_with_its_starter(installed: Path) -> None:
+def test_server_ends_with_its_parent(installed: Path) -> None:
     source = """
 from kombu_couchdb.embedded import EmbeddedServer
 server = EmbeddedServer()
@@ -490,7 +495,7 @@ input()
     wait_until(lambda: not listens(port))
 
 
-def test_the_server_dies_with_its_starter_though_a_forked_child_lives(installed: Path) -> None:
+def test_server_ends_with_its_parent_although_a_forked_child_runs(installed: Path) -> None:
     source = """
 import os, signal
 from kombu_couchdb.embedded import EmbeddedServer
@@ -513,7 +518,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize('ending', [signal.SIGTERM, signal.SIGINT])
-def test_the_command_prints_the_url_and_ends_cleanly(installed: Path, tmp_path: Path, ending: signal.Signals) -> None:
+def test_command_prints_the_url_and_ends_cleanly(installed: Path, tmp_path: Path, ending: signal.Signals) -> None:
     options = ['--port', '0', '--user', 'me', '--password', 'secret']
     command = [sys.executable, '-m', 'kombu_couchdb.embedded', *options]
     environment = {**os.environ, 'PYTHONPATH': str(_ROOT)}
@@ -534,14 +539,14 @@ def test_the_command_prints_the_url_and_ends_cleanly(installed: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_says_what_to_do_about_a_port_in_use(shared: EmbeddedServer) -> None:
+def test_command_reports_a_port_in_use(shared: EmbeddedServer) -> None:
     message = main(['--port', str(shared.port)])
     assert re.fullmatch(
         r'The embedded server .*address already in use .*\. Give another one with --port\.', str(message)
     )
 
 
-def test_a_longpoll_tells_of_several_changes_at_once(shared: EmbeddedServer) -> None:
+def test_longpoll_returns_several_changes_at_once(shared: EmbeddedServer) -> None:
     assert request(shared, 'PUT', '/several')[0] == 201
     docs = [{'_id': str(number)} for number in range(3)]
     assert request(shared, 'POST', '/several/_bulk_docs', {'docs': docs})[0] == 201

@@ -1,4 +1,4 @@
-"""Which parcels are accepted."""
+"""Checks of parcels: which are accepted, and how they become messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def holder(kind: str, **kwargs: Any) -> dict[str, Any]:
         ('add', {'callbacks': [signature('add', args=[{'task': 'mine'}], options={'link': [signature('add')]})]}),
     ],
 )
-def test_accepted(task: str, embedded: Any) -> None:
+def test_accepted_parcel(task: str, embedded: Any) -> None:
     assert ACCEPT.refusal(task, embedded) is None
 
 
@@ -67,7 +67,7 @@ def test_accepted(task: str, embedded: Any) -> None:
         ('add', {'chain': [signature(['add'])]}, 'add'),
     ],
 )
-def test_refused(task: Any, embedded: Any, name: str) -> None:
+def test_refused_parcel(task: Any, embedded: Any, name: str) -> None:
     reason = ACCEPT.refusal(task, embedded)
     assert reason is not None
     assert name in reason
@@ -94,15 +94,12 @@ def test_refused(task: Any, embedded: Any, name: str) -> None:
         {'chain': [signature('celery.group', subtask_type=['group'])]},
     ],
 )
-def test_what_is_no_signature_is_refused(embedded: Any) -> None:
-    """Celery takes the name of a task for a signature."""
-    assert (
-        ACCEPT.refusal('add', embedded)
-        == 'what follows its task is not written as callbacks, chains, groups and chords are'
-    )
+def test_invalid_signature_is_refused(embedded: Any) -> None:
+    """Celery accepts the name of a task as a signature."""
+    assert ACCEPT.refusal('add', embedded) == 'its callbacks, chain or chord are not written as Celery writes them'
 
 
-def test_deeply_nested_signatures_are_looked_at() -> None:
+def test_deeply_nested_signatures_are_checked() -> None:
     nested: Any = signature('subtract')
     for _ in range(100_000):
         nested = signature('add', options={'link': [nested]})
@@ -113,7 +110,7 @@ def test_nothing_is_accepted_by_default() -> None:
     assert Accept((), {'celery'}).refusal('add', None) == "task 'add' is not in parcels_accept"
 
 
-def test_call() -> None:
+def test_parcel_of_a_plain_call() -> None:
     call = call_in(
         {
             '_id': 'a',
@@ -131,7 +128,7 @@ def test_call() -> None:
     assert (call.options['queue'], call.options['eta'].timestamp(), call.options['priority']) == ('mail', 5.0, 3)
 
 
-def test_id_of_a_task_without_one_is_made_of_that_of_its_document() -> None:
+def test_missing_task_id_is_derived_from_the_document_id() -> None:
     ids = [call_in({'_id': doc_id, 'task': 'add'}, ACCEPT).options['task_id'] for doc_id in ('a', 'a', 'b')]
     assert ids[0] == ids[1] != ids[2]
 
@@ -147,7 +144,7 @@ def message(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_message_keeps_only_the_properties_that_a_publisher_may_give() -> None:
+def test_message_keeps_only_allowed_properties() -> None:
     assert checked({'message': message()}, None, ACCEPT, ['json'])['properties'] == {'priority': 5}
 
 
@@ -168,7 +165,7 @@ def test_message_keeps_only_the_properties_that_a_publisher_may_give() -> None:
         ({'headers': {'task': 'add'}}, 'no task and its id'),
         ({'headers': {'task': 'add', 'id': 'a\nforged'}}, 'id must be printable text'),
         ({'headers': {'task': 'add', 'id': 'a' * 256}}, 'id must be printable text'),
-        ({'body': '[[], {}, {"errbacks": ["subtract"]}]'}, 'is not written as'),
+        ({'body': '[[], {}, {"errbacks": ["subtract"]}]'}, 'are not written as'),
         ({'headers': {'task': 'add', 'id': 'a', 'n': 1e309}}, 'cannot hold the number'),
         ({'content-type': 'application/x-python-serialize'}, 'is not accepted'),
         ({'content-type': 'text/plain'}, 'is not accepted'),
@@ -180,6 +177,6 @@ def test_message_keeps_only_the_properties_that_a_publisher_may_give() -> None:
         ({'headers': 5}, 'malformed'),
     ],
 )
-def test_message_that_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_refused_message(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         checked({'message': message(**changes)}, None, ACCEPT, ['json', 'pickle'])

@@ -1,4 +1,4 @@
-"""Which of several leaves of a result stays (`celery_couchdb.results.conflict_rules`)."""
+"""Conflict rules of results (`celery_couchdb.results.conflict_rules`)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def leaf(generation: int, status: str, *delivery: int) -> dict[str, Any]:
     ],
     ids=['states', 'deliveries', 'no deliveries', 'spoilt'],
 )
-def test_the_last_of_these_stays_in_whatever_order_they_are_found(leaves: list[dict[str, Any]]) -> None:
+def test_highest_ranked_leaf_is_kept_in_any_order(leaves: list[dict[str, Any]]) -> None:
     for number, doc in enumerate(leaves):
-        doc['_rev'] += str(number)  # each is a leaf of its own
+        doc['_rev'] += str(number)  # each document is another leaf revision
     for found in itertools.permutations(leaves):
         assert {doc['_rev'] for doc in keep_best([*found])} == {doc['_rev'] for doc in leaves[:-1]}

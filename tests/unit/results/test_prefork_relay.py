@@ -1,4 +1,4 @@
-"""Results of a pool's children, stored through their parent (`results.prefork_relay`), with real processes and no server."""
+"""The relay through which pool children store results (`results.prefork_relay`), with real processes and no server."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from tests.conftest import PATIENCE, wait_for
 
-pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
+pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
 
 
 class Commit:
-    """Notes what is written, and by which process."""
+    """Records the written documents and the writing process."""
 
     def __init__(self) -> None:
         self.written: list[list[str]] = []
@@ -35,7 +35,7 @@ class Commit:
         self.gate = threading.Event()
         self.gate.set()
 
-    def write(self, docs: Sequence[Document]) -> list[Document]:
+    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
         assert self.gate.wait(PATIENCE)
         if self.error is not None:
             raise self.error
@@ -53,10 +53,12 @@ def relay(commit: Commit) -> Iterator[Relay]:
     relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
     yield relay
     relay.reset()
+    if relay._door is not None:
+        relay._door.close()
 
 
 def start(relay: Relay, check: Callable[[], bool]) -> int:
-    """Fork a child that ends with 0 if `check()` is true there."""
+    """Fork a child that exits with status 0 if `check()` returns true in it."""
     child = os.fork()
     if not child:
         status = 2
@@ -73,7 +75,9 @@ def ended(child: int) -> int:
         pid, found = os.waitpid(child, os.WNOHANG)
         return (pid, found) if pid else None
 
-    return os.waitstatus_to_exitcode(wait_for(status, 'the end of the child')[1])
+    ended = wait_for(status, 'the child to end')
+    assert ended is not None
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def docs(*ids: str) -> list[Document]:
@@ -81,12 +85,12 @@ def docs(*ids: str) -> list[Document]:
 
 
 def by(relay: Relay, *ids: str) -> int:
-    """Write documents and return the id of the process that did it."""
+    """Write documents and return the id of the process that wrote them."""
     [pid] = {int(answer.rev) for answer in relay.write(docs(*ids))}
     return pid
 
 
-def test_a_child_writes_through_its_parent(relay: Relay, commit: Commit) -> None:
+def test_child_writes_through_its_parent(relay: Relay, commit: Commit) -> None:
     parent = os.getpid()
     relay.open()
     child = start(relay, lambda: [by(relay, 'a'), by(relay, 'b', 'c')] == [parent, parent])
@@ -94,7 +98,7 @@ def test_a_child_writes_through_its_parent(relay: Relay, commit: Commit) -> None
     assert commit.written == [['a'], ['b', 'c']]
 
 
-def test_several_children_at_the_same_time(relay: Relay, commit: Commit) -> None:
+def test_several_concurrent_children(relay: Relay, commit: Commit) -> None:
     parent = os.getpid()
     relay.open()
     children = [start(relay, lambda n=n: all(by(relay, f'{n}-{m}') == parent for m in range(20))) for n in range(5)]  # type: ignore[misc]
@@ -102,25 +106,25 @@ def test_several_children_at_the_same_time(relay: Relay, commit: Commit) -> None
     assert sorted(doc_id for [doc_id] in commit.written) == sorted(f'{n}-{m}' for n in range(5) for m in range(20))
 
 
-def test_dates_and_the_like_are_written_as_ever(relay: Relay, commit: Commit) -> None:
+def test_dates_are_written_as_without_a_relay(relay: Relay, commit: Commit) -> None:
     relay.open()
     doc = {'_id': 'a', 'date': datetime(2026, 1, 1, tzinfo=timezone.utc)}
     assert ended(start(relay, lambda: bool(relay.write([doc])))) == 0
     assert commit.written == [['a']]
 
 
-def test_without_a_parent_who_serves_a_child_writes_itself(relay: Relay) -> None:
+def test_child_without_a_relay_writes_itself(relay: Relay) -> None:
     assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
 
 
-def test_the_parent_itself_needs_no_socket(relay: Relay, commit: Commit) -> None:
+def test_parent_writes_without_a_socket(relay: Relay, commit: Commit) -> None:
     relay.open()
     relay.open()
     assert by(relay, 'a') == os.getpid()
 
 
-def test_nothing_is_left_in_the_file_system(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nobody would remove what a process leaves there that is killed."""
+def test_relay_leaves_no_files(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A killed process could not delete its files."""
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
     parent = os.getpid()
     relay.open()
@@ -128,15 +132,15 @@ def test_nothing_is_left_in_the_file_system(relay: Relay, monkeypatch: pytest.Mo
     assert not [*tmp_path.iterdir()]
 
 
-def test_no_other_process_can_reach_the_parent(relay: Relay) -> None:
-    """Its sockets have no name, neither a path, whose rights would matter, nor an abstract one, which has none."""
+def test_other_processes_cannot_reach_the_parent(relay: Relay) -> None:
+    """The sockets have no name: a path would need access rights, and an abstract name has none."""
     relay.open()
     assert relay._arrivals is not None
     assert relay._door is not None
     assert not any((end.getsockname(), end.getpeername()) != ('', '') for end in (relay._arrivals, relay._door))
 
 
-def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(
+def test_child_writes_itself_if_the_parent_has_too_many_open_files(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive = socket.recv_fds
@@ -145,7 +149,7 @@ def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(
         monkeypatch.undo()
         call, numbers, flags, address = receive(end, *args)
         for number in numbers:
-            os.close(number)  # as the system does it
+            os.close(number)  # as the system does
         return call, [], flags, address
 
     monkeypatch.setattr(socket, 'recv_fds', too_many)
@@ -154,7 +158,7 @@ def test_a_parent_with_too_many_open_files_leaves_it_to_the_child(
     assert ended(start(relay, lambda: (by(relay, 'a'), by(relay, 'b')) == (os.getpid(), parent))) == 0
 
 
-def test_what_the_parent_cannot_write_the_child_tries_and_learns_why(relay: Relay, commit: Commit) -> None:
+def test_child_retries_a_failed_write_of_its_parent_and_gets_the_error(relay: Relay, commit: Commit) -> None:
     relay.open()
     commit.error = DocumentTooLarge('too large')
 
@@ -168,21 +172,21 @@ def test_what_the_parent_cannot_write_the_child_tries_and_learns_why(relay: Rela
     assert ended(start(relay, refused)) == 0
 
 
-def test_when_the_parent_no_longer_answers_the_child_writes_itself(commit: Commit) -> None:
+def test_child_writes_itself_if_the_parent_does_not_respond(commit: Commit) -> None:
     relay = Relay(cast(GroupCommit, commit), patience=0.2)
     relay.open()
     commit.gate.clear()
 
     def check() -> bool:
         commit.gate = threading.Event()
-        commit.gate.set()  # in this process only
+        commit.gate.set()  # only in this process
         return by(relay, 'a') == os.getpid()
 
     assert ended(start(relay, check)) == 0
     commit.gate.set()
 
 
-def test_after_the_end_of_the_parent_the_child_writes_itself(relay: Relay, commit: Commit) -> None:
+def test_child_writes_itself_after_its_parent_ended(relay: Relay, commit: Commit) -> None:
     relay.open()
     assert relay._arrivals is not None
     relay._arrivals.shutdown(socket.SHUT_RDWR)
@@ -190,7 +194,7 @@ def test_after_the_end_of_the_parent_the_child_writes_itself(relay: Relay, commi
     assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
 
 
-def test_a_child_whose_parent_was_killed_ends_all_the_same(commit: Commit) -> None:
+def test_child_writes_and_ends_after_its_parent_was_killed(commit: Commit) -> None:
     relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
     told, tell = os.pipe()
     parent = os.fork()
@@ -199,7 +203,7 @@ def test_a_child_whose_parent_was_killed_ends_all_the_same(commit: Commit) -> No
         killed = os.getpid()
 
         def orphaned() -> bool:
-            wait_for(lambda: os.getppid() != killed, 'the end of the parent')
+            wait_for(lambda: os.getppid() != killed, 'the parent to end')
             return os.write(tell, b'+' if by(relay, 'a') == os.getpid() else b'-') > 0
 
         for _ in range(4):
@@ -208,11 +212,11 @@ def test_a_child_whose_parent_was_killed_ends_all_the_same(commit: Commit) -> No
     assert ended(parent) == -signal.SIGKILL
     os.close(tell)
     with os.fdopen(told, 'rb') as answers:
-        assert answers.read() == b'++++'  # ends with the last of them
+        assert answers.read() == b'++++'  # the pipe ends when the last child ends
 
 
-def test_a_sibling_does_not_hold_the_connection_of_a_child_whose_parent_was_killed(commit: Commit) -> None:
-    """Children that are forked later, in place of others, inherit what the parent has open."""
+def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(commit: Commit) -> None:
+    """Children that are forked later inherit the open sockets of the parent."""
     relay = Relay(cast(GroupCommit, commit), patience=60.0)
     told, tell = os.pipe()
     connected, connect = os.pipe()
@@ -236,7 +240,7 @@ def test_a_sibling_does_not_hold_the_connection_of_a_child_whose_parent_was_kill
         os.kill(os.getpid(), signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
     try:
-        assert select.select([told], [], [], PATIENCE / 3)[0], 'the child waits'
+        assert select.select([told], [], [], PATIENCE / 3)[0], 'the child still waits'
         assert os.read(told, 1) == b'+'
     finally:
         os.write(hold, b'.')
@@ -244,8 +248,8 @@ def test_a_sibling_does_not_hold_the_connection_of_a_child_whose_parent_was_kill
             os.close(end)
 
 
-def test_a_task_that_is_broken_off_leaves_no_answer_for_the_next(relay: Relay, commit: Commit) -> None:
-    """A soft time limit strikes anywhere: also between a question and its answer."""
+def test_interrupted_task_leaves_no_response_for_the_next(relay: Relay, commit: Commit) -> None:
+    """A soft time limit may interrupt a task anywhere, also between a request and its response."""
     relay.open()
 
     def check() -> bool:
@@ -255,7 +259,7 @@ def test_a_task_that_is_broken_off_leaves_no_answer_for_the_next(relay: Relay, c
         def interrupted(*args: Any) -> bytes:
             raise Interrupted
 
-        received, module._received = module._received, interrupted
+        received, module._received = module._received, interrupted  # type: ignore[assignment]
         try:
             relay.write(docs('a'))
         except Interrupted:

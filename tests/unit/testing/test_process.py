@@ -1,4 +1,4 @@
-"""A process behind what pytest-celery asks of a container: no server is needed, and no worker."""
+"""A process with the interface of a pytest-celery container. Needs neither server nor worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_couchdb.testing import LocalWorkerContainer
 from celery_couchdb.testing.process import Process
 from tests.conftest import PATIENCE, wait_for
 
-#: Says that it is ready, and that it was asked to end; then it ends.
+#: A program that prints that it is ready, and ends with a message on SIGTERM.
 SERVICE = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit('asked to end'))
@@ -29,7 +29,7 @@ while True:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Returns a function that starts Python with a program and arguments."""
+    """A function that starts Python with a program and arguments."""
     started: list[Process] = []
 
     def start(program: str, *arguments: str, **environment: str) -> Process:
@@ -52,7 +52,7 @@ def ready(process: Process) -> Process:
     return process
 
 
-def test_it_runs_with_this_python_where_it_was_put(start: Callable[..., Process], tmp_path: Path) -> None:
+def test_process_runs_in_its_folder_with_this_python(start: Callable[..., Process], tmp_path: Path) -> None:
     process = start(
         'import os, sys; print(sys.executable, os.getcwd(), sys.argv[1], os.environ["NAME"])', 'at@%h', NAME='value'
     )
@@ -62,7 +62,7 @@ def test_it_runs_with_this_python_where_it_was_put(start: Callable[..., Process]
     assert process.hostname == process.id[:12]
 
 
-def test_what_lies_in_its_folder_is_imported_first_then_what_the_tests_can_import(
+def test_import_path_has_the_folder_first_and_then_that_of_the_tests(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     process = ready(start(SERVICE, PYTHONPATH='/elsewhere'))
@@ -73,31 +73,31 @@ def test_what_lies_in_its_folder_is_imported_first_then_what_the_tests_can_impor
     assert (exit_code, output.decode().strip()) == (0, f'{tmp_path / "place0" / "celery.py"} True')
 
 
-def test_what_runs_beside_it_knows_its_id_and_tells_its_status(start: Callable[..., Process]) -> None:
+def test_exec_run_returns_status_and_output(start: Callable[..., Process]) -> None:
     process = ready(start(SERVICE))
     program = 'import os, sys; print("oh", file=sys.stderr, flush=True); print(os.environ["WORKER_PID"]); sys.exit(3)'
     assert process.exec_run(['python', '-c', program]) == (3, f'oh\n{process.pid}\n'.encode())
 
 
 @pytest.mark.parametrize('which', ['SIGUSR1', 'usr1', signal.SIGUSR1.value, str(signal.SIGUSR1.value)])
-def test_signals_are_named_as_docker_names_them(start: Callable[..., Process], which: Any) -> None:
+def test_signals_have_the_names_of_docker(start: Callable[..., Process], which: Any) -> None:
     process = ready(start(SERVICE))
     process.kill(which)
     wait_for(lambda: 'nudged' in log(process), 'the signal')
     assert process.status == 'running'
 
 
-def test_its_children_are_killed_with_it(start: Callable[..., Process]) -> None:
+def test_children_are_killed_with_the_process(start: Callable[..., Process]) -> None:
     program = f'import subprocess, sys; subprocess.Popen([sys.executable, "-c", {SERVICE!r}]).wait()'
     process = ready(start(program))
     [child] = psutil.Process(process.pid).children()
     process.kill()
     assert process.status == 'exited'
-    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 'the end of the child')
-    process.kill()  # once more does no harm
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 'the child to end')
+    process.kill()  # a second call has no effect
 
 
-def test_restart_asks_it_to_end_and_keeps_its_log(start: Callable[..., Process]) -> None:
+def test_restart_stops_cleanly_and_keeps_the_log(start: Callable[..., Process]) -> None:
     process = ready(start(SERVICE))
     first, identity = process.pid, process.id
     process.restart(PATIENCE)
@@ -108,7 +108,7 @@ def test_restart_asks_it_to_end_and_keeps_its_log(start: Callable[..., Process])
     assert 'asked' not in process.latest_logs().decode()
 
 
-def test_stop_kills_what_does_not_end(start: Callable[..., Process]) -> None:
+def test_stop_kills_a_process_that_does_not_end(start: Callable[..., Process]) -> None:
     program = (
         'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print("ready.", flush=True); signal.pause()'
     )
@@ -117,10 +117,10 @@ def test_stop_kills_what_does_not_end(start: Callable[..., Process]) -> None:
     assert process.wait(PATIENCE) == {'StatusCode': -signal.SIGKILL}
 
 
-# -- as a worker
+# -- workers
 
 
-def test_a_worker_is_ready_again_only_when_it_says_so_again(start: Callable[..., Process]) -> None:
+def test_restarted_worker_is_ready_only_after_a_new_log_line(start: Callable[..., Process]) -> None:
     worker = LocalWorkerContainer(
         start('import os; os.path.exists("ran") and os._exit(5); open("ran", "w")\n' + SERVICE)
     )
@@ -130,7 +130,7 @@ def test_a_worker_is_ready_again_only_when_it_says_so_again(start: Callable[...,
         worker.restart()
 
 
-def test_a_worker_that_cannot_start_is_not_waited_for(start: Callable[..., Process]) -> None:
+def test_worker_that_cannot_start_is_not_awaited(start: Callable[..., Process]) -> None:
     worker = LocalWorkerContainer(start('import sys; sys.exit("no such app")'))
     with pytest.raises(ContainerFailed, match=r'ended before it was ready|already exited'):
         worker.ready()

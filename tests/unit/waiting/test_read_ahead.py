@@ -1,4 +1,4 @@
-"""Results read ahead of the question for them (`waiting.read_ahead`), over a store in memory and a clock that is set."""
+"""Reading results ahead (`waiting.read_ahead`), with a store in memory and a simulated clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 class FakeStore:
-    """Has every document that is asked for, and counts the requests."""
+    """A store that has every document, and counts requests."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -60,40 +60,40 @@ def ask(store: FakeStore, ahead: ReadAhead, ids: Iterable[str], pause: float) ->
 IDS = [f'result{n}' for n in range(600)]
 
 
-def test_who_asks_in_the_order_of_sending_gets_them_in_few_requests(store: FakeStore) -> None:
+def test_reading_in_publish_order_takes_few_requests(store: FakeStore) -> None:
     ask(store, reading(store, IDS), IDS, 0.0001)
     assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
 
 
-def test_who_is_slow_has_little_read_in_vain(store: FakeStore) -> None:
-    ask(store, reading(store, IDS), IDS, 0.03)  # three while what was read may be used
+def test_slow_reader_reads_little_in_vain(store: FakeStore) -> None:
+    ask(store, reading(store, IDS), IDS, 0.03)  # three calls while results that were read ahead are valid
     assert sum(store.requests) <= 2.1 * len(IDS)
     assert max(store.requests) == 8
 
 
-def test_who_asks_now_and_then_has_one_read(store: FakeStore) -> None:
+def test_occasional_reads_read_nothing_ahead(store: FakeStore) -> None:
     ask(store, reading(store, IDS), IDS[:20], 0.06)
     assert store.requests == [1] * 20
 
 
-def test_who_asks_in_another_order_has_as_many_requests_as_questions(store: FakeStore) -> None:
+def test_reading_in_another_order_takes_one_request_each(store: FakeStore) -> None:
     ahead = reading(store, IDS)
     ask(store, ahead, reversed(IDS[:100]), 0.0001)
     assert len(store.requests) == 100
 
 
-def test_what_is_unknown_is_read_alone(store: FakeStore) -> None:
+def test_unknown_results_are_read_alone(store: FakeStore) -> None:
     ask(store, reading(store, IDS), [f'other{n}' for n in range(10)], 0.0001)
     assert store.requests == [1] * 10
 
 
-def test_the_results_of_a_group_go_before_what_was_sent(store: FakeStore) -> None:
+def test_results_of_a_group_take_precedence_over_publish_order(store: FakeStore) -> None:
     group = [f'member{n}' for n in range(50)]
     ask(store, reading(store, IDS, following=group), group, 0.0001)
     assert store.requests == [1, 1, 1, 8, 16, 23]
 
 
-def test_only_the_last_ones_are_remembered() -> None:
+def test_recent_keeps_only_the_last_entries() -> None:
     recent: Recent[int] = Recent(100)
     for number in range(1000):
         recent[str(number)] = number

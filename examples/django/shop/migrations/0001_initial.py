@@ -1,5 +1,7 @@
 """The table of orders."""
 
+from __future__ import annotations
+
 import django.core.validators
 from django.db import migrations, models
 
@@ -8,7 +10,7 @@ class Migration(migrations.Migration):
     """As `manage.py makemigrations` made it."""
 
     initial = True
-    dependencies = []
+    dependencies: list[tuple[str, str]] = []
     operations = [
         migrations.CreateModel(
             name='Order',

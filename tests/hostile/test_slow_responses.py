@@ -1,4 +1,4 @@
-"""A consumer behind a link on which answers drip: it takes that for an outage, and goes on."""
+"""Responses that arrive byte by byte: the consumer treats them as an outage, and continues."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import Server, wait_for
 from tests.support import Inbox, publish
 
 
 class Dripping(socketserver.ThreadingTCPServer):
-    """Passes everything on; while it drips, answers byte by byte."""
+    """A proxy that, while `dripping`, forwards responses byte by byte."""
 
     daemon_threads, allow_reuse_address = True, True
 
@@ -41,7 +41,7 @@ class _Handler(socketserver.BaseRequestHandler):
                             time.sleep(0.05)
                         self.request.sendall(one)
             except OSError:
-                pass  # who asked has had enough
+                pass  # the client has closed the connection
 
     def _ask(self, there: socket.socket) -> None:
         try:
@@ -61,10 +61,10 @@ def dripping(server: Server) -> Iterator[Dripping]:
         proxy.shutdown()
 
 
-def test_consumer_is_held_for_as_long_as_a_request_may_take(
+def test_consumer_gives_up_slow_responses_after_the_request_timeout(
     server: Server, database: str, client: Client, dripping: Dripping, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each byte had a time limit of its own, and the thread that sends the heartbeats read on."""
+    """The time limit is for the whole response: a limit for each byte would block the thread that sends heartbeats."""
     url = server.couchdb_url(database).replace(f':{server.port}/', f':{dripping.server_address[1]}/')
     with Connection(url, transport_options={'request_timeout': 1.0}) as connection:
         inbox = Inbox(connection)
@@ -74,6 +74,6 @@ def test_consumer_is_held_for_as_long_as_a_request_may_take(
         with Connection(server.couchdb_url(database)) as other, caplog.at_level(logging.WARNING):
             publish(other, 2)
             told = 'request_timeout); trying again until it answers'
-            wait_for(lambda: inbox.drain(0.1) or told in caplog.text, 'the time limit')
+            inbox.drain_until(lambda: told in caplog.text, 'the log line about the time limit')
             dripping.drips = False
-            wait_for(lambda: inbox.drain(0.1) or 2 in inbox.bodies, 'the message')
+            inbox.drain_until(lambda: 2 in inbox.bodies, 'the message')

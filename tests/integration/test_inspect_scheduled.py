@@ -1,4 +1,4 @@
-"""`inspect scheduled` (`celery_couchdb.control`), called as a worker calls it."""
+"""The remote control command `inspect scheduled` (`celery_couchdb.control`), called as in a worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELD = {'eta': None, 'priority': 6, 'request': {'id': 'held'}}
 
 
 def state(connection: Connection, *queues: str) -> Any:
-    """Return what Celery gives its commands, of a worker that consumes these queues."""
+    """Return the state object that Celery passes to commands, for a worker that consumes these queues."""
     consumer = SimpleNamespace(
         connection=connection, task_consumer=SimpleNamespace(queues=[Queue(name) for name in queues])
     )
@@ -30,8 +30,8 @@ def state(connection: Connection, *queues: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker's own timer holds a task."""
-    monkeypatch.setattr(control, '_held_by_worker', lambda state, **kwargs: [HELD])
+    """Put a task into the timer of the worker."""
+    monkeypatch.setattr(control, '_scheduled_in_worker', lambda state, **kwargs: [HELD])
 
 
 def shown(connection: Connection, *queues: str) -> list[dict[str, Any]]:
@@ -44,12 +44,12 @@ def headers(task_id: str, seconds: float) -> dict[str, Any]:
     return {'id': task_id, 'task': 'add', 'argsrepr': '(1, 2)', 'kwargsrepr': '{}', **eta(seconds)}
 
 
-def test_it_is_celery_s_command() -> None:
+def test_command_replaces_celerys_command() -> None:
     assert Panel.data['scheduled'] is Panel.data['dump_schedule'] is control.scheduled
     assert Panel.meta['scheduled'].type == 'inspect'
 
 
-def test_the_first_hundred_of_all_queues_take_two_requests(
+def test_first_hundred_messages_of_all_queues_take_two_requests(
     connect: Callable[..., Connection], sent: list[Request]
 ) -> None:
     connection = connect()
@@ -64,14 +64,14 @@ def test_the_first_hundred_of_all_queues_take_two_requests(
 
 
 @pytest.mark.parametrize('body', ['no list', b'\x80binary'])
-def test_arguments_that_are_no_json_are_described(connect: Callable[..., Connection], body: Any) -> None:
+def test_arguments_that_are_not_json_are_described(connect: Callable[..., Connection], body: Any) -> None:
     connection = connect()
     publish_many(connection, [body], headers=headers('a', 60), serializer='json' if isinstance(body, str) else 'raw')
     [one] = shown(connection, 'q')
     assert (one['request']['args'], one['request']['kwargs']) == ('(1, 2)', '{}')
 
 
-def test_spoilt_items_hide_no_others(connect: Callable[..., Connection], client: Client) -> None:
+def test_malformed_items_do_not_hide_others(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     for name in 'abc':
         publish(connection, [[], {}, {}], headers=headers(name, 60))
@@ -80,7 +80,7 @@ def test_spoilt_items_hide_no_others(connect: Callable[..., Connection], client:
     assert {one['request']['id'] for one in shown(connection, 'q')} == {'b', 'c'}
 
 
-def test_what_the_worker_holds_is_shown_while_the_server_is_away(
+def test_tasks_held_by_the_worker_are_shown_during_an_outage(
     connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connect()
@@ -95,7 +95,7 @@ def test_what_the_worker_holds_is_shown_while_the_server_is_away(
     assert 'shows only what this worker holds: away' in caplog.text
 
 
-def test_what_the_worker_holds_is_shown_while_the_server_is_silent(
+def test_tasks_held_by_the_worker_are_shown_while_the_server_does_not_respond(
     connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connect()
@@ -109,6 +109,6 @@ def test_what_the_worker_holds_is_shown_while_the_server_is_silent(
     answered.set()
 
 
-def test_other_brokers_have_celery_s_own() -> None:
+def test_other_brokers_use_celerys_command() -> None:
     with Connection('memory://') as connection:
         assert shown(connection, 'q') == []

@@ -1,4 +1,4 @@
-"""What a person sees who looks at a message in the database."""
+"""The documents of messages, as a person reads them in the database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish
 
 
-def test_fields_of_a_message_that_is_ready(connection: Connection, client: Client) -> None:
+def test_fields_of_a_ready_message(connection: Connection, client: Client) -> None:
     before = time.time()
     publish(connection, {'name': 'Zoë'}, 'orders', priority=7)
     [item] = wait_for(lambda: items(client), 'the message')
@@ -59,7 +59,7 @@ def test_msgpack_body_is_base64(connection: Connection, client: Client) -> None:
 
 
 @pytest.mark.parametrize('body', [b'', b'\x00\xff\xfe', bytes(range(256)) * 40])
-def test_bytes_come_back_as_they_were(connection: Connection, body: bytes) -> None:
+def test_bytes_survive_a_round_trip(connection: Connection, body: bytes) -> None:
     publish(connection, body, serializer=None, content_type='application/data', content_encoding='binary')
     inbox = Inbox(connection)
     inbox.wait(1)
@@ -72,13 +72,13 @@ def test_compressed_body(connection: Connection, compression: str) -> None:
     assert Inbox(connection).wait(1) == ['x' * 10_000]
 
 
-def test_message_planned_for_later_has_a_date(connection: Connection, client: Client) -> None:
+def test_scheduled_message_has_a_date(connection: Connection, client: Client) -> None:
     publish(connection, 'later', headers=eta(3600))
     [item] = items(client)
     assert abs(item['date'] - time.time() - 3600) < 60
 
 
-def test_message_that_is_held_names_its_holder(connection: Connection, client: Client) -> None:
+def test_claimed_message_names_its_consumer(connection: Connection, client: Client) -> None:
     publish(connection, 'hello')
     Inbox(connection, ack=False).wait(1)
     [item] = items(client)
@@ -87,7 +87,7 @@ def test_message_that_is_held_names_its_holder(connection: Connection, client: C
     assert abs(item['claimed']['date'] - time.time()) < 60
 
 
-def test_message_that_is_done_leaves_no_body(connect: Callable[..., Connection], client: Client) -> None:
+def test_acknowledged_message_leaves_no_body(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     publish(connection, 'secret', 'q')
     doc_id = items(client)[0]['_id']
@@ -99,7 +99,7 @@ def test_message_that_is_done_leaves_no_body(connect: Callable[..., Connection],
     assert set(change['doc']) <= {'_id', '_rev', '_deleted'}
 
 
-def test_headers_and_properties_arrive(connection: Connection) -> None:
+def test_headers_and_properties_are_delivered(connection: Connection) -> None:
     headers = {'id': 'x', 'nested': {'list': [1, None, 'ü']}, 'number': 1.5}
     publish(connection, 'hello', headers=headers, correlation_id='c', reply_to='r', priority=3)
     inbox = Inbox(connection)

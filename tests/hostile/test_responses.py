@@ -1,4 +1,4 @@
-"""Answers of any shape: whoever asked gets what he may rely on, or an error of ours; nothing else gets out."""
+"""Responses of any shape: callers get a valid value or a CouchDBError, and no other exception."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CLIENT: dict[str, tuple[Callable[[Client], Any], Callable[[Any], bool]]] = {
     'put': (lambda c: c.put({'_id': 'x'}), lambda rev: kinds(rev, str) and '-' in rev),
     'bulk': (
         lambda c: c.bulk([{'_id': 'x'}, {'_id': 'y'}]),
-        lambda answers: [a['id'] for a in answers] == ['x', 'y'] and all('rev' in a or 'error' in a for a in answers),
+        lambda results: [one.id for one in results] == ['x', 'y'] and all(one.rev or one.error for one in results),
     ),
     'fetch': (
         lambda c: c.fetch(['dead', 'x', 'dead']),
@@ -92,7 +92,10 @@ def declared(client: Client) -> Topology:
 
 def matched(client: Client) -> Any:
     topology = Topology(client)
-    return topology.lookup('direct', 'a') | topology.lookup('topic', 'a.b', recheck=False)
+    direct, topic = topology.lookup('direct', 'a'), topology.lookup('topic', 'a.b', recheck=False)
+    assert direct is not None
+    assert topic is not None
+    return direct | topic
 
 
 def heard(client: Client) -> Any:
@@ -120,7 +123,7 @@ def set_up(client: Client) -> None:
             step.do()
 
 
-#: What is made of several requests.
+#: Functions that send several requests.
 HIGHER: dict[str, Callable[[Client], Any]] = {
     'ensure': lambda c: ensure(c, True),
     'publish': lambda c: Store(c).client.bulk([WORKITEM]),
@@ -165,9 +168,14 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
 
 @pytest.fixture
 def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
-    """Returns a function that makes a call against spoilt answers, often, and counts how it ended: well, and with an error."""
-    for module, limit in ((cluster, '_SYNC'), (indexes, '_STUCK'), (indexes, '_PAUSE'), (vacuum, '_SETTLED')):
-        monkeypatch.setattr(module, limit, 0.0)  # a server that says that it is busy is so for ever
+    """A function that repeats a call with malformed responses, and returns the numbers of successes and errors."""
+    for module, limit in (
+        (cluster, '_REPLICATION_SECONDS'),
+        (indexes, '_STUCK_SECONDS'),
+        (indexes, '_PAUSE_SECONDS'),
+        (vacuum, '_IDLE_SECONDS'),
+    ):
+        monkeypatch.setattr(module, limit, 0.0)  # the simulated server never becomes ready
 
     def run(
         call: Callable[[Client], Any], right: Callable[[Any], bool], spoil: Callable[[Any, Any], Any]
@@ -177,7 +185,7 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
         def once(told: Callable[[Any], Any]) -> None:
             fake = Fake(lambda path, answer: told(answer))
             monkeypatch.setattr(Node, '_connected', fake.connected_to())
-            # What a process remembers of a database must not depend on the examples before.
+            # A new database for each example, because a process caches facts about databases.
             client = Client(Address(host=HOST, database=f'db{next(numbers)}', user='me', password='unguessable-77'))
             try:
                 value = call(client)
@@ -203,35 +211,35 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
 
 
 def reshaped(data: Any, answer: Any) -> Any:
-    """Sometimes an answer is spoilt a little, sometimes it is another one, mostly it is right."""
+    """Return the response mostly unchanged, sometimes with changed members, and sometimes another value."""
     how = data.draw(st.sampled_from(['right', 'right', 'spoilt', 'spoilt', 'other']))
     if how == 'other':
         return data.draw(_OTHERS)
     return data.draw(retyped({'answer': answer})).get('answer') if how == 'spoilt' and answer else answer
 
 
-_OTHERS = json_values() | st.sampled_from(
+_OTHERS: st.SearchStrategy[Any] = json_values() | st.sampled_from(
     [[], {}, None, True, 0, '', {'rows': []}, {'rows': [{}]}, {'ok': True}, b'[' * 5000, b'{']
 )
 
 
 @pytest.mark.parametrize('name', CLIENT)
-def test_a_client_returns_what_was_asked_for_or_raises(fuzz: Callable[..., tuple[int, int]], name: str) -> None:
+def test_client_returns_a_valid_response_or_raises(fuzz: Callable[..., tuple[int, int]], name: str) -> None:
     well, errors = fuzz(*CLIENT[name], reshaped)
     assert well
     assert errors or name in ('create', 'delete')
 
 
 @pytest.mark.parametrize('name', HIGHER)
-def test_whatever_is_made_of_answers_raises_nothing_else(fuzz: Callable[..., tuple[int, int]], name: str) -> None:
+def test_functions_raise_only_documented_errors(fuzz: Callable[..., tuple[int, int]], name: str) -> None:
     well, errors = fuzz(HIGHER[name], lambda value: True, reshaped)
     assert well
     assert errors
 
 
 @pytest.mark.parametrize('name', [name for name in BROKER if 'type' in BROKER[name]])
-def test_a_spoilt_item_can_be_judged(name: str) -> None:
-    """Every state that a spoilt item may come to can be told, and it can be buried."""
+def test_malformed_item_can_be_inspected_and_dead_lettered(name: str) -> None:
+    """All functions accept a malformed item in any state, and it can become a dead letter."""
 
     @given(retyped(BROKER[name]))
     def judge(doc: dict[str, Any]) -> None:

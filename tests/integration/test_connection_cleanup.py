@@ -1,4 +1,4 @@
-"""Connections that are dropped, and those that consume no more: what they held comes back, and nothing of them stays."""
+"""Garbage-collected and idle connections: messages are released, and threads, leases and files are freed."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers that have nothing to do retire at once."""
+    """Let idle consumers retire at once."""
     monkeypatch.setattr('kombu_couchdb.consumer.io_thread._IDLE_SECONDS', 0.1)
 
 
 @contextmanager
-def leaves_nothing(client: Client, *, files: int = 0) -> Iterator[None]:
-    """Wait until threads, heartbeats and open files are as before, but for so many files."""
+def frees_resources(client: Client, *, files: int = 0) -> Iterator[None]:
+    """Afterwards, wait until no thread, no heartbeat and at most `files` open files are left."""
     gc.collect()
     process = psutil.Process()
     threads, opened = set(threading.enumerate()), process.num_fds()
     yield
     wait_for(
         lambda: gc.collect() is not None and not {thread for thread in threading.enumerate() if thread not in threads},
-        'the end of the threads',
+        'the threads to end',
     )
-    wait_for(lambda: not client.id_range(CONSUMER), 'the end of the heartbeats')
-    wait_for(lambda: gc.collect() is not None and process.num_fds() <= opened + files, 'the end of the connections')
+    wait_for(lambda: not client.id_range(CONSUMER), 'the heartbeats to be deleted')
+    wait_for(lambda: gc.collect() is not None and process.num_fds() <= opened + files, 'the connections to be closed')
 
 
 def connection_to(url: str) -> Connection:
@@ -52,26 +52,26 @@ def claimed(client: Client) -> int:
     return sum(bool(item['claimed']) for item in items(client))
 
 
-def test_dropped_connection_leaves_nothing(url: str, client: Client) -> None:
+def test_garbage_collected_connection_frees_its_resources(url: str, client: Client) -> None:
     with connection_to(url) as publisher:
         publish_many(publisher, range(10))
-    with leaves_nothing(client):
+    with frees_resources(client):
         inbox = Inbox(connection_to(url), ack=False, prefetch=10)
         inbox.wait(3)
-        wait_for(lambda: claimed(client) == 10, 'all to be claimed')
+        wait_for(lambda: claimed(client) == 10, 'all messages to be claimed')
         del inbox
-    # The lease was ended: nobody had to wait for that.
+    # The connection released its messages: no other consumer had to wait for the end of the lease.
     assert claimed(client) == 0
     with connection_to(url) as connection:
         assert sorted(Inbox(connection).wait(10)) == list(range(10))
 
 
-def test_connection_that_only_publishes_is_dropped(url: str, client: Client) -> None:
-    with leaves_nothing(client):
+def test_publishing_connection_is_garbage_collected(url: str, client: Client) -> None:
+    with frees_resources(client):
         publish(connection_to(url), 'hello')
 
 
-def test_connection_that_is_dropped_while_the_server_is_away(
+def test_connection_is_garbage_collected_during_an_outage(
     url: str, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(threading.enumerate())
@@ -81,11 +81,11 @@ def test_connection_that_is_dropped_while_the_server_is_away(
     for node in transport.couchdb._nodes._nodes:
         monkeypatch.setattr(node, 'address', node.address.__class__(host='127.0.0.1', port=1))
     del inbox, transport, node
-    wait_for(lambda: gc.collect() is not None and set(threading.enumerate()) <= before, 'the end of the threads')
+    wait_for(lambda: gc.collect() is not None and set(threading.enumerate()) <= before, 'the threads to end')
 
 
 @needs_fork
-def test_child_that_drops_its_copy_ends_nothing_of_its_parent_s(
+def test_forked_child_does_not_end_the_consumer_of_its_parent(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     inbox = Inbox(connect())
@@ -94,7 +94,7 @@ def test_child_that_drops_its_copy_ends_nothing_of_its_parent_s(
     pid = os.fork()
     if pid == 0:
         try:
-            inbox.connection.transport._abandon()  # as its collection does
+            inbox.connection.transport._abandon()  # as garbage collection does
             consumer = inbox.connection.transport._consumer
             os._exit(0 if consumer is not None and not consumer._abandoned else 1)
         finally:
@@ -104,33 +104,33 @@ def test_child_that_drops_its_copy_ends_nothing_of_its_parent_s(
     assert inbox.wait(2) == ['before', 'after']
 
 
-# -- nothing to do
+# -- idle consumers
 
 
-def test_ping_through_an_app_s_pool_leaves_nothing(app: Celery, client: Client, soon: None) -> None:
+def test_ping_frees_all_resources(app: Celery, client: Client, soon: None) -> None:
     control: Control = app.control
-    with leaves_nothing(client, files=2 + 16):  # the pool keeps the connection, with its idle requests
+    with frees_resources(client, files=2 + 16):  # the pool keeps the connection, with idle HTTP connections
         assert control.inspect(timeout=0.2).ping() is None
         assert len(client.id_range(CONSUMER)) <= 1
     assert control.inspect(timeout=0.2).ping() is None
 
 
-def test_consumer_that_has_retired_is_followed_by_another(connection: Connection, client: Client, soon: None) -> None:
+def test_idle_consumer_retires_and_is_replaced_when_needed(connection: Connection, client: Client, soon: None) -> None:
     for number in range(3):
         with connection.SimpleQueue('q') as simple:
             simple.put(number)
             message = simple.get(timeout=PATIENCE)
             assert message.payload == number
             message.ack()
-        wait_for(lambda: not client.id_range(CONSUMER), 'the end of the lease')
+        wait_for(lambda: not client.id_range(CONSUMER), 'the lease to end')
         assert not items(client)
     publish(connection, 'pulled')
     message = connection.default_channel.basic_get('q')
     assert message.payload == 'pulled'
-    threading.Event().wait(0.5)  # it holds a message, and so it does not retire, however long that takes
+    threading.Event().wait(0.5)  # the consumer holds a message, so that it never retires
     assert claimed(client) == 1
     message.ack()
-    wait_for(lambda: not client.id_range(CONSUMER), 'the end of the lease')
+    wait_for(lambda: not client.id_range(CONSUMER), 'the lease to end')
     with pytest.raises(TimeoutError):
         connection.drain_events(timeout=0.01)
 
@@ -146,7 +146,7 @@ def test_subscribed_consumer_does_not_retire(
     assert inbox.wait(1) == ['hello']
 
 
-def test_broadcasts_for_a_queue_that_nobody_consumes_just_now_are_kept(
+def test_broadcasts_are_kept_while_a_queue_has_no_consumer(
     connect: Callable[..., Connection], client: Client, soon: None
 ) -> None:
     news = Exchange('news', type='fanout')
@@ -161,10 +161,10 @@ def test_broadcasts_for_a_queue_that_nobody_consumes_just_now_are_kept(
     assert inbox.wait(1) == ['kept']
 
 
-def test_consumers_that_come_and_go_lose_nothing(
+def test_retiring_consumers_lose_no_message(
     connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes while a consumer retires gets the next one."""
+    """A call that arrives while a consumer retires uses a new consumer."""
     monkeypatch.setattr('kombu_couchdb.consumer.io_thread._IDLE_SECONDS', 0.0)
     channel = connection.channel()
     for number in range(30):
@@ -174,4 +174,4 @@ def test_consumers_that_come_and_go_lose_nothing(
             message = channel.basic_get('q')
         assert message.payload == number
         message.ack()
-    wait_for(lambda: not items(client), 'the acknowledgements')
+    wait_for(lambda: not items(client), 'the acks')

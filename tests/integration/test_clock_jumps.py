@@ -1,4 +1,4 @@
-"""A server's clock that jumps ends no lease, deletes nothing that is in use, and keeps nothing that a dead worker held."""
+"""Jumps of the server's clock: valid leases and used queues survive, and messages of killed workers are redelivered."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
-from tests.conftest import wait_for
 from tests.support import Inbox, Peer, items, publish, publish_many
 
-#: The lease, in seconds, of who is to keep it, also on a machine that stands still for some seconds.
+#: The lease in seconds of consumers that must keep it, even if the machine stalls for some seconds.
 LEASE = 9.0
-#: The lease, in seconds, of who is killed.
+#: The lease in seconds of consumers that are killed.
 SHORT = 2.0
 
 HOUR = 3600.0
@@ -27,7 +26,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def jump(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Returns a function that sets the server's clock, as all connections of this process see it, so many seconds ahead."""
+    """A function that sets the server's clock ahead by `seconds`, as all connections of this process see it."""
     true = client.clock.now
     return lambda seconds: monkeypatch.setattr(client.clock, 'now', lambda: true() + seconds)
 
@@ -51,7 +50,7 @@ def queues(client: Client) -> set[str]:
 
 
 @pytest.mark.parametrize('seconds', [90.0, -90.0])
-def test_who_lives_keeps_its_lease(
+def test_clock_jump_ends_no_valid_lease(
     connect: Callable[..., Connection],
     client: Client,
     jump: Callable[[float], None],
@@ -64,10 +63,8 @@ def test_who_lives_keeps_its_lease(
         holder.wait(1)
     sweeps.clear()
     jump(seconds)
-    started = Inbox(connect(visibility_timeout=LEASE), ack=False)  # a worker is started just then
-    wait_for(
-        lambda: started.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease'
-    )
+    started = Inbox(connect(visibility_timeout=LEASE), ack=False)  # a worker that starts after the jump
+    started.drain_until(lambda: sweeps and sweeps[-1] - sweeps[0] > LEASE, 'sweeps for the length of a lease')
     assert not started.messages
     assert {item['claimed']['by']: item['attempts'] for item in items(client)} == {
         holder.connection.transport.consumer.id: 1 for holder in holders
@@ -75,7 +72,7 @@ def test_who_lives_keeps_its_lease(
 
 
 @pytest.mark.parametrize('seconds', [-600.0, 600.0])
-def test_what_a_dead_consumer_held_comes_back(
+def test_messages_of_a_killed_consumer_are_redelivered_despite_a_clock_jump(
     url: str, connect: Callable[..., Connection], jump: Callable[[float], None], seconds: float
 ) -> None:
     publish(connect(), 'hello')
@@ -87,7 +84,7 @@ def test_what_a_dead_consumer_held_comes_back(
         assert Inbox(connect()).wait(1) == ['hello']
 
 
-def test_temporary_queue_of_another_process_stays(
+def test_temporary_queue_in_use_survives_a_clock_jump(
     url: str, connect: Callable[..., Connection], client: Client, jump: Callable[[float], None], sweeps: list[float]
 ) -> None:
     with Peer(url, ack=True, queue_name='temporary', auto_delete=True, options={'visibility_timeout': LEASE}) as peer:
@@ -97,15 +94,13 @@ def test_temporary_queue_of_another_process_stays(
         inbox = Inbox(connect(visibility_timeout=LEASE), Queue('temporary', auto_delete=True), 'other')
         inbox.consumer.cancel_by_queue('temporary')
         sweeps.clear()
-        wait_for(
-            lambda: inbox.drain(0.1) or (sweeps and sweeps[-1] - sweeps[0] > LEASE), 'sweeps for the length of a lease'
-        )
+        inbox.drain_until(lambda: sweeps and sweeps[-1] - sweeps[0] > LEASE, 'sweeps for the length of a lease')
         assert queues(client) >= {'temporary'}
         publish(connect(), 'after', 'temporary')
         assert peer.next()['got'] == 'after'
 
 
-def test_queue_is_not_removed_because_it_is_found_overdue_once(
+def test_queue_is_not_deleted_if_it_is_found_expired_only_once(
     connect: Callable[..., Connection], client: Client, jump: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect().channel().queue_declare('expiring', arguments={'x-expires': int(HOUR * 1000)})

@@ -1,4 +1,4 @@
-"""The names `couchdb://` and `kombu_couchdb`: what is found without being asked for, and where a URL leads."""
+"""The URL scheme `couchdb://`: how it becomes known to kombu and Celery, and which database a URL selects."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pytest
 from kombu import Connection
 
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import Server
 from tests.support import Inbox, items, publish, run_python
 
-#: A user name and a password that use every printable ASCII character, and more. A user name has no colon: HTTP's rule.
+#: A user name and a password with all printable ASCII characters and more. HTTP allows no colon in a user name.
 USER = 'jürgen @/?#[]%+&=;,$!*\'()"<>\\^`{|}~'
 PASSWORD = 'p:@/?#[]% +&=;,$!*\'()"<>\\^`{|}~ß€😀'
 
 
-def test_celery_app_that_imports_nothing_of_ours(url: str, client: Client) -> None:
+def test_celery_app_needs_no_import(url: str, client: Client) -> None:
     run_python(
         """
 import os
@@ -30,7 +30,7 @@ app.send_task('add', (1, 2))
     assert [(item['queue'], item['message']['headers']['task']) for item in items(client)] == [('celery', 'add')]
 
 
-def test_bare_kombu_with_one_import(url: str, client: Client) -> None:
+def test_kombu_needs_one_import(url: str, client: Client) -> None:
     run_python(
         """
 import os
@@ -44,11 +44,12 @@ with Connection(os.environ['URL']) as connection:
     assert [item['queue'] for item in items(client)] == ['q']
 
 
-def test_hook_imports_next_to_nothing() -> None:
+def test_hook_imports_few_modules() -> None:
     done = run_python("""
 import sys
 import kombu.serialization
-print(*sorted(name for name in sys.modules if name.partition('.')[0] in ('requests', 'kombu_couchdb', 'celery_couchdb')))
+loaded = ('requests', 'kombu_couchdb', 'celery_couchdb')
+print(*sorted(name for name in sys.modules if name.partition('.')[0] in loaded))
 """)
     assert done.stdout.split() == [
         'kombu_couchdb',
@@ -66,7 +67,7 @@ print(*sorted(name for name in sys.modules if name.partition('.')[0] in ('reques
         'kombu.transport.TRANSPORT_ALIASES = None',
     ],
 )
-def test_hook_that_cannot_do_its_work_breaks_nobody_else(breaks: str) -> None:
+def test_failing_hook_does_not_break_kombu(breaks: str) -> None:
     done = run_python(f"""
 import kombu.transport
 {breaks}
@@ -105,7 +106,7 @@ def test_database_from_the_path(server: Server, suffix: str) -> None:
             client.delete()
 
 
-def test_failover_list(url: str, client: Client) -> None:
+def test_failover_urls_of_a_connection(url: str, client: Client) -> None:
     dead = 'couchdb://127.0.0.1:1/nowhere'
     with Connection(f'{dead};{url}') as connection:
         connection.ensure_connection(max_retries=3, interval_start=0)
@@ -113,7 +114,7 @@ def test_failover_list(url: str, client: Client) -> None:
     assert len(items(client)) == 1
 
 
-def test_failover_list_of_a_celery_app(url: str, client: Client) -> None:
+def test_failover_urls_of_a_celery_app(url: str, client: Client) -> None:
     run_python(
         """
 import os
@@ -130,9 +131,9 @@ def test_user_and_password_of_any_characters(
     server: Server, client: Client, database: str, users: Callable[..., None], apache_couchdb: bool
 ) -> None:
     if not apache_couchdb:
-        pytest.skip('the embedded server has one user only')
+        pytest.skip('the embedded server has only one user')
     with Connection(server.couchdb_url(database)) as connection:
-        connection.connect()  # an administrator sets the database up
+        connection.connect()  # an administrator sets up the database
     name = USER + uuid.uuid4().hex[:8]
     users(name, PASSWORD)
     client.request('PUT', '/_security', body={'members': {'names': [name], 'roles': []}})
@@ -143,8 +144,8 @@ def test_user_and_password_of_any_characters(
 
 
 @pytest.mark.parametrize('doc_id', ['.', '..', '_local/..', '_design/..'])
-def test_document_whose_id_means_another_path(client: Client, doc_id: str) -> None:
-    """To delete the document `.` was to delete the database."""
+def test_document_ids_that_look_like_paths(client: Client, doc_id: str) -> None:
+    """Without quoting, deleting the document `.` would delete the database."""
     rev = client.put({'_id': doc_id, 'n': 1})
     assert client.get(doc_id)['n'] == 1
     client.put({'_id': doc_id, '_rev': rev, '_deleted': True})

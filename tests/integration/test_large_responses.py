@@ -1,4 +1,4 @@
-"""What is too large to be read at once is read in parts, and one document that is too large is an error."""
+"""Large responses: many documents are read in parts, and a single document that is too large is an error."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kombu_couchdb.errors import AnswerTooLarge
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, publish_many
 
-#: So many documents of so many bytes each are more than is read at once.
+#: The documents and their size in bytes exceed the limit of one response.
 COUNT, SIZE, LARGEST = 10, 15_000, 60_000
 
 
 @pytest.fixture
 def ids(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of documents that are too large together."""
+    """The ids of documents that are too large for one response."""
     ids = [f'large-{number}' for number in range(COUNT)]
     client.bulk([{'_id': doc_id, 'text': 'x' * SIZE} for doc_id in ids])
-    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', LARGEST)
     return ids
 
 
@@ -43,7 +43,7 @@ def test_documents_are_read_in_parts(client: Client, ids: list[str], read: Calla
 
 
 def test_document_that_is_too_large(client: Client, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', SIZE // 2)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', SIZE // 2)
     for read in (client.get, lambda doc_id: client.fetch([doc_id]), lambda doc_id: client.find([doc_id])):
         with pytest.raises(AnswerTooLarge):
             read(ids[0])
@@ -52,7 +52,7 @@ def test_document_that_is_too_large(client: Client, ids: list[str], monkeypatch:
 def test_messages_and_results(
     client: Client, connect: Callable[..., Connection], app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', LARGEST)
     bodies = [f'{number}' * SIZE for number in range(COUNT)]
     publish_many(connect(), bodies)
     assert sorted(Inbox(connect()).wait(COUNT)) == bodies
@@ -60,17 +60,22 @@ def test_messages_and_results(
     for result, body in zip(results, bodies, strict=True):
         app.backend.store_result(result.id, body, 'SUCCESS')
     assert [result.get(timeout=PATIENCE) for result in results] == bodies
-    # Who waits for all of them hears of all at once.
+    # The subscriber gets all results at once.
     waiter, ids = Waiter(), {app.backend.get_key_for_task(result.id) for result in results}
-    app.backend.reader.watch(waiter, ids)
+    app.backend.subscriber.watch(waiter, ids)
     heard: set[str] = set()
-    wait_for(lambda: heard.update(doc['_id'] for doc in waiter.take(0.1)) or heard == ids, 'the results')
-    app.backend.reader.drop(waiter, ids)
+
+    def heard_of_all() -> bool:
+        heard.update(doc['_id'] for doc in waiter.take(0.1))
+        return heard == ids
+
+    wait_for(heard_of_all, 'the results')
+    app.backend.subscriber.drop(waiter, ids)
 
 
-def test_body_is_as_large_as_it_is(
+def test_body_may_be_larger_than_the_limit_for_responses(
     client: Client, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, 'LARGEST', LARGEST)
+    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', LARGEST)
     publish_many(connect(), ['x' * 5 * LARGEST])
     assert Inbox(connect()).wait(1) == ['x' * 5 * LARGEST]
