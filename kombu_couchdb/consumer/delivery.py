@@ -67,7 +67,7 @@ class Delivery:
     subscription: Subscription | None = None
     #: Whether its consumer took it without an error: given back when that stops, it does not count as an attempt then.
     accepted: bool = False
-    #: Whether the message had expired when kombu was given it; see `workitem.is_announced`.
+    #: Whether the message had expired when kombu was given it; see `workitem.delivers_expired`.
     expired: bool = False
     #: Whether nothing is to be settled: a broadcast, or a message that was deleted when it was pulled.
     final: bool = False

@@ -98,7 +98,7 @@ class Unacked(PendingWrites):
                 return False
             delivery.credit.waiting -= 1
             delivery.expired = workitem.has_expired(delivery.doc, self._clock.now())
-            if delivery.expired and not workitem.is_announced(delivery.doc):
+            if delivery.expired and not workitem.delivers_expired(delivery.doc):
                 # It lay in the mailbox for too long: it is not delivered late, and is done with.
                 if delivery.tag in self._held:
                     self._settle(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()))
