@@ -5,7 +5,7 @@ A worker moves it into the broker's database.
 ::
 
     {"_id": "p:0000647…", "type": "Parcel",
-     "task": "shop.add", "id": "…",             the name and the id of the task, for people who look at it
+     "task": "shop.add", "id": "…",             the name and the id of the task, for people that read the document
      "exchange": "", "routing_key": "celery",   where it is to be published
      "published": 1763709000.123456,            the order in which parcels are moved
      "message": {…}}                            as in a WorkItem; a large body is an attachment

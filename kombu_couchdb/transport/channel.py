@@ -76,7 +76,7 @@ class Channel(Publisher):
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
         self.connection.subscribe(self._subscriptions[consumer_tag], receive)
-        self.connection.temporary_queues.consumer_added(queue)
+        self.connection.temporary_queues.subscription_added(queue)
         return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -87,10 +87,10 @@ class Channel(Publisher):
         self._consumers.remove(consumer_tag)
         self._active_queues.remove(subscription.queue)
         self.connection.cancel(subscription)
-        self.connection.temporary_queues.consumer_cancelled(subscription.queue)
+        self.connection.temporary_queues.subscription_cancelled(subscription.queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Claim and return the next message of a queue, or None. With `no_ack` it is acknowledged instead of claimed."""
+        """Claim and return the next message of a queue, or None. With `no_ack` it is acknowledged, not claimed."""
         check_names(queue=queue)
         self.connection.gets.used(queue)
         delivery = self.connection.pull(queue, no_ack)

@@ -39,7 +39,7 @@ class TemporaryQueues:
         """Record that a queue was deleted."""
         self._queues.discard(queue)
 
-    def consumer_added(self, queue: str) -> None:
+    def subscription_added(self, queue: str) -> None:
         """If the queue is temporary, wait until the heartbeat document names it: then no other process deletes it.
 
         This waits for at most `request_timeout` seconds: the I/O thread retries while the server does not respond.
@@ -47,7 +47,7 @@ class TemporaryQueues:
         if queue in self._queues:
             self._connection.consumer.announced.wait_for(queue, self._connection.options.request_timeout)
 
-    def consumer_cancelled(self, queue: str) -> None:
+    def subscription_cancelled(self, queue: str) -> None:
         """If the queue is temporary, delete it; if it has other subscriptions, let the sweep watch it.
 
         A forked child deletes nothing: its parent may still be subscribed.
