@@ -12,7 +12,7 @@ in the rules of CouchDB's RFC 007 (background jobs):
   that the running task sends of itself is always `AGAIN`: it becomes the first message in `next`.
 
 A change of `next` makes the running job's ack a conflict. Its consumer then reads the item again and applies its
-decision to the new revision (`PendingWrites.resettle`).
+decision to the new revision (`PendingWrites.retry_unique_jobs`).
 """
 
 from __future__ import annotations

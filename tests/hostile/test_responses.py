@@ -161,7 +161,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'sweep results': lambda c: sweep(*chords(c), lambda: False),
     'claim a chord': lambda c: chords(c)[1].claim('g', 'chord-unlock-g:part:00000000:t'),
     'prepare a chord': lambda c: chords(c)[1].prepare('g', None, nested=False),
-    'unfinished chords': lambda c: list(chords(c)[1].unfinished(['chord-unlock-g', 'chord-unlock-claimed'])),
+    'unfinished chords': lambda c: list(chords(c)[1].claim_unfinished(['chord-unlock-g', 'chord-unlock-claimed'])),
     'parts': lambda c: chords(c)[1].parts('g', ordered=False),
 }
 

@@ -38,7 +38,7 @@ def test_delivery_limit_makes_a_dead_letter(connect: Callable[..., Connection], 
     reject_all(inbox, 3)
     [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
     assert dead['status'] == 'fail'
-    assert dead['reason'] == 'delivery limit: delivered 3 times and never done'
+    assert dead['reason'] == 'delivery limit: delivered 3 times and never acknowledged'
     assert dead['attempts'] == 3
     assert dead['consumer'].startswith('broker:consumer:')
     assert dead['message']['body'] == '"poison"'
