@@ -230,9 +230,7 @@ class Transport(virtual.Transport):
             if receive is not None and self.unacked.deliver(item):
                 delivered += 1
                 receive(item)
-                item.received_by_kombu = (
-                    True  # last: if `receive` raises an exception, the delivery counts as an attempt
-                )
+                item.received_by_kombu = True  # last: if `receive` raises an error, the delivery counts as an attempt
         return delivered
 
     # -- for channels
