@@ -6,8 +6,8 @@ if fewer nodes did: such a write is *unproven*. At most one consumer gets a prov
 the item, and its ack deletes its own leaf. Every other claim is an *unproven claim*. CouchDB may show it as the winner
 (measured: an unproven claim wins in 19 to 39 of 100 such documents).
 
-A leaf is *done* if its message was acknowledged: the leaf is deleted, or, in a unique job, the next message has taken
-its place. A deletion that is marked with `void` does not mean that the message is done.
+A leaf is *done* if its message was acknowledged or dropped: the leaf is deleted, or, in a unique job, the next message
+has taken its place. A deletion that is marked with `void` does not mean that the message is done.
 
 The consumer that made an unproven claim decides about its own leaf (`decide`). It does so some seconds later, when the
 nodes have replicated to each other:

@@ -8,8 +8,9 @@ in the rules of CouchDB's RFC 007 (background jobs):
   request).
 * `MOVED`: a message of the job waits: as the item, or in `next` behind the running message. It gets the due date and
   the expiry of the new message, which is not stored.
-* `AGAIN`: the job runs, and no message waits behind it. The new message is added to `next` and runs afterwards. A retry
-  that the running task sends of itself is always `AGAIN`: it becomes the first message in `next`.
+* `AGAIN`: the job runs, and no message waits behind it, except perhaps a retry of the running task. The new message is
+  added to `next` and runs afterwards. A retry that the running task sends of itself is always `AGAIN`: it becomes the
+  first message in `next`.
 
 A change of `next` makes the running job's ack a conflict. Its consumer then reads the item again and applies its
 decision to the new revision (`PendingWrites.retry_unique_jobs`).
