@@ -50,7 +50,7 @@ class CandidateReader:
         """Read a page of each queue and return the queues that need another one."""
         again: list[QueueCandidates] = []
         readings = [(queue_candidates, queue_candidates.next_reading()) for queue_candidates in candidates]
-        until = self._client.clock.now() + waiting.HORIZON
+        until = self._client.clock.now() + waiting.HORIZON_SECONDS
         for update in ('true', 'lazy', 'false'):
             alike = [(queue_candidates, reading) for queue_candidates, reading in readings if reading.update == update]
             for start in range(0, len(alike), _MAX_QUEUES):

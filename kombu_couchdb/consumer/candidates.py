@@ -16,7 +16,7 @@ from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..leases.peers import Turns
-from ..queues.waiting import HORIZON, Page
+from ..queues.waiting import HORIZON_SECONDS, Page
 from .paging import Paging, Reading
 from .probes import STAGGER_SECONDS, Candidate, Probes
 
@@ -174,7 +174,7 @@ class QueueCandidates:
         """Add a message that the feed reported."""
         date = doc.get('date')
         due = float(date) if isinstance(date, (int, float)) else None
-        if due is not None and due > self._clock.now() + HORIZON:
+        if due is not None and due > self._clock.now() + HORIZON_SECONDS:
             self.next_due = due if self.next_due is None else min(due, self.next_due)
             return
         rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST

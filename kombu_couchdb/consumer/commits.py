@@ -49,7 +49,11 @@ class Commits:
         # A dead unique job with other messages in `next` makes two documents: its copy, then the job with the next
         # message.
         now = self._store.client.clock.now()
-        docs = [part for doc, _ in first.values() for part in dead_letter.apart(doc, now)]
+        docs = [
+            part
+            for doc, _ in first.values()
+            for part in (dead_letter.apart(doc, now) if doc.get('status') else [doc])
+        ]
         failure = None
         try:
             results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()

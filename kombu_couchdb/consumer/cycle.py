@@ -87,7 +87,7 @@ class Cycle:
             return -inf
         times = [self._poll_at]
         if self.lease.written:
-            times += [self.lease.next_beat, self.sweeper.due]
+            times += [self.lease.next_heartbeat, self.sweeper.due]
         times += [at for at in (self._notifier.due_at(),) if at is not None]
         credit = self.unacked.credit()
         for queue, candidates in self._candidates.items():
@@ -138,7 +138,7 @@ class Cycle:
                 self._offer(self.unacked.take_released())
             self._claims.claim_for_pulls(pulls, claims)
             self._claims.claim_for_credit(credit, self._candidates, claims)
-            if self.lease.written and self.lease.needs_beat(queues):
+            if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(each.is_stale or len(each) for each in self._candidates.values())
             self._commits.write(pending, claims)

@@ -36,13 +36,13 @@ class Heartbeat:
 
     def next_write(self, queues: set[str]) -> PendingWrite:
         """Return the next heartbeat, which is written together with other documents."""
-        return self._lease.beat(self._client.clock.now(), queues, self._unacked.acked), self._on_result
+        return self._lease.heartbeat_document(self._client.clock.now(), queues, self._unacked.acked), self._on_result
 
     def _register(self, queues: set[str]) -> None:
         uncertain, self.uncertain = self.uncertain, False
         if uncertain and self._lease.written:
             # A new heartbeat would show this, too, but a cluster may need a minute to report a conflict.
-            self._conflicted |= not self._lease.catch_up(self._leaves())
+            self._conflicted |= not self._lease.resume_from(self._leaves())
         if not self._conflicted and (uncertain or not self._lease.written):
             doc, react = self.next_write(queues)
             react(self._client.bulk([doc])[0])
@@ -50,7 +50,7 @@ class Heartbeat:
             refused, self._refused = self._refused, None
             raise refused
         if self._conflicted:
-            if not self._lease.confirm(self._leaves()):
+            if not self._lease.prove_by(self._leaves()):
                 self._begin_anew()
             self._conflicted = False
 
@@ -66,7 +66,7 @@ class Heartbeat:
             # While this node had no connection to the others, they may have swept this consumer, and it did not learn
             # that.
             self._conflicted |= proven and not self._lease.proven and not self._lease.valid
-            self._lease.beaten(result.rev, proven=proven and not self._conflicted)
+            self._lease.heartbeat_stored(result.rev, proven=proven and not self._conflicted)
             if not proven:
                 self._client.switch_node()
         elif result.is_conflict:
@@ -78,7 +78,7 @@ class Heartbeat:
 
     def _begin_anew(self) -> None:
         """Start a new lease without the messages of the old one: another process has released them."""
-        self._lease.renew()
+        self._lease.begin_anew()
         logger.warning(
             'this consumer was silent for longer than the visibility timeout of %g s and lost its lease; '
             '%d messages it held are delivered again',

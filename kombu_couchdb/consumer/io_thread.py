@@ -81,7 +81,7 @@ class Consumer:
 
     def watch(self, queue: str) -> None:
         """Delete a temporary queue later, when no consumer uses it any more."""
-        self._cycle.sweeper.unused.left.add(queue)
+        self._cycle.sweeper.unused.abandoned.add(queue)
 
     def close(self, timeout: float) -> None:
         """Release all messages, end the lease and the thread; wait up to `timeout` seconds for that."""

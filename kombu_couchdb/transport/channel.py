@@ -92,7 +92,7 @@ class Channel(Publisher):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim and return the next message of a queue, or None. With `no_ack` it is acknowledged, not claimed."""
         check_names(queue=queue)
-        self.connection.gets.used(queue)
+        self.connection.lifetimes.prolong(queue)
         delivery = self.connection.pull(queue, no_ack)
         if delivery is None or not self.unacked.deliver(delivery):
             return None

@@ -35,10 +35,10 @@ from ..documents.ids import BROADCAST, CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
-from ..leases.temporary import Gets
+from ..leases.temporary import Lifetimes
 from ..log import get_logger
 from ..options import Options
-from ..queues.database import SEEN, ensure
+from ..queues.database import MAX_SEEN_ROWS, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology
@@ -98,7 +98,7 @@ class Transport(virtual.Transport):
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
-        self.gets = Gets(self.topology)
+        self.lifetimes = Lifetimes(self.topology)
         self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
         self.listener = Listener()
         self.temporary_queues = TemporaryQueues(self)
@@ -126,7 +126,7 @@ class Transport(virtual.Transport):
         """Connect to the database, and create it if it is missing; *raises* `CouchDBError`."""
         began = time.monotonic()
         rows, takes_parcels = ensure(self.couchdb, self.options.create_database)
-        self.topology.saw(rows, began, SEEN)
+        self.topology.saw(rows, began, MAX_SEEN_ROWS)
         self.name_node()
         self.Channel = ParcelChannel if takes_parcels else Channel
         super().establish_connection()

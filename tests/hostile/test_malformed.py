@@ -131,7 +131,7 @@ def test_janitor_and_sweeper_continue(
     sweeper = Sweeper(store, topology, 60.0)
     for _ in range(3):
         sweeper.sweep('broker:consumer:own', set(), lambda: None)
-    Janitor(client).tidy(1000)
+    Janitor(client).clean_up(1000)
     store.purge('q')
     assert store.size('q') == 0
     with connect() as connection:

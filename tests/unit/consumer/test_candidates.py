@@ -17,7 +17,7 @@ from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.couchdb.unusable import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.leases.peers import Turns
-from kombu_couchdb.queues.waiting import HORIZON
+from kombu_couchdb.queues.waiting import HORIZON_SECONDS
 
 Document = dict[str, Any]
 
@@ -285,12 +285,12 @@ def test_message_without_a_priority_is_a_candidate(store: FakeStore) -> None:
 
 
 def test_only_the_due_date_of_a_scheduled_message_is_kept(store: FakeStore) -> None:
-    store.add('later', date=NOW + HORIZON + 20)
-    store.add('sooner', date=NOW + HORIZON + 10)
+    store.add('later', date=NOW + HORIZON_SECONDS + 20)
+    store.add('sooner', date=NOW + HORIZON_SECONDS + 10)
     queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert len(queue_candidates) == 0
-    assert queue_candidates.next_due == NOW + HORIZON + 10
+    assert queue_candidates.next_due == NOW + HORIZON_SECONDS + 10
 
 
 def test_only_the_due_date_of_an_offered_message_is_kept(store: FakeStore) -> None:
