@@ -1,4 +1,4 @@
-"""Errors: one tree for both packages, and the only place that translates HTTP into it.
+"""Errors: one tree for both packages, and the only module that makes them from error statuses of HTTP.
 
 ::
 
@@ -12,13 +12,14 @@
      ├── ConfigurationError     a URL, option or argument is wrong (also a ValueError)
      ├── DocumentTooLarge       413: the message or result exceeds a limit of the server
      ├── NotFound               404: the document does not exist
-     ├── Conflict               409: another process changed the document first
+     ├── Conflict               409, 412: another process changed the document, or created the database, first
      ├── Unstorable             CouchDB cannot store this message, name or result (also a ValueError)
-     └── RequestRefused         any other 4xx: the request is wrong
-          └── NestedTooDeeply   a document in the database is nested too deeply to be read
+     └── RequestRefused         any other 4xx, and 500 for a number that CouchDB cannot hold: the request is wrong
+          └── NestedTooDeeply   without a status: a document in the database is nested too deeply to be read
 
-kombu and Celery reconnect and retry on the errors in `RETRIED`, which are marked above. All other errors reach the
-caller at once, because a retry would fail again. No error text contains a password.
+kombu and Celery reconnect and retry on the errors in `RETRIED`, which are marked above. They do not retry other errors,
+because a retry would fail again. The consumer's thread retries all but `AccessDenied` and `ConfigurationError`. No
+error text contains a password.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class CouchDBError(Exception):
 class ServerUnavailable(CouchDBError, ConnectionError):
     """The server gave no usable response; a write may or may not be stored. kombu and Celery reconnect and retry."""
 
-    #: True if the connection was refused or cut. Servers and proxies also cut idle connections, so one retry is normal.
+    #: True if the connection could not be opened or was closed (DNS, TCP, TLS). Reads are then sent once more, or once
+    #: to each other node: servers and proxies also close idle connections.
     was_cut = False
 
     #: The HTTP status of the response; None if no readable response arrived.
