@@ -48,8 +48,8 @@ def command(
     The database of parcels is set up if the transport option "parcels" names one. The command creates missing
     databases, updates design documents and sets the rights. With --admin, the app's user, from the URL or from the
     option "credentials", becomes a member of the databases. A member needs no other right. If the app has a user,
-    databases that were open to everybody are closed. You can run the command again, and while workers run. Design documents of older versions are
-    removed when no worker uses them.
+    databases that were open to everybody are closed. You can run the command again, and while workers run. Design
+    documents of older versions are removed when no worker uses them.
     """
     app = app_of(ctx)
     results = _results(app, members, admin)
