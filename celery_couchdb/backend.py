@@ -6,7 +6,7 @@ requests to the server, `waiting` waits for results, `chords.completion` ends ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -29,7 +29,7 @@ from .chords.counter import Chords
 from .options import Options
 from .results.address import address_of
 from .results.conflict_rules import RULES
-from .results.documents import Document, delivery_of, is_final, pack, stamp, unpack
+from .results.documents import ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
 from .results.store import ResultTooLarge
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
@@ -132,7 +132,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists. Two requests."""
-        self.read_ahead.drop()
+        self.read_ahead.clear()
         self.store.delete(bytes_to_str(key))
 
     def get_many(
@@ -192,17 +192,17 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         task_id = bytes_to_str(task_id)
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta['task_id'] = task_id
-        doc = {
+        doc: Result = {
             '_id': self.get_key_for_task(task_id),
             'type': 'Result',
             'status': state,
             'task': getattr(request, 'task', None),
-            **pack(self.encode(meta), self.content_type),
+            **pack(self.encode(meta), self.content_type),  # type: ignore[typeddict-item]  # mypy expects other keys
         }
         if delivery := delivery_of(request, task_id):
             doc['delivery'] = delivery
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
-        part: Document | None = None
+        part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):
             chord = self._chord_lifetime()
             lifetime = max(lifetime, chord) if lifetime and chord else None
@@ -227,7 +227,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         except (NotFound, DatabaseMissing):
             self.store.set_up()
             unfinished = expiry.sweep(self.store, self.chords, is_over)
-        self.end_unfinished_chords(unfinished)
+        self.complete_unfinished_chords(unfinished)
         self.resolver.resolve_if_due()
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
@@ -278,7 +278,12 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         return max(chord, self.expires) if chord and self.expires else None
 
     def _write(
-        self, doc: Document, lifetime: float | None, *, final_stays: bool = False, also: Document | None = None
+        self,
+        doc: Mapping[str, Any],
+        lifetime: float | None,
+        *,
+        final_stays: bool = False,
+        also: ChordPart | None = None,
     ) -> None:
-        self.read_ahead.drop()
+        self.read_ahead.clear()
         self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)

@@ -1,6 +1,7 @@
-"""The end of a chord: its parts are joined, and its body is sent, or told of the failure.
+"""Completion of chords: join the results of the parts, and send the body or store its failure.
 
-`chords` says when that is, and who does it. What a body is told of a failed part is what Celery's own backends tell it.
+`counter` decides when this happens, and in which worker. The errors of a body are the same as with Celery's own
+backends.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from ..options import Options
-from ..results.documents import Document, is_final, pack, unpack
+from ..results.documents import Chord, ChordPart, Document, is_final, pack, unpack
 from ..results.store import Store
 from ..waiting.mixin import tasks_in
-from .counter import LAG, Chords, size_of
+from .counter import LAG_SECONDS, Chords, size_of
 
 __all__ = ['ChordMixin']
 
 logger = get_logger(__name__)
 
-#: The largest result, in bytes as encoded, of which a chord's part keeps a copy: it may outlive the result itself.
-_SMALL = 4096
+#: A part has a copy of its result up to this size, in bytes as encoded. The chord then needs no other document.
+_MAX_COPY_BYTES = 4096
 
 
 class ChordMixin:
-    """The chord half of a backend. `store`, `options` and `chords` are the other half's to make."""
+    """The methods of a backend for chords. The backend sets the attributes `store`, `options` and `chords`."""
 
     store: Store
     options: Options
     chords: Chords
 
-    if TYPE_CHECKING:  # Celery's base class has these, and `waiting` the last
+    if TYPE_CHECKING:  # Celery's base class has these; `waiting` has the last one
         app: Any
         always_retry: bool
         content_type: str
@@ -59,11 +60,11 @@ class ChordMixin:
     # -- called when a chord is sent
 
     def apply_chord(self, header_result_args: Any, body: Any, **_: Any) -> None:
-        """Note the body of a chord whose header is about to be sent."""
+        """Store a chord with its body; Celery sends its header next."""
         self.ensure_chords_allowed()
         group_id, results = header_result_args[0], header_result_args[1]
-        # Groups within the header: the body wants its results in the same form, which only the group knows. A header
-        # that is made while it is sent has none, and must not be used up here.
+        # If the header contains groups, the body gets nested lists. Only the saved group knows the nesting. A header
+        # from a generator has no nested groups, and must not be consumed here.
         nested = not isinstance(results, _regen) and any(isinstance(result, GroupResult) for result in results)
         if nested:
             self.save_group(group_id, self.app.GroupResult(*header_result_args))
@@ -71,57 +72,57 @@ class ChordMixin:
             encoded = pack(self.encode({'body': body}), self.content_type)
         except EncodeError as exc:
             logger.warning(
-                'chord %s is not brought to an end by others if its last worker is killed: %s', group_id, exc
+                'chord %s cannot be completed by another worker if its last worker is killed: %s', group_id, exc
             )
             encoded = None
         self.chords.prepare(group_id, encoded, nested=nested)
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """Note how many parts a chord has; the last of them is about to be sent."""
-        self.chords.begin(group_id, chord_size)
+        """Store the number of parts of a chord; Celery sends its last part next."""
+        self.chords.set_size(group_id, chord_size)
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
-        """Let a chord wait for one part more; `Task.add_to_chord` has sent it."""
+        """Add a part to a chord; `Task.add_to_chord` has sent its task."""
         self.chords.add(chord_id, str(result.id))
 
     # -- called when a part has ended
 
-    def chord_part(self, request: Any, task_id: str, state: str, result: Any) -> Document | None:
-        """Return the document that a part leaves, to be stored with its result; None if it is no part.
+    def chord_part(self, request: Any, task_id: str, state: str, result: Any) -> ChordPart | None:
+        """Return the part's document, to be stored together with its result; None if the task is no part of a chord.
 
-        `result` is encoded for storage; a large one is kept once only, under the task's id.
+        `result` is encoded for storage. A result of more than 4096 bytes is stored only under the task's id.
         """
         if not request.group or request.id != task_id:
             return None
-        part = self._part(request, state, result, _SMALL)
-        request.couchdb_part = part['_id']  # on_chord_part_return, which is next, need not store it again
+        part = self._new_part(request, state, result, _MAX_COPY_BYTES)
+        request.couchdb_part = part['_id']  # tells on_chord_part_return, which Celery calls next, not to store it again
         return part
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **_: Any) -> None:
-        """Count a part that has ended, and bring the chord to its end if it was the last."""
+        """Count a part that has ended, and complete the chord if all parts have ended."""
         group_id = request.group
         if not group_id or not request.id:
             return
         part_id = getattr(request, 'couchdb_part', None)
         if part_id is None:
-            part = self._part(request, state, self.encode_result(result, state))
+            part = self._new_part(request, state, self.encode_result(result, state))
             self._store_part(part)
             part_id = part['_id']
         try:
             chord = self.chords.claim(group_id, part_id)
-        except RETRIED as exc:  # the part is stored, and its task has not failed
-            logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
+        except RETRIED as exc:  # no failure of the task: its part is stored, and a sweep completes the chord
+            logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
             return
         if chord is not None:
-            self._end(group_id, chord, maybe_signature(request.chord, app=self.app))
+            self._complete(group_id, chord, maybe_signature(request.chord, app=self.app))
 
-    def _part(self, request: Any, state: str, result: Any, limit: float = float('inf')) -> Document:
+    def _new_part(self, request: Any, state: str, result: Any, max_copy: float = float('inf')) -> ChordPart:
         payload = self.encode({'result': result})
-        value = pack(payload, self.content_type) if len(payload) <= limit else None
-        return self.chords.part(request.group, request.group_index, request.id, state, value)
+        value = pack(payload, self.content_type) if len(payload) <= max_copy else None
+        return self.chords.new_part(request.group, request.group_index, request.id, state, value)
 
-    def _store_part(self, part: Document) -> None:
-        """Store a part of which no result is stored; as Celery stores results, until it is there if that is wanted."""
+    def _store_part(self, part: ChordPart) -> None:
+        """Store a part whose task stores no result. With `result_backend_always_retry`, try until it is stored."""
         while True:
             try:
                 self.chords.store_part(part)
@@ -129,115 +130,118 @@ class ChordMixin:
             except RETRIED:
                 if not self.always_retry:
                     raise
-                time.sleep(LAG)  # not for an event: nobody tells that the server is back
+                time.sleep(LAG_SECONDS)
 
-    def end_unfinished_chords(self, ids: list[str]) -> None:
-        """Bring to an end those of these chords that were left by workers that were killed."""
-        for group_id, chord, again in self.chords.unfinished(ids):
-            logger.warning('chord %s was left unfinished by a worker that is gone; it is brought to its end', group_id)
+    def complete_unfinished_chords(self, ids: list[str]) -> None:
+        """Complete the chords with these document ids whose workers were killed before they completed them."""
+        for group_id, chord, was_claimed in self.chords.claim_unfinished(ids):
+            logger.warning('chord %s was not completed by its last worker; this worker completes it', group_id)
             try:
                 body = maybe_signature(self.decode(unpack(chord.get('body')))['body'], app=self.app)
-                if again and self.store.read(self.get_key_for_task(str(body.id))) is not None:
-                    self._done(group_id, chord)  # its body was sent: it has a result
+                if was_claimed and self.store.read(self.get_key_for_task(str(body.id))) is not None:
+                    self._finish(group_id, chord)  # the body has a result, so it was sent
                 else:
-                    self._end(group_id, chord, body, again=again)
+                    self._complete(group_id, chord, body, is_repeated=was_claimed)
             except RETRIED:
                 raise
-            except Exception:  # a body that cannot be read: the other chords go on
-                logger.exception('chord %s cannot be brought to its end', group_id)
+            except Exception:  # its body cannot be decoded; the other chords are completed nevertheless
+                logger.exception('chord %s cannot be completed', group_id)
 
-    def _end(self, group_id: str, chord: Document, body: Any, *, again: bool = False) -> None:
-        """Send the body, or tell it why it will never run. A chord that is left here is claimed again by a sweeper."""
+    def _complete(self, group_id: str, chord: Chord, body: Any, *, is_repeated: bool = False) -> None:
+        """Send the body, or store its failure. After an error of the server, a sweep claims the chord again."""
         try:
             try:
                 results = self._join(group_id, chord)
-                # Who is killed before the chord is done has a successor: over our own transport that sends nothing twice.
-                with idempotent(f'{group_id}:{chord.get("run")}', repeated=again):
+                # If this worker is killed now, another one sends the body again. With our own transport, the second
+                # message has the same id, so the body is published once.
+                with idempotent(f'{group_id}:{chord.get("run")}', repeated=is_repeated):
                     body.delay(results)
             except (OperationalError, SoftTimeLimitExceeded, *RETRIED) as exc:
                 if chord.get('body'):
-                    logger.error('chord %s waits for a worker to bring it to its end: %s', group_id, exc)
+                    logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
                     return
                 raise
         except Exception as exc:
-            if not self.chords.holds(chord):
-                return  # what was looked for is gone because somebody else took over
-            # Within the handler, for Celery reads the traceback from there.
-            error = exc if isinstance(exc, ChordError) else _caused(f'Callback error: {exc!r}', exc)
+            if not self.chords.has_claim(chord):
+                return  # another worker has completed the chord and deleted its documents
+            # Inside the except block, because Celery reads the current traceback.
+            error = exc if isinstance(exc, ChordError) else _chord_error(f'Callback error: {exc!r}', exc)
             logger.error('chord %s fails: %s', group_id, error)
             self.chord_error_from_stack(body, error)
-        self._done(group_id, chord)
+        self._finish(group_id, chord)
 
-    def _done(self, group_id: str, chord: Document) -> None:
-        # Who was so slow that somebody else took over leaves the form of the results to him.
-        if self.chords.done(group_id, chord) and chord.get('nested'):
+    def _finish(self, group_id: str, chord: Chord) -> None:
+        # A worker that has lost its claim must not delete the group: the worker with the claim still needs it.
+        if self.chords.finish(group_id, chord) and chord.get('nested'):
             self.delete_group(group_id)
 
-    def _join(self, group_id: str, chord: Document) -> list[Any]:
-        """Return the results of a chord's parts; *raises* `ChordError` if one has failed."""
+    def _join(self, group_id: str, chord: Chord) -> list[Any]:
+        """Return the results of a chord's parts; *raises* `ChordError` if one has failed or its result was deleted."""
         parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
-        if len(parts) < size_of(chord):  # in a cluster, a node may be behind the one that has counted them
+        if len(parts) < size_of(chord):  # in a cluster, another node may have counted them
             raise ServerUnavailable(
-                f'{self.store.client.address.url}: only {len(parts)} parts of a chord of {size_of(chord)}'
+                f'{self.store.client.address.url}: found only {len(parts)} of the {size_of(chord)} parts of a chord'
             )
-        docs = self._stored([part['task_id'] for part in parts if 'value' not in part])
-        results = [self._result(part, docs) for part in parts]
+        docs = self._read_results([part['task_id'] for part in parts if 'value' not in part])
+        results = [self._result_of(part, docs) for part in parts]
         if not chord.get('nested'):
             return results
         group = GroupResult.restore(group_id, backend=self, app=self.app)
         if group is None:
             raise ChordError(f'GroupResult {group_id} no longer exists')
         found = dict(zip((part['task_id'] for part in parts), results, strict=True))
-        # Celery 5.4 counts a group at the end of a chain as one part: those that it did not count are waited for.
+        # Celery 5.4 counts a group at the end of a chain as one part: wait for the tasks that it did not count.
         uncounted = {node.id for node in tasks_in(group)} - found.keys()
         for task_id, meta in self.await_results(uncounted, self.app.conf.result_chord_join_timeout):
-            found[task_id] = _value(task_id, meta['status'], meta['result'])
-        return _formed(group, found)
+            found[task_id] = _value_or_error(task_id, meta['status'], meta['result'])
+        return _nest(group, found)
 
-    def _stored(self, task_ids: list[str]) -> dict[str, Document | None]:
-        """Return the documents of results, None for those that are gone; *raises* `ServerUnavailable` if some are yet to come.
+    def _read_results(self, task_ids: list[str]) -> dict[str, Document | None]:
+        """Return the results of tasks, None for deleted ones; *raises* `ServerUnavailable` if some are not visible yet.
 
-        A part may be seen before the result that was stored with it: they are in shards of their own, and the result may be in
-        conflict with an earlier state of its task.
+        A part may be visible before the result that was stored with it: they are in different shards, and the result
+        may be in conflict with an earlier state of its task.
         """
         keys = {task_id: self.get_key_for_task(task_id) for task_id in task_ids}
         docs: dict[str, Document | None] = {}
         late = task_ids
-        for pause in (0.0, LAG):
-            time.sleep(pause)  # not for an event: nobody tells of the other shard
+        for pause in (0.0, LAG_SECONDS):
+            time.sleep(pause)
             docs.update(zip(late, self.store.read_many(keys[task_id] for task_id in late), strict=True))
-            gone = self.store.known([keys[task_id] for task_id in late if docs[task_id] is None])
-            late = [task_id for task_id in late if keys[task_id] not in gone and not is_final(docs[task_id] or {})]
+            deleted = self.store.known([keys[task_id] for task_id in late if docs[task_id] is None])
+            late = [task_id for task_id in late if keys[task_id] not in deleted and not is_final(docs[task_id] or {})]
             if not late:
                 return docs
         raise ServerUnavailable(
-            f'{self.store.client.address.url}: the results of {len(late)} parts of a chord are yet to come'
+            f'{self.store.client.address.url}: the results of {len(late)} parts of a chord are not visible yet'
         )
 
-    def _result(self, part: Document, found: dict[str, Document | None]) -> Any:
+    def _result_of(self, part: Document, found: dict[str, Document | None]) -> Any:
         task_id, state = part['task_id'], part['state']
         if 'value' in part:
             result = self.decode(unpack(part['value']))['result']
         else:
             doc = found[task_id]
             if doc is None:
-                raise ChordError(f'The result of dependency {task_id} is gone')
+                raise ChordError(f'The result of dependency {task_id} was deleted')
             state, result = doc['status'], self.decode(unpack(doc))['result']
-        return _value(task_id, state, self.exception_to_python(result) if state in states.EXCEPTION_STATES else result)
+        return _value_or_error(
+            task_id, state, self.exception_to_python(result) if state in states.EXCEPTION_STATES else result
+        )
 
 
-def _value(task_id: str, state: str, result: Any) -> Any:
+def _value_or_error(task_id: str, state: str, result: Any) -> Any:
     if state in states.PROPAGATE_STATES:
-        raise _caused(f'Dependency {task_id} raised {result!r}', result)
+        raise _chord_error(f'Dependency {task_id} raised {result!r}', result)
     return result
 
 
-def _formed(group: ResultSet, found: dict[str, Any]) -> list[Any]:
-    """Return what was found by the ids of tasks in the form of a group: one within it is a list of its own."""
-    return [_formed(node, found) if isinstance(node, ResultSet) else found[node.id] for node in group.results]
+def _nest(group: ResultSet, found: dict[str, Any]) -> list[Any]:
+    """Return the results that were `found`, by task id, as a list, with a nested list for each nested group."""
+    return [_nest(node, found) if isinstance(node, ResultSet) else found[node.id] for node in group.results]
 
 
-def _caused(message: str, cause: Any) -> ChordError:
+def _chord_error(message: str, cause: Any) -> ChordError:
     error = ChordError(message)
     error.__cause__ = cause if isinstance(cause, BaseException) else None
     return error

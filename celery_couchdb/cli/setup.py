@@ -9,7 +9,7 @@ import click
 
 import kombu_couchdb.design
 from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
-from kombu_couchdb.queues.database import REVISIONS
+from kombu_couchdb.queues.database import REVS_LIMIT
 from kombu_couchdb.transport import Transport
 
 from .. import design
@@ -95,7 +95,7 @@ def _broker(app: Any, members: tuple[str, ...], admin: Admin, *, needed: bool) -
         if not needed and not issubclass(connection.get_transport_cls(), Transport):
             return None  # the app uses CouchDB for results only
     client, user = broker_of(app, admin), broker_of(app).user
-    return Wanted(client, kombu_couchdb.design.documents(), _members(user, members, admin), not user, REVISIONS)
+    return Wanted(client, kombu_couchdb.design.documents(), _members(user, members, admin), not user, REVS_LIMIT)
 
 
 def _results(app: Any, members: tuple[str, ...], admin: Admin) -> Wanted | None:
@@ -112,7 +112,7 @@ def _parcels(app: Any, publishers: tuple[str, ...], admin: Admin) -> Wanted | No
     if client is None or own is None:
         return None
     return Wanted(
-        client, [kombu_couchdb.design.parcels()], _members(own.user, publishers, admin), not own.user, REVISIONS
+        client, [kombu_couchdb.design.parcels()], _members(own.user, publishers, admin), not own.user, REVS_LIMIT
     )
 
 

@@ -90,7 +90,7 @@ class Mover:
     def step(self) -> None:
         """Move all waiting parcels if this process is the leader.
 
-        Call it after `wake()`, and every `RENEWED` seconds to keep the lead.
+        Call it after `wake()`, and every `RENEWAL_SECONDS` seconds to keep the lead.
         """
         was_leader = self._leader.leads
         if not self._leader.step():

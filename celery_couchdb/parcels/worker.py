@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from celery import signals
 
 from kombu_couchdb.errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
-from kombu_couchdb.leases.leader import RENEWED
+from kombu_couchdb.leases.leader import RENEWAL_SECONDS
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 
@@ -57,7 +57,7 @@ class MovingThread:
                     self._log(exc)
                 except Exception:
                     logger.exception('parcels are not moved just now')
-                self._wake.wait(RENEWED)
+                self._wake.wait(RENEWAL_SECONDS)
                 self._wake.clear()
             if mover is not None:
                 mover.close()

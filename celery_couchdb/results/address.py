@@ -9,8 +9,9 @@ __all__ = ['address_of']
 
 
 def address_of(url: str, credentials: str | None = None, auth: str | None = None) -> Address:
-    """Return what a `couchdb://` or `couchdbs://` URL says, or a list of them with semicolons between, one for each node.
+    """Return the address in `url`: a `couchdb://` or `couchdbs://` URL, or one for each node, separated by semicolons.
 
-    `credentials` and `auth` are the options that say who asks. *Raises* `ConfigurationError`, without the URL's text.
+    `credentials` and `auth` are the transport options of the same names. *Raises* `ConfigurationError` for an invalid
+    URL; its text does not contain the URL, which may have a password in it.
     """
     return parse_list(url.split(';'), 'result_backend', 'celery_results', credentials=credentials, auth=auth)

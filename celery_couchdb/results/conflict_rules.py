@@ -1,4 +1,4 @@
-"""Conflict rules of the result database: which of several leaf revisions stays."""
+"""Conflict rules of the result database: which of several leaf revisions is kept."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ['RULES', 'keep_best']
 
 
 def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Document]:
-    """Return the deletions of all leaves but one.
+    """Return the deletions of all leaf revisions of a document but one.
 
-    The leaf that stays is the result with the highest `precedence`, the chord that has progressed furthest, or else
-    CouchDB's winner. The consumers that are `living` do not matter here.
+    The revision that is kept is the result with the highest `precedence`, the chord that has progressed furthest, or
+    else CouchDB's winner. Every `Rule` has the argument `living`, the living consumers; this one does not use it.
     """
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
     return [deletion(leaf) for leaf in sorted(live, key=_rank)[:-1]]

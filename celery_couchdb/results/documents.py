@@ -17,7 +17,7 @@ import json
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from celery import states
 from kombu.exceptions import DecodeError
@@ -36,6 +36,7 @@ __all__ = [
     'is_expired',
     'is_final',
     'is_outdated',
+    'new_chord',
     'pack',
     'precedence',
     'stamp',
@@ -44,6 +45,8 @@ __all__ = [
 
 #: A document as it was read, or of any type. Anybody may have changed it by hand.
 Document = dict[str, Any]
+
+_Doc = TypeVar('_Doc', bound=Mapping[str, Any])
 
 
 class Packed(TypedDict, total=False):
@@ -60,6 +63,8 @@ class Packed(TypedDict, total=False):
 class _Stored(TypedDict, total=False):
     _rev: str
     _deleted: bool
+    #: When the document was stored; `stamp` sets it.
+    date: float
 
 
 class _Expiring(_Stored, total=False):
@@ -78,7 +83,6 @@ class Result(_ResultOptions, Packed, _Expiring):
     type: Literal['Result']
     status: str
     task: str | None
-    date: float
 
 
 class Group(Packed, _Expiring):
@@ -87,7 +91,6 @@ class Group(Packed, _Expiring):
     _id: str
     type: Literal['Group']
     status: None
-    date: float
 
 
 class _ValueOptions(TypedDict, total=False):
@@ -102,11 +105,10 @@ class Value(_ValueOptions, _Stored):
     type: Literal['Value']
     status: None
     content_type: str
-    date: float
 
 
 class _ChordOptions(TypedDict, total=False):
-    #: Tells a chord that is sent again from the one before.
+    #: A random id of this run: the same chord may be sent a second time.
     run: str
 
 
@@ -125,7 +127,6 @@ class Chord(_ChordOptions, _Expiring):
     #: The random mark of the process that sends the body.
     claimed: str | None
     sent: bool
-    date: float
 
 
 class _ChordPartOptions(TypedDict, total=False):
@@ -142,12 +143,25 @@ class ChordPart(_ChordPartOptions, _Expiring):
     #: The position in the header.
     index: int | None
     state: str
-    date: float
 
 
-def stamp(doc: Mapping[str, Any], now: float, lifetime: float | None) -> Document:
+def new_chord(doc_id: str) -> Chord:
+    """Return a chord of unknown size, without a body."""
+    return {
+        '_id': doc_id,
+        'type': 'Chord',
+        'size': None,
+        'added': [],
+        'body': None,
+        'nested': False,
+        'claimed': None,
+        'sent': False,
+    }
+
+
+def stamp(doc: _Doc, now: float, lifetime: float | None) -> _Doc:
     """Return `doc` with its `date`, and with `expires` if it has a `lifetime`, in seconds."""
-    return {**doc, 'date': now, **({'expires': now + lifetime} if lifetime else {})}
+    return cast(_Doc, {**doc, 'date': now, **({'expires': now + lifetime} if lifetime else {})})
 
 
 def is_expired(doc: Mapping[str, Any], now: float) -> bool:
@@ -182,22 +196,22 @@ def delivery_of(request: Any, task_id: str) -> list[int]:
     return [number if isinstance(number, int) else 0 for number in numbers]
 
 
-def is_outdated(doc: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
-    """Tell whether the result `doc` must not replace the stored result `there`.
+def is_outdated(doc: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Tell whether the result `doc` must not replace the result `stored`.
 
     A success is never replaced. A failure is replaced only by a newer delivery of the task. A state that is not final
     is replaced by everything but an unfinished or failed older delivery.
     """
-    if there.get('status') == states.SUCCESS:
+    if stored.get('status') == states.SUCCESS:
         return True
-    own, other = _delivery(doc), _delivery(there)
-    if is_final(there):
+    own, other = _delivery(doc), _delivery(stored)
+    if is_final(stored):
         return own <= other
     return bool(own) and own < other and doc.get('status') != states.SUCCESS
 
 
 def precedence(doc: Mapping[str, Any]) -> tuple[bool, list[int], bool]:
-    """Return the sort key of conflicting leaves of a result: success, then the newest delivery, then a final state."""
+    """Return the sort key of leaf revisions of a result: success, then the newest delivery, then a final state."""
     return doc.get('status') == states.SUCCESS, _delivery(doc), is_final(doc)
 
 

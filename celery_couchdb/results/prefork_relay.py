@@ -1,11 +1,19 @@
-"""Relay of a prefork pool: children store results through the worker's process, several in one request.
+"""Relay of a prefork pool: children store results through the worker's parent process, several in one request.
 
-Each child has but one result at a time, and a request for each is what limits such a worker. So a child hands its documents
-to its parent over a Unix socket and waits for the answer, as it would wait for CouchDB: when it goes on, they are stored.
-Children inherit one socket, the *door*, and pass the parent one end of a connection of their own through it: so the relay has
-no name in the file system, no other process can reach it, and a process that is killed leaves nothing behind.
-Whatever goes wrong between the two, the child writes by itself, after some seconds at the most; a document that the parent
-has stored all the same then stands in conflict with itself, which the store looks into anyway.
+Each child stores one result at a time, and a request for each result is what limits a worker with many children. With
+the relay, a child sends its documents to the parent process over a Unix socket and waits for the response. After that
+the documents are stored, as after a request to CouchDB.
+
+The children inherit one end of a pair of datagram sockets. A child makes a stream socket pair for itself and sends one
+end of it to the parent through the inherited socket. So the relay has no name in the file system, other processes
+cannot connect to it, and a process that is killed leaves no file behind.
+
+If the parent process does not respond within the timeout, or the connection fails, the child writes the documents
+itself. If the parent stored them nevertheless, the child's write is in conflict with the same document; the store
+handles such conflicts, see `store.Store.write`.
+
+The messages have a length in front. `multiprocessing.connection` has such messages, too, but no timeout for sending,
+nor for the rest of a message whose first bytes have arrived: a parent process that is stopped would block its children.
 """
 
 from __future__ import annotations
@@ -16,9 +24,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kombu.utils.json import dumps
 
@@ -27,54 +35,60 @@ from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
-from .documents import Document
-
 __all__ = ['Relay']
 
 logger = get_logger(__name__)
 
-#: How long the parent waits when it cannot take another connection, in seconds.
+#: How long the parent waits when it cannot accept another connection, in seconds.
 _PAUSE_SECONDS = 1.0
+
+#: A child sends this with its connection; the parent sends it back when it serves the connection.
+_GREETING = b'.'
+
+#: The length of the number in front of each message, in bytes.
+_HEADER_BYTES = 8
 
 
 class Relay:
-    """Writes documents by a group commit: in the process that opened it, and for its children. `patience` is in seconds."""
+    """Writes documents by a group commit, in the process that opened it, for this process and its children.
 
-    def __init__(self, commit: GroupCommit, patience: float) -> None:
-        self._commit, self._patience = commit, patience
-        #: Where the parent receives connections, and where its children send them.
-        self._arrivals: socket.socket | None = None
-        self._door: socket.socket | None = None
+    A child waits up to `timeout` seconds for each step: to connect, to send and to receive. Then it writes itself.
+    """
+
+    def __init__(self, commit: GroupCommit, timeout: float) -> None:
+        self._commit, self._timeout = commit, timeout
+        #: The inherited pair: the parent receives connections at the first, its children send them through the second.
+        self._parent_end: socket.socket | None = None
+        self._child_end: socket.socket | None = None
         self._served: set[socket.socket] = set()
-        self._owner = 0
-        #: The child's connection to its parent, once it has one.
-        self._link: _Link | None = None
+        self._owner_pid = 0
+        #: The child's connection to the parent process, after its first write.
+        self._connection: _Connection | None = None
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Serve the children that are forked from now on, if the system has Unix sockets."""
-        if self._arrivals is not None:
+        """Serve the children that are forked from now on. Without Unix sockets, each child writes by itself."""
+        if self._parent_end is not None:
             return
         with ExitStack() as undo:
             try:
-                arrivals, door = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
-                door.settimeout(
-                    self._patience
-                )  # here, for whether a socket blocks is the same in all processes that share it
+                parent_end, child_end = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+                # Set before the fork: whether a socket blocks is the same in all processes that share it.
+                child_end.settimeout(self._timeout)
                 threading.Thread(
-                    target=self._accept, args=(arrivals,), name='celery-couchdb-relay', daemon=True
+                    target=self._accept, args=(parent_end,), name='celery-couchdb-relay', daemon=True
                 ).start()
             except (OSError, AttributeError, RuntimeError) as exc:
                 logger.debug('the children of the pool store their results themselves: %s', exc)
                 return
             undo.pop_all()
-        self._arrivals, self._door, self._owner = arrivals, door, os.getpid()
+        self._parent_end, self._child_end, self._owner_pid = parent_end, child_end, os.getpid()
 
-    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
+    def write(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
         """Write documents and return the result for each; *raises* what `GroupCommit.write` raises."""
-        if self._door is not None and self._owner != os.getpid() and self._lock.acquire(blocking=False):
+        if self._child_end is not None and self._owner_pid != os.getpid() and self._lock.acquire(blocking=False):
             try:
-                results = self._ask(docs, self._door)
+                results = self._write_through_parent(docs, self._child_end)
             finally:
                 self._lock.release()
             if results is not None:
@@ -82,43 +96,46 @@ class Relay:
         return self._commit.write(docs)
 
     def reset(self) -> None:
-        """Start over, after a fork: what the parent listens to and answers is its own."""
-        for end in (self._arrivals, *self._served):
+        """Start over in a forked child: close the sockets at which only the parent process listens."""
+        for end in (self._parent_end, *self._served):
             if end is not None and (number := end.detach()) >= 0:
-                os.close(
-                    number
-                )  # at once: a `close` would wait for the file that reads from it, in a thread that is not here
-        self._arrivals, self._served, self._link, self._lock = None, set(), None, threading.Lock()
+                # By number: `socket.close` waits until the file that reads from it is closed, which a thread of the
+                # parent process uses and this process has not.
+                os.close(number)
+        self._parent_end, self._served, self._connection, self._lock = None, set(), None, threading.Lock()
 
     # -- in a child
 
-    def _ask(self, docs: Sequence[Document], door: socket.socket) -> list[WriteResult] | None:
+    def _write_through_parent(
+        self, docs: Sequence[Mapping[str, Any]], child_end: socket.socket
+    ) -> list[WriteResult] | None:
         """Let the parent write; return None if it did not, or if that is unknown."""
-        link, self._link = self._link, None
+        connection, self._connection = self._connection, None
         text = dumps(docs).encode()
         try:
-            link = link or _Link(door, self._patience)
-            found: list[list[str]] | None = json.loads(link.ask(text))
-            results = None if found is None else [_result(*fields) for fields in found]
+            connection = connection or _Connection(child_end, self._timeout)
+            found: list[list[str]] | None = json.loads(connection.request(text))
+            results = None if found is None else [_write_result(*fields) for fields in found]
         except (OSError, EOFError, ValueError, TypeError) as exc:
-            logger.debug('the parent does not store results: %r', exc)
+            logger.debug('the parent process stores no results for this child, which stores them itself: %r', exc)
             return None
-        self._link = link  # not after an exception: an answer may be on its way that nobody waits for
+        # Kept only without an exception: else the next request might receive the response to this one.
+        self._connection = connection
         return results
 
     # -- in the parent
 
-    def _accept(self, arrivals: socket.socket) -> None:
-        while arrivals.fileno() >= 0:
+    def _accept(self, parent_end: socket.socket) -> None:
+        while parent_end.fileno() >= 0:
             try:
-                call, numbers, _, _ = socket.recv_fds(arrivals, 1, 1)
+                greeting, numbers, _, _ = socket.recv_fds(parent_end, 1, 1)
             except OSError as exc:
-                logger.debug('no child of the pool is connected: %s', exc)
-                time.sleep(_PAUSE_SECONDS)  # not for an event: nobody tells that there is memory again
+                logger.debug('the connection of a child of the pool failed: %s', exc)
+                time.sleep(_PAUSE_SECONDS)  # no event says that memory or file descriptors are free again
                 continue
-            if not call:
+            if not greeting:
                 return
-            # Without a descriptor there are too many files here, and the child sees its connection closed.
+            # No descriptor arrives if this process has too many open files. The child's connection is closed then.
             for end in (socket.socket(fileno=number) for number in numbers):
                 self._served.add(end)
                 try:
@@ -129,59 +146,60 @@ class Relay:
                     end.close()
 
     def _serve(self, end: socket.socket) -> None:
-        """Answer one child until it is gone."""
+        """Write the documents of one child until it closes its connection."""
         try:
             with end, end.makefile('rb') as incoming:
-                end.sendall(_WELCOME)
+                end.sendall(_GREETING)
                 while True:
-                    _send(end, json.dumps(self._written(_received(incoming))).encode())
+                    _send(end, json.dumps(self._write_for_child(_receive(incoming))).encode())
         except (OSError, EOFError, ValueError):
-            pass  # the child is gone, or has given up and comes again
+            pass  # the child has ended, or its timeout has passed and it connects again
         finally:
             self._served.discard(end)
 
-    def _written(self, text: bytes) -> list[WriteResult] | None:
+    def _write_for_child(self, text: bytes) -> list[WriteResult] | None:
         try:
             return self._commit.write(json.loads(text))
         except CouchDBError:
-            return None  # the child tries by itself, and learns why it fails
+            return None  # the child writes by itself, and its own request raises the error
 
 
-#: What a child sends with its connection, and the parent when it has it.
-_WELCOME = b'.'
+class _Connection:
+    """A child's connection to the parent process.
 
+    *Every* method raises `OSError` or `EOFError` if the connection fails or a step takes longer than `timeout` seconds.
+    """
 
-class _Link:
-    """A child's connection. *Every* method raises `OSError` or `EOFError` when it takes longer than `patience` seconds."""
-
-    def __init__(self, door: socket.socket, patience: float) -> None:
+    def __init__(self, child_end: socket.socket, timeout: float) -> None:
         self._end, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._end.settimeout(patience)
+        self._end.settimeout(timeout)
         self._incoming = self._end.makefile('rb')
         with other:
-            socket.send_fds(door, [_WELCOME], [other.fileno()])
+            socket.send_fds(child_end, [_GREETING], [other.fileno()])
             if sys.platform != 'darwin':
-                other.close()  # a parent that ends is noticed at once; macOS loses what is closed before it has arrived
-            if self._incoming.read(len(_WELCOME)) != _WELCOME:
+                # Closed here, so that the child notices at once when the parent ends. macOS loses a descriptor that is
+                # closed before it has arrived.
+                other.close()
+            if self._incoming.read(len(_GREETING)) != _GREETING:
                 raise EOFError
 
-    def ask(self, text: bytes) -> bytes:
-        """Send one message and return the answer to it."""
+    def request(self, text: bytes) -> bytes:
+        """Send one message and return the response to it."""
         _send(self._end, text)
-        return _received(self._incoming)
+        return _receive(self._incoming)
 
 
-def _result(doc_id: str, status: str, rev: str, error: str, reason: str) -> WriteResult:
+def _write_result(doc_id: str, status: str, rev: str, error: str, reason: str) -> WriteResult:
     return WriteResult(doc_id, WriteStatus(status), rev, error, reason)
 
 
 def _send(end: socket.socket, text: bytes) -> None:
-    end.sendall(len(text).to_bytes(8, 'big') + text)
+    end.sendall(len(text).to_bytes(_HEADER_BYTES, 'big') + text)
 
 
-def _received(incoming: BinaryIO) -> bytes:
-    head = incoming.read(8)
-    text = incoming.read(int.from_bytes(head, 'big')) if len(head) == 8 else b''
+def _receive(incoming: BinaryIO) -> bytes:
+    head = incoming.read(_HEADER_BYTES)
+    text = incoming.read(int.from_bytes(head, 'big')) if len(head) == _HEADER_BYTES else b''
     if not text:
         raise EOFError
     return text

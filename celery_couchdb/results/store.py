@@ -1,10 +1,10 @@
-"""Every request that is made for results: read, write what is not final yet, delete, and the set-up of the database."""
+"""The store of results: every request for documents of the result database, and the set-up of the database."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kombu.exceptions import EncodeError
@@ -39,28 +39,28 @@ logger = get_logger(__name__)
 
 T = TypeVar('T')
 
-#: How often a write is tried while others keep changing the same document. A final state ends it at once.
+#: How often a write is tried while other processes change the same document.
 _ATTEMPTS = 100
 
-#: Documents read in one request: few requests for a group of a thousand, and no answer of gigabytes.
-_READ = 250
+#: Documents in one request to read: a group of 1,000 needs few requests, and no response has gigabytes.
+_READ_DOCS = 250
 
-#: Documents deleted in one request.
-_DELETE = 500
+#: Documents in one request to delete.
+_DELETE_DOCS = 500
 
-#: How much longer than the server's time limits a pool's child waits for its parent, in seconds.
-_SLOW = 1.0
+#: How much longer than the client's timeouts a child of a pool waits for its parent process, in seconds.
+_RELAY_GRACE_SECONDS = 1.0
 
-#: Tasks that have begun and whose revision is remembered, so that their end is one request, too.
-_BEGUN = 1000
+#: Results of unfinished tasks whose revisions are remembered, so that the final result needs one request only.
+_REMEMBERED_REVISIONS = 1000
 
 
 class ResultTooLarge(DocumentTooLarge, EncodeError):
-    """A result is larger than the server takes. For Celery it is one that cannot be stored: its task has failed."""
+    """A result is larger than the server accepts. Celery treats this as an encoding error: the task has failed."""
 
 
 class Recent(dict[str, T]):
-    """A dictionary of what came last, up to `limit`. For threads, and for forks: it needs no lock."""
+    """A dictionary of the newest entries, up to `limit`. Threads and forked processes may use it without a lock."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -69,30 +69,35 @@ class Recent(dict[str, T]):
     def __setitem__(self, key: str, value: T) -> None:
         super().__setitem__(key, value)
         if len(self) > self._limit:
-            # A few more than need be: to make the list costs as much as to drop them.
+            # Remove a tenth more than necessary: making the list costs as much as removing the entries.
             for old in list(self)[: len(self) - self._limit + self._limit // 10]:
                 self.pop(old, None)
 
 
 class Store:
-    """The documents of one database. *Every* method raises the errors of `kombu_couchdb.errors`."""
+    """The documents of one result database. *Every* method raises the errors of `kombu_couchdb.errors`.
+
+    The methods from `write` to `claim` are retried while the server does not respond, as the transport option
+    `retry_policy` says. The other methods are not retried.
+    """
 
     def __init__(self, client: Client, options: Options) -> None:
         self.client, self._options = client, options
-        self.relay = Relay(GroupCommit(client), sum(client.timeouts) + _SLOW)
-        self._revs: Recent[str] = Recent(_BEGUN)
+        self.relay = Relay(GroupCommit(client), sum(client.timeouts) + _RELAY_GRACE_SECONDS)
+        self._revs: Recent[str] = Recent(_REMEMBERED_REVISIONS)
 
     # -- reading
 
     def read(self, doc_id: str) -> Document | None:
-        """Return a document, None if there is none or it has expired; one request."""
+        """Return a document, or None if there is none or it has expired; one request."""
         doc = self._current(doc_id)
         return None if doc is None or is_expired(doc, self.client.clock.now()) else doc
 
     def read_many(self, ids: Iterable[str], *, everywhere: bool = False) -> list[Document | None]:
-        """Return documents in the order of `ids`, None for those that do not exist or have expired; few requests.
+        """Return the documents with these `ids`, in their order, with None for missing and expired ones.
 
-        With `everywhere`, all nodes of a cluster that keep them and answer are asked, and not as many as suffice.
+        This takes one request for each 250 ids. With `everywhere`, a cluster reads every copy that responds, instead of
+        as many copies as a read needs.
         """
 
         def read(part: Sequence[str]) -> list[Document | None]:
@@ -100,35 +105,42 @@ class Store:
                 return self.client.fetch(part, r=self.client.replicas)
             return self.client.find(part)
 
-        docs = [doc for part in chunks(list(ids), _READ) for doc in self._call(read, part)]
+        docs = [doc for part in chunks(list(ids), _READ_DOCS) for doc in self._call(read, part)]
         now = self.client.clock.now()
         return [None if doc is None or is_expired(doc, now) else doc for doc in docs]
 
     def sequence(self) -> Any:
-        """Return the point in the history of the database at which it stands now."""
+        """Return the current update sequence of the database, from which a changes feed can start."""
         return self._call(lambda _: self.client.sequence(), None)
 
     def view(self, view: str, row: Shape, **params: Any) -> list[Row]:
-        """Return the rows of a view of the design document, each of the shape `row`; *raises* `NotFound` if that is missing."""
+        """Return the rows of a view, each of the shape `row`; *raises* `NotFound` if the design document is missing."""
         return self.client.view(design.NAME, view, row, **params)
 
-    # -- writing, and what else a task that has ended waits for: tried again while the server is away, see `retry_policy`
+    # -- writing, and the reads of chords: retried while the server does not respond
 
-    def write(self, doc: Document, *, final_stays: bool = False, also: Document | None = None) -> None:
-        """Store a document over any other; with `final_stays`, not over a result that it `is_outdated` by.
+    def write(
+        self, doc: Mapping[str, Any], *, final_stays: bool = False, also: Mapping[str, Any] | None = None
+    ) -> None:
+        """Store a document in place of any other under its id.
 
-        One request for a new document and for one that this process wrote last, three over another one. `also` is a
-        second document, stored with the first if there is none under its id. *Raises* `Conflict` if others were always
-        faster.
+        With `final_stays`, keep a stored result that `doc` must not replace, see `is_outdated`. `also` is a second
+        document, which is stored in the same request if there is none under its id.
+
+        This takes one request for a new document, and for one that this process wrote last; three requests to replace
+        another one. *Raises* `ResultTooLarge` if CouchDB refuses the document for its size, and `Conflict` if other
+        processes changed it during each of 100 attempts.
         """
         doc_id = doc['_id']
-        # Whatever process wrote the document we remember: if it was written since, the server says so.
+        # The remembered revision may be outdated: then CouchDB reports a conflict.
         rev = self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
-            stored = self._put_surely({**doc, '_rev': rev} if rev else doc, also)
-            if stored is not None:
+            new_rev = self._put_retried({**doc, '_rev': rev} if rev else doc, also)
+            if new_rev is not None:
                 if final_stays and not is_final(doc):
-                    self._revs[doc_id] = stored
+                    self._revs[doc_id] = new_rev
+                if doc.get('type') == 'Result':
+                    logger.debug('%s is stored with the state %s', doc_id, doc['status'])
                 return
             also = None
             current = self.current(doc_id)
@@ -138,22 +150,25 @@ class Store:
                 and not is_expired(current, self.client.clock.now())
                 and is_outdated(doc, current)
             ):
-                logger.debug('%s stays %s: %s is older', doc_id, current['status'], doc['status'])
+                logger.debug('%s keeps the state %s: %s is outdated', doc_id, current['status'], doc['status'])
                 return
             rev = current['_rev'] if current else None
-        raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
+        raise self.too_many_conflicts(doc_id)
 
     def current(self, doc_id: str) -> Document | None:
-        """Return a document, though it may have expired, None if there is none; of one that cannot be read `_id` and `_rev`."""
+        """Return a document even if it has expired, or None if there is none.
+
+        Of a document that is nested too deeply to be read, only `_id` and `_rev` are returned.
+        """
         try:
             return self._retried(self._current, doc_id)
         except NestedTooDeeply as exc:
-            logger.error('%s is written over, if it is stored: %s', doc_id, exc)
+            logger.error('%s cannot be read; it is overwritten if it exists: %s', doc_id, exc)
             rev = self._retried(self.client.rev, doc_id)
             return None if rev is None else {'_id': doc_id, '_rev': rev}
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Return those of these ids under which there is a document, or was one that has been deleted."""
+        """Return those of these ids that have a document, or had one that was deleted."""
         return self._retried(self.client.known, ids)
 
     def id_range(self, prefix: str, *, docs: bool = False) -> list[Row]:
@@ -161,50 +176,57 @@ class Store:
         return self._retried(lambda: self.client.id_range(prefix, docs=docs))
 
     def writes(self) -> int:
-        """Return how many writes the database has seen, as CouchDB numbers them."""
+        """Return the number of the last write to the database, as CouchDB counts them."""
         return self._retried(lambda: int(str(self.client.sequence()).partition('-')[0]))
 
-    def put(self, doc: Document) -> str | None:
-        """Store a document as it is and return its revision; None if it is in conflict with what is there."""
-        return self._put_surely(doc)
+    def put(self, doc: Mapping[str, Any]) -> str | None:
+        """Store a document with the `_rev` that it has and return its new revision, or None in case of a conflict."""
+        return self._put_retried(doc)
 
     def delete(self, doc_id: str) -> None:
-        """Delete a document, if it exists; two requests."""
+        """Delete a document if it exists; two requests. *Raises* `Conflict` as `write` does."""
         self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
             current = self.current(doc_id)
-            if current is None or self._put_surely(deletion(current)) is not None:
+            if current is None or self._put_retried(deletion(current)) is not None:
                 return
-        raise Conflict(f'{self.client.address.url}: others kept changing {doc_id}')
+        raise self.too_many_conflicts(doc_id)
 
-    def delete_all(self, docs: Sequence[Document]) -> int:
-        """Delete documents by their revisions and return how many; one that was changed meanwhile stays.
+    def delete_all(self, docs: Sequence[Mapping[str, Any]]) -> int:
+        """Delete the documents that still have these revisions, and return how many were deleted.
 
-        Nothing of a body stays in what CouchDB keeps of them.
+        The deleted revisions, which CouchDB keeps, have no content.
         """
         count = 0
-        for part in chunks([deletion(doc) for doc in docs], _DELETE):
+        for part in chunks([deletion(doc) for doc in docs], _DELETE_DOCS):
             count += sum(result.is_stored for result in self._retried(self.client.bulk, part))
         return count
 
-    def claim(self, doc: Document) -> str | None:
-        """Write a document by its revision; return the new one if CouchDB proves that no other process wrote it.
+    def claim(self, doc: Mapping[str, Any]) -> str | None:
+        """Write a document over its revision; return the new revision if CouchDB proves that no other process wrote it.
 
-        Neither an unproven write nor a lost answer is a proof: then no process has the claim, and a later try decides.
+        An unproven write and a lost response are no proof: then no process has the claim, and a later attempt decides.
         """
         [result] = self._retried(self.client.bulk, [doc])
         return result.rev if result.is_proven else None
 
-    def try_to_write(self, doc: Document) -> None:
-        """Store a new document and delete it again, once; two requests. Not deleted is no error: it is to expire by itself."""
+    def try_to_write(self, doc: Mapping[str, Any]) -> None:
+        """Store a new document and delete it again, without retries; two requests.
+
+        It is no error if the document cannot be deleted: it should have `expires`.
+        """
         rev = self._call(self.client.put, doc)
         try:
             self.client.put(deletion({**doc, '_rev': rev}))
         except CouchDBError as exc:
-            logger.debug('%s is left to its expiry: %s', doc['_id'], exc)
+            logger.debug('%s could not be deleted; it expires: %s', doc['_id'], exc)
 
     def set_up(self) -> None:
-        """Make sure that the design document is there; one request where it is. *Raises* `AccessDenied`."""
+        """Create the database and its design document if they do not exist; one request if both exist.
+
+        *Raises* `AccessDenied` if the user may not create them, and `DatabaseMissing` or `NotFound` if they are missing
+        and the transport option `create_database` is off.
+        """
         wanted = design.document()
         try:
             self._call(self.client.get, wanted['_id'])
@@ -212,7 +234,7 @@ class Store:
             if not self._options.create_database:
                 raise
             try:
-                self._call(self.client.try_put, wanted)  # in conflict, another process has stored the same
+                self._call(self.client.try_put, wanted)  # a conflict means that another process has stored it
             except AccessDenied as exc:
                 raise access_denied(
                     self.client.address.url,
@@ -221,23 +243,27 @@ class Store:
                     'let an administrator run "celery -A your_app couchdb setup"',
                 ) from exc
 
+    def too_many_conflicts(self, doc_id: str) -> Conflict:
+        """Return the error for a document that other processes changed during each attempt to write it."""
+        return Conflict(f'{self.client.address.url}: other processes kept changing {doc_id} while it was to be written')
+
     # -- requests
 
-    def _put_surely(self, doc: Document, also: Document | None = None) -> str | None:
-        calls = itertools.count()
-        return self._retried(lambda: self._put([doc] if also is None else [doc, also], again=next(calls) > 0))
+    def _put_retried(self, doc: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> str | None:
+        attempts = itertools.count()
+        return self._retried(lambda: self._put([doc] if also is None else [doc, also], is_retry=next(attempts) > 0))
 
-    def _put(self, docs: list[Document], *, again: bool) -> str | None:
-        """Return the new revision of the first, None in case of a conflict; what other threads store meanwhile goes with it.
+    def _put(self, docs: list[Mapping[str, Any]], *, is_retry: bool) -> str | None:
+        """Write documents and return the new revision of the first, or None if it is in conflict.
 
-        After an earlier attempt (`again`) some of them may have been stored: those are not written again, see
-        `kombu_couchdb.couchdb.uncertain`.
+        The relay writes them together with documents of other threads. A retry leaves out the documents that an earlier
+        attempt has stored, see `kombu_couchdb.couchdb.uncertain`.
         """
-        left, first = docs, docs[0]
-        if again:
-            left = self._call(lambda docs: still_current(self.client, docs), docs)
+        unwritten, first = docs, docs[0]
+        if is_retry:
+            unwritten = self._call(lambda docs: still_current(self.client, docs), docs)
         try:
-            results = self._call(self.relay.write, left) if left else []
+            results = self._call(self.relay.write, unwritten) if unwritten else []
             for result in results:
                 if result.is_refused:
                     raise result.exception(self.client.address.url)
@@ -245,7 +271,8 @@ class Store:
             what = f'the result of {first["task"]}' if first.get('task') else first['_id']
             raise ResultTooLarge(f'{what} cannot be stored: {exc}') from exc
         return next(
-            (result.rev for doc, result in zip(left, results, strict=True) if doc is first and result.is_stored), None
+            (result.rev for doc, result in zip(unwritten, results, strict=True) if doc is first and result.is_stored),
+            None,
         )
 
     def _current(self, doc_id: str) -> Document | None:
@@ -254,7 +281,7 @@ class Store:
     def _retried(self, request: Callable[..., T], *args: Any) -> T:
         def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:
             pause = float(next(iter(intervals)))
-            level = logging.DEBUG if retries else logging.WARNING  # once for each that waits
+            level = logging.DEBUG if retries else logging.WARNING  # one warning for each request that waits
             logger.log(level, 'results are not stored: %s; trying again in %.1f s', exc, pause)
             return pause
 
@@ -262,7 +289,7 @@ class Store:
         return result
 
     def _call(self, request: Callable[..., T], argument: Any) -> T:
-        """Make a request; if the database is missing, create it and try once more."""
+        """Make a request; if the database is missing, create it and make the request again."""
         try:
             return request(argument)
         except DatabaseMissing as missing:

@@ -1,4 +1,4 @@
-"""Waiting for results: `get` and `join`, one subscriber of the feed of changes for all of a process, and callbacks.
+"""Waiting for results: `get` and `join`, callbacks, and one subscriber to the changes feed for the whole process.
 
 It may import `results`. The backend and `chords` import it.
 """

@@ -1,7 +1,7 @@
-"""Callbacks of results, `result.then(…)`: a thread that waits on behalf of those who do not.
+"""Callbacks of results, `result.then(…)`: a thread that waits for results and calls their callbacks.
 
-Only a process that is no worker has it: within a task, whoever wants a result waits for it. A result that only the barrier
-of its group listens to is held weakly, and is watched only once the group has a callback of somebody's own.
+The thread runs only in processes that are no workers: a task that needs a result has to wait for it. A result whose
+only listener is the barrier of its group is referenced weakly, and is not watched until the group has a callback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document
-from .subscriber import Subscriber, Waiter
+from .subscriber import Mailbox, Subscriber
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -30,44 +30,48 @@ __all__ = ['Callbacks', 'groups_of']
 
 logger = get_logger(__name__)
 
-#: Results are taken up when none has come for this long, or since the first came for at most the second, in seconds: a
-#: group registers its tasks one by one, and much is forgotten as soon as it was sent.
-_QUIET, _GATHER = 0.05, 0.5
+#: The thread processes added results when none was added for `_QUIET_SECONDS`, or when the first of them was added
+#: `_GATHER_SECONDS` ago: a group adds its results one by one, and many results are deleted as soon as they are sent.
+_QUIET_SECONDS, _GATHER_SECONDS = 0.05, 0.5
 
-#: How often the thread looks whether results were forgotten, or groups got callbacks, in seconds.
-_TICK = 1.0
+#: How often the thread checks whether results were deleted, or groups have new callbacks, in seconds.
+_CHECK_SECONDS = 1.0
 
-#: How long the thread stays without any result, in seconds.
-_IDLE = 10.0
+#: How long the thread runs on without any result, in seconds.
+_IDLE_SECONDS = 10.0
 
 
 class Callbacks:
-    """The results of one backend whose callbacks are still to be called. Thread-safe."""
+    """The results of one backend whose callbacks were not called yet. Thread-safe.
+
+    `key_of` returns the document id of a task's result. `decode` returns the meta-data in a document, and `complete`
+    adds to them what Celery's base class adds.
+    """
 
     def __init__(
         self,
-        reader: Subscriber,
+        subscriber: Subscriber,
         key_of: Callable[[str], str],
         decode: Callable[[Document], dict[str, Any]],
         complete: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> None:
-        self._reader, self._key_of, self._decode, self._complete = reader, key_of, decode, complete
+        self._subscriber, self._key_of, self._decode, self._complete = subscriber, key_of, decode, complete
         self.reset()
 
     def reset(self) -> None:
-        """Start over, after a fork: the thread and its promises are the parent's."""
+        """Start over in a forked child: the thread and the callbacks belong to the parent process."""
         self._lock, self._fulfilling = threading.Lock(), threading.RLock()
-        #: (id, task id, result), without result if it is to go, without id for all results of the task.
+        #: (number, task id, result): the number is the `id()` of the result object. Without a result: remove it.
+        #: Without a number: remove all results of the task.
         self._queue: deque[tuple[int | None, str, Any]] = deque()
-        self._waiter = Waiter()
-        self._held: dict[
-            str, dict[int, Callable[[], Any]]
-        ] = {}  # by document, by id: what returns the result, if it lives
+        self._mailbox = Mailbox()
+        #: By document id and number: a function that returns the result, or None if it was deleted.
+        self._held: dict[str, dict[int, Callable[[], Any]]] = {}
         self._watched: set[str] = set()
         self._running = False
 
     def add(self, result: AsyncResult) -> None:
-        """Fulfil a result when it is ready, unless this is a worker."""
+        """Call the callbacks of a result when it is ready. In a worker, do nothing."""
         if task_join_will_block():
             return
         with self._lock:
@@ -75,34 +79,38 @@ class Callbacks:
             if not self._running:
                 threading.Thread(target=self._run, name='celery-couchdb-callbacks', daemon=True).start()
                 self._running = True
-        self._waiter.wake()
+        self._mailbox.interrupt()
 
     def remove(self, result: Any) -> None:
-        """Let go of a result; it takes no lock."""
+        """Remove a result. Destructors call this at any time, so it must not acquire a lock."""
         if self._running and result.id is not None:
             self._queue.append((id(result), str(result.id), None))
 
     def forget(self, task_id: str) -> None:
-        """Let go of all results of a task that was forgotten: it will have none."""
+        """Remove all results of a task after `AsyncResult.forget`: its result was deleted."""
         if self._running:
             self._queue.append((None, task_id, None))
 
     def following(self, doc_id: str, count: int) -> list[str]:
-        """Return the documents of results that were registered after that of `doc_id` and are not ready: its group's, say."""
+        """Return the ids of up to `count` documents whose results were added after that of `doc_id` and are not ready.
+
+        They are often the results of the same group.
+        """
         held = list(self._held)
         try:
-            place = held.index(doc_id) + 1
+            start = held.index(doc_id) + 1
         except ValueError:
             return []
-        return held[place : place + count]
+        return held[start : start + count]
 
     def fulfil(self, result: AsyncResult, meta: dict[str, Any]) -> None:
-        """Give a result its outcome and call its callbacks, once, whoever of several threads comes first."""
+        """Set the outcome of a result and call its callbacks, unless another thread has done so."""
         with self._fulfilling:
             if result._cache is not None:
                 return
             result._set_cache(self._complete(dict(meta)))
-            # Whoever asks for its state just now calls on_ready, too, and vine forgets a callback only after its end.
+            # Another thread that reads the result's state now calls on_ready, too. vine removes a callback only after
+            # it has returned, so a callback could be called twice.
             ready = result.on_ready
             listeners = list(ready._lvpending or (ready._svpending,))
             ready._svpending = ready._lvpending = None
@@ -111,43 +119,43 @@ class Callbacks:
             if listener is not None:
                 listener(result)
 
-    # -- in the thread of its own
+    # -- in the thread
 
     def _run(self) -> None:
-        used = first = time.monotonic()
-        waiting = 0
+        last_used = first_added = time.monotonic()
+        queued = 0
         while True:
             now = time.monotonic()
             try:
-                for doc in self._waiter.take(_QUIET if self._queue else _TICK):
+                for doc in self._mailbox.receive(_QUIET_SECONDS if self._queue else _CHECK_SECONDS):
                     self._call(doc)
                 now = time.monotonic()
-                if not waiting:
-                    first = now
-                if waiting == (waiting := len(self._queue)) or now - first > _GATHER:
-                    self._take_up()
-                    waiting = len(self._queue)
+                if not queued:
+                    first_added = now
+                if queued == (queued := len(self._queue)) or now - first_added > _GATHER_SECONDS:
+                    self._process_queue()
+                    queued = len(self._queue)
             except CouchDBError as exc:
                 self._fail(exc)
-            except Exception:  # without this thread no callback would ever be called again
-                logger.exception('callbacks of results were disturbed')
+            except Exception:  # if this thread ended, no callback would be called any more
+                logger.exception('unexpected error in the thread for callbacks of results, which continues')
             if self._held:
-                used = now
+                last_used = now
             with self._lock:
-                if not self._held and not self._queue and now - used > _IDLE:
+                if not self._held and not self._queue and now - last_used > _IDLE_SECONDS:
                     self._running = False
                     return
 
     def _fail(self, exc: CouchDBError) -> None:
-        """Give up those results whose own documents cannot be read; all of them, if it is not the documents."""
-        lost = [doc_id for doc_id in self._watched if not self._reader.is_watching(self._waiter, doc_id)]
+        """Remove the results that the subscriber no longer watches because of an error."""
+        lost = [doc_id for doc_id in self._watched if not self._subscriber.is_watching(self._mailbox, doc_id)]
         logger.error('callbacks of %d results will not be called: %s', len(lost), exc)
         for doc_id in lost:
             self._watched.discard(doc_id)
             self._held.pop(doc_id, None)
 
-    def _take_up(self) -> None:
-        """Hold what was added, let go of what was removed or is no more, and watch what has callbacks."""
+    def _process_queue(self) -> None:
+        """Add and remove queued results, remove deleted ones, and watch those that have callbacks."""
         while self._queue:
             number, task_id, result = self._queue.popleft()
             try:
@@ -156,68 +164,68 @@ class Callbacks:
             except (ValueError, TypeError):
                 doc_id = ''
             if not task_id or not doc_id:
-                continue  # no id, or one that cannot be that of a document: nothing will ever be stored under it
+                continue  # no id, or one that CouchDB refuses: no result can be stored under it
             if number is None:
                 self._held.pop(doc_id, None)
             elif result is None:
                 self._held.get(doc_id, {}).pop(number, None)
             elif result._cache is None:
-                self._held.setdefault(doc_id, {})[number] = _hold(result)
-            result = None
-        heard: set[str] = set()
+                self._held.setdefault(doc_id, {})[number] = _reference(result)
+            result = None  # no reference may stay in this frame
+        wanted: set[str] = set()
         for doc_id, held in list(self._held.items()):
             for number, get in list(held.items()):
                 if (result := get()) is None:
                     del held[number]
-                elif _is_heard(result.on_ready):
-                    heard.add(doc_id)
+                elif _has_callback(result.on_ready):
+                    wanted.add(doc_id)
                 result = None
             if not held:
                 del self._held[doc_id]
-        self._reader.drop(self._waiter, self._watched - heard)
-        if new := heard - self._watched:
-            self._reader.watch(self._waiter, new)
-        self._watched = heard
+        self._subscriber.unwatch(self._mailbox, self._watched - wanted)
+        if new := wanted - self._watched:
+            self._subscriber.watch(self._mailbox, new)
+        self._watched = wanted
 
     def _call(self, doc: Document) -> None:
         try:
             meta = self._decode(doc)
             if meta['status'] not in states.READY_STATES:
                 return
-        except Exception:  # the others go on
+        except Exception:  # callbacks of other results are still called
             logger.exception('callbacks of %s will not be called: its result cannot be read', doc['_id'])
             meta = None
         held = self._held.pop(doc['_id'], {})
         self._watched.discard(doc['_id'])
-        self._reader.drop(self._waiter, [doc['_id']])
+        self._subscriber.unwatch(self._mailbox, [doc['_id']])
         for get in held.values():
             if meta is None or (result := get()) is None:
                 continue
             try:
                 self.fulfil(result, meta)
-            except Exception:  # a user's code
+            except Exception:  # an error of the user's callback
                 logger.exception('a callback of task %s failed', result.id)
 
 
-def _hold(result: AsyncResult) -> Callable[[], Any]:
-    """Return what returns `result`: as long as it lives, if only barriers listen to it, else for ever."""
+def _reference(result: AsyncResult) -> Callable[[], Any]:
+    """Return a function that returns `result`; a weak reference if only barriers listen to the result."""
     if all(listener is None or isinstance(listener, barrier) for listener in list(result.on_ready.listeners)):
         return weakref.ref(result)
     return lambda: result
 
 
-def _is_heard(on_ready: promise) -> bool:
-    """Tell whether a promise has a callback of somebody's own, be it that of a group that waits for it."""
+def _has_callback(on_ready: promise) -> bool:
+    """Tell whether a promise has a callback of the user, or belongs to a group that has one."""
     for listener in list(on_ready.listeners):
         if listener is None:
             continue
         if isinstance(listener, barrier):
-            if _is_heard(listener.p):
+            if _has_callback(listener.p):
                 return True
         elif isinstance(listener, promise) and listener.weak:
-            # So a set of results learns that its barrier was passed: is there anybody whom it tells?
-            group = _told(listener)
-            if group is not None and _is_heard(group.on_ready):
+            # A set of results listens to its barrier with a weak promise, and may have callbacks itself.
+            group = _group_of(listener)
+            if group is not None and _has_callback(group.on_ready):
                 return True
         else:
             return True
@@ -225,16 +233,16 @@ def _is_heard(on_ready: promise) -> bool:
 
 
 def groups_of(result: AsyncResult | ResultSet) -> Iterator[ResultSet]:
-    """Yield the sets of results that a result is in, and the sets around those, as far as somebody keeps them."""
+    """Yield the sets that contain a result, and the sets that contain those, unless they were deleted."""
     for listener in list(result.on_ready.listeners):
         if isinstance(listener, barrier):
             for promised in list(listener.p.listeners):
-                group = _told(promised) if isinstance(promised, promise) and promised.weak else None
+                group = _group_of(promised) if isinstance(promised, promise) and promised.weak else None
                 if group is not None:
                     yield group
                     yield from groups_of(group)
 
 
-def _told(promised: promise) -> Any:
-    """Return the set of results that a weak promise tells that its barrier was passed, None if nobody keeps it."""
+def _group_of(promised: promise) -> Any:
+    """Return the set of results that listens to its barrier with this weak promise, or None if it was deleted."""
     return getattr(promised.fun() if promised.fun else None, '__self__', None)

@@ -1,7 +1,7 @@
-"""The waiting half of the backend: `AsyncResult.get`, `ResultSet.join`, `iter_native` and `then`.
+"""Waiting for results, as a mixin of the backend: `AsyncResult.get`, `ResultSet.join`, `iter_native` and `then`.
 
-Celery has a mixin for this, whose waiting threads take turns in reading a connection. Here a thread of its own reads, see
-`subscriber`, and a waiting thread waits for nothing but its mailbox.
+In Celery's own mixin, one of the waiting threads at a time reads from a connection. Here a separate thread reads, see
+`subscriber`, and delivers documents to the mailbox of each waiting thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..results.documents import Document, is_final
 from ..results.store import Store
 from .callbacks import Callbacks, groups_of
 from .read_ahead import ReadAhead
-from .subscriber import Subscriber, Waiter
+from .subscriber import Mailbox, Subscriber
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -29,12 +29,12 @@ __all__ = ['PushMixin', 'tasks_in']
 
 Meta = dict[str, Any]
 
-#: The least time between two looks for failures before the result that `get` waits for, in seconds for each of them.
-_PARENT = 0.005
+#: The least time between two checks for failures of earlier tasks in a chain, in seconds for each of these tasks.
+_PAUSE_PER_ANCESTOR_SECONDS = 0.005
 
 
 class PushMixin:
-    """The waiting half of a backend. `store`, `subscriber`, `callbacks` and `read_ahead` are the other half's to make."""
+    """The methods of a backend that wait for results. The backend sets the attributes below."""
 
     store: Store
     subscriber: Subscriber
@@ -51,8 +51,8 @@ class PushMixin:
     # -- called by celery.app
 
     def on_task_call(self, producer: Any, task_id: str) -> dict[str, Any]:
-        """Note that a task is being sent whose result may be asked for; return what is to be sent with it: nothing."""
-        if isinstance(task_id, str):  # else Celery says later what it thinks of it
+        """Remember the order of sent tasks for reading ahead. Return the message options to add to the task: none."""
+        if isinstance(task_id, str):  # Celery raises its own error for other types later
             self.read_ahead.sent(self.get_key_for_task(task_id))
         return {}
 
@@ -69,16 +69,20 @@ class PushMixin:
         on_interval: Callable[[], Any] | None = None,
         **_: Any,
     ) -> Any:
-        """Wait until a result is ready and return its value; *raises* its exception if `propagate`, or `TimeoutError`."""
+        """Wait until a result is ready and return its value.
+
+        `timeout` and `interval` are in seconds; see `await_results` for the functions. *Raises* `TimeoutError` after
+        `timeout`, and with `propagate` the exception of a failed task: this one, or an earlier one in its chain.
+        """
         self._ensure_not_eager()
-        # What Celery does in each interval is to read the states of all results before this one, in case one has failed.
-        # That is seldom news, for then this one fails, too: the more there are, the less often it is done.
-        pause = max(interval or 0.5, _PARENT * sum(1 for _ in _ancestors(result)))
+        # In each interval Celery reads the states of all earlier results, in case one has failed. That is seldom
+        # useful, because then this result fails, too. So the interval is longer if there are more earlier results.
+        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * sum(1 for _ in _ancestors(result)))
         before = {task.id: task for group in groups_of(result) for task in _ancestors(group)}
         for task_id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval, before):
             if task_id in before:
                 if meta['status'] in states.PROPAGATE_STATES:
-                    self.callbacks.fulfil(before[task_id], meta)  # the group is never sent
+                    self.callbacks.fulfil(before[task_id], meta)  # so the group that contains `result` is never sent
                     error = before[task_id].maybe_throw(propagate=propagate)
                     if callback is not None:
                         callback(result.id, error)
@@ -86,7 +90,7 @@ class PushMixin:
                 continue
             self.callbacks.fulfil(result, meta)
             if propagate and on_interval is not None and meta['status'] in states.PROPAGATE_STATES:
-                on_interval()  # a failure before this one is what it comes from: Celery raises that instead
+                on_interval()  # if an earlier failure caused this one, Celery raises the earlier one here
         return result.maybe_throw(callback=callback, propagate=propagate)
 
     def iter_native(
@@ -98,9 +102,10 @@ class PushMixin:
         on_message: Callable[[Meta], Any] | None = None,
         on_interval: Callable[[], Any] | None = None,
     ) -> Iterator[tuple[str, Any]]:
-        """Yield `(id, meta)` of the results in a set as they become ready, `(id, children)` of a set within the set.
+        """Yield `(id, meta)` of the results in a set as they become ready, and `(id, children)` of nested sets.
 
-        If a task before the set fails the set is never sent: each result that is not ready then has that task's failure.
+        If a task before the set fails, the set is never sent. Its unfinished results are yielded with that failure.
+        *Raises* `TimeoutError` after `timeout` seconds; see `await_results` for the other parameters.
         """
         self._ensure_not_eager()
         waiting: dict[str, list[AsyncResult]] = {}
@@ -124,23 +129,23 @@ class PushMixin:
                     failed |= dict.fromkeys(_never_sent(result, task_id), before[task_id]._cache)
                 if failed and all(node._cache or node.id in failed for nodes in waiting.values() for node in nodes):
                     break
-        # Whoever asks these for their values need not wait any more.
+        # These results have no document, and are yielded so that the caller does not wait for them.
         for node in result.results or ():
-            lost = next((failed[task.id] for task in tasks_in(node) if task.id in failed and not task._cache), None)
-            if lost is not None:
-                yield node.id, lost
+            failure = next((failed[task.id] for task in tasks_in(node) if task.id in failed and not task._cache), None)
+            if failure is not None:
+                yield node.id, failure
             elif not hasattr(node, '_cache'):
                 yield node.id, node.children
 
     def add_pending_result(self, result: AsyncResult, weak: bool | None = None) -> AsyncResult:
-        """Have the callbacks of a result called when it is ready."""
-        # AsyncResult.then says whether the reference may be weak. AsyncResult.get does not, and waits by itself next.
+        """Call the callbacks of a result when it is ready."""
+        # AsyncResult.then passes `weak`. AsyncResult.get does not, and then waits itself.
         if weak is not None:
             self.callbacks.add(result)
         return result
 
     def remove_pending_result(self, result: Any) -> Any:
-        """Let go of a result. It is called by destructors, too, and so in the midst of anything: it takes no lock."""
+        """Do not call the callbacks of a result. Destructors call this at any time, so it acquires no lock."""
         self.callbacks.remove(result)
         return result
 
@@ -157,16 +162,17 @@ class PushMixin:
     ) -> Generator[tuple[str, Meta]]:
         """Yield `(task id, meta)` of results as they become ready.
 
-        `on_message(meta)` is called with every state that is seen, `on_interval()` every `interval` seconds. *Raises*
-        `TimeoutError` after `timeout` seconds, but not before all that is ready was yielded. `before` are the ids of tasks that
-        run before these: their results are yielded as well, after others that came with them, but are not waited for.
+        `on_message(meta)` is called for every state that is received, and `on_interval()` every `interval` seconds.
+        `before` are the ids of tasks that run before these tasks. Their results are yielded, too, after those that were
+        received together with them, but this method does not wait for them. *Raises* `TimeoutError` after `timeout`
+        seconds, when all results that are ready were yielded.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         awaited = {self.get_key_for_task(task_id) for task_id in task_ids}
         ids = {self.get_key_for_task(task_id): task_id for task_id in (*task_ids, *before)}
         found: list[Document | None] = []
         try:
-            if len(awaited) == 1:  # the tasks before it matter only if it is not ready
+            if len(awaited) == 1:  # earlier tasks matter only if this result is not ready
                 found = [doc := self.read_ahead.read(next(iter(awaited)))]
                 if before and not is_final(doc or {}):
                     found += self.store.read_many(self.get_key_for_task(task_id) for task_id in before)
@@ -175,35 +181,36 @@ class PushMixin:
         except RETRIED:
             if not self.always_retry:
                 raise
-        waiter: Waiter | None = None
+        mailbox: Mailbox | None = None
         try:
             while True:
-                for doc in (
-                    sorted(found, key=lambda doc: doc is not None and doc['_id'] not in awaited) if before else found
-                ):
+                if before:  # the awaited results first
+                    found.sort(key=lambda doc: doc is not None and doc['_id'] not in awaited)
+                for doc in found:
                     if doc is None or doc['_id'] not in ids:
                         continue
                     meta = self.decode_document(doc)
                     if on_message is not None and doc['_id'] in awaited:
                         on_message(meta)
                     if meta['status'] in states.READY_STATES:
-                        if waiter is not None:
-                            self.subscriber.drop(waiter, [doc['_id']])
+                        if mailbox is not None:
+                            self.subscriber.unwatch(mailbox, [doc['_id']])
                         yield ids.pop(doc['_id']), meta
                 if ids.keys().isdisjoint(awaited):
                     return
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
                     raise TimeoutError('The operation timed out.')
-                if waiter is None:
-                    waiter = Waiter()
-                    self.subscriber.watch(waiter, ids)
+                if mailbox is None:
+                    mailbox = Mailbox()
+                    self.subscriber.watch(mailbox, ids)
                 elif on_interval is not None:
                     on_interval()
-                found = [*waiter.take(min(left if left is not None else interval or 0.5, interval or 0.5))]
+                pause = interval or 0.5
+                found = [*mailbox.receive(pause if remaining is None else min(remaining, pause))]
         finally:
-            if waiter is not None:
-                self.subscriber.drop(waiter, ids)
+            if mailbox is not None:
+                self.subscriber.unwatch(mailbox, ids)
 
 
 def _ancestors(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
@@ -220,7 +227,7 @@ def _parents(result: AsyncResult | ResultSet) -> Iterator[AsyncResult | ResultSe
 
 
 def tasks_in(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
-    """Yield the results of tasks in a set and in the sets within."""
+    """Yield the results of the tasks in a set and in its nested sets; or the result itself if it is no set."""
     if getattr(result, 'results', None) is None:
         yield result
     else:
@@ -229,9 +236,10 @@ def tasks_in(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
 
 
 def _tasks_before(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
-    """Yield the results of tasks that run before a set, or before one within it, the earliest first.
+    """Yield the results of the tasks that run before a set or one of its nested sets, the earliest first.
 
-    If one of them fails the set is never sent, and nobody stores results for its tasks. Celery does that for a single task.
+    If one of them fails, the set is never sent, and no result is stored for its tasks. After a failure before a single
+    task, Celery stores a result for that task.
     """
     if getattr(result, 'results', None) is None:
         return
@@ -241,7 +249,7 @@ def _tasks_before(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
 
 
 def _never_sent(result: AsyncResult | ResultSet, failed: str) -> Iterator[str]:
-    """Yield the ids of the tasks in those sets that are never sent because the task `failed` has failed."""
+    """Yield the ids of the tasks in the sets that are never sent because the task `failed` has failed."""
     if getattr(result, 'results', None) is None:
         return
     if any(task.id == failed for task in _ancestors(result)):

@@ -1,8 +1,8 @@
-"""Reading ahead: who asks for results one after the other, in the order of their tasks, gets them from a few requests.
+"""Reading ahead: results that are read one after the other, in the order of their tasks, need few requests.
 
-So do programs that send many tasks and then `get` their results in turn. So does Celery wherever it looks at a group without
-waiting for it: `ready()`, `completed_count()`, and `get()` of a chord's body, which first asks whether any part of the header
-has failed.
+A program may send many tasks and then `get` their results in turn. Celery reads the results of a group in turn, too,
+when it does not wait for them: in `ready()`, in `completed_count()`, and in `get()` of a chord's body, which first
+checks whether a part of the header has failed.
 """
 
 from __future__ import annotations
@@ -21,59 +21,69 @@ __all__ = ['ReadAhead']
 
 logger = get_logger(__name__)
 
-#: So many questions in a row, with pauses of at most so many seconds, are taken for the beginning of many.
-_ROW, _PAUSE = 3, 0.05
+#: Reading ahead begins after this number of reads, with less than `_MAX_PAUSE_SECONDS` from one to the next.
+_MIN_READS, _MAX_PAUSE_SECONDS = 3, 0.05
 
-#: So many results of tasks that this process sent last are known in their order.
-_SENT = 5000
+#: The number of tasks whose order is remembered, the last that this process has sent.
+_REMEMBERED_TASKS = 5000
 
-#: How many documents are read at once, at first and at the most: twice as many if all were used, and fewer for who is slow. How
-#: long, in seconds, they may be used instead of asking again; each once.
-_FIRST, _COUNT, _FRESH = 8, 250, 0.1
+#: The number of documents in one request, at first and at the most. It is twice the number of documents of the last
+#: request that were used, so a slow program reads few unused ones.
+_MIN_DOCS, _MAX_DOCS = 8, 250
+
+#: How long a document that was read ahead may be used, in seconds. Each is used once.
+_FRESH_SECONDS = 0.1
 
 
 class ReadAhead:
-    """Reads documents of one store; `following(doc_id, count)` tells which are likely to be asked for next, beside `sent`."""
+    """Reads documents of one store, and with them the documents that are likely to be read next.
+
+    Those are the ids that `following(doc_id, count)` returns, or else the ids that were passed to `sent` next.
+    """
 
     def __init__(self, store: Store, following: Callable[[str, int], list[str]]) -> None:
         self._store, self._following = store, following
-        self._sent: Recent[None] = Recent(_SENT)
+        self._sent: Recent[None] = Recent(_REMEMBERED_TASKS)
         self._local = threading.local()
 
     def sent(self, doc_id: str) -> None:
-        """Note that a result will be stored under this id, after those that were noted before."""
+        """Remember that a task was sent whose result will have this id."""
         self._sent[doc_id] = None
 
-    def drop(self) -> None:
-        """Forget what was read ahead in this thread: it has written since."""
+    def clear(self) -> None:
+        """Delete what was read ahead for this thread, because the thread writes to the database."""
         self._local.__dict__.pop('docs', None)
 
     def read(self, doc_id: str) -> Document | None:
-        """Return a document, None if there is none; at most `_FRESH` seconds old if it was asked for in a row."""
+        """Return a document, or None if there is none or it has expired.
+
+        A document that was read ahead is at most 0.1 seconds old. *Raises* the errors of `kombu_couchdb.errors`.
+        """
         local, now = self._local.__dict__, time.monotonic()
         docs: dict[str, Document | None] = local.get('docs', {})
-        in_a_row = local.get('row', 0) + 1 if now - local.get('asked', 0.0) < _PAUSE else 0
+        reads = local.get('reads', 0) + 1 if now - local.get('last', 0.0) < _MAX_PAUSE_SECONDS else 0
         if doc_id not in docs or now > local['until']:
-            used = local.get('count', 0) - len(docs)  # the others were read in vain
-            count = max(_FIRST, min(2 * used, _COUNT))
-            ids = [doc_id, *(self._next(doc_id, count - 1) if in_a_row >= _ROW else ())]
+            used = local.get('count', 0) - len(docs)
+            count = max(_MIN_DOCS, min(2 * used, _MAX_DOCS))
+            ids = [doc_id, *(self._next_ids(doc_id, count - 1) if reads >= _MIN_READS else ())]
             local['count'] = len(ids)
             docs = {}
             if len(ids) > 1:
                 try:
                     docs = dict(zip(ids, self._store.read_many(ids), strict=True))
                 except CouchDBError as exc:
-                    logger.debug('results are read one by one: %s', exc)  # the trouble of another is none of this one's
+                    # The error may concern another document only.
+                    logger.debug('results cannot be read ahead, and are read one by one: %s', exc)
             if not docs:
                 docs = {doc_id: self._store.read(doc_id)}
-            local['until'] = time.monotonic() + _FRESH
-        local.update(docs=docs, row=in_a_row, asked=time.monotonic())
+            local['until'] = time.monotonic() + _FRESH_SECONDS
+        local.update(docs=docs, reads=reads, last=time.monotonic())
         return docs.pop(doc_id)
 
-    def _next(self, doc_id: str, count: int) -> list[str]:
+    def _next_ids(self, doc_id: str, count: int) -> list[str]:
         found = self._following(doc_id, count)
         sent = list(self._sent)
         if found or doc_id not in sent:
             return found
-        place = sent.index(doc_id) + 1
-        return sent[place : place + count]
+        start = sent.index(doc_id) + 1
+        return sent[start : start + count]

@@ -1,10 +1,11 @@
-"""One reader of `_changes` for all who wait for results in this process, whichever thread they wait in.
+"""Subscriber to the changes feed: one thread that delivers results to everything that waits in this process.
 
-It watches only the documents that somebody waits for, and rests when nobody does. For few of them the server looks each
-up by its id, however long its history is, and answers at once if it is there: one request is both the first look and the
-wait. For many it is cheaper to hear of every change, without the documents, and to fetch those that are awaited.
+The subscriber watches only the documents that something waits for, and sends no requests when there are none. For up
+to `_MAX_DOC_IDS` documents, CouchDB looks each of them up by its id, regardless of the length of the history, and
+responds at once if it exists: one request both reads the documents and waits for them. For more documents it is
+cheaper to receive every change, without the documents, and to read those that are watched.
 
-Nothing is missed while the connection is down: afterwards all is looked up anew.
+While the connection is down no change is lost: afterwards all watched documents are read again.
 """
 
 from __future__ import annotations
@@ -28,76 +29,80 @@ from ..options import Options
 from ..results.documents import Document
 from ..results.store import Store
 
-__all__ = ['Subscriber', 'Waiter']
+__all__ = ['Mailbox', 'Subscriber']
 
 logger = get_logger(__name__)
 
-#: Up to so many ids the server looks up each. It is its default limit up to CouchDB 3.4; 3.5 has 1,000.
-_FEW = 100
+#: Up to this number of ids, CouchDB looks each of them up. It is the default limit of CouchDB up to 3.4; 3.5 has 1,000.
+_MAX_DOC_IDS = 100
 
-#: The most changes of one answer while many are awaited.
-_MANY = 2000
+#: The most changes in one response while every change is received.
+_MAX_CHANGES = 2000
 
-#: After an answer the reader pauses, in seconds for each awaited document, at least and at the most: who has what he waited
-#: for can leave, and what comes in quick succession is gathered.
-_PAUSE, _LEAST, _MOST = 1 / 20_000, 0.002, 0.05
+#: After a response the subscriber pauses, in seconds for each watched document, with a minimum and a maximum. During
+#: the pause, threads that have received their documents stop watching, and changes in quick succession are collected.
+_PAUSE_PER_DOC_SECONDS, _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1 / 20_000, 0.002, 0.05
 
-#: When new ids break off a wait that was shorter than this, in seconds, more will follow: then the reader looks, with a
-#: pause after each look, until none come, instead of opening waits that are broken off again.
-_SHORT, _BUSY = 0.1, 0.015
+#: If new ids interrupt a wait that took less time than `_SHORT_WAIT_SECONDS`, more new ids are likely. Then the
+#: subscriber polls, with a pause of `_POLL_SECONDS` after each request, until no new ids come. A wait would be
+#: interrupted again.
+_SHORT_WAIT_SECONDS, _POLL_SECONDS = 0.1, 0.015
 
-#: How long the thread stays when nobody waits, in seconds.
-_IDLE = 10.0
+#: How long the thread runs on without watched documents, in seconds.
+_IDLE_SECONDS = 10.0
 
 #: The first and the longest pause after an error, in seconds.
-_RETRY, _RETRY_MOST = 0.1, 2.0
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
 
 
-class Waiter:
-    """A mailbox for documents, from the reader's thread to the one that waits."""
+class Mailbox:
+    """Documents for one waiting thread, from the subscriber's thread."""
 
     def __init__(self) -> None:
-        self._inbox: deque[Document | CouchDBError] = deque()
-        self._notifier = threading.Condition()
+        self._items: deque[Document | CouchDBError] = deque()
+        self._condition = threading.Condition()
         self._revs: dict[str, str] = {}
 
     def deliver(self, item: Document | CouchDBError) -> None:
-        """Put in a document, or the error because of which none will come; one that came before is left out."""
+        """Put in a document, unless the same revision was delivered before; or the error that prevents delivery."""
         if isinstance(item, dict):
             if self._revs.get(item['_id']) == item['_rev']:
                 return
             self._revs[item['_id']] = item['_rev']
-        with self._notifier:
-            self._inbox.append(item)
-            self._notifier.notify()
+        with self._condition:
+            self._items.append(item)
+            self._condition.notify()
 
-    def wake(self) -> None:
-        """Let `take` return."""
-        with self._notifier:
-            self._notifier.notify()
+    def interrupt(self) -> None:
+        """End a running `receive` early."""
+        with self._condition:
+            self._condition.notify()
 
-    def take(self, timeout: float | None) -> list[Document]:
-        """Return what has come, waiting up to `timeout` seconds for the first; *raises* the error, if one came."""
-        with self._notifier:
-            if not self._inbox:
-                self._notifier.wait(timeout)
-            items = list(self._inbox)
-            self._inbox.clear()
+    def receive(self, timeout: float | None) -> list[Document]:
+        """Return the delivered documents, waiting up to `timeout` seconds for the first.
+
+        *Raises* a delivered error once no document is left to return.
+        """
+        with self._condition:
+            if not self._items:
+                self._condition.wait(timeout)
+            items = list(self._items)
+            self._items.clear()
         docs = [item for item in items if isinstance(item, dict)]
         errors = [item for item in items if not isinstance(item, dict)]
         if errors and not docs:
             raise errors[0]
-        with self._notifier:
-            self._inbox.extendleft(errors[:1])  # what came before it is not lost: the next call tells
+        with self._condition:
+            self._items.extendleft(errors[:1])  # the next call raises it, after these documents
         return docs
 
-    def forget(self, doc_id: str) -> None:
-        """Let go of what is remembered of a document."""
+    def forget_revision(self, doc_id: str) -> None:
+        """Forget which revision of a document was delivered: nothing watches it any more."""
         self._revs.pop(doc_id, None)
 
 
 class Subscriber:
-    """Delivers awaited documents to their waiters: those that are there, and every change of them. Thread-safe."""
+    """Delivers watched documents to mailboxes: first the existing document, then every change of it. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -106,167 +111,175 @@ class Subscriber:
 
     @classmethod
     def of(cls, address: Address, options: Options) -> Subscriber:
-        """Return the one reader of this process for a database: Celery may make a backend for each thread."""
-        return _readers.of(
+        """Return the only subscriber of this process to a database. Celery may make a backend for each thread."""
+        return _subscribers.of(
             (address, repr(options)),
             lambda: cls(Store(Client(address, options.request_timeout, options.connect_timeout), options)),
         )
 
     def reset(self) -> None:
-        """Start over, after a fork: the thread and whoever waited are the parent's."""
-        self._wake = threading.Condition()
+        """Start over in a forked child: the thread and the mailboxes belong to the parent process."""
+        self._condition = threading.Condition()
         self._longpoll = Longpoll(self.store.client)
-        self._waiters: dict[str, set[Waiter]] = {}
-        self._new: set[str] = set()
+        self._mailboxes: dict[str, set[Mailbox]] = {}
+        #: Watched ids whose documents were not read yet.
+        self._unread: set[str] = set()
         self._running = False
-        self._since: Any = None  # where the wait goes on for what is awaited, except for the new
-        self._all = False  # whether it is a wait for every change
-        self._few = _FEW  # from how many on every change is heard of
-        self._busy = False  # whether new ids come too often to wait
+        #: The update sequence from which the next wait starts, for the watched ids except `_unread`.
+        self._since: Any = None
+        #: Whether every change is received, instead of those of the watched ids.
+        self._receives_all = False
+        #: Up to this number of watched ids, their documents are requested by id.
+        self._max_doc_ids = _MAX_DOC_IDS
+        #: Whether new ids come too often to wait for changes.
+        self._polls = False
 
-    def watch(self, waiter: Waiter, ids: Iterable[str]) -> None:
-        """Deliver the documents with these ids to `waiter`, until `drop`."""
-        with self._wake:
+    def watch(self, mailbox: Mailbox, ids: Iterable[str]) -> None:
+        """Deliver the documents with these ids to `mailbox`, until `unwatch`."""
+        with self._condition:
             for doc_id in ids:
-                self._waiters.setdefault(doc_id, set()).add(waiter)
-                self._new.add(doc_id)
+                self._mailboxes.setdefault(doc_id, set()).add(mailbox)
+                self._unread.add(doc_id)
             self._longpoll.interrupt()
-            self._wake.notify_all()
+            self._condition.notify_all()
             if not self._running:
                 threading.Thread(target=self._run, name='celery-couchdb-results', daemon=True).start()
                 self._running = True
 
-    def drop(self, waiter: Waiter, ids: Iterable[str]) -> None:
-        """Deliver them no more."""
-        with self._wake:
+    def unwatch(self, mailbox: Mailbox, ids: Iterable[str]) -> None:
+        """Stop delivering the documents with these ids to `mailbox`."""
+        with self._condition:
             for doc_id in ids:
-                waiters = self._waiters.get(doc_id, set())
-                waiters.discard(waiter)
-                waiter.forget(doc_id)
-                if not waiters:
-                    self._waiters.pop(doc_id, None)
-                    self._new.discard(doc_id)
-            if not self._waiters:
+                mailboxes = self._mailboxes.get(doc_id, set())
+                mailboxes.discard(mailbox)
+                mailbox.forget_revision(doc_id)
+                if not mailboxes:
+                    self._mailboxes.pop(doc_id, None)
+                    self._unread.discard(doc_id)
+            if not self._mailboxes:
                 self._longpoll.interrupt()
 
-    def is_watching(self, waiter: Waiter, doc_id: str) -> bool:
-        """Tell whether a document is still awaited: not if its waiter was told that it cannot be read."""
-        return waiter in self._waiters.get(doc_id, ())
+    def is_watching(self, mailbox: Mailbox, doc_id: str) -> bool:
+        """Tell whether a document is still delivered to `mailbox`: not after an error was delivered in its place."""
+        return mailbox in self._mailboxes.get(doc_id, ())
 
-    # -- in the reader's thread
+    # -- in the subscriber's thread
 
     def _run(self) -> None:
-        pause, retry = 0.0, _RETRY
-        while self._awaited():
-            time.sleep(pause)  # not for an event: it keeps down how much is asked of the server
-            with self._wake:
-                wanted, new, self._new = set(self._waiters), self._new, set()
-                turn = self._longpoll.generation
-            if not wanted:
+        pause, retry = 0.0, _MIN_RETRY_SECONDS
+        while self._wait_for_mailboxes():
+            time.sleep(pause)  # limits the number of requests
+            with self._condition:
+                watched, unread, self._unread = set(self._mailboxes), self._unread, set()
+                generation = self._longpoll.generation
+            if not watched:
                 continue
             try:
-                pause = self._round(wanted, new, turn)
-                if retry > _RETRY:
-                    logger.info('results are heard of again')
-                retry = _RETRY
+                pause = self._request(watched, unread, generation)
+                if retry > _MIN_RETRY_SECONDS:
+                    logger.info('results are received again')
+                retry = _MIN_RETRY_SECONDS
             except RETRIED as exc:
-                if isinstance(exc, AnswerTooLarge) and self._few:
-                    self._few, pause = 0, 0.0  # so are the results, and one can hear of them without their documents
+                if isinstance(exc, AnswerTooLarge) and self._max_doc_ids:
+                    # The results are large. From now on receive changes without documents.
+                    self._max_doc_ids, pause = 0, 0.0
                     continue
-                level = logging.WARNING if retry == _RETRY else logging.DEBUG  # once is enough
-                logger.log(level, 'results are not heard of: %s; trying again until they are', exc)
-                self._since, pause, retry = None, retry, min(retry * 2, _RETRY_MOST)
-            except Exception as exc:  # whatever it is, nobody must wait for what cannot come
-                self._fail(wanted, exc)
+                level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one warning for each outage
+                logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
+                self._since, pause, retry = None, retry, min(retry * 2, _MAX_RETRY_SECONDS)
+            except Exception as exc:  # after any error: a thread must not wait for documents that never come
+                self._fail(watched, exc)
 
-    def _awaited(self) -> bool:
-        """Wait until somebody waits; False if that was in vain for long, and the thread should end."""
-        with self._wake:
-            if not self._waiters:
-                self._since, self._few = None, _FEW
-                self._wake.wait_for(lambda: self._waiters, _IDLE)
-            if not self._waiters:
+    def _wait_for_mailboxes(self) -> bool:
+        """Wait until a document is watched; return False if the thread should end, because none was for a long time."""
+        with self._condition:
+            if not self._mailboxes:
+                self._since, self._max_doc_ids = None, _MAX_DOC_IDS
+                self._condition.wait_for(lambda: self._mailboxes, _IDLE_SECONDS)
+            if not self._mailboxes:
                 self._running = False
             return self._running
 
-    def _round(self, wanted: set[str], new: set[str], turn: int) -> float:
-        """Deliver what is there, wait for a change and deliver it; return how long to pause, in seconds."""
-        many = len(wanted) > self._few
-        if self._since is None or many != self._all:
-            self._since, self._all, new = self.store.sequence() if many else 0, many, wanted
+    def _request(self, watched: set[str], unread: set[str], generation: int) -> float:
+        """Deliver existing documents, wait for changes and deliver them; return the pause after that, in seconds."""
+        many = len(watched) > self._max_doc_ids
+        if self._since is None or many != self._receives_all:
+            self._since, self._receives_all, unread = self.store.sequence() if many else 0, many, watched
         if many:
-            # A change of which the node that is listened to had heard before is never told: so it is asked, too.
-            self._deliver(self.store.read_many(new, everywhere=True))
-        since = 0 if new and not many else self._since
-        body = {} if many else {'doc_ids': sorted(wanted)}
-        limit = _MANY if many else len(wanted)
-        if new and self._busy:
-            # It cannot be broken off: whatever comes meanwhile, those who have waited before get what is there for them.
-            self._take_in(self.store.client.changes(since, body, limit, docs=not many), wanted)
-            return _BUSY
+            # Read from every copy: the feed never reports a change that its node had received before `_since`, and a
+            # read from the other nodes only may miss that change.
+            self._deliver(self.store.read_many(unread, everywhere=True))
+        since = 0 if unread and not many else self._since
+        body = {} if many else {'doc_ids': sorted(watched)}
+        limit = _MAX_CHANGES if many else len(watched)
+        if unread and self._polls:
+            # New ids cannot interrupt this request, so threads that began to wait earlier receive what exists for them.
+            self._process(self.store.client.changes(since, body, limit, docs=not many), watched)
+            return _POLL_SECONDS
         began = time.monotonic()
-        answer = self._longpoll.wait(turn, since, body, docs=not many, limit=limit)
-        self._busy = answer is None and time.monotonic() - began < _SHORT
-        if answer is None:
-            if new and not many:
-                self._since = None  # nobody has looked for them yet
+        response = self._longpoll.wait(generation, since, body, docs=not many, limit=limit)
+        self._polls = response is None and time.monotonic() - began < _SHORT_WAIT_SECONDS
+        if response is None:
+            if unread and not many:
+                self._since = None  # the unread documents are still unread
             return 0.0
-        self._take_in(answer, wanted)
-        return max(_LEAST, min(len(wanted) * _PAUSE, _MOST))
+        self._process(response, watched)
+        return max(_MIN_PAUSE_SECONDS, min(len(watched) * _PAUSE_PER_DOC_SECONDS, _MAX_PAUSE_SECONDS))
 
-    def _take_in(self, answer: Document, wanted: set[str]) -> None:
-        rows = [row for row in answer['results'] if row['id'] in wanted and not row.get('deleted')]
-        self._since = answer['last_seq']
-        if not self._all:
+    def _process(self, response: Document, watched: set[str]) -> None:
+        """Deliver the documents that a response of the changes feed names."""
+        rows = [row for row in response['results'] if row['id'] in watched and not row.get('deleted')]
+        self._since = response['last_seq']
+        if not self._receives_all:
             self._deliver(row.get('doc') for row in rows)
             return
         docs = self.store.read_many(row['id'] for row in rows)
         self._deliver(docs)
-        # In a cluster, the nodes that were asked for a document may not have heard of its change yet.
+        # In a cluster, the nodes that have read a document may not have received its change yet.
         late = {
             row['id']
             for row, doc in zip(rows, docs, strict=True)
             if doc is None or _generation(doc['_rev']) < _generation(row['changes'][0]['rev'])
         }
-        with self._wake:
-            self._new |= late & self._waiters.keys()
+        with self._condition:
+            self._unread |= late & self._mailboxes.keys()
 
     def _deliver(self, docs: Iterable[Document | None]) -> None:
-        with self._wake:
+        with self._condition:
             for doc in docs:
                 if doc is not None and not doc.get('_deleted'):
-                    for waiter in tuple(self._waiters.get(doc['_id'], ())):
-                        waiter.deliver(doc)
+                    for mailbox in tuple(self._mailboxes.get(doc['_id'], ())):
+                        mailbox.deliver(doc)
 
-    def _fail(self, wanted: set[str], exc: Exception) -> None:
-        """Tell those who wait that it is in vain: all of them, or those whose very document is to blame."""
-        guilty: dict[str, CouchDBError] = {}
+    def _fail(self, watched: set[str], exc: Exception) -> None:
+        """Deliver an error to the mailboxes of the documents that cause it, or of all if no document causes it."""
+        errors: dict[str, CouchDBError] = {}
         if not isinstance(exc, (AccessDenied, NotCouchDB, ConfigurationError)):
-            for doc_id in wanted:
+            for doc_id in watched:
                 try:
                     self.store.read(doc_id)
                 except RETRIED:
-                    return  # the next round will tell
+                    return  # the next request shows whether the error persists
                 except CouchDBError as own:
-                    guilty[doc_id] = own
+                    errors[doc_id] = own
         self._since = None
-        if not guilty:
-            logger.error('the reader of results failed', exc_info=exc)
+        if not errors:
+            logger.error('the subscriber to results failed', exc_info=exc)
             error = (
                 exc
                 if isinstance(exc, CouchDBError)
-                else CouchDBError(f'{self.store.client.address.url}: the reader of results failed: {exc!r}')
+                else CouchDBError(f'{self.store.client.address.url}: the subscriber to results failed: {exc!r}')
             )
-            guilty = dict.fromkeys(wanted, error)
-        with self._wake:
-            told = {(waiter, guilty[doc_id]) for doc_id in guilty for waiter in self._waiters.pop(doc_id, ())}
-            self._new -= guilty.keys()
-        for waiter, error in told:
-            waiter.deliver(error)
+            errors = dict.fromkeys(watched, error)
+        with self._condition:
+            failed = {(mailbox, errors[doc_id]) for doc_id in errors for mailbox in self._mailboxes.pop(doc_id, ())}
+            self._unread -= errors.keys()
+        for mailbox, error in failed:
+            mailbox.deliver(error)
 
 
 def _generation(rev: str) -> int:
     return int(rev.partition('-')[0])
 
 
-_readers: Shared[tuple[Address, str], Subscriber] = Shared(WeakValueDictionary())
+_subscribers: Shared[tuple[Address, str], Subscriber] = Shared(WeakValueDictionary())

@@ -176,7 +176,7 @@ class _Vacuum:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        while any((counts := self._janitor.tidy(_CLEAN_UP_DOCS)).values()):
+        while any((counts := self._janitor.clean_up(_CLEAN_UP_DOCS)).values()):
             for kind, count in counts.items():
                 self._report.tidied[kind] = self._report.tidied.get(kind, 0) + count
 

@@ -1,4 +1,5 @@
-"""The I/O thread of a consuming connection: claims, bodies, what is not acknowledged yet, and what is to be written about it.
+"""The I/O thread of a consuming connection: it claims messages and writes what kombu decides about them.
 
-It may import `leases`, `queues`, `documents`, `couchdb` and `design`, but nothing of kombu's classes. `transport` imports it.
+It may import `leases`, `queues`, `documents`, `couchdb` and `design`, but none of kombu's classes. `transport` imports
+it.
 """

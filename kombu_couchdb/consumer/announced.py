@@ -1,4 +1,4 @@
-"""The queues that a consumer's heartbeat names: others see by them which queues are used."""
+"""The queues that the stored heartbeat of a consumer names: other processes see that these queues are used."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ __all__ = ['Announced']
 
 
 class Announced:
-    """Which queues the stored heartbeat names; the I/O thread tells it, and kombu's thread may wait for one."""
+    """The queues that the stored heartbeat names. The I/O thread sets them, and kombu's thread can wait for one."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._queues: frozenset[str] = frozenset()
         self._closed = False
 
-    def are(self, queues: frozenset[str]) -> None:
-        """Note which queues are named now."""
+    def set(self, queues: frozenset[str]) -> None:
+        """Set the queues that the stored heartbeat names now."""
         if queues != self._queues:
             with self._changed:
                 self._queues = queues
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait any more: no further heartbeat is written."""
+        """End all waits: no further heartbeat is written."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def wait_for(self, queue: str, timeout: float) -> bool:
-        """Wait until a queue is named, up to `timeout` seconds; tell whether it is."""
+        """Wait up to `timeout` seconds until the heartbeat names a queue; tell whether it does."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or queue in self._queues, timeout)
             return queue in self._queues

@@ -1,7 +1,7 @@
-"""Reading the bodies that are attachments (see `body`): after the claim, in requests of bounded size, some each turn.
+"""Bodies that are attachments (see `documents.body`): read after the claim, a limited number of bytes in each cycle.
 
-A large body is read alone, as the bytes it has: CouchDB 3.5 takes three times as long, and sends a third more, if it makes base64
-of it (measured with 250 kB). Small ones share a request, which costs more than their bytes.
+A large body is read alone, as plain bytes: in base64 CouchDB 3.5 takes three times as long and sends a third more
+(measured with 250 kB). Small bodies share a request, because a request costs more than their bytes.
 """
 
 from __future__ import annotations
@@ -21,62 +21,65 @@ from .unacked import Unacked
 
 __all__ = ['Bodies', 'Body', 'read']
 
-#: The size from which on a body is read alone, in bytes.
-_ALONE = 64_000
+#: Bodies of at least this size are read alone, in bytes.
+_MIN_ALONE_BYTES = 64_000
 
-#: So often a body is tried to be read that the server refuses to give, or gives wrongly, while it answers other requests.
-_TRIES, _WRONG = 10, (errors.BrokenAnswer, errors.RequestRefused)
+#: After this many failed reads with one of these errors, while CouchDB responds to other requests, a body counts as
+#: unreadable.
+_MAX_FAILURES, _FINAL_ERRORS = 10, (errors.BrokenAnswer, errors.RequestRefused)
 
 _RESULT = members(id=text, docs=items(members()))
 
 
 class Body(NamedTuple):
-    """What an attachment has, or in one sentence why nobody will ever read it."""
+    """The content of an attachment, or None and the reason why it can never be read."""
 
     content: bytes | None
     reason: str = ''
 
 
 class Bodies:
-    """Reads the bodies of what one consumer has claimed; for the I/O thread alone."""
+    """Reads the bodies of the messages that one consumer has claimed; for the I/O thread alone."""
 
     def __init__(self, client: Client, unacked: Unacked) -> None:
         self._client, self._unacked = client, unacked
-        #: How often a body could not be read, by delivery tag: it makes way for the others.
+        #: How often the read of a body failed, by delivery tag: bodies with fewer failures are read first.
         self._failures: Counter[str] = Counter()
 
     def deliver_some(self) -> None:
-        """Read bodies of about as many bytes as a request may have, and deliver their messages.
+        """Read bodies of up to `Client.request_bytes` bytes together (or one larger body), and deliver their messages.
 
-        *Raises* `ServerUnavailable`: what was not read stays held, and is tried again.
+        *Raises* `CouchDBError` if a read failed: its messages stay claimed, and the next cycle tries again.
         """
-        unread, size = self._unacked.unread(), 0
+        unread, size = self._unacked.awaiting_bodies(), 0
         if not unread:
             self._failures.clear()
         unread.sort(key=lambda delivery: self._failures[delivery.tag])
         while unread and (not size or size + _size(unread[0].doc) <= self._client.request_bytes):
-            failed = self._failures[unread[0].tag]  # what failed together is tried alone
-            count = 1 if failed else _shared([delivery.doc for delivery in unread], self._client.request_bytes - size)
+            failed = self._failures[unread[0].tag]  # bodies that could not be read together are read alone
+            count = (
+                1 if failed else _batch_size([delivery.doc for delivery in unread], self._client.request_bytes - size)
+            )
             batch, unread = unread[:count], unread[count:]
             size += sum(_size(delivery.doc) for delivery in batch)
             for delivery, body in zip(batch, self._read(batch), strict=True):
-                self._unacked.was_read(delivery, *body)
+                self._unacked.set_body(delivery, *body)
 
     def _read(self, batch: list[Delivery]) -> list[Body]:
         try:
             return read(self._client, [delivery.doc for delivery in batch])
         except errors.CouchDBError as exc:
             self._failures.update(delivery.tag for delivery in batch)
-            if len(batch) == 1 and self._failures[batch[0].tag] > _TRIES and isinstance(exc, _WRONG):
+            if len(batch) == 1 and self._failures[batch[0].tag] > _MAX_FAILURES and isinstance(exc, _FINAL_ERRORS):
                 return [Body(None, malformed(f'the attachment with the body cannot be read ({exc})'))]
             raise
 
 
 def read(client: Client, docs: Sequence[Document]) -> list[Body]:
-    """Return the bodies that are attachments of documents, of these very revisions, in one request; see `Client` for errors."""
+    """Return the attached bodies of these revisions of documents, in one request; *raises* the errors of `Client`."""
     size = sum(map(_size, docs))
     try:
-        bodies = [_alone(client, docs[0])] if len(docs) == 1 else _together(client, docs)
+        bodies = [_read_one(client, docs[0])] if len(docs) == 1 else _read_many(client, docs)
     except errors.ServerUnavailable:
         client.learn(size, answered=False)
         raise
@@ -84,14 +87,14 @@ def read(client: Client, docs: Sequence[Document]) -> list[Body]:
     return bodies
 
 
-def _alone(client: Client, doc: Document) -> Body:
+def _read_one(client: Client, doc: Document) -> Body:
     try:
         return Body(client.content(f'{path_of(doc["_id"])}/{NAME}', {'rev': doc['_rev']}, _size(doc)))
     except errors.NotFound:
         return _MISSING
 
 
-def _together(client: Client, docs: Sequence[Document]) -> list[Body]:
+def _read_many(client: Client, docs: Sequence[Document]) -> list[Body]:
     wanted = [{'id': doc['_id'], 'rev': doc['_rev']} for doc in docs]
     results = client.request(
         'POST',
@@ -104,12 +107,12 @@ def _together(client: Client, docs: Sequence[Document]) -> list[Body]:
     found = {result['id']: result['docs'][0] for result in results if result['docs']}
     if found.keys() != {doc['_id'] for doc in docs}:
         raise errors.BrokenAnswer(f'{client.address.url}: a broken answer to POST /_bulk_get')
-    return [_of(client, doc, found[doc['_id']]) for doc in docs]
+    return [_body_of(client, doc, found[doc['_id']]) for doc in docs]
 
 
-def _of(client: Client, doc: Document, found: Document) -> Body:
+def _body_of(client: Client, doc: Document, found: Document) -> Body:
     if not isinstance(leaf := found.get('ok'), dict):
-        error = found.get('error') or {'error': 'not_found'}  # the embedded server says `missing` then
+        error = found.get('error') or {'error': 'not_found'}  # the embedded server says `missing` instead
         if isinstance(error, dict) and error.get('error') != 'not_found':
             raise errors.from_answer(error, client.address.url)
         return _MISSING
@@ -133,12 +136,12 @@ def _size(doc: Document) -> int:
     return int(found['length']) if found else 0
 
 
-def _shared(docs: Sequence[Document], most: int) -> int:
-    """Return how many of the documents, from the first on, have their bodies read in one request."""
+def _batch_size(docs: Sequence[Document], max_bytes: int) -> int:
+    """Return for how many of the documents, from the first on, one request reads the bodies."""
     count, size = 0, 0
     for doc in docs:
-        # Whoever put other attachments into it: they would come along.
-        if _size(doc) >= _ALONE or len(doc['_attachments']) > 1 or (count and size + _size(doc) > most):
+        # `_bulk_get` would also send other attachments that somebody added to the document.
+        if _size(doc) >= _MIN_ALONE_BYTES or len(doc['_attachments']) > 1 or (count and size + _size(doc) > max_bytes):
             break
         count, size = count + 1, size + _size(doc)
     return max(1, count)

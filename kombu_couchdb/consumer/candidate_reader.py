@@ -1,4 +1,4 @@
-"""Reads what the windows of a connection need, of all its queues together: pages of the view, and documents to be claimed."""
+"""The candidate reader: reads pages of the view and the documents to be claimed, for all queues together."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from .candidates import Candidate, QueueCandidates
 
 __all__ = ['CandidateReader']
 
-#: So many documents are read in one request, for those that are claimed next: at first, and at the most, if they are small: no
-#: more than so many characters of bodies, if they are as large as those read last.
-_FIRST, _DOCUMENTS, _CHARACTERS = 8, 128, 1_000_000
+#: How many documents one request reads: at first, and at most.
+_FIRST_DOCS, _MAX_DOCS = 8, 128
 
-#: Queues that are read in one request.
-_QUEUES = 50
+#: The most characters of bodies that one request reads, if the documents are as large as those read last.
+_MAX_CHARACTERS = 1_000_000
+
+#: The most queues that one request reads.
+_MAX_QUEUES = 50
 
 
 class CandidateReader:
-    """Takes from windows what can be claimed; for the I/O thread alone."""
+    """Returns the messages that can be claimed; for the I/O thread alone."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._documents = _FIRST
+        self._docs_per_read = _FIRST_DOCS
 
     def take(self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int]) -> dict[str, list[Document]]:
-        """Return up to as many documents of each queue as are `wanted`, next first; they are candidates no more."""
+        """Return up to `wanted` documents of each queue, next first, and remove them from the candidates."""
         taken: dict[str, list[Document]] = {queue: [] for queue in wanted}
         self._choose(candidates, wanted, taken)
-        # What was read ahead did not suffice: there may be more in the view.
+        # The candidates were not enough, and the view may have more.
         lacking = [queue for queue, count in wanted.items() if len(taken[queue]) < count and candidates[queue].is_stale]
         if lacking:
             self.refill([candidates[queue] for queue in lacking])
@@ -38,31 +40,31 @@ class CandidateReader:
         return taken
 
     def refill(self, candidates: list[QueueCandidates]) -> None:
-        """Read the view for these windows in one request, and in a second for those that need another page."""
+        """Read the view for these queues in one request, and again for the queues that need a second page."""
         for _ in range(2):
             candidates = self._read_pages(candidates)
             if not candidates:
                 return
 
     def _read_pages(self, candidates: list[QueueCandidates]) -> list[QueueCandidates]:
-        """Read a page for each window and return those that need another."""
+        """Read a page of each queue and return the queues that need another one."""
         again: list[QueueCandidates] = []
-        readings = [(queue_candidates, queue_candidates.reading()) for queue_candidates in candidates]
-        until = self._client.clock.now() + waiting.HORIZON
+        readings = [(queue_candidates, queue_candidates.next_reading()) for queue_candidates in candidates]
+        until = self._client.clock.now() + waiting.HORIZON_SECONDS
         for update in ('true', 'lazy', 'false'):
             alike = [(queue_candidates, reading) for queue_candidates, reading in readings if reading.update == update]
-            for start in range(0, len(alike), _QUEUES):
-                part = alike[start : start + _QUEUES]
+            for start in range(0, len(alike), _MAX_QUEUES):
+                part = alike[start : start + _MAX_QUEUES]
                 pages = waiting.read(self._client, [reading.ask for _, reading in part], until, update=update)
                 again += [
                     queue_candidates
                     for (queue_candidates, reading), page in zip(part, map(self._usable, pages), strict=True)
-                    if not queue_candidates.absorb(reading, page)
+                    if not queue_candidates.add_page(reading, page)
                 ]
         return again
 
     def _usable(self, page: waiting.Page) -> waiting.Page:
-        """Return a page without what nobody can use, and what would be read for nothing."""
+        """Return a page without the messages whose claims CouchDB will always refuse."""
         return page._replace(rows=[row for row in page.rows if not self._client.unusable.has(row.id, row.rev)])
 
     def _choose(
@@ -80,26 +82,26 @@ class CandidateReader:
             for queue, found in chosen.items():
                 taken[queue] += [
                     doc
-                    for doc in candidates[queue].accept(found)
+                    for doc in candidates[queue].claimable(found)
                     if not self._client.unusable.has(doc['_id'], doc['_rev'])
                 ]
 
     def _read_documents(self, candidates: Mapping[str, QueueCandidates], chosen: Mapping[str, list[Candidate]]) -> None:
-        """Read the documents that are claimed now, as far as they are not known, and of some that follow in the same request."""
+        """Read the documents that are chosen and not known, and in the same request some that follow."""
         unread = [
             candidate
             for queue, found in chosen.items()
             for candidate in found
-            if candidate.doc is None or candidates[queue].is_conflicted(candidate)
+            if candidate.doc is None or candidates[queue].may_be_claimed(candidate)
         ]
         if not unread:
             return
-        count = self._documents
+        count = self._docs_per_read
         spare = max(0, count - len(unread)) // len(chosen)
         for queue in chosen:
-            unread += candidates[queue].unread(spare)
-        self._documents = max(1, count // 2)  # should it take longer than a request may, the next try reads fewer
+            unread += candidates[queue].without_doc(spare)
+        self._docs_per_read = max(1, count // 2)  # if the request takes too long and fails, the next one reads fewer
         for candidate, doc in zip(unread, self._client.fetch([candidate.id for candidate in unread]), strict=True):
             candidate.note(doc)
         largest = max((workitem.size(candidate.doc) for candidate in unread if candidate.doc), default=0)
-        self._documents = max(1, min(2 * max(count, len(unread)), _DOCUMENTS, _CHARACTERS // max(1, largest)))
+        self._docs_per_read = max(1, min(2 * max(count, len(unread)), _MAX_DOCS, _MAX_CHARACTERS // max(1, largest)))

@@ -1,7 +1,8 @@
-"""The messages of one queue that could be claimed: read ahead from the view, or told by the feed. No I/O.
+"""Candidates: the messages of one queue that could be claimed, read ahead or reported by the changes feed. No I/O.
 
-No message that is planned for later is kept here, only the date of the next one. Where several consumers serve a queue,
-each item has one that goes first (`peers.Turns`); the others look at it again before they try it.
+A message that is scheduled for later is no candidate; only the due date of the next one is kept. If several consumers
+serve a queue, each message has one consumer that claims it first (`peers.Turns`); the others read it again before they
+claim it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..leases.peers import Turns
-from ..queues.waiting import HORIZON, Page
+from ..queues.waiting import HORIZON_SECONDS, Page
 from .paging import Paging, Reading
 from .probes import STAGGER_SECONDS, Candidate, Probes
 
 __all__ = ['Candidate', 'QueueCandidates']
 
-#: How many of the consumers that come before have a whole `STAGGER_SECONDS`, and how long each further one has, in seconds. So not
-#: all further consumers try a message at once.
+#: How many of the consumers that come before this one have `STAGGER_SECONDS` each, and how long each further consumer
+#: has, in seconds, so that not all of them try a message at once.
 _MAX_STAGGERED, _MOMENT_SECONDS = 5, 0.01
 
 #: At most this many further consumers have their moment: any member may write Consumer documents without a consumer.
@@ -45,92 +46,92 @@ class QueueCandidates:
         self._clock, self._read_ahead, self._paging = clock, read_ahead, Paging(clock, queue, read_ahead)
         self._candidates: dict[str, Candidate] = {}
         self._sorted: list[Candidate] | None = []
-        self._taken = 0
-        self._sifted = float('-inf')
-        self._sifting = False  # whether the head is read to see which of many candidates are still there
-        self._share_only = False  # whether what others go first for is left to them
+        self._claimed = 0  # how many messages of the last page were claimed
+        self._verified_at = float('-inf')
+        self._verifying = False  # whether the head is read to see which of many candidates still exist
+        self._share_only = False  # whether the messages of the other consumers are left to them
         self._turns = Turns()
-        #: Those of the others that were seen to claim something.
-        self._seen: set[str] = set()
+        #: The other consumers that were seen to claim a message.
+        self._seen_claiming: set[str] = set()
         self._probes = Probes()
-        self._quiet_until = float('-inf')
+        self._paused_until = float('-inf')
         self._stale = True
-        #: When the next item that is planned for later is due: the server's time, or None.
+        #: The due date of the next message that is scheduled for later, by the server's clock, or None.
         self.next_due: float | None = None
 
     def __len__(self) -> int:
         return len(self._candidates)
 
     @property
-    def outdated(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether the view should be read before anything more is claimed."""
         return self._stale and (not self._candidates or self._paging.is_old)
 
     @property
-    def is_short(self) -> bool:
-        """Whether the view should be read now: it is outdated, or nothing of what was read can be claimed."""
-        return self.outdated or (self._stale and not self.has_claimable and time.monotonic() >= self._quiet_until)
+    def needs_page(self) -> bool:
+        """Whether the view should be read now: it is outdated, or none of the candidates can be claimed."""
+        return self.is_outdated or (self._stale and not self.has_claimable and time.monotonic() >= self._paused_until)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the view may hold candidates that are not known here."""
+        """Whether the view may have messages that are no candidates yet."""
         return self._stale
 
     def mark_stale(self) -> None:
-        """Note that the view may hold candidates that are not known here."""
+        """Note that the view may have messages that are no candidates yet."""
         self._stale = True
 
     # -- the other consumers
 
-    def settle(self, own: str, names: Sequence[str]) -> None:
-        """Note who consumes the queue, this consumer included."""
+    def set_consumers(self, own: str, names: Sequence[str]) -> None:
+        """Set the consumers of the queue: `names`, with this consumer (`own`) among them."""
         if (own, tuple(names)) == (self._turns.own, self._turns.names):
             return
         if len(names) <= len(self._turns) and self._turns.own:
-            self._paging.forget()  # somebody is gone: what was left to it is found at the head only
+            self._paging.forget()  # a consumer has gone: only at the head can its messages be found
         alone_before = len(self._turns) == 1
-        self._seen &= {*names}
-        unseen = {*names} - self._seen if len(names) > _MANY_CONSUMERS else set[str]()
+        self._seen_claiming &= {*names}
+        unseen = {*names} - self._seen_claiming if len(names) > _MANY_CONSUMERS else set[str]()
         self._turns = Turns(names, own, self._turns.busy | unseen)
         if len(names) > 1 or not alone_before:
-            # Who goes first for an item has changed. All must know it, and look again, before they claim on.
+            # The claim order has changed: all consumers must know it, and read again, before they claim.
             now = time.monotonic()
             for candidate in self._candidates.values():
                 candidate.doc = None
-            # Somebody who comes and goes all the time must not keep all from claiming.
-            is_news = now - self._quiet_until >= _MIN_PAUSE_INTERVAL_SECONDS
-            self._quiet_until = now + STAGGER_SECONDS if is_news else self._quiet_until
-            self._order(since=now if is_news else None)
+            # A consumer that comes and goes all the time must not stop the others from claiming.
+            is_news = now - self._paused_until >= _MIN_PAUSE_INTERVAL_SECONDS
+            self._paused_until = now + STAGGER_SECONDS if is_news else self._paused_until
+            self._update_turns(since=now if is_news else None)
 
     def won(self, doc_id: str) -> None:
-        """Note that an item was claimed here: whoever went before has left it."""
+        """Note that this consumer claimed a message: the consumers that come before it did not."""
         if len(self._turns) > 1:
             first = self._probes.won(doc_id)
             if self._turns.note(busy=self._turns.before(doc_id) if first is None else [first]):
-                self._order()
+                self._update_turns()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
-        """Note that another consumer has claimed an item, `to` if that is known: it is not busy, then."""
+        """Note that another consumer (`to`, if it is known) claimed a message: it is not busy."""
         self._probes.lost(doc_id)
         before = [to] if to else self._turns.before(doc_id)
-        # Of many it may be any: one of them is given its turn again, and the next item of those that claim shows who it was.
+        # With many consumers it may be any of them: the first gets its turn back, and later claims show which it was.
         idle = before if len(before) <= _MAX_STAGGERED else before[:1]
-        self._seen.update(idle)
+        self._seen_claiming.update(idle)
         if len(self._turns) > 1 and self._turns.note(idle=idle):
-            self._order()
+            self._update_turns()
 
-    def _order(self, since: float | None = None) -> None:
+    def _update_turns(self, since: float | None = None) -> None:
         for candidate in self._candidates.values():
             candidate.turn = self._turns.idle_before(candidate.id)
             if since is not None:
                 candidate.since = max(candidate.since, since)
-            candidate.at = candidate.since + self._wait(candidate.id)
+            candidate.at = candidate.since + self._delay(candidate.id)
         self._sorted = None
 
-    def _wait(self, doc_id: str) -> float:
+    def _delay(self, doc_id: str) -> float:
         turn = self._turns.idle_before(doc_id)
         if not turn:
-            # One that is taken for busy, and is not, has a moment, so that it is seen to claim.
+            # A consumer that only seems to be busy has a moment to claim the message, which shows that it is not busy.
             return _MOMENT_SECONDS if self._turns.busy and self._turns.first(doc_id) in self._turns.busy else 0.0
         return (
             min(turn, _MAX_STAGGERED) * STAGGER_SECONDS + max(0, turn - _MAX_STAGGERED) % _MAX_MOMENTS * _MOMENT_SECONDS
@@ -138,12 +139,12 @@ class QueueCandidates:
 
     # -- reading
 
-    def reading(self) -> Reading:
+    def next_reading(self) -> Reading:
         """Return what to read next."""
-        return self._paging.next(self._turns, self._taken)
+        return self._paging.next(self._turns, self._claimed)
 
-    def absorb(self, reading: Reading, page: Page) -> bool:
-        """Take in what was read; tell whether that will do: if not, another page is to be read."""
+    def add_page(self, reading: Reading, page: Page) -> bool:
+        """Add the messages of a page; return False if another page must be read."""
         rows = self._paging.read(reading, page)
         if reading.is_look:
             new = [row for row in rows if row.id not in self._candidates]
@@ -154,10 +155,10 @@ class QueueCandidates:
                 self._paging.last = None
             return bool(self._candidates)
         if reading.is_head:
-            # What is gone of those that are sifted may be what this copy of the index lacks: the queue is read once more.
-            gone = self._sifting and not self._candidates.keys() <= {row.id for row in page.rows}
-            self._stale, self._sifting, self.next_due = page.last is not None or gone, False, page.next_due
-        before, self._candidates, self._sorted, self._taken = self._candidates, {}, None, 0
+            # If verified candidates are missing, this copy of the index may lack them: read the queue again.
+            gone = self._verifying and not self._candidates.keys() <= {row.id for row in page.rows}
+            self._stale, self._verifying, self.next_due = page.last is not None or gone, False, page.next_due
+        before, self._candidates, self._sorted, self._claimed = self._candidates, {}, None, 0
         if self._share_only and self._probes.wants_more:
             for candidate in before.values():
                 if candidate.turn:
@@ -170,10 +171,10 @@ class QueueCandidates:
     # -- candidates
 
     def offer(self, doc: Document) -> None:
-        """Take in an item that the feed told of."""
+        """Add a message that the feed reported."""
         date = doc.get('date')
         due = float(date) if isinstance(date, (int, float)) else None
-        if due is not None and due > self._clock.now() + HORIZON:
+        if due is not None and due > self._clock.now() + HORIZON_SECONDS:
             self.next_due = due if self.next_due is None else min(due, self.next_due)
             return
         rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST
@@ -196,7 +197,7 @@ class QueueCandidates:
         now = time.monotonic()
         if since is None or due is not None:
             since = now + max(0.0, due - self._clock.now()) if due is not None else now
-        wait = self._wait(doc_id)
+        wait = self._delay(doc_id)
         self._candidates[doc_id] = Candidate(
             doc_id, rank, date, self._turns.idle_before(doc_id), since, since + wait, now, None if wait else doc
         )
@@ -205,10 +206,11 @@ class QueueCandidates:
     def choose(self, count: int, *, others: bool) -> list[Candidate]:
         """Take out up to `count` candidates to be claimed now, next first.
 
-        If there is none of its own, and `others` is true: a few of those that others left, which they may be after just now.
+        If there is none of its own, and `others` is true: a few of those that others left, which they may be after just
+        now.
         """
         now = time.monotonic()
-        if count <= 0 or not self._candidates or now < self._quiet_until:
+        if count <= 0 or not self._candidates or now < self._paused_until:
             return []
         chosen = self._probes.take(count)
         chosen += itertools.islice(self._own(), count - len(chosen))
@@ -216,11 +218,11 @@ class QueueCandidates:
             eligible = list(self._eligible())
             if (
                 len(eligible) > _MANY_LEFT
-                and now - self._sifted >= STAGGER_SECONDS
+                and now - self._verified_at >= STAGGER_SECONDS
                 and len(self._candidates) < self._read_ahead
             ):
-                self._sifted = now
-                self._sifting = self._stale = True
+                self._verified_at = now
+                self._verifying = self._stale = True
                 self._paging.restart()
                 return []
             chosen = eligible[: max(1, count // self._turns.idle)]
@@ -228,19 +230,19 @@ class QueueCandidates:
             self._candidates.pop(candidate.id, None)
         if chosen:
             out = set(map(id, chosen))
-            self._sorted = [candidate for candidate in self._line() if id(candidate) not in out]
+            self._sorted = [candidate for candidate in self._in_order() if id(candidate) not in out]
         return chosen
 
-    def unread(self, count: int) -> list[Candidate]:
-        """Return up to `count` of those whose documents are needed next, and not known."""
+    def without_doc(self, count: int) -> list[Candidate]:
+        """Return up to `count` candidates whose documents are needed next and have not been read."""
         return list(itertools.islice((candidate for candidate in self._own() if candidate.doc is None), count))
 
-    def is_conflicted(self, candidate: Candidate) -> bool:
-        """Tell whether others may have claimed a candidate since its document was read: it stood here for a while."""
+    def may_be_claimed(self, candidate: Candidate) -> bool:
+        """Tell whether other consumers may have claimed a candidate since its document was read."""
         return len(self._turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > STAGGER_SECONDS
 
-    def accept(self, chosen: Iterable[Candidate]) -> list[Document]:
-        """Return the documents of those that can be claimed now; what is planned anew is a candidate again."""
+    def claimable(self, chosen: Iterable[Candidate]) -> list[Document]:
+        """Return the documents that can be claimed now; messages that have another due date become candidates again."""
         taken: list[Document] = []
         for doc in (candidate.doc for candidate in chosen if candidate.doc):
             if not workitem.is_waiting(doc):
@@ -250,44 +252,44 @@ class QueueCandidates:
                 taken.append(doc)
             else:
                 self.offer(doc)
-        self._taken += len(taken)
+        self._claimed += len(taken)
         return taken
 
     @property
     def has_claimable(self) -> bool:
-        """Whether something could be claimed now."""
-        return time.monotonic() >= self._quiet_until and next(self._eligible(), None) is not None
+        """Whether a candidate could be claimed now."""
+        return time.monotonic() >= self._paused_until and next(self._eligible(), None) is not None
 
     def _eligible(self) -> Iterator[Candidate]:
-        """Yield what could be claimed now, next first."""
+        """Yield the candidates that could be claimed now, next first."""
         now = time.monotonic()
-        return (c for c in self._line() if c.at <= now and not (self._share_only and c.turn))
+        return (c for c in self._in_order() if c.at <= now and not (self._share_only and c.turn))
 
-    def _line(self) -> list[Candidate]:
+    def _in_order(self) -> list[Candidate]:
         if self._sorted is None:
             self._sorted = sorted(self._candidates.values(), key=lambda candidate: candidate.order)
         return self._sorted
 
     def _own(self) -> Iterator[Candidate]:
-        """Yield of that what comes before the first item that another consumer goes first for."""
+        """Yield the candidates that could be claimed now, up to the first one that another consumer claims first."""
         return itertools.takewhile(lambda candidate: not candidate.turn, self._eligible())
 
     def clear(self) -> None:
-        """Forget everything: it must be read anew."""
+        """Forget everything: the queue must be read again."""
         self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
         self._probes.clear()
         self._paging.forget()
 
     def wake_at(self) -> float | None:
-        """Return the monotonic time at which something may become claimable without news, or None."""
-        times = [max(c.at, self._quiet_until) for c in self._candidates.values() if not (self._share_only and c.turn)]
+        """Return the monotonic time at which, without any change in the database, a message may become claimable."""
+        times = [max(c.at, self._paused_until) for c in self._candidates.values() if not (self._share_only and c.turn)]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._clock.now())
-        if self._stale and time.monotonic() < self._quiet_until:
-            times.append(self._quiet_until)
+        if self._stale and time.monotonic() < self._paused_until:
+            times.append(self._paused_until)
         return min(times, default=None)
 
     @property
     def is_due(self) -> bool:
-        """Whether something that was planned for later is due by now, and must be read."""
+        """Whether a message that was scheduled for later is due now, and must be read."""
         return self.next_due is not None and self.next_due <= self._clock.now()

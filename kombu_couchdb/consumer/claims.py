@@ -1,4 +1,4 @@
-"""Claims of messages, and the handling of CouchDB's answers to them."""
+"""Claims: which messages a consumer claims, and what it does with the result of each claim."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .bodies import Body, read
 from .candidate_reader import CandidateReader
 from .candidates import QueueCandidates
 from .delivery import Credit, Delivery, Subscription
-from .pending_writes import Change
+from .pending_writes import PendingWrite
 from .pull import Pull
 from .unacked import Unacked
 
@@ -28,15 +28,14 @@ __all__ = ['Claims']
 
 logger = get_logger(__name__)
 
-
 _UNREAD = Body(None)
 
-#: How many messages are looked at for one that is asked for.
-_LOOKED_AT = 8
+#: How many messages are read for one `basic_get`: CouchDB may refuse the claims of some.
+_MAX_PULL_CANDIDATES = 8
 
 
 class Claims:
-    """Makes claims of candidates, as changes to be written by the I/O thread, and delivers what was won."""
+    """Makes the writes that claim candidates, and delivers the messages whose claims CouchDB stored."""
 
     def __init__(
         self,
@@ -56,23 +55,23 @@ class Claims:
         )
         self._limits = limits
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
-        #: Those who wait for one message.
+        #: The `basic_get` calls that wait for one message each.
         self.pulls = unacked.pulls
 
-    def wanted(
-        self, credit: Mapping[str, int], candidates: Mapping[str, QueueCandidates], changes: list[Change]
+    def claim_for_credit(
+        self, credit: Mapping[str, int], candidates: Mapping[str, QueueCandidates], writes: list[PendingWrite]
     ) -> None:
-        """Add to `changes` claims for as many messages as there is credit for."""
+        """Add claims to `writes`, for as many messages as there is credit for."""
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
-        self.reader.refill([candidates[queue] for queue in served if candidates[queue].is_short])
-        wanted = [queue for queue in served if candidates[queue].has_claimable]
-        # An equal share each, and each in turn the first, so that a full queue does not starve a small one.
+        self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
+        claimable = [queue for queue in served if candidates[queue].has_claimable]
+        # Each queue has an equal share, and each is the first in turn: a full queue does not starve a small one.
         share, first = (
-            max(1, self._options.claim_batch // max(1, len(wanted))),
-            next(self._rotation) % max(1, len(wanted)),
+            max(1, self._options.claim_batch // max(1, len(claimable))),
+            next(self._rotation) % max(1, len(claimable)),
         )
         reserved: dict[str, list[Subscription]] = {}
-        for queue in wanted[first:] + wanted[:first]:
+        for queue in claimable[first:] + claimable[:first]:
             while len(reserved.get(queue, ())) < share and (subscription := self._unacked.reserve(queue)):
                 reserved.setdefault(queue, []).append(subscription)
         docs: dict[str, list[Document]] = {}
@@ -83,13 +82,13 @@ class Claims:
                 for subscription in found[len(docs.get(queue, ())) :]:
                     self._unacked.unreserve(subscription)
         for queue, found in reserved.items():
-            changes += [
+            writes += [
                 self._claim(doc, s.credit, s, queue_candidates=candidates[queue])
                 for doc, s in zip(docs[queue], found, strict=False)
             ]
 
     def _body(self, doc: Document) -> Body:
-        """Read the body of what is claimed next, if it is an attachment: a deletion takes it along."""
+        """Read the body of a message before its claim, if it is an attachment: CouchDB deletes it with the document."""
         return _UNREAD if stub(doc) is None else read(self._store.client, [doc])[0]
 
     def _claim(
@@ -100,12 +99,12 @@ class Claims:
         pull: Pull | None = None,
         queue_candidates: QueueCandidates | None = None,
         body: Body = _UNREAD,
-    ) -> Change:
-        """Return the claim of an item, for which credit was taken; if it is pulled without acknowledgement, its deletion."""
+    ) -> PendingWrite:
+        """Return the write that claims a message, or that deletes it for a `basic_get` with `no_ack`."""
         final = pull is not None and pull.no_ack
 
         def failed(result: WriteResult) -> None:
-            self._unacked.spend(credit, -1)
+            self._unacked.return_credit(credit)
             if queue_candidates is not None and result.is_conflict:
                 queue_candidates.lost(doc['_id'])
             if result.is_refused:
@@ -117,10 +116,11 @@ class Claims:
                 if result.is_permanent:
                     self._store.client.unusable.note(doc['_id'], doc['_rev'], result.reason)
 
-        def set_aside(reason: str) -> Change:
+        def set_aside(reason: str) -> PendingWrite:
             logger.error(
                 'message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason
             )
+            # `failed` in any case: no message is delivered for this credit.
             return dead_letter.made_of(doc, reason, now), failed
 
         now = self._store.client.clock.now()
@@ -129,15 +129,17 @@ class Claims:
         limit = self._limits.of(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.is_announced(doc)
         if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
+            logger.debug('dropped expired message %s of queue %s (not stored yet)', doc['_id'], doc['queue'])
             return workitem.acked(doc, now), failed
-        most = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
-        if most and doc['attempts'] >= most:
-            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never done')
+        max_attempts = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
+        if max_attempts and doc['attempts'] >= max_attempts:
+            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
         claimed = workitem.acked(doc, now) if final else workitem.claim(workitem.checked(doc), self._lease.id, now)
 
-        def answered(result: WriteResult) -> None:
-            # Only a clean answer proves the claim: an accepted one may have lost to another on other nodes. What was deleted
-            # with its claim nobody could give back, and so it is delivered, though another one may have it, too.
+        def on_result(result: WriteResult) -> None:
+            # An unproven claim may have lost against another one on other nodes, so it is not delivered. But a message
+            # that is deleted with its claim cannot be released: it is delivered, although another consumer may have
+            # received it, too.
             if not (result.is_proven or (result.is_stored and final)):
                 if result.is_unproven:
                     self._unproven.add(doc['_id'], result.rev)
@@ -145,6 +147,14 @@ class Claims:
                 return
             if queue_candidates is not None:
                 queue_candidates.won(doc['_id'])
+            logger.debug(
+                'claimed and deleted message %s of queue %s, attempt %d'
+                if final
+                else 'claimed message %s of queue %s, attempt %d',
+                doc['_id'],
+                doc['queue'],
+                doc['attempts'] + 1,
+            )
             kept = doc if final else {**claimed, '_rev': result.rev}
             delivery = Delivery(
                 kept,
@@ -152,31 +162,31 @@ class Claims:
                 subscription,
                 final=final,
                 body=body.content,
-                unread=body.content is None and stub(kept) is not None,
+                needs_body=body.content is None and stub(kept) is not None,
             )
             if pull is None:
-                self._unacked.arrive(delivery)
+                self._unacked.add_claimed(delivery)
             else:
-                self._unacked.keep(delivery)
+                self._unacked.hold(delivery)
                 self.pulls.remove(pull)
-                pull.answer(delivery)
+                pull.set_result(delivery)
 
-        return claimed, answered
+        return claimed, on_result
 
-    def pulled(self, pulls: list[Pull], changes: list[Change]) -> None:
-        """Add to `changes` claims for those who asked for one message; who cannot have one is told so."""
+    def claim_for_pulls(self, pulls: list[Pull], writes: list[PendingWrite]) -> None:
+        """Add a claim to `writes` for each `basic_get`, or end it without a message if the queue has none."""
         for pull in pulls:
-            changes += self._pulled(pull)
+            writes += self._claim_for_pull(pull)
 
-    def _pulled(self, pull: Pull) -> list[Change]:
+    def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
         now = self._store.client.clock.now()
-        docs = [row.doc for row in self._store.ready(pull.queue, _LOOKED_AT) if row.doc]
+        docs = [row.doc for row in self._store.ready(pull.queue, _MAX_PULL_CANDIDATES) if row.doc]
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
-                body = self._body(doc)  # who waits for this message has to wait for its body in any case
-                self._unacked.wakeup.set()  # should the claim fail, the next turn looks again
-                self._unacked.spend(pull.credit)
+                body = self._body(doc)  # the `basic_get` has to wait for the body in any case
+                self._unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
+                self._unacked.take_credit(pull.credit)
                 return [self._claim(doc, pull.credit, pull=pull, body=body)]
         self.pulls.remove(pull)
-        pull.answer(None)
+        pull.set_result(None)
         return []

@@ -1,8 +1,8 @@
 """The cycle of a consumer: one pass over everything that it has to read and write.
 
-A cycle reads what can be claimed. It then writes, in one `_bulk_docs` request, the new claims, acknowledgements, releases, dead
-letters and the heartbeat. An ack, new credit, the changes feed, a due date or the next heartbeat causes a cycle; between two
-cycles the I/O thread sleeps.
+A cycle reads what can be claimed. It then writes, in one `_bulk_docs` request, the new claims, acknowledgements,
+releases, dead letters and the heartbeat. An ack, new credit, the changes feed, a due date or the next heartbeat causes
+a cycle; between two cycles the I/O thread sleeps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .delivery import Delivery
 from .heartbeat import Heartbeat
 from .mailbox import Mailbox
 from .notifier import Notifier
-from .pending_writes import Change
+from .pending_writes import PendingWrite
 from .unacked import Unacked
 
 __all__ = ['Cycle']
@@ -41,8 +41,8 @@ logger = get_logger(__name__)
 #: How often a consumer that closes tries to store the outcome of a unique job that publishers keep changing.
 _MAX_LAST_TRIES = 20
 
-#: In a cluster the consumer reads its queues at least this often, in seconds. The changes feed never reports what a node did not
-#: have yet when the consumer read the queues from it and followed the feed of another node.
+#: In a cluster the consumer reads its queues at least this often, in seconds. The changes feed never reports what a
+#: node did not have yet when the consumer read the queues from it and followed the feed of another node.
 _CLUSTER_POLL_SECONDS = 10.0
 
 
@@ -83,11 +83,11 @@ class Cycle:
 
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
-        if self.unacked.unread():
+        if self.unacked.awaiting_bodies():
             return -inf
         times = [self._poll_at]
         if self.lease.written:
-            times += [self.lease.next_beat, self.sweeper.due]
+            times += [self.lease.next_heartbeat, self.sweeper.due]
         times += [at for at in (self._notifier.due_at(),) if at is not None]
         credit = self.unacked.credit()
         for queue, candidates in self._candidates.items():
@@ -100,25 +100,25 @@ class Cycle:
 
     def on_outage(self) -> None:
         """Note that CouchDB did not respond: which writes it stored is unknown, and the database may be another one."""
-        self._commits.was_cut()
-        self._heartbeat.in_doubt = True
-        self._notifier.lost()
+        self._commits.on_outage()
+        self._heartbeat.uncertain = True
+        self._notifier.on_outage()
         for candidates in self._candidates.values():
             candidates.clear()
 
     def fail_pulls(self, exc: Exception) -> None:
         """Raise an error in the threads that wait for one message."""
         for pull in self._claims.pulls:
-            pull.answer(exc)
+            pull.set_result(exc)
         self._claims.pulls.clear()
 
     def run(self) -> None:
         """Run one cycle; *raises* the errors of `Client`. A write without an answer is looked up in the next cycle."""
         set_aside(self._client)
-        self.unacked.resettle(self._client.fetch)
-        outbox, pulls = self.unacked.take_writes(), list(self._claims.pulls)
+        self.unacked.retry_unique_jobs(self._client.fetch)
+        pending, pulls = self.unacked.take_writes(), list(self._claims.pulls)
         queues, credit = self.unacked.queues, self.unacked.credit()
-        claims: list[Change] = []
+        claims: list[PendingWrite] = []
         self._candidates = {
             queue: self._candidates[queue] if queue in self._candidates else self._new_candidates(queue)
             for queue in sorted(queues)
@@ -126,27 +126,27 @@ class Cycle:
         try:
             if queues or pulls or self.lease.written:
                 self._heartbeat.register(queues)
-                self.announced.are(self.lease.announced)
+                self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
                 self._commits.release_orphans()
                 self._read_candidates(credit)
-            self._commits.find_out(outbox)
-            if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in outbox):
+            self._commits.drop_stored(pending)
+            if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
                 # A released message keeps its place: it is claimed before any message that the freed credit allows. A
                 # completed unique job can have a successor under the same id, and one request cannot write both.
-                self._commits.write(outbox)
-                self._offer(self.unacked.take_returned())
-            self._claims.pulled(pulls, claims)
-            self._claims.wanted(credit, self._candidates, claims)
-            if self.lease.written and self.lease.needs_beat(queues):
-                claims.insert(0, self._heartbeat.change(queues))  # first: the claims may need more than one request
-            self.unacked.hungry = any(each.is_stale or len(each) for each in self._candidates.values())
-            self._commits.write(outbox, claims)
-            self.announced.are(self.lease.announced)
+                self._commits.write(pending)
+                self._offer(self.unacked.take_released())
+            self._claims.claim_for_pulls(pulls, claims)
+            self._claims.claim_for_credit(credit, self._candidates, claims)
+            if self.lease.written and self.lease.needs_heartbeat(queues):
+                claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
+            self.unacked.more_to_claim = any(each.is_stale or len(each) for each in self._candidates.values())
+            self._commits.write(pending, claims)
+            self.announced.set(self.lease.announced)
         except CouchDBError:
             for doc, react in claims:
                 react(WriteResult.unknown(doc['_id']))
-            self.unacked.return_writes(outbox)
+            self.unacked.return_writes(pending)
             raise
         self._bodies.deliver_some()
 
@@ -158,12 +158,13 @@ class Cycle:
 
     def finish(self) -> None:
         """Release all unacknowledged messages and end the lease."""
-        self.unacked.give_back_all()
-        changes: list[Change] = []
+        self.unacked.release_all()
+        changes: list[PendingWrite] = []
         try:
-            # Publishers may change unique jobs at this moment. No other consumer decides about them before the lease ends.
+            # Publishers may change unique jobs at this moment. No other consumer decides about them before the lease
+            # ends.
             for _ in range(_MAX_LAST_TRIES):
-                self.unacked.resettle(self._client.fetch)
+                self.unacked.retry_unique_jobs(self._client.fetch)
                 changes = self.unacked.take_writes()
                 if not any(workitem.is_unique(doc) for doc, _ in changes):
                     break
@@ -189,17 +190,17 @@ class Cycle:
         self._restored_for = self.lease.id
 
     def _read_candidates(self, credit: dict[str, int]) -> None:
-        """Take in what the changes feed reported and what became due, and set the feed to the queues that matter now."""
+        """Add what the changes feed reported and what became due, and set the feed to the queues that matter now."""
         poll = time.monotonic() >= self._poll_at
         if poll:
             self._polled = time.monotonic()
-        eager = {queue for queue in self._candidates if credit.get(queue, 0) > 0}
+        with_credit = {queue for queue in self._candidates if credit.get(queue, 0) > 0}
         # The feed does not report when a due date has come.
-        due = [self._candidates[queue] for queue in self._candidates if queue in eager]
+        due = [self._candidates[queue] for queue in self._candidates if queue in with_credit]
         self._claims.reader.refill([each for each in due if not each.is_stale and (poll or each.is_due)])
-        items, broadcasts = self._notifier.take(self._candidates, eager)
+        items, broadcasts = self._notifier.take(self._candidates, with_credit)
         for queue, candidates in self._candidates.items():
-            candidates.settle(self.lease.id, self._notifier.peers.of(queue, self.lease.id))
+            candidates.set_consumers(self.lease.id, self._notifier.peers.of(queue, self.lease.id))
         self._offer(items)
         for queue, message in broadcasts:
             self.unacked.broadcast(queue, message)

@@ -1,4 +1,4 @@
-"""Subscriptions, credit and deliveries, which kombu's thread and the I/O thread share."""
+"""Subscriptions, credit and deliveries: the data that kombu's thread and the I/O thread share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ..documents.validation import is_deeper
 
 __all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
 
-#: What the delivery tag of a broadcast begins with.
+#: The prefix of the delivery tags of broadcasts.
 BROADCAST_TAG = 'broadcast-'
 
-#: An ack waits that long for others, or for a claim, to share their request, in seconds: while there is nothing to claim, and
-#: while there is, unless half of the credit is free before. A request for each would be twice the work.
-_LINGER, _GATHER = 0.02, 0.005
+#: How long an ack waits for others, or for a claim, to share one request, in seconds: if there is nothing to claim, and
+#: if there is. In the second case the wait ends when half of the credit is free. A request for each ack and each claim
+#: is twice the work.
+_IDLE_DELAY_SECONDS, _BUSY_DELAY_SECONDS = 0.02, 0.005
 
 
 @dataclass(eq=False)
@@ -29,30 +30,30 @@ class Credit:
 
     #: The prefetch count; 0 is no limit.
     limit: int = 0
-    #: Claimed for the channel and not acknowledged yet.
+    #: How many messages are claimed for the channel and not acknowledged yet.
     held: int = 0
-    #: Not handed to kombu yet, of those and of broadcasts.
+    #: How many of those, and of broadcasts, are not delivered to kombu yet.
     waiting: int = 0
-    #: Without a limit: how many were handed to kombu since its thread last asked for more, and how many are claimed ahead, which
-    #: grows with the demand (see `subscriptions`).
-    taken: int = 0
+    #: Without a limit: how many messages were delivered to kombu since its thread last asked for more.
+    delivered: int = 0
+    #: Without a limit: how many messages are claimed ahead. The number grows with the demand, see `subscriptions`.
     ahead: int = 1
 
     @property
     def free(self) -> int:
-        """How many more may be claimed now. Without a limit a message counts until kombu's thread asks for the next one."""
-        return self.limit - self.held if self.limit else self.ahead - self.waiting - self.taken
+        """How many more may be claimed now. Without a limit a message counts until kombu's thread asks for more."""
+        return self.limit - self.held if self.limit else self.ahead - self.waiting - self.delivered
 
-    def patience(self, *, hungry: bool) -> float:
-        """Return how long an ack may wait for others, in seconds; `hungry` says whether there is something to claim."""
-        if not hungry:
-            return _LINGER
-        return 0.0 if not self.limit or 2 * self.free >= self.limit else _GATHER
+    def ack_delay(self, *, more_to_claim: bool) -> float:
+        """Return how long an ack may wait for others, in seconds; `more_to_claim`: whether messages can be claimed."""
+        if not more_to_claim:
+            return _IDLE_DELAY_SECONDS
+        return 0.0 if not self.limit or 2 * self.free >= self.limit else _BUSY_DELAY_SECONDS
 
 
 @dataclass(eq=False)
 class Subscription:
-    """One `basic_consume`. It does not refer to its channel: the I/O thread must not keep a connection that was dropped."""
+    """One `basic_consume`. Without a reference to its channel: the I/O thread must not keep a dropped connection."""
 
     queue: str
     credit: Credit
@@ -60,38 +61,41 @@ class Subscription:
 
 @dataclass(eq=False)
 class Delivery:
-    """A message that was claimed, as the document stands in the database since."""
+    """A claimed message, or a broadcast. `doc` is the document as the claim was stored."""
 
     doc: Document
     credit: Credit
     subscription: Subscription | None = None
-    #: Whether its consumer took it without an error: given back when that stops, it does not count as an attempt then.
-    accepted: bool = False
-    #: Whether the message had expired when kombu was given it; see `workitem.is_announced`.
+    #: Whether kombu's callback for the message returned without an error. If the consumer then stops without an ack,
+    #: the delivery does not count as an attempt.
+    received_by_kombu: bool = False
+    #: Whether the message had expired when it was delivered to kombu; see `workitem.is_announced`.
     expired: bool = False
-    #: Whether nothing is to be settled: a broadcast, or a message that was deleted when it was pulled.
+    #: Whether the message needs no ack: a broadcast, or a message that was deleted by `basic_get` with `no_ack`.
     final: bool = False
-    #: The message's body if it is an attachment, which is read after the claim; what is decided is written without it.
+    #: The message's body if it is an attachment. It is read after the claim, and is not part of the documents that are
+    #: written.
     body: bytes | None = None
-    #: Whether the body is yet to be read.
-    unread: bool = False
+    #: Whether the body has not been read yet.
+    needs_body: bool = False
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # The revision tells this delivery from another of the same item, so that a late ack finds nothing.
+        # The revision makes the tags of two deliveries of one message different: a late ack of the first one finds
+        # nothing.
         self.tag = f'{self.doc["_id"]}:{self.doc.get("_rev", "")}'
 
     def payload(self) -> dict[str, Any]:
-        """Return the message as kombu's virtual transports represent it; *raises* `ValueError` or `TypeError` if it cannot."""
-        if self.final and is_deeper(self.doc['message']):  # a broadcast, of which nobody has looked at that yet
+        """Return the message as kombu's virtual transports have it; *raises* `ValueError` or `TypeError`."""
+        if self.final and is_deeper(self.doc['message']):  # a broadcast: nothing has checked this yet
             raise ValueError('the message is nested in too many levels')
-        message = {**self.doc['message'], 'headers': _typed(self.doc['message']['headers'])}
+        message = {**self.doc['message'], 'headers': _decoded(self.doc['message']['headers'])}
         date = self.doc.get('date')
         if isinstance(date, (int, float)) and date > time.time():
-            # It is due by the server's clock and not yet by this machine's: Celery must not wait for the latter.
+            # It is due by the server's clock, but not by this machine's: without this, Celery would wait.
             message['headers']['eta'] = datetime.now(timezone.utc).isoformat()
         if self.expired:
-            # By the server's clock; Celery must not run it by this machine's.
+            # It has expired by the server's clock. Celery compares with this machine's clock, and must not run it.
             message['headers']['expires'] = datetime.fromtimestamp(0, timezone.utc).isoformat()
         attempts = self.doc.get('attempts') or 1
         info = {
@@ -106,7 +110,7 @@ class Delivery:
 
 
 def broadcast(message: Document, subscription: Subscription) -> Delivery:
-    """Return a broadcast as a delivery, which waits to be handed over and not to be acknowledged."""
+    """Return a broadcast as a delivery; it needs no ack, and counts in `waiting` until kombu receives it."""
     subscription.credit.waiting += 1
     return Delivery(
         {'_id': BROADCAST_TAG + workitem.new_id(time.time()), 'message': message},
@@ -117,17 +121,17 @@ def broadcast(message: Document, subscription: Subscription) -> Delivery:
 
 
 def _generation(doc: Document) -> int:
-    """Return how often a document was written: of two deliveries of one message, the newer has the higher number."""
+    """Return the number of the document's revision: the newer of two deliveries of a message has the higher number."""
     number = str(doc.get('_rev', '')).partition('-')[0]
     return int(number) if number.isdecimal() else 0
 
 
-def _typed(value: Any) -> Any:
-    """Return a header with kombu's `{"__type__": …}` turned back into dates, UUIDs and decimals."""
+def _decoded(value: Any) -> Any:
+    """Return a header with dates, UUIDs and decimals in the place of kombu's `{"__type__": …}`."""
     if isinstance(value, dict):
-        members = {name: _typed(member) for name, member in value.items()}
+        members = {name: _decoded(member) for name, member in value.items()}
         try:
             return object_hook(members) if '__type__' in members else members
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-            return members  # it only looks like one
-    return [_typed(member) for member in value] if isinstance(value, list) else value
+            return members  # an object of the publisher that has a member of this name
+    return [_decoded(member) for member in value] if isinstance(value, list) else value

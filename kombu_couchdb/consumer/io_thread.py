@@ -1,8 +1,8 @@
 """The I/O thread of a consuming connection: the only thread that claims, acknowledges, writes heartbeats and sweeps.
 
-While CouchDB does not respond, the thread retries and logs that once. kombu is not told: leases and acknowledgements outlive the
-connection. A proxy that answers with a page of its own counts as an outage, too. kombu gets only the errors that a person must
-correct: missing rights and wrong options.
+While CouchDB does not respond, the thread retries and logs that once. kombu is not told: leases and acknowledgements
+outlive the connection. A proxy that answers with a page of its own counts as an outage, too. kombu gets only the errors
+that a person must correct: missing rights and wrong options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ __all__ = ['Consumer']
 
 logger = get_logger(__name__)
 
-#: A consumer without anything to do ends its lease and its threads after this time, in seconds. The next use starts another one.
+#: A consumer without anything to do ends its lease and its threads after this time, in seconds. The next use starts
+#: another one.
 _IDLE_SECONDS = 5.0
 
 #: The first and the longest pause between two attempts while CouchDB does not respond, in seconds.
@@ -80,7 +81,7 @@ class Consumer:
 
     def watch(self, queue: str) -> None:
         """Delete a temporary queue later, when no consumer uses it any more."""
-        self._cycle.sweeper.unused.left.add(queue)
+        self._cycle.sweeper.unused.abandoned.add(queue)
 
     def close(self, timeout: float) -> None:
         """Release all messages, end the lease and the thread; wait up to `timeout` seconds for that."""
@@ -90,7 +91,7 @@ class Consumer:
         self._thread.join(timeout)
 
     def abandon(self) -> None:
-        """End as with `close`, without waiting: the connection was dropped. Takes no lock, since a finalizer calls it."""
+        """End as with `close`, without waiting: the connection was dropped. Takes no lock: a finalizer calls it."""
         if self._pid == os.getpid():  # a forked child that drops its copy ends nothing of its parent
             self._abandoned = True
             self.unacked.wakeup.set()
@@ -162,7 +163,8 @@ class Consumer:
         self._cycle.on_outage()
         self._closing.wait(min(_FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 8), _LAST_RETRY_SECONDS))
         try:
-            # The database may have been deleted: create it again, with everything that this connection had declared in it.
+            # The database may have been deleted: create it again, with everything that this connection had declared in
+            # it.
             ensure(self._client, self._options.create_database)
             self._topology.redeclare()
         except CouchDBError as again:

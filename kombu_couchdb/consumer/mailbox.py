@@ -1,8 +1,8 @@
-"""The queue of deliveries from the I/O thread to kombu's thread: a deque, and a socket pair that wakes its reader.
+"""The mailbox: the queue of deliveries from the I/O thread to kombu's thread, with a socket pair that wakes the reader.
 
-The reading end can stand in an event loop; a blocking reader waits on the same end. (kombu's own `hub.call_soon` wakes
-in 0.2 ms if a file descriptor is registered and in 55 ms if none is: measured with kombu 5.7.) Sockets are waited on with
-their timeout, which gevent and eventlet know how to replace.
+An event loop can watch the reading socket, and a blocking reader waits for the same socket. (kombu's own
+`hub.call_soon` wakes its loop in 0.2 ms if a file descriptor is registered, and in 55 ms if none is: measured with
+kombu 5.7.) A reader waits with the socket's own timeout, because gevent and eventlet replace that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Mailbox(Generic[T]):
         return len(self._items)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when something arrived."""
+        """Return the file descriptor that becomes readable when an item arrives."""
         return self._reader.fileno()
 
     def put(self, items: list[T]) -> None:
@@ -50,31 +50,31 @@ class Mailbox(Generic[T]):
                 return self._items.popleft()
             if self._signalled and not self._closed:
                 self._signalled = False
-                self._reader.settimeout(1.0)  # the byte is there
+                self._reader.settimeout(1.0)  # the byte has arrived already
                 self._reader.recv(1)
             return None
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever) for something to arrive; tell whether it did."""
+        """Wait up to `timeout` seconds (None: without end) for an item; tell whether one arrived."""
         if self._items:
             return True
         self._reader.settimeout(max(timeout, 0.000001) if timeout is not None else None)
         try:
-            # The byte stays for `pop`, which alone takes it: a peek leaves the descriptor readable for an event loop.
+            # Only peek, so that the descriptor stays readable for an event loop: `pop` removes the byte.
             self._reader.recv(1, socket.MSG_PEEK)
         except (TimeoutError, BlockingIOError):
             return False
         return True
 
     def discard(self, unwanted: Callable[[T], bool]) -> list[T]:
-        """Remove and return the items of which `unwanted(item)` is true."""
+        """Remove and return the items for which `unwanted(item)` is true."""
         with self._lock:
-            gone = [item for item in self._items if unwanted(item)]
+            removed = [item for item in self._items if unwanted(item)]
             self._items = deque(item for item in self._items if not unwanted(item))
-            return gone
+            return removed
 
     def close(self) -> None:
-        """Close the sockets. What is in it, and what comes yet, can be discarded: it may have to be given back."""
+        """Close the sockets. `discard` still returns items, also later ones, so that their messages are released."""
         with self._lock:
             self._closed = True
             self._reader.close()

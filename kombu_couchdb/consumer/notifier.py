@@ -1,9 +1,9 @@
-"""Notifications for a consuming connection: from the feed of changes while it is idle, by polling while it is busy.
+"""The notifier: what is new in the database, from the changes feed for an idle consumer, by polling for a busy one.
 
-A feed in a busy database is dear: the server looks at every change for every listener (80 µs each, measured on CouchDB
-3.5), while one range read over the heartbeats and broadcasts costs 2 ms. So a consumer that has more to claim than it can,
-looks four times a second, and one that has nothing to do listens, which costs no request at all. What is read does not grow with
-the number of queues that others have declared.
+The changes feed of a busy database is expensive: CouchDB filters every change for every feed (80 µs each, measured on
+CouchDB 3.5), while one range read of the heartbeats and broadcasts costs 2 ms. So a consumer that still has messages to
+claim polls four times a second, and an idle consumer follows the feed, which costs no requests. The costs do not grow
+with the number of queues that other processes have declared.
 """
 
 from __future__ import annotations
@@ -27,44 +27,48 @@ from .candidates import QueueCandidates
 
 __all__ = ['Notifier']
 
-#: How often a busy consumer looks for broadcasts, bindings and other consumers, in seconds.
-_LOOK = 0.25
+#: How often a busy consumer polls for broadcasts, bindings and other consumers, in seconds.
+_POLL_SECONDS = 0.25
 
-#: How often it looks for changes of the queues it consumes: of their limits, in seconds.
-_LOOK_QUEUES = 1.0
+#: How often it reads the declarations of its queues, for changed limits, in seconds.
+_QUEUE_POLL_SECONDS = 1.0
 
-#: How long a consumer that was busy goes on looking before it listens, and how long one without credit for a queue listens on for
-#: it, in seconds.
-_LINGER = 1.0
-
-#: The ids of everything that is no WorkItem start with this.
+#: How long a consumer that was busy still polls before it follows the feed, and how long it still follows the feed for
+#: a queue without credit, in seconds.
+_LINGER_SECONDS = 1.0
 
 
 class Notifier:
-    """What is new in one database, for the I/O thread of one connection. `listener` and `members` are kept up to date."""
+    """What is new in one database, for the I/O thread of one connection. It keeps `listener` and `peers` up to date."""
 
     def __init__(self, client: Client, topology: Topology, listener: Listener, name: str) -> None:
         self.listener, self.peers = listener, Peers()
         self._client, self._name = client, name
         self._topology, self._routes, self._limits = topology, topology.routes, topology.limits
         self._feed: ContinuousFeed | None = None
-        self._inbox: deque[tuple[list[Row], Any] | CouchDBError] = deque()
-        self._known: dict[str, str] = {}
-        self._covered: set[str] = set()  # exchanges whose bindings are in `_known`
-        self._eager: dict[str, float] = {}  # by queue, when something could last be claimed for it
-        self._since: Any = None  # where the feed listens from; None: it does not listen
-        self._watched: frozenset[str] = frozenset()
-        self._mark: Any = None  # a point before the queues were last read
-        self._looked = self._looked_at_queues = self._busy = float('-inf')
+        self._received: deque[tuple[list[Row], Any] | CouchDBError] = deque()
+        #: The revisions of the polled documents, by id.
+        self._known_revs: dict[str, str] = {}
+        #: The exchanges whose bindings are in `_known_revs`.
+        self._polled_exchanges: set[str] = set()
+        #: By queue: the monotonic time at which there was last credit for it.
+        self._credit_at: dict[str, float] = {}
+        #: The update sequence from which the feed is followed; None: it is not followed.
+        self._since: Any = None
+        #: The queues whose messages the feed reports.
+        self._followed: frozenset[str] = frozenset()
+        #: An update sequence from before the queues were last read, or None.
+        self._checkpoint: Any = None
+        self._polled_at = self._queues_polled_at = self._busy_at = float('-inf')
 
-    def start(self, on_news: Callable[[], None]) -> None:
-        """Start the feed's thread; `on_news()` is called in it when `take` has something."""
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Start the feed's thread; it calls `on_change()` when `take` has something to return."""
 
-        def heard(item: tuple[list[Row], Any] | CouchDBError) -> None:
-            self._inbox.append(item)
-            on_news()
+        def receive(item: tuple[list[Row], Any] | CouchDBError) -> None:
+            self._received.append(item)
+            on_change()
 
-        self._feed = ContinuousFeed(self._client, lambda rows, seq: heard((rows, seq)), heard, f'{self._name}-feed')
+        self._feed = ContinuousFeed(self._client, lambda rows, seq: receive((rows, seq)), receive, f'{self._name}-feed')
 
     def close(self) -> None:
         """End the feed's thread."""
@@ -72,121 +76,123 @@ class Notifier:
         if self._feed is not None:
             self._feed.close()
 
-    def lost(self) -> None:
-        """Begin anew: the server was away, or the database is another."""
+    def on_outage(self) -> None:
+        """Forget everything: CouchDB did not respond, or the database may be a new one."""
         self._routes.follow(0.0)
-        self._stop()
-        self._known.clear()
-        self._covered.clear()
-        self._inbox.clear()
-        self._mark = None
-        self._looked = self._looked_at_queues = float('-inf')
+        self._stop_feed()
+        self._known_revs.clear()
+        self._polled_exchanges.clear()
+        self._received.clear()
+        self._checkpoint = None
+        self._polled_at = self._queues_polled_at = float('-inf')
 
     def due_at(self) -> float | None:
-        """Return the monotonic time to look again; None while the feed listens."""
-        return self._looked + _LOOK if self._since is None else None
+        """Return the monotonic time of the next poll; None while the feed is followed."""
+        return self._polled_at + _POLL_SECONDS if self._since is None else None
 
     def take(
-        self, candidates: Mapping[str, QueueCandidates], eager: set[str]
+        self, candidates: Mapping[str, QueueCandidates], with_credit: set[str]
     ) -> tuple[list[Document], list[tuple[str, Document]]]:
-        """Return the items that may be claimed and the broadcasts, as `(queue, message)`, that are new.
+        """Return the new messages that may be claimed, and the new broadcasts as `(queue, message)`.
 
-        `eager` names the queues for which something could be claimed now. *Raises* what broke the feed.
+        `with_credit` names the queues for which a message could be claimed now. *Raises* the error that ended the feed.
         """
-        docs = self._hear(candidates)
+        docs = self._take_received(candidates)
         now = time.monotonic()
-        if any(candidates[queue].is_stale for queue in eager):
-            self._stop()
-            self._busy = now
-            if self._mark is None or any(candidates[queue].outdated for queue in eager):
-                # Whatever was read before this point has to be read again before the feed may go on from here.
-                self._mark = self._client.sequence()
+        if any(candidates[queue].is_stale for queue in with_credit):
+            self._stop_feed()
+            self._busy_at = now
+            if self._checkpoint is None or any(candidates[queue].is_outdated for queue in with_credit):
+                # The feed can start at this point only for queues that are read after it: all are to be read again.
+                self._checkpoint = self._client.sequence()
                 for queue_candidates in candidates.values():
                     queue_candidates.mark_stale()
-        elif now - self._busy >= _LINGER or not any(
+        elif now - self._busy_at >= _LINGER_SECONDS or not any(
             queue_candidates.is_stale for queue_candidates in candidates.values()
         ):
-            docs += self._listen(candidates, eager)
-        if self._since is None and now - self._looked >= _LOOK:
-            docs += self._look(candidates)
+            docs += self._follow_feed(candidates, with_credit)
+        if self._since is None and now - self._polled_at >= _POLL_SECONDS:
+            docs += self._poll(candidates)
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
-        # The filter admits also a list with the name of a queue in it.
+        # CouchDB's filter also admits a document whose `queue` is a list with the name in it.
         return [
             doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in candidates
         ], self.listener.take(docs)
 
-    def _hear(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
-        """Take in what the feed told, and let it go on."""
+    def _take_received(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
+        """Return the documents that the feed reported, and let it continue."""
         docs: list[Document] = []
-        while self._inbox:
-            item = self._inbox.popleft()
+        while self._received:
+            item = self._received.popleft()
             if isinstance(item, CouchDBError):
                 raise item
             rows, last = item
             docs += [row['doc'] for row in rows if row.get('doc')]
             if self._since is None:
-                continue  # told before the feed was stopped
+                continue  # reported before the feed was stopped
             if len(rows) >= LIMIT:
-                self._stop()
-                for queue in self._watched:
+                self._stop_feed()
+                for queue in self._followed:
                     if queue in candidates:
                         candidates[queue].mark_stale()
             else:
-                self._watch(last, self._watched)
+                self._start_feed(last, self._followed)
         for doc in docs:
             self._note(doc)
         return docs
 
-    def _listen(self, candidates: Mapping[str, QueueCandidates], eager: set[str]) -> list[Document]:
-        """Let the feed listen for all queues whose content is known."""
+    def _follow_feed(self, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> list[Document]:
+        """Follow the feed for all queues whose candidates are complete."""
         now = time.monotonic()
-        self._eager = {queue: now if queue in eager else self._eager.get(queue, now) for queue in candidates}
+        self._credit_at = {
+            queue: now if queue in with_credit else self._credit_at.get(queue, now) for queue in candidates
+        }
         for queue, queue_candidates in candidates.items():
-            # What nobody can take here is not hoarded, and after a while not listened for. An eager queue would be read again in
-            # this very turn, at a point that is not known here, and the feed could not go on from it.
+            # Without credit for a queue, this consumer does not collect many of its messages, and after a while it does
+            # not follow the feed for it. A queue with credit would be read again in this same cycle, at an unknown
+            # point of the feed, from which the feed could not continue.
             if (
                 self._since is not None
-                and queue not in eager
+                and queue not in with_credit
                 and not queue_candidates.is_stale
-                and (len(queue_candidates) > LIMIT or now - self._eager[queue] > _LINGER)
+                and (len(queue_candidates) > LIMIT or now - self._credit_at[queue] > _LINGER_SECONDS)
             ):
                 queue_candidates.clear()
-        wanted = frozenset(queue for queue, queue_candidates in candidates.items() if not queue_candidates.is_stale)
+        complete = frozenset(queue for queue, queue_candidates in candidates.items() if not queue_candidates.is_stale)
         if self._since is None:
-            since = self._client.sequence() if self._mark is None else self._mark
-            docs = self._look(candidates)
-            self._watch(since, wanted)
-            self._mark = None
+            since = self._client.sequence() if self._checkpoint is None else self._checkpoint
+            docs = self._poll(candidates)
+            self._start_feed(since, complete)
+            self._checkpoint = None
             return docs
-        if not wanted <= self._watched:
-            if self._mark is not None:
-                self._watch(self._mark, wanted)
-            for queue in wanted - self._watched:
-                candidates[
-                    queue
-                ].mark_stale()  # it was read while nobody listened for it: once more, after a known point
-        elif wanted < self._watched:
-            self._watch(self._since, wanted)
-        self._mark = None
+        if not complete <= self._followed:
+            if self._checkpoint is not None:
+                self._start_feed(self._checkpoint, complete)
+            for queue in complete - self._followed:
+                # The feed was not followed when the queue was read: read it again, after a known point.
+                candidates[queue].mark_stale()
+        elif complete < self._followed:
+            self._start_feed(self._since, complete)
+        self._checkpoint = None
         return []
 
-    def _watch(self, since: Any, queues: frozenset[str]) -> None:
-        self._since, self._watched = since, queues
+    def _start_feed(self, since: Any, queues: frozenset[str]) -> None:
+        self._since, self._followed = since, queues
         self._routes.follow(math.inf)
         if self._feed is not None:
             self._feed.watch(since, _selector(queues))
 
-    def _stop(self) -> None:
+    def _stop_feed(self) -> None:
         if self._since is not None:
-            # Whoever reads the queues from now on has read them after this point.
-            self._mark = self._since if self._mark is None else self._mark
+            # From now on the queues are read after this point.
+            self._checkpoint = self._since if self._checkpoint is None else self._checkpoint
             self._since = None
             if self._feed is not None:
                 self._feed.pause()
 
-    def _look(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
-        """Read what changed among the documents that are no WorkItems; one request if nothing did, and one for bindings."""
-        self._looked = time.monotonic()
+    def _poll(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
+        """Return the changed documents that are no messages: one request, more for bindings and for each change."""
+        self._polled_at = time.monotonic()
         exchanges = sorted(self._routes.wanted | self.listener.exchanges)
         rows = self._client.id_range(BROADCAST, to=CONSUMER)
         if exchanges:
@@ -194,18 +200,18 @@ class Notifier:
         revs = {row['id']: row['value']['rev'] for row in rows}
         docs = [
             doc
-            for doc in self._client.fetch([name for name, rev in revs.items() if self._known.get(name) != rev])
+            for doc in self._client.fetch([name for name, rev in revs.items() if self._known_revs.get(name) != rev])
             if doc
         ]
         for exchange in exchanges:
-            if exchange not in self._covered:
+            if exchange not in self._polled_exchanges:
                 its = {doc['_id']: doc for doc in docs if doc['_id'].startswith(exchange_prefix(exchange))}
-                self._routes.replace(its, self._looked, exchange_prefix(exchange))
-                self._covered.add(exchange)
-        docs += [{'_id': name, '_deleted': True} for name in self._known.keys() - revs.keys()]
-        self._known = revs
-        if self._looked - self._looked_at_queues >= _LOOK_QUEUES:
-            self._looked_at_queues = self._looked
+                self._routes.replace(its, self._polled_at, exchange_prefix(exchange))
+                self._polled_exchanges.add(exchange)
+        docs += [{'_id': name, '_deleted': True} for name in self._known_revs.keys() - revs.keys()]
+        self._known_revs = revs
+        if self._polled_at - self._queues_polled_at >= _QUEUE_POLL_SECONDS:
+            self._queues_polled_at = self._polled_at
             names = [QUEUE + queue for queue in candidates]
             docs += [
                 doc or {'_id': name, '_deleted': True}
@@ -213,14 +219,14 @@ class Notifier:
             ]
         for doc in docs:
             self._note(doc)
-        self._routes.follow(_LOOK * 4, exchanges)
+        self._routes.follow(_POLL_SECONDS * 4, exchanges)
         return docs
 
     def _note(self, doc: Document) -> None:
         if doc.get('_deleted'):
             self._topology.declarations.was_deleted(doc['_id'])
             exchange = exchange_in(doc['_id'])
-            # It may have been declared anew meanwhile, and bound to.
+            # The exchange may have been declared and bound again meanwhile.
             if exchange is not None and self.listener.listens_to(exchange) and not self._topology.has_fanout(exchange):
                 self.listener.forget(exchange)
         if doc['_id'].startswith(BINDING):
@@ -232,7 +238,7 @@ class Notifier:
 
 
 def _selector(queues: frozenset[str]) -> Document:
-    """Return the filter that the server applies: what can be claimed here, and what concerns all."""
+    """Return the feed's filter: messages that can be claimed, and documents that concern all consumers."""
     return {
         '$or': [
             {'type': 'WorkItem', 'claimed': None, 'queue': {'$in': sorted(queues)}, 'status': {'$exists': False}},

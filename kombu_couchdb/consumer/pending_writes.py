@@ -1,4 +1,4 @@
-"""Decisions about held messages that are not written yet: the half of the ledger that the I/O thread empties."""
+"""Pending writes: decisions about messages that are not written yet. kombu's thread adds, the I/O thread writes."""
 
 from __future__ import annotations
 
@@ -12,102 +12,106 @@ from ..documents import workitem
 from ..log import get_logger
 from .wakeup import Wakeup
 
-__all__ = ['Change', 'PendingWrites']
+__all__ = ['PendingWrite', 'PendingWrites']
 
 logger = get_logger(__name__)
 
 #: A document to be written, and the function that takes the result of the write.
-Change = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
+PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 
 
 class PendingWrites:
-    """The changes to be written, and what becomes of those that publishers of unique jobs are in conflict with."""
+    """The documents to be written. If a publisher changes a unique job first, its write is made again."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        #: Wakes the I/O thread: there is something to do.
+        #: Wakes the I/O thread: it has work.
         self.wakeup = Wakeup()
-        self._outbox: list[Change] = []
-        self._returned: list[Document] = []
-        #: Unique jobs that others have changed, with what was decided about them.
-        self._conflicted: list[tuple[Document, Callable[[Document], Mapping[str, Any]]]] = []
-        self._settling: set[str] = set()  # ids of items that are settled here, and not in the database for certain
+        self._writes: list[PendingWrite] = []
+        self._released: list[Document] = []
+        #: Unique jobs whose writes were in conflict, as they were claimed, with the change to be made.
+        self._changed_jobs: list[tuple[Document, Callable[[Document], Mapping[str, Any]]]] = []
+        #: The ids of the messages that are decided here while it is uncertain whether CouchDB has stored the decision.
+        self._unstored: set[str] = set()
 
     @property
     def unwritten(self) -> bool:
-        """Whether anything is to be written, or not in the database for certain."""
-        return bool(self._outbox or self._settling or self._conflicted)
+        """Whether a decision is not written, or not for certain."""
+        return bool(self._writes or self._unstored or self._changed_jobs)
 
-    def decide(self, held: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
-        """Have `change(held)` written, for an item that is held no more."""
+    def add_write(self, claimed: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
+        """Add the write of `change(claimed)`, for a message that this consumer does not hold any more."""
         with self._lock:
-            self._settling.add(held['_id'])
-            self._write(held, change)
+            self._unstored.add(claimed['_id'])
+            self._add(claimed, change)
 
-    def take_writes(self) -> list[Change]:
-        """Return what is to be written; it is the caller's now."""
+    def take_writes(self) -> list[PendingWrite]:
+        """Return the pending writes and forget them: the caller writes them, or calls `return_writes`."""
         with self._lock:
-            outbox, self._outbox = self._outbox, []
-            return outbox
+            pending, self._writes = self._writes, []
+            return pending
 
-    def return_writes(self, outbox: list[Change]) -> None:
-        """Take back what could not be written, or not for certain."""
+    def return_writes(self, pending: list[PendingWrite]) -> None:
+        """Put back writes that got no response: CouchDB may have stored them."""
         with self._lock:
-            # What was stored already conflicts with itself when it is sent again: that is no news.
-            # A unique job may also conflict since a publisher has changed it: it is read again.
-            again: list[Change] = [
-                (doc, react if workitem.is_unique(doc) else lambda result, doc=doc: self._settling.discard(doc['_id']))  # type: ignore[misc]
-                for doc, react in outbox
+            # A write that CouchDB has stored is in conflict with itself when it is sent again: that needs no warning.
+            # But a unique job may also be in conflict because a publisher has changed it: it is read again.
+            again: list[PendingWrite] = [
+                (doc, react if workitem.is_unique(doc) else lambda result, doc=doc: self._unstored.discard(doc['_id']))  # type: ignore[misc]
+                for doc, react in pending
             ]
-            self._outbox = again + self._outbox
+            self._writes = again + self._writes
 
-    def resettle(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
-        """Decide again about unique jobs that publishers have changed while they were held, as they are now.
+    def retry_unique_jobs(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
+        """Read the unique jobs that publishers have changed, and add the writes for their current revisions.
 
-        `fetch(ids)` reads documents, in the I/O thread; *raises* what it raises, and can then be called again.
+        For the I/O thread. `fetch(ids)` reads documents; *raises* what it raises, and can then be called again.
         """
-        conflicted = list(self._conflicted)
-        found = fetch([doc['_id'] for doc, _ in conflicted]) if conflicted else []
+        changed = list(self._changed_jobs)
+        found = fetch([doc['_id'] for doc, _ in changed]) if changed else []
         with self._lock:
-            del self._conflicted[: len(conflicted)]
-            for (doc, change), now in zip(conflicted, found, strict=True):
-                if now is not None and now.get('claimed') == doc['claimed']:
-                    self._write(now, change)
-                else:
-                    self._settling.discard(doc['_id'])
-                    if now is not None and workitem.task_id(now) == workitem.task_id(
-                        doc
-                    ):  # else our own earlier try was stored
-                        logger.warning('unique job %s had been taken from this consumer before it was done', doc['_id'])
+            del self._changed_jobs[: len(changed)]
+            for (doc, change), current in zip(changed, found, strict=True):
+                if current is not None and current.get('claimed') == doc['claimed']:
+                    self._add(current, change)
+                    continue
+                self._unstored.discard(doc['_id'])
+                # If the document has another task now, or is deleted, an earlier attempt to write the decision was
+                # stored.
+                if current is not None and workitem.task_id(current) == workitem.task_id(doc):
+                    logger.warning(
+                        'this consumer lost its claim of unique job %s before the outcome was stored: it may run again',
+                        doc['_id'],
+                    )
 
-    def take_returned(self) -> list[Document]:
-        """Return the items that were given back to their queues since the last call, as they stand now."""
-        returned, self._returned = self._returned, []
-        return returned
+    def take_released(self) -> list[Document]:
+        """Return the messages whose release was stored since the last call, with their new revisions."""
+        released, self._released = self._released, []
+        return released
 
-    def _write(self, held: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
-        doc = change(held)
-        self._outbox.append((doc, lambda result: self._settled(held, change, doc, result)))
+    def _add(self, claimed: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
+        doc = change(claimed)
+        self._writes.append((doc, lambda result: self._on_result(claimed, change, doc, result)))
 
-    def _settled(
+    def _on_result(
         self,
-        held: Document,
+        claimed: Document,
         change: Callable[[Document], Mapping[str, Any]],
         doc: Mapping[str, Any],
         result: WriteResult,
     ) -> None:
-        if result.is_conflict and 'key' in held:
-            self._conflicted.append((held, change))
+        if result.is_conflict and 'key' in claimed:
+            self._changed_jobs.append((claimed, change))
             self.wakeup.set()
             return
-        self._settling.discard(doc['_id'])
+        self._unstored.discard(doc['_id'])
         if result.is_conflict:
             logger.warning(
-                'message %s had been taken from this consumer before it was done with it (%s)',
+                'this consumer lost its claim of message %s before the outcome was stored: it may run again (%s)',
                 doc['_id'],
                 result.reason,
             )
         elif result.is_refused:
             logger.error('the outcome of message %s cannot be stored: %s', doc['_id'], result.reason)
         elif workitem.is_waiting(doc):
-            self._returned.append({**doc, '_rev': result.rev})
+            self._released.append({**doc, '_rev': result.rev})

@@ -1,8 +1,8 @@
 """Probes: messages that a consumer claims out of turn, to find out whether the consumers that come first claim at all.
 
-In a long queue each consumer leaves the messages of the others alone. If one of the others has no credit, its share would wait. So
-a consumer tries one message of each of the others from time to time: if it wins, the other one is busy, and its share is open to
-all.
+In a long queue each consumer leaves the messages of the others alone. If one of the others has no credit, its share
+would wait. So a consumer tries one message of each of the others from time to time: if it wins, the other one is busy,
+and its share is open to all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Candidate:
         return self.rank, self.turn, self.date, self.id
 
     def note(self, doc: Document | None) -> None:
-        """Take in the document as it was read just now."""
+        """Set the document, which was read just now."""
         self.doc, self.seen = doc, time.monotonic()
 
 

@@ -8,16 +8,18 @@ __all__ = ['Subscriptions']
 
 
 class Subscriptions:
-    """Subscriptions and their credit. Not thread-safe: the lock of `Holdings` guards it.
+    """Subscriptions and their credit. Not thread-safe: the lock of `Unacked` guards it.
 
-    A channel without a prefetch limit begins with one message ahead. The number doubles, up to `unlimited`, when kombu's thread
-    asks for more and finds nothing: who takes one message and no more has no others claimed.
+    A channel without a prefetch limit starts with one message that is claimed ahead. The number doubles, up to
+    `unlimited`, when kombu's thread asks for more messages and finds none. So a program that receives one message and
+    stops holds no others.
     """
 
     def __init__(self, unlimited: int) -> None:
         self._unlimited = unlimited
-        self._subscriptions: dict[Subscription, int] = {}  # how many messages each was given
-        self._taken: set[Credit] = set()  # of these, messages were handed over since kombu's thread last found nothing
+        self._subscriptions: dict[Subscription, int] = {}  # how many messages were claimed for each
+        #: The credits without a limit whose messages were delivered since kombu's thread last found no message.
+        self._delivered: set[Credit] = set()
 
     def __contains__(self, subscription: Subscription) -> bool:
         return subscription in self._subscriptions
@@ -27,21 +29,21 @@ class Subscriptions:
 
     @property
     def queues(self) -> set[str]:
-        """The queues that are subscribed to."""
+        """The queues of the subscriptions."""
         return {subscription.queue for subscription in self._subscriptions}
 
     def add(self, subscription: Subscription) -> None:
-        """Take in a subscription; of those that share its queue it is the last to be served."""
-        given = [count for other, count in self._subscriptions.items() if other.queue == subscription.queue]
-        self._subscriptions[subscription] = max(given, default=0)
+        """Add a subscription; the older subscriptions of its queue are served before it."""
+        counts = [count for other, count in self._subscriptions.items() if other.queue == subscription.queue]
+        self._subscriptions[subscription] = max(counts, default=0)
 
     def remove(self, subscription: Subscription) -> None:
-        """Forget a subscription; when a channel has none left, its demand is forgotten, too."""
+        """Remove a subscription. With the last one of a channel, its number of messages claimed ahead is reset."""
         self._subscriptions.pop(subscription, None)
         credit = subscription.credit
         if not any(other.credit is credit for other in self._subscriptions):
-            credit.taken, credit.ahead = 0, 1
-            self._taken.discard(credit)
+            credit.delivered, credit.ahead = 0, 1
+            self._delivered.discard(credit)
 
     def credit(self) -> dict[str, int]:
         """Return for each queue how many messages may be claimed for it now."""
@@ -51,30 +53,30 @@ class Subscriptions:
         return credit
 
     def next(self, queue: str) -> Subscription | None:
-        """Return the subscription of a queue with the most credit; of several with as much, the one that was given the least."""
+        """Return the queue's subscription with the most credit; among equals, the one with the fewest messages."""
         fit = [subscription for subscription in self._subscriptions if subscription.queue == queue]
         return max(
             fit, key=lambda subscription: (subscription.credit.free, -self._subscriptions[subscription]), default=None
         )
 
-    def gave(self, subscription: Subscription, amount: int = 1) -> None:
-        """Note that a subscription is given a message, or, with `amount` -1, that there was none for it."""
+    def count_message(self, subscription: Subscription, amount: int = 1) -> None:
+        """Count a message for a subscription, or with `amount` -1 undo that: no message was found."""
         if subscription in self._subscriptions:
             self._subscriptions[subscription] += amount
 
-    def took(self, credit: Credit) -> None:
-        """Note that kombu's thread was handed a message."""
+    def count_delivery(self, credit: Credit) -> None:
+        """Count a message that kombu's thread received."""
         if not credit.limit:
-            credit.taken += 1
-            self._taken.add(credit)
+            credit.delivered += 1
+            self._delivered.add(credit)
 
-    def ask(self, *, found_nothing: bool) -> bool:
-        """Note that kombu's thread asks for more, and whether it finds nothing; tell whether more may be claimed for that."""
-        more = bool(self._taken)
-        for credit in self._taken:
-            credit.taken = 0
+    def request_more(self, *, found_nothing: bool) -> bool:
+        """Note that kombu's thread asks for messages; tell whether more may be claimed for channels without a limit."""
+        more = bool(self._delivered)
+        for credit in self._delivered:
+            credit.delivered = 0
             if found_nothing:
                 credit.ahead = min(2 * credit.ahead, self._unlimited)
         if found_nothing:
-            self._taken.clear()
+            self._delivered.clear()
         return more

@@ -1,15 +1,14 @@
-"""Unacknowledged messages of a consuming connection, and the decisions about them, shared by two threads.
+"""The unacknowledged messages of a consuming connection, and the decisions about them. Two threads share them.
 
-kombu's thread subscribes, takes deliveries and settles them (ack, release, bury); nothing here waits for the network.
-The I/O thread adds what it claimed and takes away what it shall write. What is settled counts as free credit at once, so
-that the next claim can ride in the same request as the ack.
+kombu's thread subscribes, receives deliveries and decides about them (ack, release, dead letter); it never waits for
+the network here. The I/O thread adds the messages that it claimed, and takes the decisions to write them. A decision
+frees credit at once, so that the next claim can share a request with the ack.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from ..couchdb.client import Document
@@ -27,46 +26,55 @@ __all__ = ['Unacked']
 
 logger = get_logger(__name__)
 
-#: The most broadcasts kept for a queue without a consumer; then the oldest go.
-_PARKED = 10_000
+#: The most broadcasts that are kept for a queue without a consumer; the oldest are dropped first.
+_MAX_WAITING_BROADCASTS = 10_000
+
+#: The lines that are logged when kombu decides about a message, or for it. CouchDB stores the decision in the next
+#: cycle.
+_ACKNOWLEDGED = 'acknowledged message %s of queue %s, attempt %s (not stored yet)'
+_RELEASED = 'released message %s of queue %s, attempt %s (counted, not stored yet)'
+_RELEASED_UNCOUNTED = 'released message %s of queue %s, attempt %s (not counted, not stored yet)'
+_DEAD_LETTERED = 'dead-lettered message %s of queue %s, attempt %s (not stored yet)'
+_EXPIRED = 'dropped expired message %s of queue %s, attempt %s (not stored yet)'
 
 
 class Unacked(PendingWrites):
-    """Subscriptions, the messages held for them, and the changes to be written. Every method may be called in any thread."""
+    """Subscriptions, the messages claimed for them, and the pending writes. Any thread may call any method."""
 
     def __init__(
         self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int
     ) -> None:
         super().__init__()
         self._lease, self._mailbox, self._clock = lease, mailbox, clock
-        #: Whether more could be claimed if there were credit.
-        self.hungry = True
+        #: Whether the queues have more messages to claim than there is credit for.
+        self.more_to_claim = True
         self._subscriptions = Subscriptions(unlimited)
-        self._held: dict[str, Delivery] = {}
-        self._parked: dict[str, deque[Document]] = {}  # broadcasts for queues that nobody consumes here just now
-        #: How many messages of each queue that is subscribed to were acknowledged.
-        self.done: Counter[str] = Counter()
-        #: Those who wait for one message.
+        self._held: dict[str, Delivery] = {}  # by delivery tag
+        #: By queue: broadcasts that wait until this connection subscribes to the queue again.
+        self._waiting_broadcasts: dict[str, deque[Document]] = {}
+        #: By queue, for the queues of the subscriptions: how many messages were acknowledged.
+        self.acked: Counter[str] = Counter()
+        #: The `basic_get` calls that wait for one message each.
         self.pulls: list[Pull] = []
-        #: Whether the I/O thread ends, since nothing was left to do: whoever has something needs another consumer.
+        #: Whether the I/O thread ends because it has no work. The next use needs another consumer.
         self.retired = False
 
-    # -- kombu's verbs
+    # -- for kombu's thread
 
     def subscribe(self, subscription: Subscription) -> bool:
-        """Begin to claim messages for a subscription; False if this consumer has retired."""
+        """Start to claim messages for a subscription; return False if this consumer has retired."""
         with self._lock:
             if self.retired:
                 return False
             self._subscriptions.add(subscription)
             self._mailbox.put(
-                [broadcast(message, subscription) for message in self._parked.pop(subscription.queue, ())]
+                [broadcast(message, subscription) for message in self._waiting_broadcasts.pop(subscription.queue, ())]
             )
             self.wakeup.set()
             return True
 
     def pull(self, pull: Pull) -> bool:
-        """Claim one message for who asks for it; False if this consumer has retired."""
+        """Claim one message for a `basic_get`; return False if this consumer has retired."""
         with self._lock:
             if not self.retired:
                 self.pulls.append(pull)
@@ -74,71 +82,79 @@ class Unacked(PendingWrites):
             return not self.retired
 
     def cancel(self, subscription: Subscription) -> None:
-        """Claim nothing more for a subscription and give back what kombu has not seen."""
+        """Claim no more messages for a subscription, and release those that kombu has not received."""
         with self._lock:
             self._subscriptions.remove(subscription)
             if subscription.queue not in self.queues:
-                self.done.pop(subscription.queue, None)
-            self._return_all(lambda delivery: delivery.subscription is subscription)
+                self.acked.pop(subscription.queue, None)
+            self._release_undelivered(lambda delivery: delivery.subscription is subscription)
             self.wakeup.set()
 
     def set_credit(self, credit: Credit, limit: int) -> None:
-        """Change how many messages a channel may hold."""
+        """Set the most messages that a channel may have unacknowledged; 0 is no limit."""
         with self._lock:
             credit.limit = limit
             self.wakeup.set()
 
-    def hand_over(self, delivery: Delivery) -> bool:
-        """Note that kombu takes a delivery from the mailbox; False if it must not, for it may be somebody else's now."""
+    def deliver(self, delivery: Delivery) -> bool:
+        """Note that kombu takes a delivery from the mailbox; return False if kombu must not process it."""
         with self._lock:
             if not delivery.final and (delivery.tag not in self._held or not self._lease.valid):
-                # This process was stopped, or cut off, for so long that the message may have been given to others.
-                self._return_unseen(delivery)
+                # The process was stopped, or had no connection, for so long that another consumer may have the message.
+                self._release_one_undelivered(delivery)
                 self.wakeup.set()
                 return False
             delivery.credit.waiting -= 1
             delivery.expired = workitem.has_expired(delivery.doc, self._clock.now())
             if delivery.expired and not workitem.is_announced(delivery.doc):
-                # It lay in the mailbox for too long: it is not delivered late, and is done with.
+                # The message has expired in the mailbox: delete it instead of delivering it.
                 if delivery.tag in self._held:
-                    self._settle(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()))
+                    self._end(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()), _EXPIRED)
                 self.wakeup.set()
                 return False
-            self._subscriptions.took(delivery.credit)
+            self._subscriptions.count_delivery(delivery.credit)
             return True
 
-    def ask(self) -> None:
-        """Note that kombu's thread comes for more: for who has no prefetch limit more is claimed then."""
+    def request_more(self) -> None:
+        """Note that kombu's thread asks for messages: more are claimed then for channels without a prefetch limit."""
         with self._lock:
-            if self._subscriptions.ask(found_nothing=not len(self._mailbox)):
+            if self._subscriptions.request_more(found_nothing=not len(self._mailbox)):
                 self.wakeup.set()
 
     def ack(self, tag: str) -> None:
-        """The message is done: delete it, if it is still ours."""
+        """Acknowledge a message: it is deleted, if this consumer still holds it."""
         with self._lock:
             if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
-                self.done[queue] += 1
+                self.acked[queue] += 1
             now = self._clock.now()
-            self._decide(tag, lambda doc: workitem.acked(doc, now), patiently=True)
+            self._decide(tag, lambda doc: workitem.acked(doc, now), _ACKNOWLEDGED, may_wait=True)
 
     def release(self, tag: str) -> None:
-        """The message shall be delivered again: put it back to its old place."""
-        self._decide(tag, workitem.release)
+        """Release a message to its old position in the queue; its delivery counts as an attempt."""
+        self._decide(tag, workitem.release, _RELEASED)
 
-    def give_back(self, tag: str) -> None:
-        """The consumer stops: put the message back to its old place. Only who was ended by it counts it as an attempt."""
+    def release_at_close(self, tag: str) -> None:
+        """Release a message of a consumer that stops.
+
+        The delivery counts as an attempt unless kombu's callback for it returned without an error.
+        """
         with self._lock:
-            self._decide(tag, partial(workitem.release, counts=tag not in self._held or not self._held[tag].accepted))
+            if tag in self._held and self._held[tag].received_by_kombu:
+                self._decide(tag, lambda doc: workitem.release(doc, counts=False), _RELEASED_UNCOUNTED)
+            else:
+                self.release(tag)
 
-    def bury(self, tag: str, reason: str) -> None:
-        """The message is refused: keep it as a dead letter."""
+    def dead_letter(self, tag: str, reason: str) -> None:
+        """Make a message a dead letter, with this reason."""
         now = self._clock.now()
-        self._decide(tag, lambda doc: dead_letter.made_of(doc, reason, now))
+        self._decide(tag, lambda doc: dead_letter.made_of(doc, reason, now), _DEAD_LETTERED)
 
-    def _decide(self, tag: str, change: Callable[[Document], Mapping[str, Any]], *, patiently: bool = False) -> None:
+    def _decide(
+        self, tag: str, change: Callable[[Document], Mapping[str, Any]], log_text: str, *, may_wait: bool = False
+    ) -> None:
         with self._lock:
             if tag.startswith(BROADCAST_TAG):
-                return  # nobody waits for that
+                return  # a broadcast needs no ack
             if tag not in self._held:
                 logger.warning(
                     'message %s is not held any more: its lease was lost, so it may run once more elsewhere',
@@ -146,35 +162,35 @@ class Unacked(PendingWrites):
                 )
                 return
             delivery = self._held[tag]
-            self._settle(tag, change)
-            # What runs after a unique job waits for its ack.
-            patiently = patiently and not workitem.is_unique(delivery.doc)
-            self.wakeup.set(delivery.credit.patience(hungry=self.hungry) if patiently else 0.0)
+            self._end(tag, change, log_text)
+            # The messages in `next` of a unique job wait for its ack: write it at once.
+            may_wait = may_wait and not workitem.is_unique(delivery.doc)
+            self.wakeup.set(delivery.credit.ack_delay(more_to_claim=self.more_to_claim) if may_wait else 0.0)
 
     # -- for the I/O thread
 
     @property
     def busy(self) -> bool:
-        """Whether anything is subscribed, asked for, held or to be written."""
+        """Whether there are subscriptions, waiting `basic_get` calls, unacknowledged messages or pending writes."""
         with self._lock:
             return bool(self._subscriptions or self.pulls or self._held or self.unwritten)
 
     def retire(self) -> bool:
-        """Take in nothing from now on, unless there is something to do; tell whether that is so."""
+        """Refuse subscriptions and pulls from now on, unless the consumer is busy; tell whether it has retired."""
         with self._lock:
             self.retired = not self.busy
             return self.retired
 
     @property
     def queues(self) -> set[str]:
-        """The queues that are subscribed to."""
+        """The queues of the subscriptions."""
         with self._lock:
             return self._subscriptions.queues
 
     def ids(self) -> set[str]:
-        """Return the ids of the items that the database may rightly show as claimed by this consumer."""
+        """Return the ids of the messages that the database may show as claimed by this consumer."""
         with self._lock:
-            return self._settling | {delivery.doc['_id'] for delivery in self._held.values()}
+            return self._unstored | {delivery.doc['_id'] for delivery in self._held.values()}
 
     def credit(self) -> dict[str, int]:
         """Return for each queue how many messages may be claimed for it now."""
@@ -182,105 +198,117 @@ class Unacked(PendingWrites):
             return self._subscriptions.credit()
 
     def reserve(self, queue: str) -> Subscription | None:
-        """Return the subscription of a queue with the most credit left, one less now; None if there is none left."""
+        """Take credit for one message from the subscription with the most credit; return it, or None without credit."""
         with self._lock:
             best = self._subscriptions.next(queue)
             if best is None or best.credit.free <= 0:
                 return None
-            self.spend(best.credit)
-            self._subscriptions.gave(best)
+            self.take_credit(best.credit)
+            self._subscriptions.count_message(best)
             return best
 
     def unreserve(self, subscription: Subscription) -> None:
-        """Take back what `reserve` returned: there is no message for it."""
+        """Undo `reserve`: no message was found for the subscription."""
         with self._lock:
-            self.spend(subscription.credit, -1)
-            self._subscriptions.gave(subscription, -1)
+            self.return_credit(subscription.credit)
+            self._subscriptions.count_message(subscription, -1)
 
-    def spend(self, credit: Credit, amount: int = 1) -> None:
-        """Take one from a channel's credit for a claim, or, with `amount` -1, give it back."""
+    def take_credit(self, credit: Credit) -> None:
+        """Take one from a channel's credit, for a claim."""
         with self._lock:
-            credit.waiting += amount
-            credit.held += amount
+            credit.waiting += 1
+            credit.held += 1
 
-    def arrive(self, delivery: Delivery) -> None:
-        """Put what was claimed into the mailbox, or wait for its body; back to the queue if nobody is subscribed any more."""
+    def return_credit(self, credit: Credit) -> None:
+        """Return one to a channel's credit: the claim failed."""
         with self._lock:
-            self.keep(delivery)
+            credit.waiting -= 1
+            credit.held -= 1
+
+    def add_claimed(self, delivery: Delivery) -> None:
+        """Hold a claimed message, and put it into the mailbox unless it needs its body first.
+
+        If its subscription was cancelled meanwhile, release it.
+        """
+        with self._lock:
+            self.hold(delivery)
             if delivery.subscription is None or delivery.subscription in self._subscriptions:
-                self._mailbox.put([] if delivery.unread else [delivery])
+                self._mailbox.put([] if delivery.needs_body else [delivery])
             else:
-                self._return_unseen(delivery)
+                self._release_one_undelivered(delivery)
                 self.wakeup.set()
 
-    def unread(self) -> list[Delivery]:
-        """Return the deliveries whose bodies are yet to be read, in the order of their claims."""
-        with self._lock:
-            return [delivery for delivery in self._held.values() if delivery.unread]
-
-    def was_read(self, delivery: Delivery, body: bytes | None, reason: str = '') -> None:
-        """Put what was claimed into the mailbox with its body, if it is still held; without one it is a dead letter."""
-        with self._lock:
-            if delivery.tag not in self._held or not delivery.unread:
-                return
-            delivery.body, delivery.unread = body, False
-            if body is not None:
-                self._mailbox.put([delivery])
-            else:
-                delivery.credit.waiting -= 1
-                self.bury(delivery.tag, reason)
-
-    def keep(self, delivery: Delivery) -> None:
-        """Hold what was claimed until it is settled."""
+    def hold(self, delivery: Delivery) -> None:
+        """Hold a claimed message until kombu decides about it."""
         with self._lock:
             if not delivery.final:
                 self._held[delivery.tag] = delivery
 
+    def awaiting_bodies(self) -> list[Delivery]:
+        """Return the deliveries whose bodies have not been read yet, in the order of their claims."""
+        with self._lock:
+            return [delivery for delivery in self._held.values() if delivery.needs_body]
+
+    def set_body(self, delivery: Delivery, body: bytes | None, reason: str = '') -> None:
+        """Put a message with its body into the mailbox, if it is still held; without a body make it a dead letter."""
+        with self._lock:
+            if delivery.tag not in self._held or not delivery.needs_body:
+                return
+            delivery.body, delivery.needs_body = body, False
+            if body is not None:
+                self._mailbox.put([delivery])
+            else:
+                delivery.credit.waiting -= 1
+                self.dead_letter(delivery.tag, reason)
+
     def broadcast(self, queue: str, message: Document) -> None:
-        """Put a broadcast for a queue into the mailbox, or keep it until somebody subscribes to the queue."""
+        """Put a broadcast into the mailbox, or keep it until this connection subscribes to the queue."""
         with self._lock:
             if subscription := self._subscriptions.next(queue):
-                self._subscriptions.gave(subscription)
+                self._subscriptions.count_message(subscription)
                 self._mailbox.put([broadcast(message, subscription)])
             else:
-                self._parked.setdefault(queue, deque(maxlen=_PARKED)).append(message)
+                self._waiting_broadcasts.setdefault(queue, deque(maxlen=_MAX_WAITING_BROADCASTS)).append(message)
 
     def drop_all(self) -> int:
-        """Forget all that is held: the lease was lost. Return how many messages that were."""
+        """Forget all claimed messages, without writing anything: the lease was lost. Return how many there were."""
         with self._lock:
             lost, self._held = list(self._held.values()), {}
             for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.final):
                 assert isinstance(item, Delivery)
-                item.credit.waiting -= 1  # one that is just being handed over is counted there
+                item.credit.waiting -= (
+                    1  # `deliver` does this for a delivery that kombu is just taking from the mailbox
+                )
             for delivery in lost:
                 delivery.credit.held -= 1
-                delivery.credit.waiting -= delivery.unread
+                delivery.credit.waiting -= delivery.needs_body
             self.wakeup.set()
             return len(lost)
 
-    def give_back_all(self) -> None:
-        """Release all that is held."""
+    def release_all(self) -> None:
+        """Release all claimed messages: the consumer stops."""
         with self._lock:
-            self._return_all(lambda delivery: True)
+            self._release_undelivered(lambda delivery: True)
             for tag in list(self._held):
-                self.give_back(tag)
+                self.release_at_close(tag)
 
-    def _return_all(self, which: Callable[[Delivery], bool]) -> None:
-        """Give back those messages that kombu has not seen."""
+    def _release_undelivered(self, which: Callable[[Delivery], bool]) -> None:
+        """Release the messages that kombu has not received and for which `which(delivery)` is true."""
         for item in [
             *self._mailbox.discard(lambda d: isinstance(d, Delivery) and which(d)),
-            *filter(which, self.unread()),
+            *filter(which, self.awaiting_bodies()),
         ]:
             assert isinstance(item, Delivery)
-            self._return_unseen(item)
+            self._release_one_undelivered(item)
 
-    def _return_unseen(self, delivery: Delivery) -> None:
-        """Give back a message that kombu has not seen: it does not count as an attempt."""
+    def _release_one_undelivered(self, delivery: Delivery) -> None:
         delivery.credit.waiting -= 1
         if delivery.tag in self._held:
-            self._settle(delivery.tag, lambda doc: workitem.release(doc, delivered=False))
+            self._end(delivery.tag, lambda doc: workitem.release(doc, delivered=False), _RELEASED_UNCOUNTED)
 
-    def _settle(self, tag: str, change: Callable[[Document], Mapping[str, Any]]) -> None:
+    def _end(self, tag: str, change: Callable[[Document], Mapping[str, Any]], log_text: str) -> None:
+        """Stop holding a message and add the write of `change(document)`."""
         delivery = self._held.pop(tag)
         delivery.credit.held -= 1
-        self.decide(delivery.doc, change)
+        self.add_write(delivery.doc, change)
+        logger.debug(log_text, delivery.doc['_id'], delivery.doc['queue'], delivery.doc['attempts'])

@@ -1,4 +1,4 @@
-"""The wakeup of the I/O thread: at once, or soon, so that more work shares its next turn."""
+"""The wakeup of the I/O thread: at once, or a little later, so that more work shares the next cycle."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ __all__ = ['Wakeup']
 
 
 class Wakeup:
-    """Rung by any thread, heard by one.
+    """Any thread sets it, and one thread waits for it.
 
-    `ring` takes no lock that the same thread may hold: a finalizer may ring in the midst of anything, also of `wait`.
+    `set` takes no lock that the same thread may hold: a finalizer may call it at any point, also during `wait`.
     """
 
     def __init__(self) -> None:
-        self._rings: SimpleQueue[float] = SimpleQueue()  # monotonic times by which the thread should wake
+        self._times: SimpleQueue[float] = SimpleQueue()  # monotonic times by which the thread should wake
 
     def set(self, within: float = 0.0) -> None:
-        """Wake who waits, `within` seconds at the latest; an earlier time that was named before stays."""
-        self._rings.put(time.monotonic() + within)
+        """Wake the waiting thread within `within` seconds. An earlier time from another call still counts."""
+        self._times.put(time.monotonic() + within)
 
     def wait(self, timeout: float) -> None:
-        """Wait until the time named by `ring` has come, but not longer than `timeout` seconds; then all rings are heard."""
+        """Wait until the earliest time that was set, for at most `timeout` seconds; then forget all times."""
         at = time.monotonic() + timeout
         while True:
             rest = at - time.monotonic()
             try:
-                # What was rung already is taken in any case: no ring is heard twice.
-                at = min(at, self._rings.get(timeout=rest) if rest > 0 else self._rings.get_nowait())
+                # Empty the queue of times in any case: otherwise one `set` could end two waits.
+                at = min(at, self._times.get(timeout=rest) if rest > 0 else self._times.get_nowait())
             except Empty:
                 if rest <= 0:
                     return

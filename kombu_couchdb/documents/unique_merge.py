@@ -8,7 +8,7 @@ in the rules of CouchDB's RFC 007 (background jobs):
 * `AGAIN`: the job runs. The message is added to `next` of the item and runs after it: once, however often it is sent.
 
 The ack of the running job is then in conflict. Its consumer reads the item again and applies its decision to the new
-revision (`PendingWrites.resettle`). A retry that a task sends of itself comes before the other messages in `next`.
+revision (`PendingWrites.retry_unique_jobs`). A retry that a task sends of itself comes before the other messages in `next`.
 """
 
 from __future__ import annotations

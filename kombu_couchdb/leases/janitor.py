@@ -1,7 +1,8 @@
-"""The janitor deletes documents that killed processes left, some at a time, with a member's rights.
+"""The janitor: deletes documents that killed processes left behind, a limited number at a time.
 
-Three things stay behind when processes are killed: bindings of queues that are gone, broadcasts that nobody writes over,
-and heartbeats of consumers that ended long ago. Deletions leave tombstones, as those of messages do; see `admin.vacuum`.
+Killed processes leave three kinds of documents: bindings of queues that do not exist any more, broadcasts that no
+publisher overwrites, and heartbeats of consumers whose leases expired long ago. The janitor needs only the rights of a
+member of the database. Its deletions leave tombstones, as those of messages do; see `admin.vacuum`.
 """
 
 from __future__ import annotations
@@ -15,112 +16,127 @@ from ..couchdb.client import Client, Document, chunks
 from ..documents.ids import BINDING, BROADCAST, QUEUE
 from ..errors import NotFound
 from ..queues.store import Store
-from .watch import Watch, mark_of
+from .watch import Watch, expires_of
 
 __all__ = ['Janitor']
 
-#: How long broadcasts and heartbeats are left alone after they expired, in seconds: listeners may be behind, clocks differ.
-_KEPT = 3600.0
+#: The janitor deletes a broadcast or a heartbeat so many seconds after it expired: listeners may be behind, and clocks
+#: differ.
+_KEPT_SECONDS = 3600.0
 
-#: How long a binding must have been without a queue, in seconds: another process may have declared only half of the two.
-_ORPHANED = 60.0
+#: The janitor deletes a binding that had no queue for so many seconds: a process that declares both may have stored
+#: only the binding yet.
+_ORPHAN_SECONDS = 60.0
 
-#: The lease of a consumer that does not tell its own, in seconds: that of the default `visibility_timeout`.
-_LEASE = 60.0
+#: The assumed lease of a consumer whose document has no valid one: the default `visibility_timeout`.
+_DEFAULT_LEASE_SECONDS = 60.0
 
-#: Documents read or deleted in one request.
-_PAGE = 250
+#: The most documents that one request reads or deletes.
+_MAX_BATCH_DOCS = 250
 
 
 class Janitor:
-    """Tidies one database. It remembers which bindings it found without a queue, and which consumers overdue.
+    """Cleans up one database.
 
-    Only a second look proves anything: another process may be about to declare the queue, and a clock may have jumped.
+    It remembers bindings without a queue and consumers without heartbeats from call to call. It deletes such a document
+    only if a second look, some time later, finds it unchanged: another process may be about to declare the queue, and a
+    clock may have jumped.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._watch = Watch(client.clock, _LEASE, credit=0.0)
-        self._orphans: dict[str, tuple[str, float]] = {}  # revision and monotonic time of the first look, by id
+        self._watch = Watch(client.clock, _DEFAULT_LEASE_SECONDS, clock_share=0.0)
+        #: Bindings without a queue: revision and monotonic time of the first look, by id.
+        self._orphans: dict[str, tuple[str, float]] = {}
 
     @property
     def proven_in(self) -> float:
-        """Seconds until what was found on the last look is proven to be of no use; consumers with long leases do not count."""
-        latest = max((since for _, since in self._orphans.values()), default=float('-inf'))
-        return max(0.0, latest + _ORPHANED - time.monotonic(), self._watch.proven_in(_LEASE))
+        """Seconds until a look can prove that the documents which the last one found are useless.
 
-    def tidy(self, limit: int) -> dict[str, int]:
-        """Delete up to `limit` documents of each kind; return how many, as `bindings`, `broadcasts` and `consumers`."""
+        Consumers with a lease longer than the default do not count.
+        """
+        latest = max((since for _, since in self._orphans.values()), default=float('-inf'))
+        return max(0.0, latest + _ORPHAN_SECONDS - time.monotonic(), self._watch.proven_in(_DEFAULT_LEASE_SECONDS))
+
+    def clean_up(self, limit: int) -> dict[str, int]:
+        """Delete up to `limit` documents of each kind; return the numbers as `bindings`, `broadcasts`, `consumers`.
+
+        *Raises* the errors of `Client`; the next call goes on.
+        """
         return {
-            'bindings': self._bindings(limit),
-            'broadcasts': self._broadcasts(limit),
-            'consumers': self._consumers(limit),
+            'bindings': self._delete_bindings(limit),
+            'broadcasts': self._delete_broadcasts(limit),
+            'consumers': self._delete_consumers(limit),
         }
 
-    def _bindings(self, limit: int) -> int:
+    def _delete_bindings(self, limit: int) -> int:
         found = {doc['_id']: doc for doc in self._without_queue(list(_documents(self._client, BINDING)))}
         now = time.monotonic()
         seen, self._orphans = self._orphans, {}
         for doc_id, doc in found.items():
             rev, since = seen.get(doc_id, ('', now))
             self._orphans[doc_id] = (doc['_rev'], since if rev == doc['_rev'] else now)
-        proven = [found[doc_id] for doc_id, (_, since) in self._orphans.items() if now - since >= _ORPHANED][:limit]
+        proven = [found[doc_id] for doc_id, (_, since) in self._orphans.items() if now - since >= _ORPHAN_SECONDS]
+        proven = proven[:limit]
         count = self._delete(proven)
-        # Who declared the queue at this very moment was told that its binding was there: it shall be.
+        # A process that declared the queue at this moment found its binding stored and did not store it: restore it.
         orphans = {doc['_id'] for doc in self._without_queue(proven)}
-        wanted = [
+        restored = [
             {name: value for name, value in doc.items() if name != '_rev'}
             for doc in proven
             if doc['_id'] not in orphans
         ]
-        if wanted:
-            self._client.bulk(wanted)
+        if restored:
+            self._client.bulk(restored)
         for doc in proven:
             del self._orphans[doc['_id']]
-        return count - len(wanted)
+        return count - len(restored)
 
     def _without_queue(self, bindings: list[Document]) -> list[Document]:
         bindings = [doc for doc in bindings if doc.get('type') != 'Exchange']
         names = sorted({QUEUE + str(doc.get('queue')) for doc in bindings})
-        declared = {doc['_id'] for part in chunks(names, _PAGE) for doc in self._client.find(part) if doc}
+        declared = {doc['_id'] for part in chunks(names, _MAX_BATCH_DOCS) for doc in self._client.find(part) if doc}
         return [doc for doc in bindings if QUEUE + str(doc.get('queue')) not in declared]
 
-    def _broadcasts(self, limit: int) -> int:
+    def _delete_broadcasts(self, limit: int) -> int:
         now = self._client.clock.now()
-        return self._delete(
-            list(islice((doc for doc in _documents(self._client, BROADCAST) if _is_over(doc, now)), limit))
-        )
+        expired = (doc for doc in _documents(self._client, BROADCAST) if _is_long_expired(doc, now))
+        return self._delete(list(islice(expired, limit)))
 
-    def _consumers(self, limit: int) -> int:
+    def _delete_consumers(self, limit: int) -> int:
         asked = time.monotonic()
         try:
             leases = Store(self._client).leases()
         except NotFound:
-            return 0  # a database of results has none
+            return 0  # a result database has no such view
         now = self._client.clock.now()
-        over = {
-            name: float(stats['max'])
+        # A consumer that has claims is left to the sweep, which also releases its messages.
+        expired = {
+            name: stats['max']
             for name, stats in leases['consumer'].items()
-            if float(stats['max']) + _KEPT < now and name not in leases['claim']
+            if stats['max'] + _KEPT_SECONDS < now and name not in leases['claim']
         }
-        self._watch.look(over, asked, self._client.fetch)
-        docs = [doc for part in chunks(self._watch.silent()[:limit], _PAGE) for doc in self._client.fetch(part)]
-        return self._delete([doc for doc in docs if doc and mark_of(doc) == self._watch.mark(doc['_id'])])
+        self._watch.observe(expired, asked, self._client.fetch)
+        silent = self._watch.silent()[:limit]
+        docs = [doc for part in chunks(silent, _MAX_BATCH_DOCS) for doc in self._client.fetch(part)]
+        return self._delete([doc for doc in docs if doc and expires_of(doc) == self._watch.expires(doc['_id'])])
 
     def _delete(self, docs: list[Document]) -> int:
-        """Delete these revisions of documents, and no later ones; return how many were still there."""
-        gone = [deletion(doc) for doc in docs]
-        return sum(1 for part in chunks(gone, _PAGE) for result in self._client.bulk(part) if result.is_stored)
+        """Delete these revisions of documents, and no later ones; return how many were deleted."""
+        deletions = [deletion(doc) for doc in docs]
+        return sum(
+            1 for part in chunks(deletions, _MAX_BATCH_DOCS) for result in self._client.bulk(part) if result.is_stored
+        )
 
 
-def _is_over(doc: Document, now: float) -> bool:
+def _is_long_expired(doc: Document, now: float) -> bool:
     expires = doc.get('expires')
-    return isinstance(expires, (int, float)) and expires + _KEPT < now
+    return isinstance(expires, (int, float)) and expires + _KEPT_SECONDS < now
 
 
 def _documents(client: Client, prefix: str) -> Iterator[Document]:
     """Yield the documents whose ids start with `prefix`, a page at a time."""
     last = None
-    while rows := client.id_range(prefix, docs=True, limit=_PAGE, after=last):
+    while rows := client.id_range(prefix, docs=True, limit=_MAX_BATCH_DOCS, after=last):
         yield from (row['doc'] for row in rows)
         last = rows[-1]['id']

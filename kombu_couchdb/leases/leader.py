@@ -1,12 +1,13 @@
-"""A leader: of all processes that offer to do a job, one does it, for as long as it renews a document of the broker's database.
+"""A leader: of all processes that offer to do a job, one does it.
 
-The document `broker:leader:<name>` names its holder. The leader renews it every `RENEWED` seconds. Every other process looks at
-it as often, and takes it when it was released, or when it has stayed the same for `LEASE` seconds by that process's own monotonic
-clock. The leader counts its lease from before its last successful request was sent, and so both never lead at the same time. No
-clock is compared with another one.
+The document `broker:leader:<name>` names the leader. The leader renews it every `RENEWAL_SECONDS`. The other processes
+read it at the same interval. One of them becomes the leader if the document was released, or if its revision has not
+changed for `LEASE_SECONDS` by that process's own monotonic clock. The leader counts its lease from the time before it
+sent its last successful request. So two processes never lead at the same time, and clocks of different machines are
+never compared.
 
-A process that is paused while it leads does not know that for one step more. So a leader saves work, and no promise may depend on
-it alone: what a leader writes must be safe to write twice (see `Bulk.create_once`).
+A process that is paused while it leads does not notice that until its next step. So a leader saves work, but no promise
+may depend on it alone: a leader's writes must be safe to repeat (see `Bulk.create_once`).
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from ..documents.ids import LEADER
 from ..errors import CouchDBError
 from ..log import get_logger
 
-__all__ = ['LEASE', 'RENEWED', 'Leader']
+__all__ = ['LEASE_SECONDS', 'RENEWAL_SECONDS', 'Leader']
 
 logger = get_logger(__name__)
 
-#: How long the leader may stay silent, and how often it writes, in seconds.
-LEASE, RENEWED = 15.0, 5.0
+#: The leader's lease, and the interval at which the leader renews it and the other processes read it.
+LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
 
 
 class Leader:
-    """One process's offer to do the job `name`; for one thread. Times are seconds."""
+    """One process's offer to do the job `name`. It is not thread-safe."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self._id = client, LEADER + name
         self._holder = f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
-        self._own = ''  # the revision that this process has written, while it leads
+        self._own_rev = ''  # of the document that this process wrote, while it leads
         self._until = float('-inf')
-        self._seen, self._since = '', 0.0  # another's revision, and when it was first seen
+        self._seen_rev, self._seen_since = '', 0.0  # of another process's document, and its first look at it
 
     @property
     def leads(self) -> bool:
@@ -46,49 +47,50 @@ class Leader:
         return time.monotonic() < self._until
 
     def step(self) -> bool:
-        """Take the lead, renew it, or look who has it; call this every `RENEWED` seconds, or more often. Return `leads`.
+        """Become the leader, renew the lease, or check the current leader; return `leads`.
 
-        *Raises* the errors of `Client`: until the next step succeeds, a leader leads as long as its lease lasts.
+        Call this every `RENEWAL_SECONDS` or more often; it makes requests only when they are due. *Raises* the errors
+        of `Client`; a leader then stays leader until its lease ends.
         """
         asked = time.monotonic()
-        if asked < self._until - LEASE + RENEWED:
+        if asked < self._until - LEASE_SECONDS + RENEWAL_SECONDS:
             return True
-        if self._own and not self.leads:
-            self._own = ''  # too late: another process may lead by now
-        rev = self._own or self._free(asked)
+        if self._own_rev and not self.leads:
+            self._own_rev = ''  # renewed too late: another process may be the leader
+        rev = self._own_rev or self._replaceable(asked)
         if rev is not None:
             self._write(rev, self._holder, asked)
         return self.leads
 
     def release(self) -> None:
-        """Stop leading, so that another process need not wait for the end of the lease."""
+        """Stop leading, so that another process can start without waiting for the end of the lease."""
         self._until = float('-inf')
-        if self._own:
+        if self._own_rev:
             try:
-                self._client.bulk([{**self._document(None), '_rev': self._own}])
+                self._client.bulk([{**self._document(None), '_rev': self._own_rev}])
             except CouchDBError as exc:
-                logger.debug('%s is left to the end of its lease: %s', self._id, exc)
-            self._own = ''
+                logger.debug('%s was not released and is free when its lease ends: %s', self._id, exc)
+            self._own_rev = ''
 
-    def _free(self, asked: float) -> str | None:
-        """Return the revision to write over if nobody leads any more, '' if there is no document; None if somebody leads."""
+    def _replaceable(self, asked: float) -> str | None:
+        """Return the revision to replace if no process leads, '' if there is no document, None if a process leads."""
         found = self._client.get_or_none(self._id)
         if found is None:
             return ''
         rev = str(found['_rev'])
-        if rev != self._seen:
-            self._seen, self._since = rev, time.monotonic()
+        if rev != self._seen_rev:
+            self._seen_rev, self._seen_since = rev, time.monotonic()
         released = not isinstance(found.get('holder'), str)
-        return rev if released or asked - self._since >= LEASE else None
+        return rev if released or asked - self._seen_since >= LEASE_SECONDS else None
 
     def _write(self, rev: str, holder: str, asked: float) -> None:
         [result] = self._client.bulk([{**self._document(holder), **({'_rev': rev} if rev else {})}])
         if result.is_proven:
-            self._own, self._until = result.rev, asked + LEASE
+            self._own_rev, self._until = result.rev, asked + LEASE_SECONDS
             return
         if result.is_refused:
             raise result.exception(self._client.address.url)
-        self._own, self._until = '', float('-inf')
+        self._own_rev, self._until = '', float('-inf')
 
     def _document(self, holder: str | None) -> types.Leader:
         return {'_id': self._id, 'type': 'Leader', 'holder': holder, 'date': self._client.clock.now()}

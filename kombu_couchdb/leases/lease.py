@@ -1,7 +1,8 @@
-"""The lease of a consumer: a heartbeat document, one write for everything that the consumer holds.
+"""The lease of a consumer: a heartbeat document, so that one write renews the claims of all its messages.
 
-A consumer that dies stops writing it. A consumer that was only paused finds its next heartbeat in conflict with the deletion by a
-sweeper (see `sweeper`): so it learns that its lease has ended, and no two consumers ever both believe in one lease.
+A killed consumer writes no more heartbeats, and a sweeper deletes its document (see `sweeper`). If a consumer was only
+paused, its next heartbeat is in conflict with that deletion. So it knows that its lease has ended, and two consumers
+never both have a valid lease for one message.
 """
 
 from __future__ import annotations
@@ -24,52 +25,59 @@ __all__ = ['Lease']
 class Lease:
     """The heartbeat document of one consumer: `{type, layout, host, pid, queues, beats, date, expires, rates}`.
 
-    `rates` says for each queue how many messages a second were acknowledged since the heartbeat before.
+    `rates` has, for each queue, the messages acknowledged per second since the previous heartbeat.
     """
 
     def __init__(self, timeout: float) -> None:
+        """Create a lease that lasts `timeout` seconds after each heartbeat. Nothing is written yet."""
         self.timeout = timeout
-        self.renew()
+        self.begin_anew()
 
-    def renew(self) -> None:
-        """Start over under a new id: nothing is held, and nothing is written yet."""
+    def begin_anew(self) -> None:
+        """Begin a new lease under a new id. It covers no messages, and nothing is written yet."""
         self.id = f'{CONSUMER}{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}'
         self.rev: str | None = None
         self._queues: list[str] = []
         self._beats = 0
-        self._done: Mapping[str, int] = {}
-        self._sent = self._valid_until = float('-inf')
-        #: The queues that the stored document names: others see that they are used.
+        # As of the last heartbeat, and as of the heartbeat that was made and not stored yet.
+        self._acked: Mapping[str, int] = {}
+        self._acked_then: Mapping[str, int] = {}
+        self._sent = self._valid_until = self._made = float('-inf')
+        #: The queues that the stored document names: other processes see that they are used.
         self.announced: frozenset[str] = frozenset()
-        #: Whether the last heartbeat is on enough nodes of a cluster to prove that nobody has swept this consumer.
+        #: Whether a quorum of nodes stored the last heartbeat: this proves that no sweeper had deleted the document.
         self.proven = True
 
     @property
     def written(self) -> bool:
-        """Whether the document is in the database: no claim may come before it."""
+        """Whether the document was stored. Claims must not be written before that."""
         return self.rev is not None
 
     @property
     def valid(self) -> bool:
-        """Whether nobody can have swept this consumer yet. The monotonic clock goes on while a process is stopped."""
+        """Whether the lease cannot have ended yet. The monotonic clock also counts while a process is paused."""
         return time.monotonic() < self._valid_until
 
     @property
-    def next_beat(self) -> float:
-        """The monotonic time of the next heartbeat: a third of the timeout after the last."""
+    def next_heartbeat(self) -> float:
+        """The monotonic time of the next heartbeat: a third of the timeout after the last one."""
         return self._sent + self.timeout / 3
 
-    def needs_beat(self, queues: Collection[str]) -> bool:
-        """Tell whether the document should be written now."""
-        return time.monotonic() >= self.next_beat or sorted(queues) != self._queues
+    def needs_heartbeat(self, queues: Collection[str]) -> bool:
+        """Tell whether a heartbeat is due: it is time for it, or the consumed queues have changed."""
+        return time.monotonic() >= self.next_heartbeat or sorted(queues) != self._queues
 
-    def beat(self, now: float, queues: Collection[str], done: Mapping[str, int]) -> Consumer:
-        """Return the document for a heartbeat at the server's time `now`; `done` is how many were acknowledged so far."""
+    def heartbeat_document(self, now: float, queues: Collection[str], acked: Mapping[str, int]) -> Consumer:
+        """Return the document to write as the next heartbeat.
+
+        `now` is the server's time, and `acked` has the number of acknowledged messages by queue since the process
+        started. After the write, call `heartbeat_stored`.
+        """
         if sorted(queues) != self._queues:
-            # Others see who joins and who changes, and not every heartbeat: they wait for documents with beats 0.
+            # Other consumers follow only documents with `beats` 0: new consumers, and those whose queues changed.
             self._queues, self._beats = sorted(queues), 0
-        self._tried, self._doing = time.monotonic(), dict(done)
-        elapsed = self._tried - self._sent  # infinite for the first
+        self._made, self._acked_then = time.monotonic(), dict(acked)
+        elapsed = self._made - self._sent  # infinite for the first heartbeat
         doc: Consumer = {
             '_id': self.id,
             'type': 'Consumer',
@@ -81,33 +89,37 @@ class Lease:
             'date': now,
             'expires': now + self.timeout,
             'rates': {
-                queue: round(max(0, count - self._done.get(queue, 0)) / max(elapsed, 0.001), 3)
-                for queue, count in self._doing.items()
+                queue: round(max(0, count - self._acked.get(queue, 0)) / max(elapsed, 0.001), 3)
+                for queue, count in self._acked_then.items()
             },
         }
         if self.rev:
             doc['_rev'] = self.rev
         return doc
 
-    def beaten(self, rev: str, *, proven: bool = True) -> None:
-        """Note that the heartbeat made by `beat` was stored; if it is not `proven`, the lease lasts no longer for that."""
+    def heartbeat_stored(self, rev: str, *, proven: bool = True) -> None:
+        """Note that the last `heartbeat_document` was stored as `rev`. Only a `proven` one extends the lease."""
         self.rev, self.proven, self.announced = rev, proven, frozenset(self._queues)
         self._beats += 1
-        self._sent, self._done = self._tried, self._doing
+        self._sent, self._acked = self._made, self._acked_then
         if proven:
             self._valid_until = self._sent + self.timeout
 
-    def catch_up(self, leaves: Collection[Document]) -> bool:
-        """Go on from the last heartbeat that was stored, by all `leaves`; tell whether it is there, and nobody has swept it."""
+    def resume_from(self, leaves: Collection[Document]) -> bool:
+        """Continue from the last stored heartbeat; return False if there is none or a sweeper deleted the document.
+
+        `leaves` are all leaf revisions of the document.
+        """
         if not leaves or any(leaf.get('_deleted') for leaf in leaves):
             return False
-        # Nobody else writes it: these are our own, though an answer was lost, or a cluster could not prove one.
+        # Only this consumer writes the document. A leaf with an unknown revision is a heartbeat of its own whose
+        # response was lost or which was unproven.
         self.rev = str(max(leaves, key=lambda leaf: _number(leaf.get('date')))['_rev'])
         return True
 
-    def confirm(self, leaves: Collection[Document]) -> bool:
-        """Tell whether, by all `leaves` of the document, nobody has swept this consumer: the last heartbeat is proven then."""
-        if not self.catch_up(leaves):
+    def prove_by(self, leaves: Collection[Document]) -> bool:
+        """Do as `resume_from`; if it returns True, count the last heartbeat as proven."""
+        if not self.resume_from(leaves):
             return False
         self.proven, self._valid_until = True, self._sent + self.timeout
         return True

@@ -1,8 +1,9 @@
-"""The other consumers of a database, and the order in which consumers of one queue claim an item.
+"""The other consumers of a database, and the order in which the consumers of a queue may claim a message.
 
-The id of an item says which of a queue's consumers claims it first, and in which order the others follow: so consumers that see
-the same items seldom claim the same one. A consumer that has no credit leaves the items that it goes first for. The others notice
-that, and pass it over until they see that it claims again; nothing is written for it.
+The id of a message says which of the queue's consumers claims it first, and in which order the others follow. So
+consumers that read the same candidates rarely claim the same message. A consumer without prefetch credit leaves the
+messages that it may claim first. The other consumers notice that and skip it until they see a claim of it again.
+Nothing is written for this.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ Document = dict[str, Any]
 
 
 def queues_of(doc: Document) -> frozenset[str]:
-    """Return the queues that a Consumer document names; none, if somebody spoilt it."""
+    """Return the queues that a Consumer document names; none if the document is malformed."""
     queues = doc.get('queues')
     return frozenset(name for name in queues if isinstance(name, str)) if isinstance(queues, list) else frozenset()
 
 
 class Peers:
-    """The living consumers of a database, as far as is known."""
+    """The known living consumers of a database, with their queues."""
 
     def __init__(self) -> None:
         self._queues: dict[str, frozenset[str]] = {}
@@ -37,21 +38,21 @@ class Peers:
             self._queues[doc['_id']] = queues_of(doc)
 
     def keep(self, living: Collection[str]) -> None:
-        """Forget all but these ids."""
+        """Forget all consumers but those with these ids."""
         self._queues = {name: queues for name, queues in self._queues.items() if name in living}
 
     def of(self, queue: str, own: str) -> list[str]:
-        """Return the ids of a queue's consumers, in an order that all agree on; `own` is one of them."""
+        """Return the sorted ids of a queue's consumers, with `own`: all consumers sort them in the same way."""
         return sorted({own} | {name for name, queues in self._queues.items() if queue in queues})
 
 
 class Turns:
-    """The order in which the consumers of one queue claim an item, as one of them, `own`, sees it."""
+    """The order in which the consumers `names` of one queue may claim a message, for the consumer `own` among them."""
 
     def __init__(self, names: Sequence[str] = ('',), own: str = '', busy: Iterable[str] = ()) -> None:
         self.names, self.own = tuple(names), own
         self.position = self.names.index(own)
-        #: Those that were seen to leave to others what they go first for.
+        #: Consumers that left messages which they could claim first.
         self.busy: set[str] = set()
         self.note(busy=busy)
 
@@ -60,32 +61,32 @@ class Turns:
 
     @property
     def idle(self) -> int:
-        """How many of them claim what they go first for, as far as is known."""
+        """The number of consumers that are not known to be busy."""
         return self._idle[-1]
 
     def note(self, *, busy: Iterable[str] = (), idle: Iterable[str] = ()) -> bool:
-        """Note who leaves its items to others, and who claims them; tell whether that is news."""
+        """Note which consumers leave messages to others and which claim; tell whether that changed anything."""
         before = set(self.busy)
         self.busy = ((self.busy | {*busy}) - {*idle, self.own}) & {*self.names}
-        # How many of the first n names are not busy: so the idle ones in any stretch are counted at once.
+        # For each n, how many of the first n names are idle. A difference is the number of idle ones in a range.
         self._idle = [0, *accumulate(name not in self.busy for name in self.names)]
         return self.busy != before
 
     def first(self, doc_id: str) -> str:
-        """Return who goes first in claiming this item."""
+        """Return the consumer that may claim this message first."""
         return self.names[self._start(doc_id)]
 
     def first_idle(self, doc_id: str) -> str:
-        """Return who of those that are not known to be busy goes first in claiming this item."""
+        """Return the consumer that may claim this message first of those that are not known to be busy."""
         return next((name for name in self.before(doc_id) if name not in self.busy), self.own)
 
     def before(self, doc_id: str) -> list[str]:
-        """Return those who go before `own` in claiming this item."""
+        """Return the consumers that may claim this message before `own`, in order."""
         start, end = self._start(doc_id), self.position
         return list(self.names[start:end] if start <= end else self.names[start:] + self.names[:end])
 
     def idle_before(self, doc_id: str) -> int:
-        """Return how many go before `own`, without those that are known to be busy."""
+        """Return the number of consumers before `own` that are not known to be busy; 0: `own` claims first."""
         start, end = self._start(doc_id), self.position
         between = self._idle[end] - self._idle[start]
         return between if start <= end else self._idle[-1] + between

@@ -1,14 +1,16 @@
-"""The sweep: what dead consumers held is given back to its queues.
+"""The sweep: releases the messages of consumers whose leases expired, and does the housekeeping of the database.
 
-A sweeper that has seen a consumer silent for the whole lease (`watch`) deletes the consumer's document *by its revision*, and
-then releases its claims. It also removes unused queues, keeps the limits of queues, and resolves conflicts.
+Each consumer sweeps. A sweeper that has seen a consumer silent for its whole lease (see `watch`) deletes the consumer's
+heartbeat document *by its revision*, and then releases its messages. If the consumer writes a heartbeat meanwhile, the
+deletion is in conflict, and the lease goes on. The sweep also deletes unused queues, enforces the limits of queues,
+decides about unproven claims, resolves conflicts, and cleans up.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from math import inf
 
 from .. import design
@@ -19,34 +21,35 @@ from ..documents import conflict_rules
 from ..errors import NestedTooDeeply
 from ..log import get_logger
 from ..queues.limits import limit_in
-from ..queues.store import Store
+from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from .janitor import Janitor
 from .peers import queues_of
 from .temporary import UnusedQueues
 from .unproven import UnprovenClaims
-from .watch import GRACE, Overdue, Watch, mark_of
+from .watch import GRACE_SECONDS, OverdueQueues, Watch, expires_of
 
 __all__ = ['Sweeper']
 
 logger = get_logger(__name__)
 
-#: How long a sweep may delete messages, in seconds: meanwhile nothing is claimed, and no heartbeat is written. The next sweep
-#: goes on, after a pause as long.
-_DELETING = 0.5
+#: The longest time for which one sweep deletes messages: meanwhile the consumer claims nothing and writes no heartbeat.
+#: The next sweep goes on after a pause of the same length.
+_MAX_DELETING_SECONDS = 0.5
 
-#: How often what was left behind by killed processes is tidied away, in seconds, and how many documents of a kind at a time.
-_TIDY, _TIDIED = 3600.0, 200
+#: The interval at which the janitor cleans up after killed processes, and the most documents of a kind that it deletes.
+_CLEAN_UP_INTERVAL_SECONDS, _MAX_CLEAN_UP_DOCS = 3600.0, 200
 
 
 class Sweeper:
-    """Gives back what dead consumers held, and removes queues that nobody uses any more."""
+    """Sweeps one database, for one consumer. Only the consumer's I/O thread may use it."""
 
     def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
+        """Create a sweeper; `timeout` is the visibility timeout in seconds."""
         self._store, self._topology, self._timeout = store, topology, timeout
         self._watch = Watch(store.client.clock, timeout)
-        self._overdue = Overdue(timeout / 3)
-        #: What becomes of queues without consumers.
+        self._overdue = OverdueQueues(timeout / 3)
+        #: Deletes queues without consumers.
         self.unused = UnusedQueues(store, topology)
         #: Claims of this consumer that a cluster did not prove.
         self.unproven = UnprovenClaims()
@@ -54,7 +57,7 @@ class Sweeper:
             store.client,
             design.conflicted(),
             {
-                'WorkItem': store.heal,
+                'WorkItem': store.resolve_conflict,
                 **dict.fromkeys(
                     ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader'),
                     lambda leaves, living: conflict_rules.keep_winner(leaves),
@@ -62,10 +65,10 @@ class Sweeper:
             },
         )
         self._janitor = Janitor(store.client)
-        self._tidy_at = time.monotonic() + random.uniform(0.2, 1.0) * _TIDY
-        # The first sweep is soon: a worker that is started again should find what it left behind.
+        self._clean_up_at = time.monotonic() + random.uniform(0.2, 1.0) * _CLEAN_UP_INTERVAL_SECONDS
+        # The first sweep is early: a restarted worker finds the messages of its predecessor soon.
         self._next = time.monotonic() + random.uniform(0.2, 1.0)
-        #: A sweep that begins after this monotonic time shows that this process was stalled.
+        #: If a sweep begins after this monotonic time, this process was stalled.
         self._expected = inf
 
     @property
@@ -74,97 +77,92 @@ class Sweeper:
         return min(self._next, self._resolver.due, self.unproven.due)
 
     def interrupted(self, seconds: float) -> None:
-        """Note that the server did not answer for so many seconds up to now: others may have been cut off as well."""
+        """Note that the server did not respond for the last `seconds`: other consumers may not have reached it."""
         self._watch.interrupted(seconds)
         self._expected += seconds
 
     def sweep(self, own: str, held: Collection[str], on_orphans: Callable[[], None]) -> set[str]:
-        """Sweep once and return the ids of the consumers that live.
+        """Sweep once and return the ids of the living consumers; one request if there is nothing to do.
 
-        `own` is the sweeper's id and `held` the items it knows to be claimed by it; `on_orphans` is called if the database
-        has more of them. One request where nothing is to be done.
+        `own` is the id of this consumer, and `held` has the ids of the messages that it knows to have claimed. If the
+        database has more of its claims, the sweep calls `on_orphans`. *Raises* the errors of `Client`; the next sweep
+        does the rest.
         """
         asked = time.monotonic()
         if asked > self._expected:
-            self._watch.interrupted(asked - self._next)  # others on this machine were probably stalled as well
+            self._watch.interrupted(asked - self._next)  # other processes of this machine were probably stalled, too
         leases = self._store.leases()
         now = self._store.client.clock.now()
-        consumers = {name: float(stats['max']) for name, stats in leases['consumer'].items()}
-        self._watch.look(
-            {name: mark for name, mark in consumers.items() if name != own}, asked, self._store.client.fetch
-        )
-        dead = self._fence(self._watch.silent())
-        # The view may be older than the claims that name a consumer: only the primary index can say that it is gone.
-        unknown = [name for name in leases['claim'] if name not in consumers and name != own]
-        alive = self._store.alive(unknown)
-        missing = [name for name in unknown if name not in alive]
-        gone = [doc['_id'] for doc in dead] + missing
-        conflicted = self._resolver.conflicted() if gone and self._store.client.replicas > 1 else {}
-        for name in gone:
-            # Of a conflicted one the claim that is seen may be unproven, and another one be held.
-            count = self._store.release(doc for doc in self._store.claims(name) if doc['_id'] not in conflicted)
-            if count:
-                logger.warning(
-                    '%d messages of a consumer that is gone (%s) were given back to their queues', count, name
-                )
-        living = set(consumers) - {doc['_id'] for doc in dead}
-        ends = {name: float(stats['max']) for name, stats in leases['queue'].items()}
-        overdue = self._overdue.proven({name: end for name, end in ends.items() if end + GRACE < now}, asked)
-        self.unused.left |= {queue for doc in dead for queue in queues_of(doc)}
-        pause = min(_DELETING, self._timeout / 6)
+        expired = self._end_expired_leases(leases, own, asked)
+        self._release_messages(leases, own, expired)
+        living = set(leases['consumer']) - {doc['_id'] for doc in expired}
+        self.unused.abandoned |= {queue for doc in expired for queue in queues_of(doc)}
+        pause = min(_MAX_DELETING_SECONDS, self._timeout / 6)
         until = time.monotonic() + pause
-        dropped = self.unused.remove(overdue, now, until) if overdue or self.unused else 0
-        dropped += self._keep_limits(leases, now, until)
-        unfinished = bool(dropped) and time.monotonic() >= until
+        deleted = self._delete_unused_queues(leases, now, asked, until)
+        deleted += self._enforce_limits(leases, now, until)
+        unfinished = bool(deleted) and time.monotonic() >= until
         if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.unproven}):
             on_orphans()
         self.unproven.decide(lambda doc_id, rev: self._decide_unproven(doc_id, rev, living))
         if time.monotonic() >= self._resolver.due:
             self._resolver.resolve(living)
-        if time.monotonic() >= self._tidy_at:
-            self._tidy_at = time.monotonic() + random.uniform(0.8, 1.2) * _TIDY
-            self._janitor.tidy(_TIDIED)
-        wait = min(self._watch.next_in(), self._overdue.next_in(), self._timeout)
-        self._next = time.monotonic() + (
-            pause if unfinished else max(wait, self._timeout / 10) + random.uniform(0.1, 1.0)
-        )
-        # Whoever is stalled for less is far from being silent for its whole lease, even just before its heartbeat.
-        self._expected = self._next + max(self._timeout / 3, GRACE)
+        self._clean_up()
+        self._schedule(pause if unfinished else None)
         return living
 
-    def _decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
-        try:
-            return self._store.settle_unproven(doc_id, rev, living)
-        except NestedTooDeeply as exc:
-            logger.error('the leaf revisions of %s stay as they are: %s', doc_id, exc)
-            return True
-
-    def _fence(self, silent: list[str]) -> list[Document]:
-        """Delete the documents of silent consumers by their revision and return those whose deletion was proven."""
-        # The view may be older than the last heartbeat.
-        client, docs = self._store.client, list[Document]()
-        for name, doc in zip(silent, self._store.client.fetch(silent), strict=True):
-            if doc and mark_of(doc) == self._watch.mark(name):
-                docs.append(doc)
-            elif doc is None and client.unusable.has(name, None) and (rev := client.rev(name)):
-                docs.append({'_id': name, '_rev': rev})  # no consumer of ours has written what cannot be read
-        if not docs:
-            return []
-        results = self._store.client.bulk([deletion(doc) for doc in docs])
-        gone = [doc for doc, result in zip(docs, results, strict=True) if result.is_proven]
-        for doc in gone:
+    def _end_expired_leases(self, leases: LeaseStats, own: str, asked: float) -> list[Document]:
+        """Delete the heartbeats of silent consumers; return those whose deletion was proven."""
+        expires = {name: stats['max'] for name, stats in leases['consumer'].items() if name != own}
+        self._watch.observe(expires, asked, self._store.client.fetch)
+        expired = self._delete_heartbeats(self._watch.silent())
+        for doc in expired:
             logger.warning(
-                'consumer %s on %s (pid %s) has not been heard of since its lease ended',
+                'consumer %s on %s (pid %s) wrote no heartbeat for longer than its lease',
                 doc['_id'],
                 doc.get('host'),
                 doc.get('pid'),
             )
-        return gone
+        return expired
 
-    def _keep_limits(self, leases: Mapping[str, Mapping[str, Document]], now: float, until: float) -> int:
-        """Drop what has expired, or is more than its queue may hold: nobody need take it, or publish, for that to happen."""
+    def _delete_heartbeats(self, silent: list[str]) -> list[Document]:
+        """Delete these consumers' documents by their revision; return those whose deletion was proven."""
+        client, docs = self._store.client, list[Document]()
+        for name, doc in zip(silent, client.fetch(silent), strict=True):
+            # The view may be older than the last heartbeat: only a document as the watch saw it is deleted.
+            if doc and expires_of(doc) == self._watch.expires(name):
+                docs.append(doc)
+            elif doc is None and client.unusable.has(name, None) and (rev := client.rev(name)):
+                docs.append({'_id': name, '_rev': rev})  # it cannot be read, so no consumer of this project wrote it
+        if not docs:
+            return []
+        results = self._store.client.bulk([deletion(doc) for doc in docs])
+        return [doc for doc, result in zip(docs, results, strict=True) if result.is_proven]
+
+    def _release_messages(self, leases: LeaseStats, own: str, expired: list[Document]) -> None:
+        """Release the messages of the `expired` consumers, and of claimants that have no heartbeat document."""
+        # The view may be older than the claims in it: only a read of the document proves that there is none.
+        unknown = [name for name in leases['claim'] if name not in leases['consumer'] and name != own]
+        alive = self._store.alive(unknown)
+        names = [doc['_id'] for doc in expired] + [name for name in unknown if name not in alive]
+        conflicted = self._resolver.conflicted() if names and self._store.client.replicas > 1 else {}
+        for name in names:
+            # In a conflicted message, the claim that CouchDB shows may be unproven, while another consumer has claimed
+            # the message: that is left to the conflict resolution.
+            count = self._store.release(doc for doc in self._store.claims(name) if doc['_id'] not in conflicted)
+            if count:
+                logger.warning('%d messages of consumer %s, which has no lease any more, were released', count, name)
+
+    def _delete_unused_queues(self, leases: LeaseStats, now: float, asked: float, until: float) -> int:
+        """Delete unused queues; return the number of deleted messages."""
+        ends = {name: stats['max'] for name, stats in leases['queue'].items()}
+        overdue = self._overdue.proven({name: end for name, end in ends.items() if end + GRACE_SECONDS < now}, asked)
+        return self.unused.delete(overdue, now, until) if overdue or self.unused else 0
+
+    def _enforce_limits(self, leases: LeaseStats, now: float, until: float) -> int:
+        """Drop expired messages and messages over a queue's limits, also where nobody consumes or publishes."""
         dropped = 0
-        if any(float(stats['min']) <= now for stats in leases['expiry'].values()):
+        if any(stats['min'] <= now for stats in leases['expiry'].values()):
             dropped += self._store.drop_expired(until)
         for doc in self._topology.queues(sorted(leases['limit'])):
             limit = limit_in(doc)
@@ -173,5 +171,26 @@ class Sweeper:
             if limit.length is not None:
                 dropped += self._store.trim(doc['name'], limit.length, until)
         if dropped:
-            logger.info('%d messages were dropped: they had expired, or were more than their queues may hold', dropped)
+            logger.info('%d messages were dropped: they had expired, or exceeded a limit of their queue', dropped)
         return dropped
+
+    def _decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
+        try:
+            return self._store.decide_unproven(doc_id, rev, living)
+        except NestedTooDeeply as exc:
+            logger.error('the unproven claim of message %s cannot be decided: %s', doc_id, exc)
+            return True
+
+    def _clean_up(self) -> None:
+        if time.monotonic() >= self._clean_up_at:
+            self._clean_up_at = time.monotonic() + random.uniform(0.8, 1.2) * _CLEAN_UP_INTERVAL_SECONDS
+            self._janitor.clean_up(_MAX_CLEAN_UP_DOCS)
+
+    def _schedule(self, pause: float | None) -> None:
+        """Set the time of the next sweep: after `pause` seconds, or when a lease or a queue may have expired."""
+        wait = min(self._watch.next_in(), self._overdue.next_in(), self._timeout)
+        self._next = time.monotonic() + (
+            max(wait, self._timeout / 10) + random.uniform(0.1, 1.0) if pause is None else pause
+        )
+        # A shorter stall cannot make a consumer silent for its whole lease, even if it begins just before a heartbeat.
+        self._expected = self._next + max(self._timeout / 3, GRACE_SECONDS)

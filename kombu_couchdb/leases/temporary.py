@@ -1,8 +1,8 @@
-"""Queues that are deleted when nobody uses them: with their last consumer, or when their lifetime has passed.
+"""Queues that are deleted when they are unused: with their last consumer, or when their lifetime has passed.
 
-A consumer uses the queues that its heartbeat names. A `basic_get` uses its queue, too: it writes the end of the queue's lifetime
-anew. What is unused is deleted by the revision that was found to be so, and only then are its messages: whoever begins to use the
-queue at that moment either makes that deletion fail, or declares the queue again.
+A consumer uses the queues that its heartbeat names. A `basic_get` uses its queue, too, and prolongs its lifetime. An
+unused queue is deleted in the revision in which it was found unused, and its messages only after that. If a process
+begins to use the queue at that moment, its write makes the deletion fail, or it declares the queue again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from ..couchdb.client import Client
+from ..couchdb.client import Client, Document
 from ..couchdb.shapes import number
 from ..documents.ids import CONSUMER, QUEUE
 from ..errors import CouchDBError
@@ -18,36 +18,36 @@ from ..log import get_logger
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .peers import queues_of
-from .watch import GRACE
+from .watch import GRACE_SECONDS
 
-__all__ = ['Gets', 'UnusedQueues']
+__all__ = ['Lifetimes', 'UnusedQueues']
 
 logger = get_logger(__name__)
 
-#: A get writes the end of its queue anew once in this part of the queue's lifetime.
-_PART = 0.25
+#: A get prolongs its queue at most once in this fraction of the queue's lifetime.
+_PROLONG_FRACTION = 0.25
 
-#: How long a queue that consumers use is kept beyond its lifetime, in seconds, lest it be written at each sweep.
-_IN_USE = 600.0
+#: A sweep prolongs a queue with consumers by this much more than its lifetime, so that it rarely writes the document.
+_IN_USE_SECONDS = 600.0
 
-#: How long gets do not look for a queue that nobody has declared, in seconds.
-_UNKNOWN = 60.0
+#: Gets from a queue that is not declared look for its document at most once in this time.
+_UNDECLARED_SECONDS = 60.0
 
 
-class Gets:
-    """Prolongs the queues from which one connection gets messages."""
+class Lifetimes:
+    """Prolongs the lifetimes of the queues from which one connection gets single messages."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._next: dict[
-            tuple[str, float | None], float
-        ] = {}  # by name and lifetime as declared here: a monotonic time
+        #: By name, and lifetime as declared by this connection: the monotonic time of the next request.
+        self._next: dict[tuple[str, float | None], float] = {}
 
-    def used(self, name: str) -> None:
-        """Prolong a queue with a lifetime, from which a message is asked for.
+    def prolong(self, name: str) -> None:
+        """Prolong the lifetime of a queue from which a message is requested, if it has one.
 
-        No request for a queue that was declared here without a lifetime, one for another without, and for one with a lifetime two
-        in each quarter of it.
+        This makes no request for a queue that this connection declared without a lifetime, one request for any other
+        queue without a lifetime, and two requests per quarter of its lifetime for a queue with one. An error is only
+        logged; the next call tries again.
         """
         now, declared = time.monotonic(), self._topology.declarations.get(QUEUE + name)
         key = name, declared.get('lifetime') if declared else None
@@ -55,50 +55,51 @@ class Gets:
             return
         try:
             for doc in self._topology.queues([name]):
-                lifetime = float(doc['lifetime']) if number(doc.get('lifetime')) else 0.0
-                self._next[key] = now + lifetime * _PART if lifetime else float('inf')
-                if lifetime and not self._topology.prolong(doc, lifetime * (1 + _PART)):
-                    del self._next[key]  # it was changed meanwhile: the next get looks again
+                lifetime = _lifetime_of(doc)
+                self._next[key] = now + lifetime * _PROLONG_FRACTION if lifetime else float('inf')
+                if lifetime and not self._topology.prolong(doc, lifetime * (1 + _PROLONG_FRACTION)):
+                    del self._next[key]  # another process changed the document: the next get reads it again
                 return
-            self._next[key] = now + _UNKNOWN
+            self._next[key] = now + _UNDECLARED_SECONDS
         except CouchDBError as exc:
-            logger.debug('queue %r is prolonged by a later get: %s', name, exc)
+            logger.debug('the lifetime of queue %r was not prolonged, the next get tries again: %s', name, exc)
 
 
 class UnusedQueues:
-    """Removes the queues that nobody uses any more; for the sweep of one consumer."""
+    """Deletes unused queues, for the sweep of one consumer."""
 
     def __init__(self, store: Store, topology: Topology) -> None:
         self._store, self._topology = store, topology
-        #: Names of temporary queues that were left while others seemed to use them.
-        self.left: set[str] = set()
-        self._purging: set[str] = set()  # names of queues that are deleted, and whose messages are not yet
+        #: Names of temporary queues that lost a consumer while other consumers seemed to use them, or with its lease.
+        self.abandoned: set[str] = set()
+        self._purging: set[str] = set()  # names of deleted queues whose messages are not all deleted yet
 
     def __bool__(self) -> bool:
-        return bool(self.left or self._purging)
+        return bool(self.abandoned or self._purging)
 
-    def remove(self, overdue: Collection[str], now: float, until: float) -> int:
-        """Remove of the queues `overdue` and `left` those that nobody uses, with what is in them.
+    def delete(self, overdue: Collection[str], now: float, until: float) -> int:
+        """Delete those of the queues `overdue` and `abandoned` that are unused, with their messages.
 
-        Return how many messages that were. From the monotonic time `until` on the rest is left to the next call.
+        `now` is the server's time. Return the number of deleted messages. At the monotonic time `until` it stops; the
+        next call goes on.
         """
-        left = set(self.left)
-        docs = {doc['name']: doc for doc in self._topology.queues(sorted({*overdue, *left, *self._purging}))}
-        self._purging -= docs.keys()  # declared again: what is in them is new
-        # Read last: who subscribed a moment ago is among them.
+        abandoned = set(self.abandoned)
+        docs = {doc['name']: doc for doc in self._topology.queues(sorted({*overdue, *abandoned, *self._purging}))}
+        self._purging -= docs.keys()  # declared again: its messages are new
+        # Read the heartbeats last: they name the queues of a consumer that subscribed a moment ago.
         used = _in_use(self._store.client) if docs else set()
-        self.left -= left - (used & docs.keys())
+        self.abandoned -= abandoned - (used & docs.keys())
         unproven: set[str] = set()  # their messages are deleted when the next sweep does not find the queue
         for name, doc in docs.items():
-            expired = number(doc.get('expires')) and doc['expires'] + GRACE < now
+            expired = number(doc.get('expires')) and doc['expires'] + GRACE_SECONDS < now
             if name in used:
                 if expired:
-                    self._topology.prolong(doc, (doc['lifetime'] if number(doc.get('lifetime')) else 0.0) + _IN_USE)
-            elif (expired and name in overdue) or (name in left and doc.get('auto_delete')):
+                    self._topology.prolong(doc, _lifetime_of(doc) + _IN_USE_SECONDS)
+            elif (expired and name in overdue) or (name in abandoned and doc.get('auto_delete')):
                 proven = self._topology.delete_unused(doc)
                 if proven is not None:
                     self._purging.add(name)
-                    logger.info('queue %r, which nobody used any more, was removed', name)
+                    logger.info('unused queue %r was deleted', name)
                 if proven is False:
                     unproven.add(name)
         return sum(self._purge(name, until) for name in sorted(self._purging - unproven))
@@ -110,6 +111,11 @@ class UnusedQueues:
         return purged
 
 
+def _lifetime_of(doc: Document) -> float:
+    """Return the lifetime of a queue in seconds; 0 if it has none or a malformed one."""
+    return float(doc['lifetime']) if number(doc.get('lifetime')) else 0.0
+
+
 def _in_use(client: Client) -> set[str]:
-    """Return the queues that any consumer has subscribed to. One whose lease has ended counts until it is swept."""
+    """Return the queues that consumers have subscribed to. An expired consumer counts until it is swept."""
     return {queue for row in client.id_range(CONSUMER, docs=True) for queue in queues_of(row['doc'])}

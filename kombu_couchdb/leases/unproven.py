@@ -1,7 +1,8 @@
-"""Unproven claims: those that a cluster stored on fewer nodes than a quorum.
+"""Unproven claims: claims that a cluster stored on fewer nodes than a quorum.
 
-Another consumer may have been told that it won the same message. So an unproven claim is not delivered. After the nodes had the
-time to synchronize, the sweeper reads all leaf revisions of the message and decides, see `documents.conflict_rules`.
+CouchDB may have confirmed another consumer's claim of the same message. So an unproven claim is not delivered. After
+`SYNC` seconds, in which the nodes replicate to each other, the sweeper reads all leaf revisions of the message and
+decides about the claim; see `documents.conflict_rules`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ['UnprovenClaims']
 
 
 class UnprovenClaims:
-    """The unproven claims of one consumer; for its I/O thread alone."""
+    """The unproven claims of one consumer. Only its I/O thread may use them."""
 
     def __init__(self) -> None:
         self._claims: dict[str, tuple[str, float]] = {}  # by message id: the claim's revision, and a monotonic time
@@ -38,7 +39,7 @@ class UnprovenClaims:
         return min((since + SYNC for _, since in self._claims.values()), default=inf)
 
     def decide(self, decide: Callable[[str, str], bool]) -> None:
-        """Call `decide(doc_id, rev)` for each claim that is due, and forget the claims for which it returns True."""
+        """Call `decide(doc_id, rev)` for each claim that is due; forget the claims for which it returns True."""
         for doc_id, (rev, since) in list(self._claims.items()):
             if time.monotonic() - since > SYNC:
                 self._claims[doc_id] = rev, time.monotonic()

@@ -1,7 +1,8 @@
 """The silence of other consumers, measured by this process's own monotonic clock.
 
-Each heartbeat changes `expires` in the consumer's document. A process that reads the same value again knows that the consumer
-wrote no heartbeat in between, whatever the clocks say. Clocks only help to date a heartbeat that was written between two looks.
+Each heartbeat changes `expires` in the consumer's document. If a process reads the same value again, it knows that the
+consumer wrote no heartbeat in between, whatever the clocks say. The server's time is only used to date a heartbeat that
+was written between two looks.
 """
 
 from __future__ import annotations
@@ -14,123 +15,136 @@ from typing import Any, NamedTuple
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 
-__all__ = ['CREDIT', 'GRACE', 'Overdue', 'Watch', 'mark_of']
+__all__ = ['CLOCK_SHARE', 'GRACE_SECONDS', 'OverdueQueues', 'Watch', 'expires_of']
 
-#: How much longer than its lease a consumer must have been silent, in seconds, and how exact the server's time is.
-GRACE = 2.0
+#: A lease has expired if the consumer was silent for this much longer than the lease. It is also the error that the
+#: server's time may have.
+GRACE_SECONDS = 2.0
 
-#: How much of a lease the server's time may prove. The rest is watched: it is longer than the pause between two heartbeats, a
-#: third of the lease, so that a clock that is wrong ends the lease of no consumer that lives.
-CREDIT = 0.6
+#: The most of a lease, as a fraction, that the server's time can prove to have passed; the monotonic clock must measure
+#: the rest. The rest is longer than a third of the lease, the interval of heartbeats. So no lease of a living consumer
+#: expires because a clock is wrong.
+CLOCK_SHARE = 0.6
 
-#: The longest lease there is, in seconds: see `options`.
-_MOST = 1e9
+#: The longest lease: `visibility_timeout` has the same limit, see `options`.
+_MAX_LEASE_SECONDS = 1e9
 
 
 class _Seen(NamedTuple):
-    """A heartbeat: its `expires`, the lease of its consumer in seconds, and the monotonic time from which its silence counts."""
+    """A heartbeat: its `expires`, the lease in seconds, and the monotonic time from which the silence counts."""
 
-    mark: float
+    expires: float
     lease: float
     since: float
 
 
 class Watch:
-    """What one process has seen of the heartbeats of others.
+    """The heartbeats of other consumers, as one process has seen them."""
 
-    `lease`, in seconds, is assumed of a document that does not tell its own, and `credit` is how much of a lease the server's
-    time may prove.
-    """
+    def __init__(self, clock: ServerClock, lease: float, clock_share: float = CLOCK_SHARE) -> None:
+        """Create a watch that has seen no heartbeat.
 
-    def __init__(self, clock: ServerClock, lease: float, credit: float = CREDIT) -> None:
-        self._clock, self._lease, self._credit = clock, lease, credit
+        `lease`, in seconds, is assumed for documents without a valid one. `clock_share` is the most of a lease that the
+        server's time can prove to have passed.
+        """
+        self._clock, self._lease, self._clock_share = clock, lease, clock_share
         self._seen: dict[str, _Seen] = {}
-        #: The monotonic time at which the look before began, and how much the server's time was ahead of it.
+        #: The monotonic time at which the last look began, and how far the server's time was ahead of it.
         self._looked = -inf
         self._ahead: float | None = None
 
-    def look(
-        self, marks: Mapping[str, float], asked: float, fetch: Callable[[list[str]], list[Document | None]]
+    def observe(
+        self, expires: Mapping[str, float], asked: float, fetch: Callable[[list[str]], list[Document | None]]
     ) -> None:
-        """Take in the `expires` of all consumers, by id, as read from the monotonic time `asked` on.
+        """Take in `expires` of all consumers, by id, that a request read which was sent at the monotonic time `asked`.
 
-        `fetch` returns the documents of consumers that are new: what they say of their leases.
+        `fetch` returns the documents of new consumers, from which their leases are read.
         """
         answered, now = time.monotonic(), self._clock.now()
         looked, self._looked = self._looked, asked
         ahead, self._ahead = self._ahead, now - answered
-        # A clock that was set since the look before proves nothing. On the first look the local one must agree with the server's.
-        trusted = self._clock.agrees if ahead is None else abs(self._ahead - ahead) <= GRACE
-        new = sorted(marks.keys() - self._seen.keys())
+        # The server's time proves nothing if it was set since the last look. On the first look, the local clock must
+        # agree with it.
+        trusted = self._clock.agrees if ahead is None else abs(self._ahead - ahead) <= GRACE_SECONDS
+        new = sorted(expires.keys() - self._seen.keys())
         leases = {name: _lease_of(doc, self._lease) for name, doc in zip(new, fetch(new) if new else [], strict=True)}
         before, self._seen = self._seen, {}
-        for name, mark in marks.items():
+        for name, end in expires.items():
             seen = before.get(name)
-            if seen is None or seen.mark != mark:
+            if seen is None or seen.expires != end:
                 lease = leases[name] if seen is None else seen.lease
-                written = answered - (now - (mark - lease)) if trusted else answered
-                seen = _Seen(mark, lease, min(answered, max(written, looked, answered - self._credit * lease)))
+                written = answered - (now - (end - lease)) if trusted else answered
+                since = min(answered, max(written, looked, answered - self._clock_share * lease))
+                seen = _Seen(end, lease, since)
             self._seen[name] = seen
 
     def interrupted(self, seconds: float) -> None:
-        """Do not count so many seconds up to now: nobody could write a heartbeat then, or this process could not see any."""
+        """Do not count the last `seconds` as silence: consumers could not write, or this process could not read."""
         now = time.monotonic()
         self._seen = {name: seen._replace(since=min(now, seen.since + seconds)) for name, seen in self._seen.items()}
-        self._looked = now  # what is new on the next look counts from here at the earliest
+        self._looked = now  # the silence of heartbeats that the next look finds begins now or later
 
-    def mark(self, name: str) -> float | None:
-        """Return the `expires` that a consumer had on the last look."""
-        return self._seen[name].mark if name in self._seen else None
+    def expires(self, name: str) -> float | None:
+        """Return `expires` of a consumer as the last look found it; None if it did not find the consumer."""
+        return self._seen[name].expires if name in self._seen else None
 
     def silent(self) -> list[str]:
-        """Return the consumers that were silent for longer than their leases until the last look."""
-        return [name for name, seen in self._seen.items() if self._looked - seen.since > seen.lease + GRACE]
+        """Return the ids of consumers that had been silent for longer than their leases at the last look."""
+        return [name for name, seen in self._seen.items() if self._looked - seen.since > seen.lease + GRACE_SECONDS]
 
     def proven_in(self, longest: float) -> float:
-        """Return in how many seconds all that have leases of up to `longest` seconds can be proven to be silent."""
+        """Return the seconds until all consumers with leases of up to `longest` seconds can be proven to be silent."""
         now = time.monotonic()
         return max(
-            (seen.since + seen.lease + GRACE - now for seen in self._seen.values() if seen.lease <= longest),
+            (seen.since + seen.lease + GRACE_SECONDS - now for seen in self._seen.values() if seen.lease <= longest),
             default=0.0,
         )
 
     def next_in(self) -> float:
-        """Return in how many seconds to look again, `inf` if there is nobody to look at.
+        """Return the seconds until the next look is due; infinite if no consumer was seen.
 
-        That is when the first consumer could be silent for too long, and before a heartbeat is older than the server's time may
+        It is due when the first lease may have expired, and before a heartbeat gets older than the server's time can
         prove.
         """
         now = time.monotonic()
         return min(
-            (min(seen.since + seen.lease + GRACE - now, CREDIT * seen.lease) for seen in self._seen.values()),
+            (
+                min(seen.since + seen.lease + GRACE_SECONDS - now, CLOCK_SHARE * seen.lease)
+                for seen in self._seen.values()
+            ),
             default=inf,
         )
 
 
-class Overdue:
-    """Queues whose lifetime is over by the server's time: only a second look, `pause` seconds later, proves anything."""
+class OverdueQueues:
+    """Queues whose lifetime has passed by the server's time.
+
+    Only a second look, `pause` seconds after the first, proves that: the clock may only have jumped.
+    """
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
         self._seen: dict[str, tuple[float, float]] = {}  # `expires`, and the monotonic time since which it was seen
 
-    def proven(self, marks: Mapping[str, float], asked: float) -> list[str]:
-        """Take in the `expires` of all queues that are overdue, by name, as read at the monotonic time `asked`.
+    def proven(self, expires: Mapping[str, float], asked: float) -> list[str]:
+        """Return the names of queues that have been overdue, with the same `expires`, for `pause` seconds.
 
-        Return those that were so a while ago, too: the first time, the clock may only have jumped.
+        `expires` has the values of all queues that are overdue now, by name, read at the monotonic time `asked`.
         """
-        before, self._seen = self._seen, {name: (mark, asked) for name, mark in marks.items()}
-        self._seen.update({name: seen for name, seen in before.items() if seen[0] == marks.get(name)})
+        before, self._seen = self._seen, {name: (end, asked) for name, end in expires.items()}
+        self._seen.update({name: seen for name, seen in before.items() if seen[0] == expires.get(name)})
         return [name for name, (_, since) in self._seen.items() if asked - since >= self._pause]
 
     def next_in(self) -> float:
-        """Return in how many seconds the first of the others is proven, `inf` if there is none."""
+        """Return the seconds until the next queue is proven to be overdue; infinite if there is none."""
         now = time.monotonic()
-        return min((left for _, since in self._seen.values() if (left := since + self._pause - now) > 0), default=inf)
+        return min(
+            (seconds for _, since in self._seen.values() if (seconds := since + self._pause - now) > 0), default=inf
+        )
 
 
-def mark_of(doc: Document) -> float:
-    """Return the `expires` of a Consumer document as the view `leases` has it."""
+def expires_of(doc: Document) -> float:
+    """Return `expires` of a Consumer document as the view `leases` emits it."""
     return max(-1e12, min(1e12, _number(doc.get('expires')) or 0.0))
 
 
@@ -139,7 +153,7 @@ def _lease_of(doc: Document | None, default: float) -> float:
         return default
     date, expires = _number(doc.get('date')), _number(doc.get('expires'))
     lease = expires - date if date is not None and expires is not None else default
-    return lease if 0 < lease <= _MOST else default
+    return lease if 0 < lease <= _MAX_LEASE_SECONDS else default
 
 
 def _number(value: Any) -> float | None:

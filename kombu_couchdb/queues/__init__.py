@@ -1,4 +1,4 @@
-"""Requests about WorkItems, queues, exchanges, bindings and broadcasts.
+"""Requests about messages, queues, exchanges, bindings and broadcasts.
 
 It may import `documents`, `couchdb` and `design`. `leases`, `consumer`, `transport` and `admin` import it.
 """

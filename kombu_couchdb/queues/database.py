@@ -10,21 +10,21 @@ from ..documents.ids import QUEUE
 from ..errors import AccessDenied, BrokenAnswer, CouchDBError, DatabaseMissing, NotFound, access_denied
 from ..log import get_logger
 
-__all__ = ['REVISIONS', 'SEEN', 'Found', 'ensure']
+__all__ = ['MAX_SEEN_ROWS', 'REVS_LIMIT', 'Found', 'ensure']
 
 logger = get_logger(__name__)
 
-#: The number of rows that are read when a connection is established.
-SEEN = 200
+#: The most rows that are read when a connection is established.
+MAX_SEEN_ROWS = 200
 #: CouchDB's `_revs_limit`: how many revisions of a document it remembers. Heartbeats and broadcasts are written
 #: repeatedly, and each would have 1,000 revisions without this.
-REVISIONS = 20
+REVS_LIMIT = 20
 
 
 class Found(NamedTuple):
     """The contents of a database that were read when a connection was established."""
 
-    #: Exchanges, bindings and queues: the first `SEEN` rows of `_all_docs`, without documents.
+    #: Exchanges, bindings and queues: the first `MAX_SEEN_ROWS` rows of `_all_docs`, without documents.
     rows: list[Row]
     #: Whether it is a database of parcels (see `documents.parcel`).
     takes_parcels: bool
@@ -38,7 +38,7 @@ def ensure(client: Client, create: bool) -> Found:
     wanted = f'_design/{design.NAME}'
     rows, missing = list[Row](), None
     try:
-        rows = client.id_range(wanted, to=QUEUE, limit=SEEN)
+        rows = client.id_range(wanted, to=QUEUE, limit=MAX_SEEN_ROWS)
         takes_parcels = any(row['id'] == f'_design/{design.PARCELS}' for row in rows)
         if takes_parcels or (rows and rows[0]['id'] == wanted):
             return Found(rows, takes_parcels)
@@ -69,7 +69,7 @@ def ensure(client: Client, create: bool) -> Found:
             'let an administrator run "celery -A your_app couchdb setup" once',
         ) from exc
     try:
-        client.request('PUT', '/_revs_limit', body=REVISIONS)
+        client.request('PUT', '/_revs_limit', body=REVS_LIMIT)
     except CouchDBError as exc:
         logger.debug('the revisions limit of the database was not changed: %s', exc)
     return Found(rows, False)

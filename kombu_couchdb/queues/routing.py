@@ -37,12 +37,10 @@ __all__ = [
 
 #: For how many seconds the bindings of an exchange are trusted after they were read, if no changes feed keeps them up
 #: to date.
-_MAX_AGE = 0.05
+_MAX_AGE_SECONDS = 0.05
 
 #: For how many seconds the time of an update is remembered: longer than any read of the bindings takes.
-_MEMORY = 60.0
-
-#: The kind of an Exchange document that marks a fanout exchange.
+_MEMORY_SECONDS = 60.0
 
 
 class Routes:
@@ -97,7 +95,7 @@ class Routes:
                 return
             self._updated.pop(doc['_id'], None)
             self._updated[doc['_id']] = now  # the newest is last
-            while self._updated[oldest := next(iter(self._updated))] < now - _MEMORY:
+            while self._updated[oldest := next(iter(self._updated))] < now - _MEMORY_SECONDS:
                 del self._updated[oldest]
                 self._gone.pop(oldest, None)
             if doc.get('_deleted'):
@@ -109,7 +107,7 @@ class Routes:
         """Tell whether the table is up to date for this exchange."""
         now = time.monotonic()
         followed = now < self._followed_until and exchange in self._followed
-        return followed or now - self._read.get(exchange, -_MAX_AGE) < _MAX_AGE
+        return followed or now - self._read.get(exchange, -_MAX_AGE_SECONDS) < _MAX_AGE_SECONDS
 
     def was_read(self, exchange: str, at: float) -> None:
         """Note that the exchange's bindings were read at the monotonic time `at`."""

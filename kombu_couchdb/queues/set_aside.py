@@ -1,6 +1,6 @@
-"""Dead letters from WorkItems that cannot be read or written back, so that consumers do not read them again.
+"""Dead letters from messages whose documents cannot be read or written back, so that consumers skip them.
 
-Such an item is not decoded. The members of a dead letter are appended to its JSON text: if a name appears twice,
+Such a document is not decoded. The members of a dead letter are appended to its JSON text: if a name appears twice,
 CouchDB keeps the last member.
 """
 
@@ -22,7 +22,10 @@ _ITEM = b'"type":"WorkItem"'
 
 
 def set_aside(client: Client) -> None:
-    """Make dead letters of WorkItems that were found unusable since the last call; *raises* the errors of `Client`."""
+    """Make dead letters of the messages found unusable since the last call: up to two requests each.
+
+    *Raises* the errors of `Client`; an error that only concerns one message is logged instead.
+    """
     for doc_id, reason in client.unusable.take():
         if doc_id.startswith(BROKER):
             continue  # not a WorkItem

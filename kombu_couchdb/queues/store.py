@@ -1,4 +1,7 @@
-"""Every request about WorkItems."""
+"""The store: requests about the messages of one database.
+
+Methods that take `until` stop deleting at that monotonic time; the next call goes on.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,16 @@ from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue
 
-__all__ = ['Store']
+__all__ = ['LeaseStats', 'Store']
 
 logger = get_logger(__name__)
 
 _Published = TypeVar('_Published', WorkItem, Parcel)
 
-#: The rows of the views, and of their reductions by queue or kind.
+#: Seconds in the view `leases`, by kind and name (see `design.rows.Lease`): CouchDB's `sum`, `count`, `min` and `max`.
+LeaseStats = dict[str, dict[str, dict[str, float]]]
+
+#: The shapes of rows of the views, and of their reductions by queue or kind.
 _REVS = members(
     id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
 )
@@ -38,14 +44,16 @@ _LEASES = members(key=exactly(text, maybe(text)), value=members(count=number, mi
 _IDS = members(id=text)
 _CLAIMED = members(key=exactly(text, text, anything), value=members(count=number))
 
-#: Documents published in one request.
-_PUBLISHED = 5000
-#: Documents rewritten or deleted in one request by housekeeping, and read in its first.
-_BATCH, _FIRST = 500, 16
+#: The most documents that one request publishes.
+_MAX_PUBLISH_DOCS = 5000
+#: The most documents that housekeeping changes or deletes in one request.
+_MAX_BATCH_DOCS = 500
+#: The documents in the first read of a consumer's claims. Later reads are larger if the messages are small enough.
+_FIRST_READ_DOCS = 16
 
 
 class Store:
-    """The WorkItems of one database."""
+    """The messages of one database, which are WorkItem documents."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -60,10 +68,11 @@ class Store:
     # -- publish
 
     def publish(self, docs: Sequence[Published]) -> None:
-        """Store new items, in one request, and one more for each unique job. Storing the same twice is storing them once.
+        """Store new messages: one request for up to 5,000, and one or more for each unique job.
 
-        *Raises* `ServerUnavailable` (whether they are stored is unknown: publish the same documents again),
-        `DocumentTooLarge` (of one message, nothing is stored), `AccessDenied`.
+        If the same documents are published again, each is stored only once. *Raises* `ServerUnavailable` (it is unknown
+        which are stored: publish the same documents again), `DocumentTooLarge` (the other messages may be stored),
+        `AccessDenied`.
         """
         for doc in docs:
             if 'key' in doc:
@@ -71,27 +80,27 @@ class Store:
         docs = [doc for doc in docs if 'key' not in doc]
         if self._commits is None:
             self._commits = GroupCommit.of(self.client)
-        for part in chunks(docs, _PUBLISHED):
+        for part in chunks(docs, _MAX_PUBLISH_DOCS):
             try:
                 results = self._commits.write(part)
             except ServerUnavailable as exc:
                 if not (exc.was_cut or self.client.has_other_nodes):
                     raise
-                # They may have been stored, and completed messages must not appear again. An error would make kombu publish
-                # them again, under new ids.
-                left = never_stored(self.client, part)
-                results = self._commits.write(left) if left else []
+                # CouchDB may have stored the messages, and consumers may have completed some since: those must not be
+                # stored again. An error would make kombu publish all of them again, under new ids.
+                missing = never_stored(self.client, part)
+                results = self._commits.write(missing) if missing else []
             for result in results:
                 # A conflict means that an earlier attempt was stored.
                 if result.is_refused:
                     raise result.exception(self.client.address.url)
 
     def publish_once(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
-        """Store those of new items under whose ids there never was one; two requests, and one more for each unique job.
+        """Store those new messages whose ids were never used: two requests, and one or more for each unique job.
 
-        Return the results of those that CouchDB refused. *Raises* `ServerUnavailable`: publish the same documents again. No
-        process can store one a second time, not even one that was paused while another did the same for it: see
-        `Bulk.create_once`.
+        No process can store such a message a second time, even if it was paused while another process published the
+        same message: see `Bulk.create_once`. Return the results of the writes that failed. *Raises*
+        `ServerUnavailable`: publish the same documents again.
         """
         docs = self.unpublished(docs)
         for doc in docs:
@@ -104,16 +113,20 @@ class Store:
         ]
 
     def unpublished(self, docs: Sequence[_Published]) -> list[_Published]:
-        """Return those of new items under whose ids there never was one, and the unique jobs, which look for themselves."""
+        """Return those new messages whose ids were never used, and all unique jobs, which `enqueue` checks.
+
+        One request.
+        """
         missing = {doc['_id'] for doc in never_stored(self.client, docs)}
         return [doc for doc in docs if 'key' in doc or doc['_id'] in missing]
 
     # -- consume
 
     def ready(self, queue: str, limit: int) -> list[WaitingRow]:
-        """Return up to `limit` items that are due, with their documents, next first: highest priority, then oldest. Two requests.
+        """Return rows of up to `limit` due messages, each with its document as it is now; two requests.
 
-        An item may have been claimed a moment ago: its document decides.
+        The highest priority is first, then the oldest message. A message may have been claimed or deleted since the
+        view was read: check the document.
         """
         [page] = waiting.read(self.client, [waiting.Ask(queue, limit)], self.client.clock.now())
         rows = page.rows[:limit]
@@ -122,7 +135,7 @@ class Store:
         ]
 
     def planned(self, queues: Sequence[str], limit: int) -> list[Document]:
-        """Return up to `limit` items of these queues that are planned for later, the soonest first. Two requests."""
+        """Return up to `limit` messages of these queues that are due later, the soonest first; two requests."""
         docs = self.client.fetch(
             [row.id for row in waiting.planned(self.client, queues, self.client.clock.now(), limit)]
         )
@@ -130,28 +143,27 @@ class Store:
 
     # -- leases
 
-    def leases(self) -> dict[str, dict[str, Document]]:
-        """Return statistics of `expires` in five groups, by name: `consumer`, `claim` (by consumer), `queue`, `limit`, `expiry`.
+    def leases(self) -> LeaseStats:
+        """Return the statistics of the view `leases`, by kind and name; one request.
 
-        `limit` has the queues with a message TTL or a length limit, `expiry` all messages that expire, under None. The
-        statistics are CouchDB's `_stats`: `sum`, `count`, `min`, `max`. One request.
+        All kinds of `design.rows.Lease` are in it: `consumer`, `claim`, `queue`, `limit` and `expiry`.
         """
-        leases: dict[str, dict[str, Document]] = {'consumer': {}, 'claim': {}, 'queue': {}, 'limit': {}, 'expiry': {}}
+        leases: LeaseStats = {'consumer': {}, 'claim': {}, 'queue': {}, 'limit': {}, 'expiry': {}}
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
             lease = Lease.of(row)
             leases.setdefault(lease.kind, {})[lease.name] = lease.stats
         return leases
 
     def claims(self, consumer: str) -> Iterator[Document]:
-        """Yield the items that a consumer has claimed; they are read some at a time, as they are asked for."""
+        """Yield the messages that a consumer has claimed; it reads them in batches, when the caller needs them."""
         rows = self.client.view(
             design.NAME, 'leases', _IDS, startkey=['claim', consumer], endkey=['claim', consumer, LAST], reduce=False
         )
-        ids, count = [row['id'] for row in rows], _FIRST
+        ids, count = [row['id'] for row in rows], _FIRST_READ_DOCS
         while ids:
             docs = [doc for doc in self.client.fetch(ids[:count]) if doc]
             ids, largest = ids[count:], max(map(workitem.size, docs), default=0)
-            count = max(1, min(2 * count, _BATCH, self.client.request_bytes // max(1, largest)))
+            count = max(1, min(2 * count, _MAX_BATCH_DOCS, self.client.request_bytes // max(1, largest)))
             yield from (
                 doc
                 for doc in docs
@@ -159,49 +171,59 @@ class Store:
             )
 
     def release(self, docs: Iterable[Document]) -> int:
-        """Give claimed items back to their queues and return how many; who changed one meanwhile keeps it."""
+        """Release claimed messages and return the number of released ones.
+
+        If another process has changed a message meanwhile, its change stays. Malformed messages become dead letters.
+        """
         count, size, part = 0, 0, list[Mapping[str, Any]]()
         now = self.client.clock.now()
         for doc in docs:
-            if part and (len(part) >= _BATCH or size + workitem.size(doc) > self.client.request_bytes):
-                count, size, part = count + self._written(part), 0, []
-            size, part = size + workitem.size(doc), [*part, *dead_letter.apart(releasable(doc, now), now)]
-        return count + self._written(part)
+            if part and (len(part) >= _MAX_BATCH_DOCS or size + workitem.size(doc) > self.client.request_bytes):
+                count, size, part = count + self._write(part), 0, []
+            size, part = size + workitem.size(doc), [*part, *dead_letter.apart(_released(doc, now), now)]
+        return count + self._write(part)
 
-    def _written(self, docs: Sequence[Mapping[str, Any]]) -> int:
+    def _write(self, docs: Sequence[Mapping[str, Any]]) -> int:
+        """Write documents, and return how many were stored; note those that CouchDB always refuses as unusable."""
         results = self.client.bulk(docs)
         for doc, result in zip(docs, results, strict=True):
             if result.is_permanent:
                 self.client.unusable.note(doc['_id'], doc.get('_rev'), result.reason)
         return sum(result.is_stored for result in results)
 
-    def settle_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
-        """Do what is to be done about a claim that a cluster did not prove; tell whether that was all."""
+    def decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
+        """Decide about an unproven claim of a message, and write the decision; return False if it must be tried again.
+
+        `rev` is the revision of the claim, and `living` has the ids of living consumers. See `conflict_rules.decide`.
+        """
         leaves = self.client.leaves(doc_id)
-        seen = self.client.fetch([doc_id])[0]
+        shown = self.client.fetch([doc_id])[0]
         changes = conflict_rules.decide(
-            leaves, str(seen['_rev']) if seen else None, rev, self._claimants(leaves, living), self.client.clock.now()
+            leaves, str(shown['_rev']) if shown else None, rev, self._claimants(leaves, living), self.client.clock.now()
         )
         return changes is not None and write_each(self.client, changes)
 
-    def heal(self, leaves: list[Document], living: Collection[str]) -> list[Mapping[str, Any]] | None:
-        """Return what is to be written about an item with these leaves; see `conflict_rules.resolve`."""
+    def resolve_conflict(self, leaves: list[Document], living: Collection[str]) -> list[Mapping[str, Any]] | None:
+        """Return the documents to write about a message with these leaves, or None to try again later.
+
+        See `conflict_rules.resolve`.
+        """
         return conflict_rules.resolve(leaves, self._claimants(leaves, living), self.client.clock.now())
 
     def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
-        """Return those of the claimants that live: the view which said so may have lagged behind."""
+        """Return the living claimants of a message; the index behind `living` may be older than their heartbeats."""
         names = {by for leaf in leaves if (by := workitem.claimant(leaf))}
         return (names & set(living)) | self.alive(names - set(living))
 
     def alive(self, names: Collection[str]) -> set[str]:
-        """Return those of these ids that are of consumers whose documents are there; what only calls itself one is none."""
+        """Return those names that are ids of existing Consumer documents: at most one request."""
         asked = sorted(name for name in names if name.startswith(CONSUMER))
         return {name for name, doc in zip(asked, self.client.find(asked), strict=True) if doc is not None}
 
     # -- queues
 
     def size(self, queue: str) -> int:
-        """Return how many items of a queue are ready: neither claimed nor planned for later."""
+        """Return the number of ready messages in a queue: due, and not claimed."""
         name = design.key_of(queue)
         return waiting.count(
             self.client,
@@ -212,7 +234,7 @@ class Store:
         )
 
     def is_empty(self, queue: str) -> bool:
-        """Tell whether a queue has no item that is ready, planned for later, or claimed. Dead letters are in no queue."""
+        """Tell whether a queue has no message, neither ready nor planned nor claimed. Dead letters are in no queue."""
         if self.exceeds(queue, 0):
             return False
         rows = self.client.view(
@@ -221,25 +243,22 @@ class Store:
         return queue not in {ClaimCount.of(row).queue for row in rows}
 
     def purge(self, queue: str, until: float = inf) -> int:
-        """Delete what waits in a queue, now or for later, and return how many; claimed items are left.
-
-        As with those below, from the monotonic time `until` on the rest is left.
-        """
-        return self._drop('waiting', lambda doc: True, until, **design.rows_of(queue))
+        """Delete the ready and the planned messages of a queue, and return their number; claimed ones are kept."""
+        return self._delete_rows('waiting', lambda doc: True, until, **design.rows_of(queue))
 
     # -- limits
 
     def drop_expired(self, until: float = inf) -> int:
-        """Delete what has expired and return how many that were."""
+        """Delete the expired messages that no consumer has claimed, and return their number."""
         now = self.client.clock.now()
-        return self._drop('expiring', lambda doc: workitem.has_expired(doc, now), until, endkey=now)
+        return self._delete_rows('expiring', lambda doc: workitem.has_expired(doc, now), until, endkey=now)
 
     def drop_older(self, queue: str, ttl: float, until: float = inf) -> int:
-        """Delete what has been ready in a queue for more than `ttl` seconds, and return how many that were."""
+        """Delete messages that have been ready in a queue for more than `ttl` seconds, and return their number."""
         name, last = design.key_of(queue), self.client.clock.now() - ttl
         rows = self.client.view(design.NAME, 'waiting', _RANK, **design.rows_of(queue), group_level=2)
         return sum(
-            self._drop(
+            self._delete_rows(
                 'waiting',
                 lambda doc: workitem.ready_since(doc) <= last,
                 until,
@@ -250,51 +269,57 @@ class Store:
         )
 
     def exceeds(self, queue: str, length: int) -> bool:
-        """Tell whether more than `length` items wait in a queue, those that are planned for later included."""
+        """Tell whether a queue has more than `length` messages, ready or planned; one request."""
         return waiting.count(self.client, [design.rows_of(queue)]) > length
 
     def trim(self, queue: str, length: int, until: float = inf) -> int:
-        """Delete those first in line of more than `length` ready items, and return how many that were; one request if none is."""
+        """Delete the first messages of a queue, until `length` ready ones remain; return the number of deleted ones.
+
+        One request if the queue has no more than `length` messages, ready or planned.
+        """
         count = 0
         while self.exceeds(queue, length) and (excess := self.size(queue) - length) > 0:
-            ask = waiting.Ask(queue, min(excess, _BATCH))
+            ask = waiting.Ask(queue, min(excess, _MAX_BATCH_DOCS))
             [page] = waiting.read(self.client, [ask], self.client.clock.now())
-            # Counted again after they were read: others may have dropped some of them meanwhile, and none too many shall go.
+            # Count again after the read: another process may have dropped some of these messages, and then fewer are
+            # over the limit.
             excess = self.size(queue) - length
             rows = [(row.id, row.rev) for row in page.rows if not row.is_malformed]
-            deleted = self._delete(rows[: max(0, min(excess, _BATCH))], lambda doc: True)
+            deleted = self._delete(rows[: max(0, min(excess, _MAX_BATCH_DOCS))], lambda doc: True)
             count += deleted
             if not deleted or time.monotonic() >= until:
                 break
         return count
 
-    def _drop(self, view: str, unwanted: Callable[[Document], bool], until: float, **where: Any) -> int:
+    def _delete_rows(self, view: str, unwanted: Callable[[Document], bool], until: float, **where: Any) -> int:
         count = 0
-        while rows := self.client.view(design.NAME, view, _REVS, limit=_BATCH, reduce=False, **where):
+        while rows := self.client.view(design.NAME, view, _REVS, limit=_MAX_BATCH_DOCS, reduce=False, **where):
             deleted = self._delete([(row['id'], revision_in(row)) for row in rows], unwanted)
             count += deleted
             if not deleted or time.monotonic() >= until:
-                break  # others are faster: what is left is theirs; or it is left for later
+                break  # other processes are deleting the same messages, or the time is over
         return count
 
     def _delete(self, found: Sequence[tuple[str, str]], unwanted: Callable[[Document], bool]) -> int:
-        """Delete items by id and revision, unread: one that was changed since the view saw it is in conflict, and stays.
+        """Delete messages by id and revision without reading them; return the number of deleted ones.
 
-        Behind a unique job others may wait, and its time is not in the view: its document is read, and is to be `unwanted`.
+        If a message has changed since the view read it, its deletion is in conflict, and the message stays. A unique
+        job is read first, and deleted only if it is `unwanted`: it may have further messages in `next`, which take its
+        place, and the view does not have its `sent`.
         """
-        gone: list[Mapping[str, Any]] = [
+        changes: list[Mapping[str, Any]] = [
             {'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(JOB)
         ]
         jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(JOB)])
-        gone += [
+        changes += [
             workitem.acked(doc, self.client.clock.now())
             for doc in jobs
             if doc and workitem.is_waiting(doc) and unwanted(doc)
         ]
-        return self._written(gone)
+        return self._write(changes)
 
 
-def releasable(doc: Document, now: float) -> Document:
-    """Return `doc` released, or buried if it is spoilt: a spoilt one can be neither counted nor delivered."""
+def _released(doc: Document, now: float) -> Document:
+    """Return `doc` released, or as a dead letter if it is malformed: its deliveries could not be counted."""
     reason = workitem.flaw(doc)
     return dead_letter.made_of(doc, reason, now) if reason else workitem.release(doc)

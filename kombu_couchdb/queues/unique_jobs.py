@@ -23,7 +23,7 @@ __all__ = ['collect_outcomes', 'enqueue']
 logger = get_logger(__name__)
 
 #: The most attempts to write a job. An attempt fails only if another process has changed the job.
-_TRIES = 200
+_MAX_TRIES = 200
 
 _outcomes: ContextVar[list[Outcome] | None] = ContextVar('kombu_couchdb_unique', default=None)
 
@@ -48,7 +48,7 @@ def enqueue(client: Client, doc: WorkItem) -> Outcome:
     `DocumentTooLarge`, `AccessDenied`.
     """
     found: Document | None = None
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         docs, outcome = merge(found, doc, client.clock.now())
         try:
             for one in docs:
@@ -60,7 +60,7 @@ def enqueue(client: Client, doc: WorkItem) -> Outcome:
             outcomes.append(outcome)
         return outcome
     raise ServerUnavailable(
-        f'{client.address.url}: other processes changed the unique job {doc["_id"]} at each of {_TRIES} attempts'
+        f'{client.address.url}: other processes changed the unique job {doc["_id"]} at each of {_MAX_TRIES} attempts'
     )
 
 

@@ -1,12 +1,13 @@
-"""Reading the view `waiting`: the items of queues that nobody holds, for any number of queues in one request.
+"""Reads of the view `waiting`, which has the messages that no consumer has claimed, of many queues in one request.
 
-A queue has two parts there: what is due at once, by priority and time of publishing, and what is planned, by its due date. Only
-the second is read up to a time, so an item that is due at once is found whatever the clocks said when it was published.
+The view has two parts of each queue: messages that are due at once, by priority and time of publishing, and planned
+messages, by due date. Only the second part is read up to a time. So a message that is due at once is found even if a
+clock was wrong when it was published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import design
@@ -15,20 +16,20 @@ from ..couchdb.shapes import Shape, exactly, items, members, number, revision, t
 from ..design.rows import WaitingRow
 from ..documents.workitem import HIGHEST
 
-__all__ = ['BEGIN', 'HORIZON', 'Ask', 'Cursor', 'Page', 'count', 'planned', 'query', 'read']
+__all__ = ['BEGIN', 'HORIZON_SECONDS', 'Ask', 'Cursor', 'Page', 'count', 'planned', 'query', 'read']
 
-#: How far beyond now planned items are read, in seconds, to have them at hand when they are due.
-HORIZON = 5.0
+#: Consumers read planned messages this many seconds before they are due, to have them in time.
+HORIZON_SECONDS = 5.0
 
 _ROW = members(id=text, key=exactly(text, number, number), value=exactly(number, revision))
 _COUNT = members(value=number)
 
-#: In the place of a row: this part of the queue was read to its end.
+#: In a cursor, instead of a row: this part of the queue was read to its end.
 _END = 'end'
 
 
 class Cursor(NamedTuple):
-    """Where to read on in the two parts of a queue: behind which row, or `_END`; None is the beginning."""
+    """The position after which to continue in each part of a queue: a row, `_END`, or None for the beginning."""
 
     at_once: Any = None
     planned: Any = None
@@ -38,7 +39,7 @@ BEGIN = Cursor()
 
 
 class Ask(NamedTuple):
-    """What is asked of a queue: up to `limit` rows of each part behind `after`."""
+    """A request for up to `limit` rows of each part of a queue, after the position `after`."""
 
     queue: str
     limit: int
@@ -46,46 +47,48 @@ class Ask(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What a queue answers."""
+    """The rows of a queue that were read for an `Ask`."""
 
-    #: Next first: the highest priority, then the oldest.
+    #: In the order of delivery: the highest priority first, then the oldest message.
     rows: list[WaitingRow]
-    #: Where to read on; None if this was all.
+    #: The position after which to continue; None if there are no more rows.
     last: Cursor | None
-    #: When the first of what is planned for later is due, None if there is none; known when a queue is read from its beginning.
+    #: The due date of the first message that is planned for later than `until`; None if there is none, or if the queue
+    #: was not read from its beginning.
     next_due: float | None
 
 
 def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'true') -> list[Page]:
-    """Read queues in one request: what is due at once, and what is planned for a time up to `until`.
+    """Read queues in one request: messages due at once, and those planned for a time up to `until`.
 
-    `update` is CouchDB's: with `false` the index is read as it stands, with `lazy` it is brought up to date afterwards. An item
-    may have been claimed a moment ago: its document decides.
+    Return a page for each ask. `until` is in seconds since the epoch. `update` is CouchDB's parameter: `true` updates
+    the index first, `false` reads it as it is, and `lazy` updates it afterwards. A message may have been claimed since:
+    check its document. *Raises* the errors of `Client`.
     """
     queries = [query for ask in asks for query in _queries(ask, until)]
-    answers = iter(query(client, queries, _ROW, {'update': update} if update != 'true' else {}))
-    return [_page(ask, answers) for ask in asks]
+    results = iter(query(client, queries, _ROW, {'update': update} if update != 'true' else {}))
+    return [_page(ask, results) for ask in asks]
 
 
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
-    """Return up to `limit` items of these queues that are planned for later than `after`, the soonest first."""
+    """Return rows of up to `limit` messages of these queues with due dates from `after` on, the soonest first."""
     ranges = [{**design.rows_of(queue, design.PLANNED, after), 'limit': limit, 'reduce': False} for queue in queues]
     rows = [WaitingRow.of(row) for rows in query(client, ranges, _ROW) for row in rows]
     return sorted(rows, key=lambda row: (row.date, row.id))[:limit]
 
 
 def count(client: Client, ranges: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many rows there are in ranges of keys together, in one request."""
+    """Return the total number of rows in ranges of keys, in one request."""
     return sum(int(row['value']) for rows in query(client, [dict(where) for where in ranges], _COUNT) for row in rows)
 
 
 def query(
     client: Client, queries: Sequence[Document], row: Shape, params: Mapping[str, Any] | None = None
 ) -> list[list[Document]]:
-    """Return the rows, each of the shape `row`, of several reads of the view, in one request."""
+    """Return the rows for each of several queries of the view, in one request; `row` is the shape of a row."""
     if not queries:
         return []
-    answer = client.request(
+    response = client.request(
         'POST',
         f'/_design/{design.NAME}/_view/waiting/queries',
         params,
@@ -93,7 +96,7 @@ def query(
         repeat=True,
         shape=members(results=exactly(*[members(rows=items(row))] * len(queries))),
     )
-    return [result['rows'] for result in answer['results']]
+    return [result['rows'] for result in response['results']]
 
 
 def _queries(ask: Ask, until: float) -> list[Document]:
@@ -103,8 +106,8 @@ def _queries(ask: Ask, until: float) -> list[Document]:
         (ask.after.planned, [name, design.PLANNED], [name, design.PLANNED, until]),
     ):
         if after != _END:
-            behind = {'startkey': after['key'], 'startkey_docid': after['id']} if after else {'startkey': start}
-            queries.append({**behind, 'endkey': end, 'limit': ask.limit, 'reduce': False})
+            begin = {'startkey': after['key'], 'startkey_docid': after['id']} if after else {'startkey': start}
+            queries.append({**begin, 'endkey': end, 'limit': ask.limit, 'reduce': False})
     if ask.after == BEGIN:
         queries.append(
             {
@@ -117,14 +120,14 @@ def _queries(ask: Ask, until: float) -> list[Document]:
     return queries
 
 
-def _page(ask: Ask, answers: Any) -> Page:
-    at_once, planned = ([] if after == _END else next(answers) for after in ask.after)
-    later = next(answers) if ask.after == BEGIN else []
-    # The row to read on from may be there once more, or have been claimed.
+def _page(ask: Ask, results: Iterator[list[Document]]) -> Page:
+    at_once, planned = ([] if after == _END else next(results) for after in ask.after)
+    later = next(results) if ask.after == BEGIN else []
+    # CouchDB returns the row of the cursor again, unless its message was claimed since.
     seen = {after['id'] for after in ask.after if isinstance(after, dict)}
     rows = sorted(
         (WaitingRow.of(row) for row in at_once + planned if row['id'] not in seen),
         key=lambda row: (row.rank, row.date, row.id),
     )
     ends = [found[-1] if len(found) >= ask.limit else _END for found in (at_once, planned)]
-    return Page(rows, None if ends == [_END, _END] else Cursor(*ends), later[0]['key'][2] if later else None)
+    return Page(rows, None if ends == [_END, _END] else Cursor(*ends), WaitingRow.of(later[0]).date if later else None)

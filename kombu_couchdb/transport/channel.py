@@ -92,9 +92,9 @@ class Channel(Publisher):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message of a queue, or None."""
         check_names(queue=queue)
-        self.connection.gets.used(queue)
+        self.connection.lifetimes.prolong(queue)
         delivery = self.connection.pull(queue, no_ack)
-        if delivery is None or not self.unacked.hand_over(delivery):
+        if delivery is None or not self.unacked.deliver(delivery):
             return None
         return self._message(delivery, no_ack)
 
@@ -118,7 +118,7 @@ class Channel(Publisher):
                 'message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc
             )
             if not delivery.final:
-                self.unacked.bury(delivery.tag, undecodable(exc))
+                self.unacked.dead_letter(delivery.tag, undecodable(exc))
             return None
         if no_ack and not delivery.final:
             self.unacked.ack(delivery.tag)

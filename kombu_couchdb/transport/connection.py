@@ -35,10 +35,10 @@ from ..documents.ids import BROADCAST, CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
-from ..leases.temporary import Gets
+from ..leases.temporary import Lifetimes
 from ..log import get_logger
 from ..options import Options
-from ..queues.database import SEEN, ensure
+from ..queues.database import MAX_SEEN_ROWS, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology
@@ -98,7 +98,7 @@ class Transport(virtual.Transport):
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
-        self.gets = Gets(self.topology)
+        self.lifetimes = Lifetimes(self.topology)
         self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
         self.listener = Listener()
         self.temporary_queues = TemporaryQueues(self)
@@ -126,7 +126,7 @@ class Transport(virtual.Transport):
         """Connect to the database, and create it if it is missing; *raises* `CouchDBError`."""
         began = time.monotonic()
         rows, takes_parcels = ensure(self.couchdb, self.options.create_database)
-        self.topology.saw(rows, began, SEEN)
+        self.topology.saw(rows, began, MAX_SEEN_ROWS)
         self.name_node()
         self.Channel = ParcelChannel if takes_parcels else Channel
         super().establish_connection()
@@ -187,8 +187,8 @@ class Transport(virtual.Transport):
         *Raises* `TimeoutError` if no message arrives within `timeout` seconds, or the error that ended the I/O thread.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._ask()
-        while not self._hand_over(1):
+        self._request_more()
+        while not self._deliver_mail(1):
             if self._consumer is not None and self._consumer.ended and not len(self._mailbox):
                 raise CouchDBError(f'{self.address.url}: this connection has ended after an error; connect again')
             if not self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -204,26 +204,26 @@ class Transport(virtual.Transport):
 
     def _deliver_burst(self) -> None:
         try:
-            self._hand_over(_BURST)
+            self._deliver_mail(_BURST)
         finally:
-            self._ask()  # the event loop calls again if there are more messages
+            self._request_more()  # the event loop calls again if there are more messages
 
-    def _ask(self) -> None:
+    def _request_more(self) -> None:
         self.name_node()
         if self._consumer is not None:
-            self._consumer.unacked.ask()
+            self._consumer.unacked.request_more()
 
-    def _hand_over(self, limit: int) -> int:
+    def _deliver_mail(self, limit: int) -> int:
         """Deliver up to `limit` messages from the mailbox, and return how many were delivered."""
         delivered = 0
         while delivered < limit and (item := self._mailbox.pop()) is not None:
             if isinstance(item, Exception):
                 raise item
             receive = self._receivers.get(item.subscription)
-            if receive is not None and self.unacked.hand_over(item):
+            if receive is not None and self.unacked.deliver(item):
                 delivered += 1
                 receive(item)
-                item.accepted = True  # set last: a delivery whose consumer fails in `receive` counts as an attempt
+                item.received_by_kombu = True  # last: if `receive` fails, the delivery counts as an attempt
         return delivered
 
     # -- for channels

@@ -96,7 +96,8 @@ class Publisher(virtual.Channel):
             check_unpacked(message['body'], compression)
         tag = message['properties'].get('delivery_tag')
         if not isinstance(tag, _PublishTag):
-            tag = _PublishTag(fixed_id(message) or workitem.new_id(self.connection.couchdb.clock.now()))
+            fixed = fixed_id(message) if is_fixed() else None
+            tag = _PublishTag(fixed or workitem.new_id(self.connection.couchdb.clock.now()))
         info = {**message['properties'].get('delivery_info', {}), 'exchange': exchange, 'routing_key': routing_key}
         properties = {**message['properties'], 'delivery_tag': tag, 'body_encoding': encoding, 'delivery_info': info}
         return {**message, 'body': body, 'properties': properties}

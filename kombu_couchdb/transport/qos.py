@@ -40,7 +40,7 @@ class QoS:
         """Acknowledge a message; with `multiple`, also all messages that were delivered before it."""
         for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
             if flaw := self._tags.pop(tag, None):
-                self.channel.unacked.bury(tag, flaw)
+                self.channel.unacked.dead_letter(tag, flaw)
             else:
                 self.channel.unacked.ack(tag)
 
@@ -50,7 +50,7 @@ class QoS:
         if requeue:
             self.channel.unacked.release(delivery_tag)
         else:
-            self.channel.unacked.bury(delivery_tag, flaw or REJECTED)
+            self.channel.unacked.dead_letter(delivery_tag, flaw or REJECTED)
 
     def note_malformed(self, delivery_tag: str, flaw: str) -> None:
         """Note why a message cannot be used: it becomes a dead letter even if it is acknowledged, as Celery does."""
@@ -70,7 +70,7 @@ class QoS:
     def restore_unacked_once(self) -> None:
         """Release all unacknowledged messages of a channel that is closed."""
         for tag in self._all():
-            self.channel.unacked.give_back(tag)
+            self.channel.unacked.release_at_close(tag)
 
     def _all(self) -> list[str]:
         tags, self._tags = list(self._tags), {}

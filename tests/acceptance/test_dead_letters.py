@@ -42,7 +42,7 @@ def test_task_that_kills_its_worker_becomes_a_dead_letter(site: Site) -> None:
     assert site.journalled() == ['deadly', 'deadly']
     site.worker(pool='solo', broker_transport_options=options)
     [letter] = wait_for(lambda: letters(site), 'the dead letter')
-    assert letter['reason'] == 'delivery limit: delivered 2 times and never done'
+    assert letter['reason'] == 'delivery limit: delivered 2 times and never acknowledged'
     assert letter['attempts'] == 2
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     assert site.journalled() == ['deadly', 'deadly']

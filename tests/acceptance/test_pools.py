@@ -48,12 +48,12 @@ def test_children_of_a_large_pool_store_results_through_the_main_process(site: S
 APP = b"""
 from tests.acceptance.app import app
 from celery_couchdb.results.prefork_relay import Relay
-written = Relay._written
+written = Relay._write_for_child
 
 def noted(self, text):
     print('the parent stores', flush=True)
     return written(self, text)
-Relay._written = noted
+Relay._write_for_child = noted
 """
 
 

@@ -17,7 +17,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
 
-COMPLAINT = 'results are not heard of'
+COMPLAINT = 'results are not received'
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +112,8 @@ def test_timeout_ends_the_wait_during_an_outage(behind_proxy: Celery, proxy: Pro
     timed_out = threading.Event()
     waiting = threading.Thread(target=get)
     waiting.start()
-    reader = behind_proxy.backend.subscriber
-    wait_for(lambda: reader._longpoll._response is not None or timed_out.is_set(), 'the longpoll to open')
+    subscriber = behind_proxy.backend.subscriber
+    wait_for(lambda: subscriber._longpoll._response is not None or timed_out.is_set(), 'the longpoll to open')
     proxy.refuse()
     waiting.join()
     assert timed_out.is_set()

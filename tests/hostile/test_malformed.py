@@ -131,7 +131,7 @@ def test_janitor_and_sweeper_continue(
     sweeper = Sweeper(store, topology, 60.0)
     for _ in range(3):
         sweeper.sweep('broker:consumer:own', set(), lambda: None)
-    Janitor(client).tidy(1000)
+    Janitor(client).clean_up(1000)
     store.purge('q')
     assert store.size('q') == 0
     with connect() as connection:
@@ -153,7 +153,7 @@ def test_results_are_stored_read_and_swept(app: Celery, caplog: pytest.LogCaptur
     caplog.set_level(logging.WARNING)
     for _ in range(2):
         unfinished = sweep(backend.store, backend.chords, lambda: False)
-        list(backend.chords.unfinished(unfinished))
+        list(backend.chords.claim_unfinished(unfinished))
     backend.store_result('second', 2, 'SUCCESS')
     assert [app.AsyncResult(task_id).get(timeout=PATIENCE) for task_id in ('first', 'second')] == [1, 2]
     assert backend.client.get('invoice')['total'] == 5

@@ -103,4 +103,4 @@ def test_forged_exception_of_a_part_fails_the_chord(app: Celery, module: str, na
     failed(app, 'part', module, name, args)
     part = {'_id': 'chord-unlock-g:part:00000000:part', 'task_id': 'part', 'state': 'FAILURE'}
     with pytest.raises(ChordError, match=name):
-        backend._result(part, backend._stored(['part']))
+        backend._result_of(part, backend._read_results(['part']))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import multiprocessing
 import threading
@@ -76,6 +77,19 @@ def requests_of(monkeypatch: pytest.MonkeyPatch, database: str) -> Callable[...,
 
 
 # -- one result
+
+
+def test_stored_results_are_logged(backend: CouchDBBackend, task_id: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, 'celery_couchdb'):
+        backend.store_result(task_id, None, 'STARTED')
+        backend.store_result(task_id, 3, 'SUCCESS')
+        backend.store_result(task_id, None, 'RETRY')
+    doc_id = f'celery-task-meta-{task_id}'
+    assert [record.getMessage() for record in caplog.records if doc_id in record.getMessage()] == [
+        f'{doc_id} is stored with the state STARTED',
+        f'{doc_id} is stored with the state SUCCESS',
+        f'{doc_id} keeps the state SUCCESS: RETRY is outdated',
+    ]
 
 
 def test_result_document_is_readable(backend: CouchDBBackend, client: Client, task_id: str) -> None:

@@ -54,7 +54,7 @@ class Site:
         """Return the backend of another worker."""
         self._workers += 1.0
         backend = self._app(self._workers, **conf).backend
-        backend.chords._patience = self.patience
+        backend.chords._takeover_after = self.patience
         return backend
 
     def send(self, *values: Any, body: Signature | None = None, **options: Any) -> list[Context]:
@@ -106,7 +106,7 @@ def end(worker: CouchDBBackend, part: Context, value: Any = None) -> None:
 
 def sweep(worker: CouchDBBackend) -> None:
     worker.store.set_up()
-    worker.end_unfinished_chords(
+    worker.complete_unfinished_chords(
         [row['id'] for row in worker.client.id_range('chord-unlock-', docs=True) if row['doc']['type'] == 'Chord']
     )
 
@@ -368,7 +368,7 @@ def test_missing_result_fails_the_chord(site: Site) -> None:
     end(site.backend(), parts[0], 'large' * 1000)
     site.app.backend.forget(parts[0].id)
     end(site.backend(), parts[1])
-    with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} is gone'):
+    with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} was deleted'):
         site.app.AsyncResult('the body').get(timeout=PATIENCE)
 
 
@@ -510,7 +510,7 @@ def test_worker_killed_at_the_end_of_a_chord(
         'before it claims': 'chords._claim',
         'before it joins': '_join',
         'before it sends': 'app.send_task',
-        'after it has sent': 'chords.done',
+        'after it has sent': 'chords.finish',
         'while it deletes': 'store.delete_all',
     }[point]
     owner: Any = worker
@@ -529,7 +529,7 @@ def test_worker_killed_at_the_end_of_a_chord(
 
 def test_worker_killed_between_two_deletions(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send(*range(4))
-    monkeypatch.setattr('celery_couchdb.results.store._DELETE', 2)
+    monkeypatch.setattr('celery_couchdb.results.store._DELETE_DOCS', 2)
     worker = site.backend()
     bulk = worker.client.bulk
 
@@ -583,15 +583,15 @@ def test_slow_worker_leaves_the_structure_to_its_successor(
     send, claimed = slow.app.send_task, list[Any]()
 
     def late(*args: Any, **options: Any) -> Any:
-        claimed.extend(successor.chords.unfinished(['chord-unlock-chord']))
+        claimed.extend(successor.chords.claim_unfinished(['chord-unlock-chord']))
         return send(*args, **options)
 
     monkeypatch.setattr(slow.app, 'send_task', late)
     end(slow, parts[2])
     if ended:
         site.app.backend.mark_as_done('body of chord', 'result')
-    monkeypatch.setattr(successor.chords, 'unfinished', lambda ids: claimed)
-    successor.end_unfinished_chords([])
+    monkeypatch.setattr(successor.chords, 'claim_unfinished', lambda ids: claimed)
+    successor.complete_unfinished_chords([])
     assert site.bodies() == [[[[0, 1], 2]]]
     assert site.app.backend.get_state('body of chord') == (states.SUCCESS if ended else states.PENDING)
     assert site.left() == []
@@ -625,7 +625,7 @@ def test_body_that_is_a_chord_is_sent_after_its_worker_was_killed(site: Site, mo
     first, second = (Context({**message['headers'], **message['embed']}) for message in site.taken())
     end(site.backend(), first)
     worker = site.backend()
-    monkeypatch.setattr(worker.chords, 'done', die)
+    monkeypatch.setattr(worker.chords, 'finish', die)
     with pytest.raises(Killed):
         end(worker, second)
     inner_parts = [Context({**message['headers'], **message['embed']}) for message in site.taken()]
@@ -654,7 +654,7 @@ def test_malformed_chord_does_not_stop_the_sweep(site: Site, client: Client) -> 
 def test_consumed_body_is_not_sent_again(site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
     parts = site.send('a')
     worker = site.backend()
-    monkeypatch.setattr(worker.chords, 'done', die)
+    monkeypatch.setattr(worker.chords, 'finish', die)
     with pytest.raises(Killed):
         end(worker, parts[0])
     assert len(site.taken()) == 1

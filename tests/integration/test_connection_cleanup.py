@@ -156,7 +156,7 @@ def test_broadcasts_are_kept_while_a_queue_has_no_consumer(
     threading.Event().wait(0.5)
     connect().Producer().publish('kept', exchange=news, serializer='json', declare=[news])
     transport: Any = inbox.connection.transport
-    wait_for(lambda: transport.unacked._parked, 'the broadcast')
+    wait_for(lambda: transport.unacked._waiting_broadcasts, 'the broadcast')
     inbox.consumer.consume()
     assert inbox.wait(1) == ['kept']
 

@@ -247,7 +247,7 @@ def test_each_part_extends_the_lifetime_of_its_chord(url: str, client: Client, m
     now = time.time()
     monkeypatch.setattr(backend.client.clock, 'now', lambda: now)
     backend.chords.prepare('g', None, nested=False)
-    backend.chords.begin('g', 3)
+    backend.chords.set_size('g', 3)
     for index in range(2):
         now += 90  # each part ends long before the lifetime set by the part before it ends
         backend.mark_as_done(f'task {index}', 'x' * 5000, part_of('g', f'task {index}', index))

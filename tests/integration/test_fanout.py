@@ -221,9 +221,9 @@ def test_janitor_keeps_exchanges(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     NEWS(connect().channel()).declare()
-    monkeypatch.setattr(janitor, '_ORPHANED', 0.0)
+    monkeypatch.setattr(janitor, '_ORPHAN_SECONDS', 0.0)
     tidier = janitor.Janitor(client)
-    assert [tidier.tidy(100)['bindings'] for _ in range(2)] == [0, 0]
+    assert [tidier.clean_up(100)['bindings'] for _ in range(2)] == [0, 0]
 
 
 def test_queue_of_a_fanout_exchange_also_gets_direct_messages(

@@ -30,7 +30,7 @@ def topology(client: Client) -> Topology:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the second look prove that a binding is an orphan, without a pause."""
-    monkeypatch.setattr(janitor, '_ORPHANED', 0.0)
+    monkeypatch.setattr(janitor, '_ORPHAN_SECONDS', 0.0)
 
 
 def bindings(client: Client) -> list[str]:
@@ -65,7 +65,7 @@ def test_binding_without_a_queue_is_deleted_when_it_is_seen_twice(client: Client
     for queue in ('kept', 'gone', 'gone too'):
         topology.bind('x', 'key', None, queue)
     tidier = Janitor(client)
-    found = [tidier.tidy(100)['bindings'], tidier.tidy(100)['bindings'], tidier.tidy(100)['bindings']]
+    found = [tidier.clean_up(100)['bindings'], tidier.clean_up(100)['bindings'], tidier.clean_up(100)['bindings']]
     assert (sum(found), found[-1]) == (2, 0)
     assert bindings(client) == ['kept']
 
@@ -74,11 +74,11 @@ def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, to
     topology.bind('x', 'key', None, 'q')  # another process is about to declare the queue
     tidier = Janitor(client)
     assert tidier.proven_in == 0
-    assert [tidier.tidy(100), tidier.tidy(100)] == [NOTHING, NOTHING]
+    assert [tidier.clean_up(100), tidier.clean_up(100)] == [NOTHING, NOTHING]
     assert 50 < tidier.proven_in <= 60
-    assert Janitor(client).tidy(100) == NOTHING  # the look of another process does not count
+    assert Janitor(client).clean_up(100) == NOTHING  # the look of another process does not count
     topology.declare_queue('q', {}, False)
-    assert tidier.tidy(100) == NOTHING
+    assert tidier.clean_up(100) == NOTHING
     assert tidier.proven_in == 0
     assert bindings(client) == ['q']
 
@@ -86,11 +86,11 @@ def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, to
 def test_binding_that_was_made_again_is_kept(client: Client, topology: Topology) -> None:
     topology.bind('x', 'key', None, 'q')
     tidier = Janitor(client)
-    tidier.tidy(100)
+    tidier.clean_up(100)
     topology.unbind('x', 'key', 'q')
     topology.bind('x', 'key', None, 'q')
     tidier._orphans = {doc_id: (rev, since - HOUR) for doc_id, (rev, since) in tidier._orphans.items()}
-    assert tidier.tidy(100) == NOTHING
+    assert tidier.clean_up(100) == NOTHING
     assert bindings(client) == ['q']
 
 
@@ -100,7 +100,7 @@ def test_queue_declared_during_the_cleanup_keeps_its_binding(
 ) -> None:
     topology.bind('x', 'key', None, 'q')
     tidier = Janitor(client)
-    tidier._bindings(0)
+    tidier._delete_bindings(0)
     delete = client.bulk
 
     def bulk(docs: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ def test_queue_declared_during_the_cleanup_keeps_its_binding(
         return delete(docs, **kwargs)
 
     monkeypatch.setattr(client, 'bulk', bulk)
-    assert tidier.tidy(100) == NOTHING
+    assert tidier.clean_up(100) == NOTHING
     assert bindings(client) == ['q']
 
 
@@ -118,7 +118,7 @@ def test_bindings_in_use_are_kept(connection: Connection, client: Client) -> Non
     queue = Queue('q', Exchange('x', 'topic'), routing_key='a.#')
     inbox = Inbox(connection, queue, ack=True)
     tidier = Janitor(client)
-    assert [tidier.tidy(100) for _ in range(3)] == [NOTHING] * 3
+    assert [tidier.clean_up(100) for _ in range(3)] == [NOTHING] * 3
     publish(connection, 'still here', 'a.b', exchange='x')
     assert inbox.wait(1) == ['still here']
 
@@ -129,7 +129,7 @@ def test_bindings_in_use_are_kept(connection: Connection, client: Client) -> Non
 def test_broadcasts_are_deleted_an_hour_after_their_expiry(client: Client, topology: Topology) -> None:
     put_expired(client, 'broker:broadcast:', 'Broadcast', a=-60, b=HOUR + 100, c=HOUR - 100, d=2 * HOUR)
     client.put({'_id': 'broker:broadcast:e', 'type': 'Broadcast', 'expires': 'malformed'})
-    assert Janitor(client).tidy(100) == {**NOTHING, 'broadcasts': 2}
+    assert Janitor(client).clean_up(100) == {**NOTHING, 'broadcasts': 2}
     assert ids(client, 'broker:broadcast:') == ['a', 'c', 'e']
 
 
@@ -141,10 +141,10 @@ def test_heartbeats_are_deleted_an_hour_after_their_expiry(
         {'_id': 'item', 'type': 'WorkItem', 'queue': 'q', 'claimed': {'by': 'broker:consumer:holding', 'date': 1}}
     )
     tidier = Janitor(client)
-    assert tidier.tidy(100) == NOTHING  # the clock may have jumped, so that one look does not suffice
+    assert tidier.clean_up(100) == NOTHING  # the clock may have jumped, so that one look does not suffice
     assert 50 < tidier.proven_in <= 62
     seconds_ahead.append(62.0)
-    assert tidier.tidy(100) == {**NOTHING, 'consumers': 1}
+    assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
     assert tidier.proven_in == 0
     assert sorted(ids(client, 'broker:consumer:')) == ['alive', 'holding', 'late']
 
@@ -156,11 +156,11 @@ def test_renewed_heartbeats_are_kept_after_a_clock_jump(
     monkeypatch.setattr(client.clock, 'now', lambda: now + 2 * HOUR)
     put_expired(client, 'broker:consumer:', 'Consumer', living=-60, dead=-60)
     tidier = Janitor(client)
-    assert tidier.tidy(100) == NOTHING
+    assert tidier.clean_up(100) == NOTHING
     seconds_ahead.append(62.0)
     [beat] = [row['doc'] for row in client.id_range('broker:consumer:living', docs=True)]
     client.put({**beat, 'expires': beat['expires'] + 20})
-    assert tidier.tidy(100) == {**NOTHING, 'consumers': 1}
+    assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
     assert ids(client, 'broker:consumer:') == ['living']
 
 
@@ -168,13 +168,13 @@ def test_janitor_uses_the_server_clock(client: Client, topology: Topology, monke
     put_expired(client, 'broker:broadcast:', 'Broadcast', a=HOUR + 100)
     now = time.time()
     monkeypatch.setattr(client.clock, 'now', lambda: now - 1000)
-    assert Janitor(client).tidy(100) == NOTHING
+    assert Janitor(client).clean_up(100) == NOTHING
 
 
 def test_foreign_documents_are_kept(client: Client, topology: Topology) -> None:
     put_expired(client, 'invoice:', 'Consumer2', a=2 * HOUR)
     put_expired(client, 'invoice:', 'Broadcast', b=2 * HOUR)
-    assert Janitor(client).tidy(100) == NOTHING
+    assert Janitor(client).clean_up(100) == NOTHING
     assert ids(client, 'invoice:') == ['a', 'b']
 
 
@@ -194,18 +194,18 @@ def test_limit_applies_to_each_type_of_document(client: Client, topology: Topolo
     for number in range(7):
         topology.bind('x', str(number), None, 'gone')
     tidier = Janitor(client)
-    tidier.tidy(0)
+    tidier.clean_up(0)
     seconds_ahead.append(62.0)
-    assert tidier.tidy(5) == {'bindings': 5, 'broadcasts': 5, 'consumers': 5}
-    assert tidier.tidy(550) == {'bindings': 2, 'broadcasts': 550, 'consumers': 550}
-    assert tidier.tidy(550) == {'bindings': 0, 'broadcasts': 45, 'consumers': 45}
-    assert tidier.tidy(550) == NOTHING
+    assert tidier.clean_up(5) == {'bindings': 5, 'broadcasts': 5, 'consumers': 5}
+    assert tidier.clean_up(550) == {'bindings': 2, 'broadcasts': 550, 'consumers': 550}
+    assert tidier.clean_up(550) == {'bindings': 0, 'broadcasts': 45, 'consumers': 45}
+    assert tidier.clean_up(550) == NOTHING
 
 
 def test_cleanup_of_a_clean_database_takes_three_reads(client: Client, topology: Topology, sent: list[Request]) -> None:
-    Janitor(client).tidy(100)
+    Janitor(client).clean_up(100)
     assert [request.method for request in sent] == ['GET'] * 3
 
 
 def test_database_without_the_design_document(client: Client) -> None:
-    assert Janitor(client).tidy(100) == NOTHING
+    assert Janitor(client).clean_up(100) == NOTHING

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from celery_couchdb.waiting.subscriber import Waiter
+from celery_couchdb.waiting.subscriber import Mailbox
 from kombu_couchdb.couchdb import bounds
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AnswerTooLarge
@@ -61,16 +61,16 @@ def test_messages_and_results(
         app.backend.store_result(result.id, body, 'SUCCESS')
     assert [result.get(timeout=PATIENCE) for result in results] == bodies
     # The subscriber gets all results at once.
-    waiter, ids = Waiter(), {app.backend.get_key_for_task(result.id) for result in results}
-    app.backend.subscriber.watch(waiter, ids)
+    mailbox, ids = Mailbox(), {app.backend.get_key_for_task(result.id) for result in results}
+    app.backend.subscriber.watch(mailbox, ids)
     heard: set[str] = set()
 
     def heard_of_all() -> bool:
-        heard.update(doc['_id'] for doc in waiter.take(0.1))
+        heard.update(doc['_id'] for doc in mailbox.receive(0.1))
         return heard == ids
 
     wait_for(heard_of_all, 'the results')
-    app.backend.subscriber.drop(waiter, ids)
+    app.backend.subscriber.unwatch(mailbox, ids)
 
 
 def test_body_may_be_larger_than_the_limit_for_responses(

@@ -8,7 +8,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import leader
-from kombu_couchdb.leases.leader import LEASE, RENEWED, Leader
+from kombu_couchdb.leases.leader import LEASE_SECONDS, RENEWAL_SECONDS, Leader
 
 
 class Clock:
@@ -32,7 +32,7 @@ def test_one_process_leads(client: Client, clock: Clock) -> None:
     leaders = [Leader(client, 'job') for _ in range(5)]
     for _ in range(20):
         assert [one.step() for one in leaders] == [True, False, False, False, False]
-        clock.now += RENEWED
+        clock.now += RENEWAL_SECONDS
     assert client.get('broker:leader:job')['holder']
 
 
@@ -47,10 +47,10 @@ def test_another_process_takes_over_only_after_the_lease_expired(client: Client,
     silent_from = clock.now
     while not second.step():
         clock.now += 0.5
-        assert clock.now - silent_from < LEASE + RENEWED
+        assert clock.now - silent_from < LEASE_SECONDS + RENEWAL_SECONDS
     assert not first.leads
     assert not first.step()  # the first process was paused and resumes
-    assert clock.now - silent_from >= LEASE
+    assert clock.now - silent_from >= LEASE_SECONDS
 
 
 def test_released_lead_is_taken_at_the_next_step(client: Client, clock: Clock) -> None:
@@ -74,14 +74,14 @@ def test_leader_keeps_its_lead_during_an_outage_until_its_lease_expires(
 
     with monkeypatch.context() as patched:
         patched.setattr(client, 'bulk', away)
-        clock.now += RENEWED
+        clock.now += RENEWAL_SECONDS
         with pytest.raises(ServerUnavailable):
             first.step()
         assert first.leads
-        clock.now += LEASE - RENEWED
+        clock.now += LEASE_SECONDS - RENEWAL_SECONDS
         assert not first.leads
     assert not first.step()  # another process may lead, so that the first step only looks
-    clock.now += LEASE
+    clock.now += LEASE_SECONDS
     assert first.step()
 
 
@@ -97,7 +97,7 @@ def test_process_that_loses_the_race_does_not_lead(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Leader(client, 'job'), Leader(client, 'job')
-    monkeypatch.setattr(second, '_free', lambda asked: '')  # both processes have seen that there is no document
+    monkeypatch.setattr(second, '_replaceable', lambda asked: '')  # both processes have seen that there is no document
     assert first.step()
     assert not second.step()
     monkeypatch.undo()

@@ -77,7 +77,7 @@ def test_paused_consumer_notices_that_it_lost_its_lease(
         assert peer.next() == {'done': 'ack'}
         wait_for(lambda: any('lost its lease' in line for line in peer.log), 'the log line about the lost lease')
         wait_for(
-            lambda: any('held any more' in line or 'had been taken' in line for line in peer.log),
+            lambda: any('held any more' in line or 'lost its claim' in line for line in peer.log),
             'the log line about the late ack',
         )
         [item] = items(client)

@@ -38,7 +38,7 @@ def test_delivery_limit_makes_a_dead_letter(connect: Callable[..., Connection], 
     reject_all(inbox, 3)
     [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
     assert dead['status'] == 'fail'
-    assert dead['reason'] == 'delivery limit: delivered 3 times and never done'
+    assert dead['reason'] == 'delivery limit: delivered 3 times and never acknowledged'
     assert dead['attempts'] == 3
     assert dead['consumer'].startswith('broker:consumer:')
     assert dead['message']['body'] == '"poison"'
@@ -185,7 +185,7 @@ def test_task_of_a_group_that_has_not_expired_keeps_its_header(connect: Callable
 
 def drops_slowly(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the sweeps of a consumer slow: one message per request, and a pause before each."""
-    monkeypatch.setattr('kombu_couchdb.queues.store._BATCH', 1)
+    monkeypatch.setattr('kombu_couchdb.queues.store._MAX_BATCH_DOCS', 1)
     client = inbox.channel.connection.couchdb
     bulk = client.bulk
 

@@ -12,7 +12,7 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.queues.database import SEEN
+from kombu_couchdb.queues.database import MAX_SEEN_ROWS
 from kombu_couchdb.queues.routing import _tables
 from tests.support import Inbox, Request, eta, items, publish, replace_in_clients
 
@@ -249,7 +249,7 @@ def test_requests_of_the_first_publish_of_a_process(
                     'pattern': None,
                     'queue': 'b',
                 }
-                for number in range(SEEN)
+                for number in range(MAX_SEEN_ROWS)
             ]
         )
     publish_first()

@@ -16,14 +16,14 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
-from kombu_couchdb.queues.database import REVISIONS
+from kombu_couchdb.queues.database import REVS_LIMIT
 from tests.conftest import wait_for
 from tests.support import Inbox, publish
 
 
 def wanted(client: Client, *members: str, **more: Any) -> Wanted:
     """Return the wanted state of a broker's database."""
-    return Wanted(client, design.documents(), members, revisions=REVISIONS, **more)
+    return Wanted(client, design.documents(), members, revisions=REVS_LIMIT, **more)
 
 
 def set_up(what: Wanted) -> list[Step]:
@@ -63,7 +63,7 @@ def test_setup_creates_everything_once(server: Server, database: str, apache_cou
     assert to_do(wanted(client)) == []
     assert security(client)['members']['roles'] == ['_admin']
     if apache_couchdb:
-        assert client.request('GET', '/_revs_limit') == REVISIONS
+        assert client.request('GET', '/_revs_limit') == REVS_LIMIT
 
 
 def test_plan_changes_nothing(server: Server, database: str) -> None:

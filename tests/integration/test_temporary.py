@@ -14,7 +14,7 @@ from kombu import Connection, Exchange, Queue
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import temporary
-from kombu_couchdb.leases.watch import Overdue
+from kombu_couchdb.leases.watch import OverdueQueues
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, run_python
 
@@ -141,8 +141,8 @@ def test_sweeper_checks_for_new_consumers_before_it_deletes_a_queue(
     sweeper, late = connect(), list[Inbox]()
     Inbox(sweeper, 'other')
     Queue('expiring', expires=0.001)(connect().channel()).declare()
-    monkeypatch.setattr(temporary, 'GRACE', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', Overdue(0.0))
+    monkeypatch.setattr(temporary, 'GRACE_SECONDS', 0.0)
+    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', OverdueQueues(0.0))
     store = sweeper.transport.consumer._cycle._store
     leases = store.leases
 
@@ -289,8 +289,8 @@ def test_queue_used_during_a_sweep_is_kept(
     queue(connect().channel()).declare()
     for number in range(7):
         publish(getter, number, 'expiring')
-    monkeypatch.setattr(temporary, 'GRACE', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', Overdue(0.0))
+    monkeypatch.setattr(temporary, 'GRACE_SECONDS', 0.0)
+    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', OverdueQueues(0.0))
     topology, got = sweeper.transport.topology, list[Any]()
     delete = topology.delete_unused
 

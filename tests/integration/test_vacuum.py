@@ -230,7 +230,7 @@ def test_vacuum_also_runs_the_janitor(couch: Client) -> None:
 def test_vacuum_waits_for_proof_that_bindings_are_orphans(couch: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     couch.put({'_id': 'broker:binding:a', 'type': 'Binding', 'queue': 'gone'})
     assert vacuum(couch, quiet, age=0, wait=False).tidied == {}
-    monkeypatch.setattr('kombu_couchdb.leases.janitor._ORPHANED', 3.0)
+    monkeypatch.setattr('kombu_couchdb.leases.janitor._ORPHAN_SECONDS', 3.0)
     assert vacuum(couch, quiet, age=0).tidied['bindings'] == 1
 
 
@@ -333,7 +333,9 @@ def test_unread_index_does_not_make_couchdb_keep_all_purges(couch: Client) -> No
     couch.request('PUT', '/_purged_infos_limit', body=10)
     finish(couch, 1500)
     vacuum(couch, quiet, age=0)
-    assert couch.request('GET', '')['sizes']['active'] < 65_000
+    assert (
+        couch.request('GET', '')['sizes']['active'] < 100_000
+    )  # 56,000 to 72,000; with all purges 189,000 (CouchDB 3.5)
 
 
 def test_index_that_cannot_be_built_stops_the_vacuum(couch: Client) -> None:

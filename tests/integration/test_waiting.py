@@ -20,7 +20,7 @@ from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.waiting.subscriber import Waiter
+from celery_couchdb.waiting.subscriber import Mailbox
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 from tests.conftest import PATIENCE, PATIENT, wait_for
@@ -43,9 +43,9 @@ def threads_named(name: str) -> int:
 @pytest.fixture(autouse=True)
 def no_threads_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check that the threads of the backend end when no caller waits."""
-    monkeypatch.setattr('celery_couchdb.waiting.subscriber._IDLE', 0.1)
-    monkeypatch.setattr('celery_couchdb.waiting.callbacks._IDLE', 0.1)
-    monkeypatch.setattr('celery_couchdb.waiting.callbacks._TICK', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.subscriber._IDLE_SECONDS', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.callbacks._IDLE_SECONDS', 0.1)
+    monkeypatch.setattr('celery_couchdb.waiting.callbacks._CHECK_SECONDS', 0.1)
     for moment in ('before', 'after'):
         gc.collect()
         wait_for(lambda: not threads_named(READER), f'the subscribers to end {moment} the test')
@@ -186,7 +186,8 @@ def test_two_threads_wait_for_the_same_result(app: Celery, worker: CouchDBBacken
     [task_id] = ids(1)
     waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
     wait_for(
-        lambda: len(app.backend.subscriber._waiters.get(f'celery-task-meta-{task_id}', ())) == 2, 'both threads to wait'
+        lambda: len(app.backend.subscriber._mailboxes.get(f'celery-task-meta-{task_id}', ())) == 2,
+        'both threads to wait',
     )
     worker.mark_as_done(task_id, 7)
     assert [thread.value() for thread in waiting] == [7, 7]
@@ -259,12 +260,12 @@ def test_new_waits_do_not_delay_other_results(app: Celery, worker: CouchDBBacken
     first, *others = ids(40)
     waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
     wait_for(lambda: is_listening(sent, first), 'the longpoll')
-    reader, waiter = app.backend.subscriber, Waiter()
+    subscriber, mailbox = app.backend.subscriber, Mailbox()
     go_on = threading.Event()
 
     def press() -> None:
         while not go_on.wait(0.002):  # more often than any response can arrive
-            reader.watch(waiter, [f'celery-task-meta-{others[0]}'])
+            subscriber.watch(mailbox, [f'celery-task-meta-{others[0]}'])
 
     pressing = threading.Thread(target=press)
     pressing.start()
@@ -274,7 +275,7 @@ def test_new_waits_do_not_delay_other_results(app: Celery, worker: CouchDBBacken
     finally:
         go_on.set()
         pressing.join()
-        reader.drop(waiter, [f'celery-task-meta-{others[0]}'])
+        subscriber.unwatch(mailbox, [f'celery-task-meta-{others[0]}'])
 
 
 def test_response_that_python_cannot_parse(
@@ -324,7 +325,7 @@ def test_abandoned_iteration_frees_all_resources(app: Celery, worker: CouchDBBac
     assert next(iteration)[0] == first
     del iteration
     gc.collect()
-    assert app.backend.subscriber._waiters == {}
+    assert app.backend.subscriber._mailboxes == {}
 
 
 # -- groups
@@ -435,7 +436,7 @@ def test_group_raises_the_error_of_the_task_before_it(
         worker.mark_as_failure(parent, LookupError('no'))
     outcome = waiting.value()
     assert isinstance(outcome, LookupError)
-    wait_for(lambda: not app.backend.subscriber._waiters, 'the end of all waits')
+    wait_for(lambda: not app.backend.subscriber._mailboxes, 'the end of all waits')
 
 
 def test_group_that_is_never_sent_with_propagate_false(app: Celery, worker: CouchDBBackend) -> None:

@@ -286,7 +286,7 @@ class Process:
         found = self._mailbox.pop()
         if isinstance(found, Exception):
             raise found
-        if found is None or not self.unacked.hand_over(found):
+        if found is None or not self.unacked.deliver(found):
             return None
         self.working.append(found)
         self._world.delivered[found.doc['_id']] += 1
@@ -372,10 +372,10 @@ class _SilentNotifier:
     def due_at(self) -> float | None:
         return None
 
-    def start(self, on_news: Callable[[], None]) -> None:
+    def start(self, on_change: Callable[[], None]) -> None:
         pass
 
-    close = lost = lambda self: None
+    close = on_outage = lambda self: None
 
 
 def _wait(what: Request | Sleep) -> Any:

@@ -1,4 +1,4 @@
-"""What one queue is known to hold (`candidates`, `candidate_reader`), over a server in memory and clocks that stand still."""
+"""The candidates of one queue (`candidates`, `candidate_reader`), with a server in memory and a clock that is set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.couchdb.unusable import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.leases.peers import Turns
-from kombu_couchdb.queues.waiting import HORIZON
+from kombu_couchdb.queues.waiting import HORIZON_SECONDS
 
 Document = dict[str, Any]
 
@@ -26,7 +26,7 @@ NOW = 1_763_709_000.0
 
 
 class FakeStore:
-    """Documents, and the view `waiting` as CouchDB has it. It counts what is asked; nothing passes but `passed`."""
+    """Documents, and the view `waiting`. It records the requests; time passes only by setting `passed`."""
 
     def __init__(self) -> None:
         self.docs: dict[str, Document] = {}
@@ -88,7 +88,7 @@ class FakeStore:
 
 
 class Consumer:
-    """One window, and who reads for it."""
+    """The candidates of a queue, and their reader."""
 
     def __init__(self, store: FakeStore, read_ahead: int) -> None:
         self.queue_candidates = QueueCandidates(store.client.clock, 'q', read_ahead)
@@ -100,13 +100,14 @@ class Consumer:
     def take(self, count: int) -> list[Document]:
         taken: dict[str, list[Document]] = {'q': []}
         self.reader._choose({'q': self.queue_candidates}, {'q': count}, taken)
-        if self.queue_candidates._sifting:
+        if self.queue_candidates._verifying:
             self.refill()
             self.reader._choose({'q': self.queue_candidates}, {'q': count}, taken)
         return taken['q']
 
-    def settle(self, place: tuple[int, int]) -> None:
-        self.queue_candidates.settle(f'm{place[0]}', [f'm{number}' for number in range(place[1])])
+    def set_consumers(self, place: tuple[int, int]) -> None:
+        position, count = place
+        self.queue_candidates.set_consumers(f'm{position}', [f'm{number}' for number in range(count)])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.queue_candidates, name)
@@ -123,7 +124,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     return store
 
 
-def window_of(store: FakeStore, read_ahead: int = 1024) -> Consumer:
+def candidates_of(store: FakeStore, read_ahead: int = 1024) -> Consumer:
     return Consumer(store, read_ahead)
 
 
@@ -132,21 +133,21 @@ def names(docs: Sequence[Document]) -> list[str]:
 
 
 def names_for(turn: int, members: int = 2, position: int = 0, prefix: str = 'item') -> Any:
-    """Names of items for which a consumer at `position` comes after `turn` others."""
+    """Yield ids of messages that a consumer at `position` claims after `turn` others."""
     turns = Turns([f'm{number}' for number in range(members)], f'm{position}')
     return (name for name in (f'{prefix}{n:04}' for n in count()) if turns.idle_before(name) == turn)
 
 
 def add_foreign(store: FakeStore, count: int) -> list[str]:
-    """Add so many items that the other one of two consumers goes first for, and return their ids."""
+    """Add `count` messages that the other one of two consumers claims first, and return their ids."""
     foreign = names_for(1)
     return [store.add(next(foreign))['_id'] for _ in range(count)]
 
 
 def placed(store: FakeStore, members: int = 2) -> Consumer:
-    """A window of the first of several consumers, all of which know it."""
-    queue_candidates = window_of(store)
-    queue_candidates.settle((0, members))
+    """Return the candidates of the first of several consumers, after the pause that the others' arrival causes."""
+    queue_candidates = candidates_of(store)
+    queue_candidates.set_consumers((0, members))
     store.passed += 1.0
     return queue_candidates
 
@@ -163,25 +164,25 @@ def test_priority_then_due_date_then_id(store: FakeStore) -> None:
         ('y', 5, NOW - 9),
     ]:
         store.add(name, priority, published=published)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert len(queue_candidates) == 5
     assert names(queue_candidates.take(10)) == ['z', 'y', 'b', 'c', 'd']
     assert len(queue_candidates) == 0
 
 
-def test_what_was_planned_goes_by_its_date(store: FakeStore) -> None:
+def test_scheduled_message_is_ordered_by_its_due_date(store: FakeStore) -> None:
     store.add('planned', date=NOW - 3, published=NOW - 50)
     store.add('older', published=NOW - 4)
     store.add('newer', published=NOW - 2)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert names(queue_candidates.take(10)) == ['older', 'planned', 'newer']
 
 
-def test_what_the_feed_tells_takes_its_place(store: FakeStore) -> None:
+def test_messages_from_the_feed_are_in_order(store: FakeStore) -> None:
     store.add('old', published=NOW - 5)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     queue_candidates.offer(store.add('new', published=NOW))
     queue_candidates.offer(store.add('high', 9))
@@ -189,10 +190,10 @@ def test_what_the_feed_tells_takes_its_place(store: FakeStore) -> None:
     assert names(queue_candidates.take(10)) == ['high', 'oldest', 'old', 'new']
 
 
-def test_no_more_is_taken_than_wanted_and_each_once(store: FakeStore) -> None:
+def test_each_message_is_taken_once(store: FakeStore) -> None:
     for name in 'abcde':
         store.add(name)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert queue_candidates.take(0) == []
     assert names(queue_candidates.take(2)) == ['a', 'b']
@@ -204,7 +205,7 @@ def test_no_more_is_taken_than_wanted_and_each_once(store: FakeStore) -> None:
 def test_documents_are_read_ahead_and_none_twice(store: FakeStore) -> None:
     for name in 'abc':
         store.add(name)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert [names(queue_candidates.take(1)) for _ in range(3)] == [['a'], ['b'], ['c']]
     assert store.reads('ready') == [(128, 'true', None)]
@@ -214,7 +215,7 @@ def test_documents_are_read_ahead_and_none_twice(store: FakeStore) -> None:
 def test_few_large_documents_are_read_ahead(store: FakeStore) -> None:
     for name in fill(store, 100):
         store.docs[name]['message']['body'] = 'x' * 300_000
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     for _ in range(100):
         queue_candidates.take(1)
@@ -223,7 +224,7 @@ def test_few_large_documents_are_read_ahead(store: FakeStore) -> None:
 
 def test_more_and_more_small_documents_are_read_ahead(store: FakeStore) -> None:
     fill(store, 128)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     for _ in range(128):
         queue_candidates.take(1)
@@ -232,7 +233,7 @@ def test_more_and_more_small_documents_are_read_ahead(store: FakeStore) -> None:
 
 def test_after_a_read_that_failed_fewer_are_read(store: FakeStore) -> None:
     fill(store, 128)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     fetch, store.client.fetch = store.client.fetch, None
     for _ in range(2):
@@ -245,8 +246,8 @@ def test_after_a_read_that_failed_fewer_are_read(store: FakeStore) -> None:
     assert [len(ids) for ids in store.reads('fetch')] == [2]
 
 
-def test_offered_twice_is_there_once(store: FakeStore) -> None:
-    queue_candidates = window_of(store)
+def test_message_offered_twice_is_one_candidate(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store)
     doc = store.add('a')
     queue_candidates.offer(doc)
     queue_candidates.offer({**doc, '_rev': '2-b'})
@@ -255,7 +256,7 @@ def test_offered_twice_is_there_once(store: FakeStore) -> None:
 
 
 @pytest.mark.parametrize(
-    'spoilt',
+    'changes',
     [
         {'priority': 'high'},
         {'priority': None},
@@ -266,34 +267,34 @@ def test_offered_twice_is_there_once(store: FakeStore) -> None:
     ],
     ids=repr,
 )
-def test_a_spoilt_item_is_handed_on_to_be_set_aside(store: FakeStore, spoilt: Document) -> None:
-    queue_candidates = window_of(store)
-    queue_candidates.offer(store.add('spoilt', **spoilt))
-    assert names(queue_candidates.take(10)) == ['spoilt']
+def test_malformed_message_is_a_candidate(store: FakeStore, changes: Document) -> None:
+    queue_candidates = candidates_of(store)
+    queue_candidates.offer(store.add('malformed', **changes))
+    assert names(queue_candidates.take(10)) == ['malformed']
 
 
-def test_an_item_without_a_priority_is_handed_on(store: FakeStore) -> None:
-    doc = store.add('spoilt')
+def test_message_without_a_priority_is_a_candidate(store: FakeStore) -> None:
+    doc = store.add('malformed')
     del doc['priority']
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.offer(doc)
-    assert names(queue_candidates.take(10)) == ['spoilt']
+    assert names(queue_candidates.take(10)) == ['malformed']
 
 
-# -- planned for later
+# -- scheduled messages
 
 
-def test_a_scheduled_item_is_not_kept_but_its_date_is(store: FakeStore) -> None:
-    store.add('later', date=NOW + HORIZON + 20)
-    store.add('sooner', date=NOW + HORIZON + 10)
-    queue_candidates = window_of(store)
+def test_only_the_due_date_of_a_scheduled_message_is_kept(store: FakeStore) -> None:
+    store.add('later', date=NOW + HORIZON_SECONDS + 20)
+    store.add('sooner', date=NOW + HORIZON_SECONDS + 10)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert len(queue_candidates) == 0
-    assert queue_candidates.next_due == NOW + HORIZON + 10
+    assert queue_candidates.next_due == NOW + HORIZON_SECONDS + 10
 
 
-def test_an_offered_one_is_not_kept_either(store: FakeStore) -> None:
-    queue_candidates = window_of(store)
+def test_only_the_due_date_of_an_offered_message_is_kept(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     for wait in (30, 10, 20):
         queue_candidates.offer(store.add(f'in {wait}', date=NOW + wait))
@@ -301,9 +302,9 @@ def test_an_offered_one_is_not_kept_either(store: FakeStore) -> None:
     assert queue_candidates.next_due == NOW + 10
 
 
-def test_what_is_due_soon_is_kept_until_then(store: FakeStore) -> None:
+def test_message_that_is_due_soon_is_kept(store: FakeStore) -> None:
     store.add('soon', date=NOW + 3)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert len(queue_candidates) == 1
     assert queue_candidates.take(10) == []
@@ -312,7 +313,7 @@ def test_what_is_due_soon_is_kept_until_then(store: FakeStore) -> None:
     assert names(queue_candidates.take(10)) == ['soon']
 
 
-def test_an_item_is_planned_anew_if_it_was_when_it_is_looked_at(store: FakeStore) -> None:
+def test_message_with_a_new_due_date_is_a_candidate_again(store: FakeStore) -> None:
     queue_candidates = placed(store)
     name = next(names_for(0))
     store.add(name)
@@ -325,7 +326,7 @@ def test_an_item_is_planned_anew_if_it_was_when_it_is_looked_at(store: FakeStore
 
 
 @pytest.mark.parametrize('priority', ['high', None, 4.5], ids=repr)
-def test_a_spoilt_item_that_is_planned_ends_nothing(store: FakeStore, priority: Any) -> None:
+def test_malformed_scheduled_message_is_a_candidate(store: FakeStore, priority: Any) -> None:
     queue_candidates = placed(store)
     name = next(names_for(0))
     store.add(name, priority=priority, date=NOW + store.passed + 2)
@@ -335,9 +336,9 @@ def test_a_spoilt_item_that_is_planned_ends_nothing(store: FakeStore, priority: 
     assert names(queue_candidates.take(10)) == [name]
 
 
-def test_what_was_planned_is_due_when_its_date_comes(store: FakeStore) -> None:
+def test_scheduled_message_becomes_due(store: FakeStore) -> None:
     store.add('later', date=NOW + 60)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 60)
     store.passed = 59.9
@@ -349,8 +350,8 @@ def test_what_was_planned_is_due_when_its_date_comes(store: FakeStore) -> None:
     assert names(queue_candidates.take(10)) == ['later']
 
 
-def test_nothing_to_wait_for(store: FakeStore) -> None:
-    queue_candidates = window_of(store)
+def test_empty_queue_has_no_time_to_wake(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert queue_candidates.wake_at() is None
     assert not queue_candidates.is_stale
@@ -360,7 +361,7 @@ def test_nothing_to_wait_for(store: FakeStore) -> None:
 # -- several consumers
 
 
-def test_ones_own_go_at_once_and_those_of_others_later(store: FakeStore) -> None:
+def test_own_messages_first_and_others_after_their_delay(store: FakeStore) -> None:
     queue_candidates = placed(store, 3)
     own, second, third = (next(names_for(turn, 3)) for turn in range(3))
     for name in (third, second, own):
@@ -375,7 +376,7 @@ def test_ones_own_go_at_once_and_those_of_others_later(store: FakeStore) -> None
     assert names(queue_candidates.take(10)) == [third]
 
 
-def test_ones_own_go_before_older_ones_of_others(store: FakeStore) -> None:
+def test_own_message_comes_before_older_ones_of_others(store: FakeStore) -> None:
     queue_candidates = placed(store)
     own, foreign = next(names_for(0)), next(names_for(1))
     store.add(foreign, published=NOW - 100)
@@ -386,7 +387,7 @@ def test_ones_own_go_before_older_ones_of_others(store: FakeStore) -> None:
     assert names(queue_candidates.take(10)) == [foreign]
 
 
-def test_priority_goes_before_ones_share(store: FakeStore) -> None:
+def test_priority_comes_before_the_claim_order(store: FakeStore) -> None:
     queue_candidates = placed(store)
     own, foreign = next(names_for(0)), next(names_for(1))
     store.add(own, 0)
@@ -396,7 +397,7 @@ def test_priority_goes_before_ones_share(store: FakeStore) -> None:
     assert names(queue_candidates.take(10))[0] == foreign
 
 
-def test_of_what_others_left_only_a_share_is_taken(store: FakeStore) -> None:
+def test_only_a_share_of_the_messages_of_others_is_taken(store: FakeStore) -> None:
     queue_candidates = placed(store)
     left = add_foreign(store, 10)
     queue_candidates.refill()
@@ -405,7 +406,7 @@ def test_of_what_others_left_only_a_share_is_taken(store: FakeStore) -> None:
     assert names(queue_candidates.take(1)) == left[4:5]
 
 
-def test_what_others_go_first_for_is_read_again(store: FakeStore) -> None:
+def test_messages_of_others_are_read_again(store: FakeStore) -> None:
     queue_candidates = placed(store)
     foreign = names_for(1)
     taken, left = next(foreign), next(foreign)
@@ -419,7 +420,7 @@ def test_what_others_go_first_for_is_read_again(store: FakeStore) -> None:
     assert store.reads('fetch') == [[taken, left]]
 
 
-def test_of_many_that_others_went_first_for_those_left_are_found_in_one_read(store: FakeStore) -> None:
+def test_many_messages_of_others_are_verified_in_one_read(store: FakeStore) -> None:
     queue_candidates = placed(store)
     many = add_foreign(store, 100)
     queue_candidates.refill()
@@ -431,12 +432,12 @@ def test_of_many_that_others_went_first_for_those_left_are_found_in_one_read(sto
     assert len(store.reads('ready')) == 1
     assert store.reads('fetch') == [many[90:]]
     assert len(queue_candidates) == 0
-    assert queue_candidates.outdated
+    assert queue_candidates.is_outdated
 
 
-def test_in_a_queue_that_is_too_long_for_one_read_they_are_looked_at(store: FakeStore) -> None:
-    queue_candidates = window_of(store, read_ahead=50)
-    queue_candidates.settle((0, 2))
+def test_messages_of_others_in_a_long_queue_are_verified_one_by_one(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store, read_ahead=50)
+    queue_candidates.set_consumers((0, 2))
     store.passed += 1.0
     for name in add_foreign(store, 60):
         queue_candidates.offer(store.docs[name])
@@ -445,7 +446,7 @@ def test_in_a_queue_that_is_too_long_for_one_read_they_are_looked_at(store: Fake
     assert len(queue_candidates) == 55
 
 
-def test_what_is_gone_or_dead_when_it_is_read_again_is_forgotten(store: FakeStore) -> None:
+def test_deleted_and_dead_messages_are_forgotten(store: FakeStore) -> None:
     queue_candidates = placed(store)
     foreign = names_for(1)
     gone, dead = next(foreign), next(foreign)
@@ -458,22 +459,22 @@ def test_what_is_gone_or_dead_when_it_is_read_again_is_forgotten(store: FakeStor
     assert len(queue_candidates) == 0
 
 
-def test_ones_own_that_stood_for_a_while_is_read_again(store: FakeStore) -> None:
+def test_old_candidate_is_read_again(store: FakeStore) -> None:
     queue_candidates = placed(store)
     name = next(names_for(0))
     doc = store.add(name)
-    store.passed = 0.0  # seen now
-    queue_candidates.queue_candidates._quiet_until = 0.0
+    store.passed = 0.0  # it is read now
+    queue_candidates.queue_candidates._paused_until = 0.0
     queue_candidates.offer(doc)
     store.docs[name] = workitem.claim(doc, 'another', NOW)
     store.passed += 0.5
     assert queue_candidates.take(10) == []
 
 
-def test_ones_own_that_is_new_is_not_read_again(store: FakeStore) -> None:
-    queue_candidates = window_of(store)
-    queue_candidates.settle((0, 2))
-    queue_candidates.queue_candidates._quiet_until = 0.0
+def test_new_candidate_is_not_read_again(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store)
+    queue_candidates.set_consumers((0, 2))
+    queue_candidates.queue_candidates._paused_until = 0.0
     queue_candidates.offer(store.add(next(names_for(0))))
     assert len(queue_candidates.take(10)) == 1
     assert store.reads('fetch') == []
@@ -482,7 +483,7 @@ def test_ones_own_that_is_new_is_not_read_again(store: FakeStore) -> None:
 # -- consumers without credit
 
 
-def test_who_leaves_its_items_to_others_is_waited_for_no_more(store: FakeStore) -> None:
+def test_busy_consumer_is_not_waited_for(store: FakeStore) -> None:
     queue_candidates = placed(store, 3)
     third = names_for(2, 3)
     queue_candidates.offer(store.add(next(third)))
@@ -493,11 +494,11 @@ def test_who_leaves_its_items_to_others_is_waited_for_no_more(store: FakeStore) 
     claimed(store, [doc])
     for _ in range(3):
         queue_candidates.offer(store.add(next(third)))
-    store.passed += 0.011  # a moment for those who are taken for busy, and are not
+    store.passed += 0.011  # a moment for consumers that only seem to be busy
     assert len(queue_candidates.take(3)) == 3
 
 
-def test_who_claims_again_has_its_turn_again(store: FakeStore) -> None:
+def test_consumer_that_claims_again_gets_its_turn_back(store: FakeStore) -> None:
     queue_candidates = placed(store)
     first, second, third = (next(foreign) for foreign in [names_for(1)] for _ in range(3))
     queue_candidates.offer(store.add(first))
@@ -507,13 +508,13 @@ def test_who_claims_again_has_its_turn_again(store: FakeStore) -> None:
         queue_candidates.offer(store.add(name))
     store.docs[second] = workitem.claim(store.docs[second], 'm1', NOW)
     store.passed += 0.011
-    queue_candidates.take(1)  # it is read, and m1 has it
+    queue_candidates.take(1)  # it is read, and m1 has claimed it
     assert queue_candidates.take(1) == []
     store.passed += 0.1
     assert names(queue_candidates.take(1)) == [third]
 
 
-def test_who_wins_a_claim_has_its_turn_again(store: FakeStore) -> None:
+def test_consumer_that_wins_a_claim_gets_its_turn_back(store: FakeStore) -> None:
     queue_candidates = placed(store)
     foreign = names_for(1)
     queue_candidates.won(store.add(next(foreign))['_id'])
@@ -523,8 +524,8 @@ def test_who_wins_a_claim_has_its_turn_again(store: FakeStore) -> None:
     assert queue_candidates.take(1) == []
 
 
-def test_in_a_long_queue_it_is_tried_who_leaves_its_share(store: FakeStore) -> None:
-    """Of three others one claims its share, and two have no credit: all of theirs is this one's before the third page is read."""
+def test_probes_find_busy_consumers_in_a_long_queue(store: FakeStore) -> None:
+    """One of three other consumers claims its share, and two have no credit: their shares are claimed here."""
     queue_candidates = placed(store, 4)
     fill(store, 4000)
     turns = Turns([f'm{number}' for number in range(4)], 'm0')
@@ -547,16 +548,16 @@ def test_in_a_long_queue_it_is_tried_who_leaves_its_share(store: FakeStore) -> N
     assert {turns.first(name) for name in taken} == {'m0', 'm2', 'm3'}
 
 
-# -- places
+# -- changes of the consumers
 
 
-def test_after_a_change_of_places_all_wait_and_look_again(store: FakeStore) -> None:
-    queue_candidates = window_of(store)
+def test_change_of_consumers_causes_a_pause_and_a_new_read(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store)
     own, foreign = next(names_for(0)), next(names_for(1))
     for name in (own, foreign):
         store.add(name)
     queue_candidates.refill()
-    queue_candidates.settle((0, 2))
+    queue_candidates.set_consumers((0, 2))
     assert queue_candidates.take(10) == []
     assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 0.1)
     store.docs[own] = {**store.docs[own], '_rev': '2-b'}
@@ -566,31 +567,31 @@ def test_after_a_change_of_places_all_wait_and_look_again(store: FakeStore) -> N
     assert store.reads('fetch') == [[own], [foreign]]
 
 
-def test_an_unchanged_place_changes_nothing(store: FakeStore) -> None:
-    queue_candidates = window_of(store)
+def test_unchanged_consumers_cause_no_pause(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store)
     store.add('a')
     queue_candidates.refill()
-    queue_candidates.settle((0, 1))
+    queue_candidates.set_consumers((0, 1))
     assert names(queue_candidates.take(10)) == ['a']
 
 
-def test_the_last_one_left_goes_first_for_all(store: FakeStore) -> None:
+def test_last_consumer_comes_first_for_all_messages(store: FakeStore) -> None:
     queue_candidates = placed(store)
     foreign = names_for(1)
     left = [next(foreign) for _ in range(4)]
     for name in left:
         store.add(name)
     queue_candidates.refill()
-    queue_candidates.settle((0, 1))
+    queue_candidates.set_consumers((0, 1))
     store.passed += 0.2
     assert names(queue_candidates.take(10)) == left
 
 
-def test_left_alone_it_reads_again_what_the_others_were_after(store: FakeStore) -> None:
+def test_last_consumer_reads_its_candidates_again(store: FakeStore) -> None:
     queue_candidates = placed(store)
     name = next(names_for(0))
     queue_candidates.offer(store.add(name))
-    queue_candidates.settle((0, 1))
+    queue_candidates.set_consumers((0, 1))
     store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
     store.passed += 0.2
     assert queue_candidates.take(10) == []
@@ -611,9 +612,9 @@ def claimed(store: FakeStore, docs: Sequence[Document]) -> None:
         store.docs[doc['_id']] = workitem.claim(doc, 'me', NOW)
 
 
-def test_a_long_queue_is_read_on_from_the_last_row(store: FakeStore) -> None:
+def test_long_queue_is_read_page_by_page(store: FakeStore) -> None:
     items = fill(store, 300)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     taken = []
     while queue_candidates.is_stale:
         queue_candidates.refill()
@@ -624,25 +625,25 @@ def test_a_long_queue_is_read_on_from_the_last_row(store: FakeStore) -> None:
     assert [after for _, _, after in store.reads('ready')][:2] == [None, items[127]]
 
 
-def test_who_takes_fast_reads_more_but_never_more_than_allowed(store: FakeStore) -> None:
+def test_fast_consumer_reads_larger_pages_up_to_the_limit(store: FakeStore) -> None:
     fill(store, 5000)
-    queue_candidates = window_of(store, read_ahead=600)
+    queue_candidates = candidates_of(store, read_ahead=600)
     for _ in range(4):
         queue_candidates.refill()
         claimed(store, queue_candidates.take(1000))
     assert [limit for limit, _, _ in store.reads('ready')] == [128, 512, 600, 600]
 
 
-def test_several_consumers_read_more(store: FakeStore) -> None:
+def test_several_consumers_read_larger_pages(store: FakeStore) -> None:
     queue_candidates = placed(store, 3)
     fill(store, 10)
     queue_candidates.refill()
     assert store.reads('ready') == [(384, 'true', None)]
 
 
-def test_a_long_queue_stays_dirty_until_its_end_was_read(store: FakeStore) -> None:
+def test_long_queue_is_stale_until_its_end_was_read(store: FakeStore) -> None:
     fill(store, 128)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     assert queue_candidates.is_stale  # there may be more
     claimed(store, queue_candidates.take(1000))
@@ -653,7 +654,7 @@ def test_a_long_queue_stays_dirty_until_its_end_was_read(store: FakeStore) -> No
     assert [after is None for _, _, after in store.reads('ready')] == [True, False, True]
 
 
-def test_while_it_is_long_what_others_go_first_for_is_left_to_them(store: FakeStore) -> None:
+def test_in_a_long_queue_messages_of_others_are_left_to_them(store: FakeStore) -> None:
     queue_candidates = placed(store)
     items = fill(store, 400)
     queue_candidates.refill()
@@ -664,24 +665,24 @@ def test_while_it_is_long_what_others_go_first_for_is_left_to_them(store: FakeSt
     assert queue_candidates.wake_at() is None
 
 
-def test_the_head_is_looked_at_again_for_what_is_more_urgent(store: FakeStore) -> None:
+def test_head_is_read_again_for_higher_priorities(store: FakeStore) -> None:
     fill(store, 1000)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     claimed(store, queue_candidates.take(100))
     store.add('urgent', 9)
-    assert not queue_candidates.outdated
+    assert not queue_candidates.is_outdated
     store.passed += 1.01
-    assert queue_candidates.outdated
+    assert queue_candidates.is_outdated
     queue_candidates.refill()
     assert store.reads('ready')[-1] == (16, 'lazy', None)
     assert names(queue_candidates.take(2)) == ['urgent', 'item00100']
-    assert not queue_candidates.outdated
+    assert not queue_candidates.is_outdated
 
 
-def test_a_head_full_of_news_is_read_from_the_start(store: FakeStore) -> None:
+def test_head_full_of_new_messages_is_read_completely(store: FakeStore) -> None:
     fill(store, 1000)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     claimed(store, queue_candidates.take(100))
     urgent = fill(store, 40, 9, 'urgent')
@@ -691,22 +692,27 @@ def test_a_head_full_of_news_is_read_from_the_start(store: FakeStore) -> None:
     assert names(queue_candidates.take(50))[:41] == [*urgent, 'item00100']
 
 
-def test_with_nothing_left_it_is_outdated_at_once(store: FakeStore) -> None:
+def test_queue_without_candidates_left_is_outdated(store: FakeStore) -> None:
     fill(store, 200)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
-    assert not queue_candidates.outdated
+    assert not queue_candidates.is_outdated
     queue_candidates.take(1000)
-    assert queue_candidates.outdated
+    assert queue_candidates.is_outdated
 
 
-def test_cleared_it_knows_nothing(store: FakeStore) -> None:
+def test_clear_forgets_everything(store: FakeStore) -> None:
     fill(store, 200)
     store.add('later', date=NOW + 100)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     queue_candidates.clear()
-    assert (len(queue_candidates), queue_candidates.is_stale, queue_candidates.next_due, queue_candidates.outdated) == (
+    assert (
+        len(queue_candidates),
+        queue_candidates.is_stale,
+        queue_candidates.next_due,
+        queue_candidates.is_outdated,
+    ) == (
         0,
         True,
         None,
@@ -716,9 +722,9 @@ def test_cleared_it_knows_nothing(store: FakeStore) -> None:
     assert store.reads('ready')[-1] == (128, 'true', None)
 
 
-def test_what_the_head_was_known_to_hold_is_no_news(store: FakeStore) -> None:
+def test_known_messages_at_the_head_are_not_new(store: FakeStore) -> None:
     fill(store, 1000)
-    queue_candidates = window_of(store)
+    queue_candidates = candidates_of(store)
     queue_candidates.refill()
     taken = queue_candidates.take(100)  # claimed, and the index does not know it yet
     store.passed += 1.01
@@ -729,13 +735,13 @@ def test_what_the_head_was_known_to_hold_is_no_news(store: FakeStore) -> None:
     assert [after for _, _, after in store.reads('ready')] == [None, None]
     claimed(store, taken)
     for doc in taken[:3]:
-        store.docs[doc['_id']] = doc  # given back
+        store.docs[doc['_id']] = doc  # released
     store.passed += 5.0
     queue_candidates.refill()
     assert names(queue_candidates.take(4)) == ['item00000', 'item00001', 'item00002', 'item00101']
 
 
-def test_the_index_is_brought_up_to_date_by_one_of_them_at_a_time(store: FakeStore) -> None:
+def test_consumers_update_the_index_in_turn(store: FakeStore) -> None:
     fill(store, 1000)
     queue_candidates = placed(store, 3)
     queue_candidates.refill()
@@ -745,16 +751,14 @@ def test_the_index_is_brought_up_to_date_by_one_of_them_at_a_time(store: FakeSto
     assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') == 2
 
 
-# -- Consumer documents that are no consumers': any member may write as many as it likes
+# -- forged Consumer documents: any member of the database may write many
 
 
 @pytest.mark.parametrize(('forged', 'seconds'), [(3, 0.31), (40, 0.81), (64, 0.81), (600, 0.02)])
 @pytest.mark.parametrize('known', [True, False])
-def test_nobody_waits_long_for_consumers_that_never_claim(
-    store: FakeStore, forged: int, seconds: float, known: bool
-) -> None:
-    members, queue_candidates = forged + 1, window_of(store)
-    queue_candidates.settle((0, members))
+def test_forged_consumers_cause_only_a_short_wait(store: FakeStore, forged: int, seconds: float, known: bool) -> None:
+    members, queue_candidates = forged + 1, candidates_of(store)
+    queue_candidates.set_consumers((0, members))
     store.passed += 1
     last = next(names_for(forged, members))
     doc = store.add(last)
@@ -766,9 +770,9 @@ def test_nobody_waits_long_for_consumers_that_never_claim(
     assert names(queue_candidates.take(10)) == [last]
 
 
-def test_in_a_crowd_who_is_seen_to_claim_has_its_turn(store: FakeStore) -> None:
-    queue_candidates, members = window_of(store), 101
-    queue_candidates.settle((0, members))
+def test_among_many_consumers_one_that_claims_has_its_turn(store: FakeStore) -> None:
+    queue_candidates, members = candidates_of(store), 101
+    queue_candidates.set_consumers((0, members))
     store.passed += 1
     turns = Turns([f'm{number}' for number in range(members)], 'm0')
     of_one = (name for name in (f'item{number:04}' for number in count()) if turns.first(name) == 'm50')
@@ -784,23 +788,23 @@ def test_in_a_crowd_who_is_seen_to_claim_has_its_turn(store: FakeStore) -> None:
     assert names(queue_candidates.take(10)) == [left]
 
 
-def test_one_that_comes_and_goes_all_the_time_keeps_nobody_from_claiming(store: FakeStore) -> None:
-    queue_candidates = window_of(store)
-    queue_candidates.settle((0, 2))
+def test_consumer_that_comes_and_goes_does_not_stop_the_others(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store)
+    queue_candidates.set_consumers((0, 2))
     store.passed += 1
     queue_candidates.offer(store.add(next(names_for(1))))
     for number in range(40):
-        queue_candidates.queue_candidates.settle('m0', ['m0', f'new{number}'])
+        queue_candidates.queue_candidates.set_consumers('m0', ['m0', f'new{number}'])
         store.passed += 0.05
         if taken := queue_candidates.take(10):
             break
     assert len(taken) == 1
 
 
-def test_of_many_consumers_several_bring_the_index_up_to_date(store: FakeStore) -> None:
+def test_of_many_consumers_several_update_the_index(store: FakeStore) -> None:
     fill(store, 1000)
-    queue_candidates = window_of(store, 128)
-    queue_candidates.settle((0, 601))
+    queue_candidates = candidates_of(store, 128)
+    queue_candidates.set_consumers((0, 601))
     store.passed += 0.2
     queue_candidates.refill()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""A delivery, as kombu gets it (`kombu_couchdb.consumer.delivery`)."""
+"""The payload of a delivery for kombu (`kombu_couchdb.consumer.delivery`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def delivered(headers: dict[str, Any] | None = None, properties: dict[str, Any] | None = None, **more: Any) -> Delivery:
-    """A delivery of an item that was claimed once, after it was stored and read again."""
+    """Return the first delivery of a message that was stored and read again."""
     message = {'body': 'text', 'headers': headers or {}, 'properties': properties or {}, 'content-type': 'text/plain'}
     doc = {**workitem.claim(workitem.new('id', 'q', message, NOW), 'me', NOW), '_rev': '2-b', **more}
     return Delivery(json.loads(json.dumps(doc, cls=JSONEncoder)), Credit())
@@ -60,7 +60,7 @@ def test_headers_keep_their_types(value: Any) -> None:
     assert type(found) is type(value)
 
 
-def test_the_document_is_left_as_it_is() -> None:
+def test_payload_does_not_change_the_document() -> None:
     delivery = delivered(
         {'id': UUID(int=5), 'eta': datetime(2099, 1, 1)}, {'delivery_info': {'exchange': 'ex'}}, date=NOW + 5
     )
@@ -74,19 +74,19 @@ def test_the_document_is_left_as_it_is() -> None:
     ('kind', 'value'),
     [('unheard of', 1), ('datetime', 'tomorrow'), ('decimal', 'x'), ('uuid', 5), ('uuid', {}), ([], 1), (None, None)],
 )
-def test_headers_that_only_look_like_a_type_of_kombus_stay_as_they_are(kind: Any, value: Any) -> None:
+def test_headers_that_look_like_types_of_kombu_stay_unchanged(kind: Any, value: Any) -> None:
     header = {'__type__': kind, '__value__': value}
     assert delivered({'name': [header]}).payload()['headers'] == {'name': [header]}
 
 
-def test_the_message_is_passed_on_with_its_tag() -> None:
+def test_payload_has_the_delivery_tag() -> None:
     payload = delivered(properties={'priority': 3, 'delivery_tag': 'of the publisher'}).payload()
     assert (payload['body'], payload['content-type']) == ('text', 'text/plain')
     assert payload['properties']['priority'] == 3
     assert payload['properties']['delivery_tag'] == 'id:2-b'
 
 
-def test_each_delivery_of_an_item_has_another_tag() -> None:
+def test_deliveries_have_different_tags() -> None:
     assert delivered().tag != delivered(_rev='4-d').tag
     assert delivered().tag != delivered(_id='other').tag
 
@@ -94,7 +94,7 @@ def test_each_delivery_of_an_item_has_another_tag() -> None:
 @pytest.mark.parametrize(
     ('attempts', 'redelivered', 'counted'), [(1, False, 1), (2, True, 2), (7, True, 7), (0, False, 1)]
 )
-def test_attempts_are_told(attempts: int, redelivered: bool, counted: int) -> None:
+def test_attempts_in_delivery_info(attempts: int, redelivered: bool, counted: int) -> None:
     info = delivered(properties={'delivery_info': {'exchange': 'ex'}}, attempts=attempts).payload()['properties'][
         'delivery_info'
     ]
@@ -105,11 +105,11 @@ def test_a_newer_delivery_has_a_higher_number() -> None:
     def number(**members: Any) -> Any:
         return delivered(**members).payload()['properties']['delivery_info']['delivery']
 
-    # An attempt that was given back does not count, and the tenth revision is more than the ninth.
+    # A delivery that does not count has the same number of attempts. Revision 10 is newer than revision 9.
     assert number(_rev='9-f', attempts=1) < number(_rev='10-a', attempts=1)
 
 
-def test_a_broadcast_needs_no_item() -> None:
+def test_payload_of_a_broadcast() -> None:
     message = {'body': 'text', 'headers': {}, 'properties': {}}
     properties = Delivery({'_id': 'x', 'message': message}, Credit(), final=True).payload()['properties']
     assert properties == {
@@ -118,7 +118,7 @@ def test_a_broadcast_needs_no_item() -> None:
     }
 
 
-def test_what_is_due_by_the_server_s_clock_need_not_wait_for_ours() -> None:
+def test_message_due_by_the_servers_clock_has_no_future_eta() -> None:
     eta = datetime.fromtimestamp(NOW + 3e9, timezone.utc).isoformat()
     found = delivered({'eta': eta}, date=NOW + 300).payload()['headers']['eta']
     assert datetime.fromisoformat(found) <= datetime.now(timezone.utc)
@@ -126,7 +126,7 @@ def test_what_is_due_by_the_server_s_clock_need_not_wait_for_ours() -> None:
 
 
 @pytest.mark.parametrize('due', [None, NOW - 300, NOW])
-def test_an_eta_that_has_come_stays_as_it_is(due: float | None) -> None:
+def test_past_eta_stays_unchanged(due: float | None) -> None:
     assert delivered({'eta': '2025-11-21T09:30:00'}, date=due).payload()['headers']['eta'] == '2025-11-21T09:30:00'
 
 
@@ -143,7 +143,5 @@ def test_an_eta_that_has_come_stays_as_it_is(due: float | None) -> None:
         (0, 50, 3, 2, 5),
     ],
 )
-def test_credit_is_the_prefetch_count_or_else_what_waits(
-    limit: int, held: int, waiting: int, taken: int, free: int
-) -> None:
+def test_free_credit(limit: int, held: int, waiting: int, taken: int, free: int) -> None:
     assert Credit(limit, held, waiting, taken, ahead=10).free == free

@@ -1,4 +1,4 @@
-"""What a consumer listens for, and from where on: no queue may be taken for known that nobody listens for."""
+"""The point from which the changes feed is followed (`kombu_couchdb.consumer.notifier`): no message may be missed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kombu_couchdb.couchdb.changes import LIMIT
 
 
 class QueueCandidates:
-    """The part of the candidates that the notifier uses."""
+    """The part of `QueueCandidates` that the notifier uses."""
 
     def __init__(self, size: int = 0, *, dirty: bool = False) -> None:
-        self.size, self.is_stale, self.outdated = size, dirty, False
+        self.size, self.is_stale, self.is_outdated = size, dirty, False
 
     def __len__(self) -> int:
         return self.size
@@ -27,7 +27,7 @@ class QueueCandidates:
 
 
 class Server:
-    """Counts the points in the history of a database."""
+    """A server whose update sequence is the number of times that it was read."""
 
     def __init__(self) -> None:
         self.points = 0
@@ -46,11 +46,11 @@ class Server:
         return [None for _ in ids]
 
 
-class Nobody:
-    """Stands for what is of no interest here."""
+class Unused:
+    """A stub for the topology and the listener."""
 
     @property
-    def routes(self) -> Nobody:
+    def routes(self) -> Unused:
         return self
 
     limits = declarations = routes
@@ -70,7 +70,7 @@ class Nobody:
 
 
 class ContinuousFeed:
-    """Remembers what was last asked for."""
+    """A feed that remembers from where, and for which queues, it is followed."""
 
     def __init__(self) -> None:
         self.wanted: tuple[Any, Any] | None = None
@@ -84,7 +84,7 @@ class ContinuousFeed:
 
 @pytest.fixture
 def notifier() -> Notifier:
-    notifier = Notifier(Server(), Nobody(), Nobody(), 'test')  # type: ignore[arg-type]
+    notifier = Notifier(Server(), Unused(), Unused(), 'test')  # type: ignore[arg-type]
     notifier._feed = ContinuousFeed()  # type: ignore[assignment]
     return notifier
 
@@ -93,8 +93,8 @@ def watched(notifier: Notifier) -> tuple[Any, Any] | None:
     return notifier._feed.wanted  # type: ignore[union-attr]
 
 
-def settle(notifier: Notifier, *queues: str) -> dict[str, QueueCandidates]:
-    """Bring the news to listen for some queues."""
+def follow(notifier: Notifier, *queues: str) -> dict[str, QueueCandidates]:
+    """Let the notifier follow the feed for some queues."""
     candidates = {queue: QueueCandidates(dirty=True) for queue in queues}
     notifier.take(candidates, set(queues))  # type: ignore[arg-type]
     for queue_candidates in candidates.values():
@@ -104,41 +104,41 @@ def settle(notifier: Notifier, *queues: str) -> dict[str, QueueCandidates]:
     return candidates
 
 
-def test_queues_are_listened_for_from_a_point_before_they_were_read(notifier: Notifier) -> None:
-    settle(notifier, 'a', 'b')
+def test_feed_starts_before_the_queues_were_read(notifier: Notifier) -> None:
+    follow(notifier, 'a', 'b')
 
 
-def test_what_nobody_takes_is_not_hoarded(notifier: Notifier) -> None:
-    candidates = settle(notifier, 'q')
+def test_many_candidates_without_credit_are_forgotten(notifier: Notifier) -> None:
+    candidates = follow(notifier, 'q')
     candidates['q'].size = LIMIT + 1
     notifier.take(candidates, set())  # type: ignore[arg-type]
     assert candidates['q'].is_stale
     assert watched(notifier) == (1, [])
 
 
-def test_what_is_taken_just_now_is_kept(notifier: Notifier) -> None:
-    candidates = settle(notifier, 'q')
+def test_candidates_with_credit_are_kept(notifier: Notifier) -> None:
+    candidates = follow(notifier, 'q')
     candidates['q'].size = LIMIT + 1
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
     assert not candidates['q'].is_stale
     assert watched(notifier) == (1, ['q'])
 
 
-def test_queue_that_was_read_while_nobody_listened_for_it_is_read_again(notifier: Notifier) -> None:
-    candidates = settle(notifier, 'q')
+def test_queue_read_without_the_feed_is_read_again(notifier: Notifier) -> None:
+    candidates = follow(notifier, 'q')
     candidates['q'].mark_stale()
-    notifier._busy = float('-inf')
+    notifier._busy_at = float('-inf')
     notifier.take(candidates, set())  # type: ignore[arg-type]
     assert watched(notifier) == (1, [])
-    candidates['q'].is_stale = False  # read, at a point that the news do not know
+    candidates['q'].is_stale = False  # read, at a point that the notifier does not know
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
     assert candidates['q'].is_stale
 
 
-def test_all_are_read_anew_after_the_server_was_away(notifier: Notifier) -> None:
-    candidates = settle(notifier, 'q')
-    notifier.lost()
-    candidates['q'].mark_stale()  # with candidates that were given back, and so not outdated
+def test_all_queues_are_read_again_after_an_outage(notifier: Notifier) -> None:
+    candidates = follow(notifier, 'q')
+    notifier.on_outage()
+    candidates['q'].mark_stale()  # with released messages as candidates, so it is not outdated
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]
     candidates['q'].is_stale = False
     notifier.take(candidates, {'q'})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The ledger between kombu's thread and the I/O thread (`kombu_couchdb.consumer.unacked`): credit above all."""
+"""Unacknowledged messages and credit (`kombu_couchdb.consumer.unacked`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNLIMITED = 10
 
 
 class Desk:
-    """Holdings, with the lease and the mailbox they stand between, and both threads' usual steps."""
+    """`Unacked` with a lease and a mailbox, and the usual steps of both threads."""
 
     def __init__(self) -> None:
         self.lease = SimpleNamespace(valid=True)
@@ -39,25 +39,25 @@ class Desk:
         return subscription
 
     def claim(self, name: str = 'a', queue: str = 'q') -> Delivery:
-        """Claim an item for a queue, as the I/O thread does."""
+        """Claim a message of a queue, as the I/O thread does."""
         subscription = self.unacked.reserve(queue)
         assert subscription is not None
         doc = {**workitem.new(name, queue, {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '1-a'}
         delivery = Delivery({**workitem.claim(doc, 'me', NOW), '_rev': '2-b'}, subscription.credit, subscription)
-        self.unacked.arrive(delivery)
+        self.unacked.add_claimed(delivery)
         return delivery
 
     def take(self) -> Delivery | None:
         """Take the next delivery, as kombu's thread does."""
         delivery = self.mailbox.pop()
-        return delivery if delivery is not None and self.unacked.hand_over(delivery) else None
+        return delivery if delivery is not None and self.unacked.deliver(delivery) else None
 
     def written(self, **answer: Any) -> list[dict[str, Any]]:
-        """Write the outbox, as the I/O thread does, and return the documents."""
-        outbox = self.unacked.take_writes()
-        for doc, react in outbox:
+        """Store the pending writes, as the I/O thread does, and return the documents."""
+        pending = self.unacked.take_writes()
+        for doc, react in pending:
             react(WriteResult.of({'id': doc['_id'], **(answer or {'rev': '3-c'})}))
-        return [doc for doc, _ in outbox]
+        return [doc for doc, _ in pending]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def counts(subscription: Subscription) -> tuple[int, int]:
 # -- credit
 
 
-def test_each_claim_takes_from_the_prefetch_count(desk: Desk) -> None:
+def test_each_claim_counts_for_the_prefetch_count(desk: Desk) -> None:
     desk.subscribe(limit=2)
     assert desk.unacked.credit() == {'q': 2}
     desk.claim('a')
@@ -84,7 +84,7 @@ def test_each_claim_takes_from_the_prefetch_count(desk: Desk) -> None:
     assert desk.unacked.reserve('q') is None
 
 
-def test_what_was_handed_over_stays_on_the_account(desk: Desk) -> None:
+def test_delivered_message_still_counts_for_the_prefetch_count(desk: Desk) -> None:
     subscription = desk.subscribe(limit=2)
     desk.claim()
     assert counts(subscription) == (1, 1)
@@ -94,17 +94,15 @@ def test_what_was_handed_over_stays_on_the_account(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    'settle',
-    [Unacked.ack, Unacked.release, lambda unacked, tag: unacked.bury(tag, 'because')],
-    ids=['ack', 'release', 'bury'],
+    'decide',
+    [Unacked.ack, Unacked.release, lambda unacked, tag: unacked.dead_letter(tag, 'because')],
+    ids=['ack', 'release', 'dead_letter'],
 )
-def test_what_is_settled_is_free_credit_before_it_is_written(
-    desk: Desk, settle: Callable[[Unacked, str], None]
-) -> None:
+def test_decision_frees_credit_before_it_is_written(desk: Desk, decide: Callable[[Unacked, str], None]) -> None:
     subscription = desk.subscribe(limit=1)
     delivery = desk.claim()
     desk.take()
-    settle(desk.unacked, delivery.tag)
+    decide(desk.unacked, delivery.tag)
     assert desk.unacked.credit() == {'q': 1}
     assert counts(subscription) == (0, 0)
     desk.written()
@@ -113,7 +111,7 @@ def test_what_is_settled_is_free_credit_before_it_is_written(
 
 def test_without_a_limit_one_message_is_claimed_until_more_are_asked_for(desk: Desk) -> None:
     subscription = desk.subscribe(limit=0)
-    desk.unacked.ask()
+    desk.unacked.request_more()
     assert desk.unacked.credit() == {'q': 1}
     delivery = desk.claim()
     assert desk.unacked.credit() == {'q': 0}
@@ -121,53 +119,53 @@ def test_without_a_limit_one_message_is_claimed_until_more_are_asked_for(desk: D
     assert desk.unacked.credit() == {'q': 0}
     desk.unacked.ack(delivery.tag)
     assert desk.unacked.credit() == {'q': 0}
-    desk.unacked.ask()
+    desk.unacked.request_more()
     assert desk.unacked.credit() == {'q': 2}
     assert counts(subscription) == (0, 0)
 
 
 def ramp(desk: Desk, subscription: Subscription, to: int = UNLIMITED) -> None:
-    """Take all there is, again and again, until so many are claimed ahead."""
+    """Receive and acknowledge all messages, again and again, until `to` messages are claimed ahead."""
     while subscription.credit.ahead < to:
         while desk.unacked.credit()[subscription.queue]:
             desk.claim(f'ramp{time.monotonic_ns()}')
         while delivery := desk.take():
             desk.unacked.ack(delivery.tag)
-        desk.unacked.ask()
+        desk.unacked.request_more()
 
 
-def test_without_a_limit_only_what_waits_counts(desk: Desk) -> None:
+def test_without_a_limit_only_waiting_messages_count(desk: Desk) -> None:
     subscription = desk.subscribe(limit=0)
     ramp(desk, subscription)
-    desk.unacked.ask()
+    desk.unacked.request_more()
     assert desk.unacked.credit() == {'q': UNLIMITED}
     for name in range(UNLIMITED):
         desk.claim(str(name))
     assert desk.unacked.credit() == {'q': 0}
     for _ in range(3):
         assert desk.take()
-    desk.unacked.ask()
+    desk.unacked.request_more()
     assert desk.unacked.credit() == {'q': 3}
     assert counts(subscription) == (UNLIMITED, UNLIMITED - 3)
     assert subscription.credit.ahead == UNLIMITED
 
 
-def test_more_is_claimed_ahead_only_by_who_finds_nothing(desk: Desk) -> None:
+def test_more_is_claimed_ahead_only_after_the_mailbox_was_empty(desk: Desk) -> None:
     subscription = desk.subscribe(limit=0)
     ramp(desk, subscription, to=4)
     for name in 'abcd':
         desk.claim(name)
     for _ in range(3):
         assert desk.take()
-        desk.unacked.ask()
+        desk.unacked.request_more()
     assert subscription.credit.ahead == 4
     assert desk.take()
-    desk.unacked.ask()
-    desk.unacked.ask()
+    desk.unacked.request_more()
+    desk.unacked.request_more()
     assert subscription.credit.ahead == 8
 
 
-def test_demand_is_forgotten_with_the_last_subscription(desk: Desk) -> None:
+def test_last_cancel_resets_the_number_claimed_ahead(desk: Desk) -> None:
     subscription = desk.subscribe(limit=0)
     ramp(desk, subscription, to=8)
     desk.unacked.cancel(subscription)
@@ -175,7 +173,7 @@ def test_demand_is_forgotten_with_the_last_subscription(desk: Desk) -> None:
     assert desk.unacked.credit() == {'q': 1}
 
 
-def test_a_lower_limit_may_be_overdrawn(desk: Desk) -> None:
+def test_lower_limit_waits_for_acks(desk: Desk) -> None:
     subscription = desk.subscribe(limit=3)
     deliveries = [desk.claim(name) for name in 'abc']
     desk.unacked.set_credit(subscription.credit, 1)
@@ -186,15 +184,15 @@ def test_a_lower_limit_may_be_overdrawn(desk: Desk) -> None:
     assert desk.unacked.credit() == {'q': 1}
 
 
-def test_a_claim_that_failed_costs_nothing(desk: Desk) -> None:
+def test_failed_claim_returns_its_credit(desk: Desk) -> None:
     subscription = desk.subscribe(limit=2)
     assert desk.unacked.reserve('q') is subscription
     assert counts(subscription) == (1, 1)
-    desk.unacked.spend(subscription.credit, -1)
+    desk.unacked.return_credit(subscription.credit)
     assert counts(subscription) == (0, 0)
 
 
-def test_one_channel_s_credit_is_not_given_twice(desk: Desk) -> None:
+def test_queues_of_one_channel_share_its_credit(desk: Desk) -> None:
     credit = Credit(2)
     for queue in 'qr':
         desk.subscribe(queue, credit=credit)
@@ -205,21 +203,21 @@ def test_one_channel_s_credit_is_not_given_twice(desk: Desk) -> None:
     assert desk.unacked.reserve('r') is None
 
 
-def test_who_has_most_credit_left_is_served_next(desk: Desk) -> None:
+def test_subscription_with_most_credit_is_served_next(desk: Desk) -> None:
     one, three = desk.subscribe(limit=1), desk.subscribe(limit=3)
     desk.subscribe('r', limit=9)
     assert [desk.claim(str(n)).subscription for n in range(4)] == [three, three, one, three]
     assert desk.unacked.reserve('q') is None
 
 
-def test_consumers_of_one_channel_take_turns(desk: Desk) -> None:
+def test_consumers_of_one_channel_are_served_in_turn(desk: Desk) -> None:
     credit = Credit(4)
     first, second = desk.subscribe(credit=credit), desk.subscribe(credit=credit)
     assert [desk.claim(str(n)).subscription for n in range(4)] == [first, second, first, second]
     assert desk.unacked.reserve('q') is None
 
 
-def test_queues_are_those_subscribed_to(desk: Desk) -> None:
+def test_queues_are_those_of_the_subscriptions(desk: Desk) -> None:
     desk.subscribe('q')
     second, third = desk.subscribe('q'), desk.subscribe('r')
     assert desk.unacked.queues == {'q', 'r'}
@@ -241,28 +239,28 @@ def test_an_ack_deletes_the_claimed_revision(desk: Desk) -> None:
     assert desk.written() == []
 
 
-def test_a_message_given_back_has_been_delivered_once(desk: Desk) -> None:
+def test_release_counts_as_an_attempt(desk: Desk) -> None:
     desk.subscribe()
     delivery = desk.claim()
     desk.take()
     desk.unacked.release(delivery.tag)
     [doc] = desk.written()
     assert (doc['_rev'], doc['claimed'], doc['attempts']) == ('2-b', None, 1)
-    assert desk.unacked.take_returned() == [{**doc, '_rev': '3-c'}]
-    assert desk.unacked.take_returned() == []
+    assert desk.unacked.take_released() == [{**doc, '_rev': '3-c'}]
+    assert desk.unacked.take_released() == []
 
 
-def test_a_refused_message_is_dead(desk: Desk) -> None:
+def test_rejected_message_becomes_a_dead_letter(desk: Desk) -> None:
     desk.subscribe()
     delivery = desk.claim()
     desk.take()
-    desk.unacked.bury(delivery.tag, 'because')
+    desk.unacked.dead_letter(delivery.tag, 'because')
     [doc] = desk.written()
     assert (doc['status'], doc['reason'], doc['failed'], doc['claimed']) == ('fail', 'because', NOW, None)
-    assert desk.unacked.take_returned() == []
+    assert desk.unacked.take_released() == []
 
 
-def test_nothing_is_settled_twice(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_second_decision_is_ignored_with_a_warning(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     subscription = desk.subscribe()
     delivery = desk.claim()
     desk.take()
@@ -274,53 +272,85 @@ def test_nothing_is_settled_twice(desk: Desk, caplog: pytest.LogCaptureFixture) 
     assert counts(subscription) == (0, 0)
 
 
-def test_an_item_is_ours_until_its_ack_is_stored(desk: Desk) -> None:
+def test_message_belongs_to_the_consumer_until_its_ack_is_stored(desk: Desk) -> None:
     desk.subscribe()
     delivery = desk.claim()
     assert desk.unacked.ids() == {'a'}
     desk.take()
     desk.unacked.ack(delivery.tag)
     assert desk.unacked.ids() == {'a'}
-    outbox = desk.unacked.take_writes()
+    pending = desk.unacked.take_writes()
     assert desk.unacked.ids() == {'a'}
-    outbox[0][1](WriteResult.of({'id': 'a', 'rev': '3-c'}))
+    pending[0][1](WriteResult.of({'id': 'a', 'rev': '3-c'}))
     assert desk.unacked.ids() == set()
 
 
-def test_that_an_item_was_taken_from_us_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_claim_is_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.subscribe()
     delivery = desk.claim()
     desk.take()
     desk.unacked.release(delivery.tag)
     with caplog.at_level(logging.WARNING):
         desk.written(id='a', error='conflict')
-    assert 'a had been taken from this consumer' in caplog.text
+    assert 'lost its claim of message a' in caplog.text
     assert desk.unacked.ids() == set()
-    assert desk.unacked.take_returned() == []
+    assert desk.unacked.take_released() == []
 
 
-def test_what_could_not_be_written_is_written_later_without_complaint(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_write_without_a_response_is_repeated_without_a_warning(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.subscribe()
     first, second = desk.claim('a'), desk.claim('b')
     desk.unacked.ack(first.tag)
-    outbox = desk.unacked.take_writes()
+    pending = desk.unacked.take_writes()
     desk.unacked.ack(second.tag)
-    desk.unacked.return_writes(outbox)
+    desk.unacked.return_writes(pending)
     assert desk.unacked.ids() == {'a', 'b'}
     with caplog.at_level(logging.WARNING):
         (one, react), (two, _) = desk.unacked.take_writes()
-        react(WriteResult.conflict('a'))  # it had been stored, its answer was lost
+        react(WriteResult.conflict('a'))  # it is stored already, but the response was lost
     assert (one['_id'], two['_id']) == ('a', 'b')
     assert caplog.records == []
     assert desk.unacked.ids() == {'b'}
 
 
+@pytest.mark.parametrize(
+    ('decide', 'line'),
+    [
+        (Unacked.ack, 'acknowledged message a of queue q, attempt 1 (not stored yet)'),
+        (Unacked.release, 'released message a of queue q, attempt 1 (counted, not stored yet)'),
+        (
+            lambda unacked, tag: unacked.dead_letter(tag, 'because'),
+            'dead-lettered message a of queue q, attempt 1 (not stored yet)',
+        ),
+    ],
+    ids=['ack', 'release', 'dead_letter'],
+)
+def test_each_decision_is_logged_once(
+    desk: Desk, caplog: pytest.LogCaptureFixture, decide: Callable[[Unacked, str], None], line: str
+) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.take()
+    with caplog.at_level(logging.DEBUG, 'kombu_couchdb'):
+        decide(desk.unacked, delivery.tag)
+        pending = desk.unacked.take_writes()
+        desk.unacked.return_writes(pending)
+        desk.written()
+    assert caplog.messages == [line]
+
+
+def test_uncounted_release_is_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    subscription = desk.subscribe()
+    desk.claim()
+    with caplog.at_level(logging.DEBUG, 'kombu_couchdb'):
+        desk.unacked.cancel(subscription)
+    assert caplog.messages == ['released message a of queue q, attempt 1 (not counted, not stored yet)']
+
+
 # -- cancel and close
 
 
-def test_cancelled_what_kombu_has_not_seen_goes_back_uncounted(desk: Desk) -> None:
+def test_cancel_releases_undelivered_messages_uncounted(desk: Desk) -> None:
     subscription = desk.subscribe()
     for name in 'abc':
         desk.claim(name)
@@ -335,7 +365,7 @@ def test_cancelled_what_kombu_has_not_seen_goes_back_uncounted(desk: Desk) -> No
     assert counts(subscription) == (0, 0)
 
 
-def test_others_keep_theirs(desk: Desk) -> None:
+def test_cancel_keeps_messages_of_other_subscriptions(desk: Desk) -> None:
     subscription = desk.subscribe('q')
     desk.subscribe('r')
     desk.claim('a', 'q')
@@ -345,87 +375,87 @@ def test_others_keep_theirs(desk: Desk) -> None:
     assert desk.take() is kept
 
 
-def test_what_is_claimed_too_late_goes_back(desk: Desk) -> None:
+def test_message_claimed_after_the_cancel_is_released(desk: Desk) -> None:
     subscription = desk.subscribe()
     assert desk.unacked.reserve('q') is subscription
     desk.unacked.cancel(subscription)
     doc = {'_id': 'a', '_rev': '2-b', 'queue': 'q', 'attempts': 1, 'claimed': {'by': 'me', 'date': NOW}}
-    desk.unacked.arrive(Delivery(doc, subscription.credit, subscription))
+    desk.unacked.add_claimed(Delivery(doc, subscription.credit, subscription))
     assert len(desk.mailbox) == 0
     assert [(doc['attempts'], doc['claimed']) for doc in desk.written()] == [(0, None)]
     assert counts(subscription) == (0, 0)
 
 
-def test_at_the_end_all_goes_back(desk: Desk) -> None:
+def test_close_releases_all_messages(desk: Desk) -> None:
     subscription = desk.subscribe()
     for name in 'abc':
         desk.claim(name)
     desk.take()
-    desk.unacked.give_back_all()
+    desk.unacked.release_all()
     assert sorted((doc['_id'], doc['attempts']) for doc in desk.written()) == [('a', 1), ('b', 0), ('c', 0)]
     assert desk.unacked.ids() == set()
     assert counts(subscription) == (0, 0)
 
 
-def test_what_was_taken_well_goes_back_uncounted(desk: Desk) -> None:
+def test_close_counts_no_attempt_if_the_callback_succeeded(desk: Desk) -> None:
     desk.subscribe()
     for name in 'ab':
         desk.claim(name)
     first, second = desk.take(), desk.take()
     assert first
     assert second
-    first.accepted = True
-    desk.unacked.give_back(first.tag)
-    desk.unacked.give_back_all()
+    first.received_by_kombu = True
+    desk.unacked.release_at_close(first.tag)
+    desk.unacked.release_all()
     docs = desk.written()
     assert [(doc['_id'], doc['attempts'], doc['consumer'], doc['claimed']) for doc in docs] == [
         ('a', 0, 'me', None),
         ('b', 1, 'me', None),
     ]
-    desk.unacked.give_back(first.tag)
+    desk.unacked.release_at_close(first.tag)
     assert desk.written() == []
 
 
-def test_what_was_acknowledged_is_counted_for_queues_that_are_consumed(desk: Desk) -> None:
-    """A client with a queue for each answer had them all in its heartbeat, for ever."""
+def test_acks_are_counted_only_for_subscribed_queues(desk: Desk) -> None:
+    """Otherwise the heartbeat of a client with a reply queue for each call would name all these queues, without end."""
     first, second = desk.subscribe('q'), desk.subscribe('q')
     for name in 'ab':
         delivery = desk.claim(name)
         desk.take()
         desk.unacked.ack(delivery.tag)
     desk.unacked.cancel(second)
-    assert desk.unacked.done == {'q': 2}
+    assert desk.unacked.acked == {'q': 2}
     late = desk.claim('c')
     desk.take()
     desk.unacked.cancel(first)
     desk.unacked.ack(late.tag)
-    assert desk.unacked.done == {}
+    assert desk.unacked.acked == {}
 
 
 # -- a lost lease
 
 
-def test_without_a_valid_lease_nothing_is_handed_over(desk: Desk) -> None:
+def test_nothing_is_delivered_without_a_valid_lease(desk: Desk) -> None:
     subscription = desk.subscribe()
     delivery = desk.claim()
     desk.lease.valid = False
     assert desk.mailbox.pop() is delivery
-    assert not desk.unacked.hand_over(delivery)
+    assert not desk.unacked.deliver(delivery)
     assert [(doc['_id'], doc['attempts'], doc['claimed']) for doc in desk.written()] == [('a', 0, None)]
     assert counts(subscription) == (0, 0)
 
 
-def test_what_was_deleted_when_it_was_pulled_needs_no_lease(desk: Desk) -> None:
+def test_message_deleted_by_its_pull_needs_no_lease(desk: Desk) -> None:
     pull = Pull('q', no_ack=True)
-    desk.unacked.spend(pull.credit)
+    desk.unacked.take_credit(pull.credit)
     delivery = Delivery(workitem.new('a', 'q', {}, NOW), pull.credit, final=True)
-    desk.unacked.keep(delivery)
+    desk.unacked.hold(delivery)
     assert desk.unacked.ids() == set()
     desk.lease.valid = False
-    assert desk.unacked.hand_over(delivery)
+    assert desk.unacked.deliver(delivery)
 
 
-def test_what_was_held_under_a_lost_lease_is_forgotten(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_of_a_lost_lease_are_forgotten(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     subscription = desk.subscribe()
     for name in 'abc':
         desk.claim(name)
@@ -443,7 +473,7 @@ def test_what_was_held_under_a_lost_lease_is_forgotten(desk: Desk, caplog: pytes
     assert counts(subscription) == (0, 0)
 
 
-def test_what_needs_no_lease_survives_it(desk: Desk) -> None:
+def test_broadcast_survives_a_lost_lease(desk: Desk) -> None:
     subscription = desk.subscribe()
     desk.unacked.broadcast('q', {'body': '', 'headers': {}, 'properties': {}})
     assert desk.unacked.drop_all() == 0
@@ -451,12 +481,12 @@ def test_what_needs_no_lease_survives_it(desk: Desk) -> None:
     assert counts(subscription) == (0, 0)
 
 
-def test_a_lease_lost_while_kombu_takes_a_message_costs_its_credit_once(desk: Desk) -> None:
+def test_lease_lost_during_a_delivery_returns_the_credit_once(desk: Desk) -> None:
     subscription = desk.subscribe()
     delivery = desk.claim()
     assert desk.mailbox.pop() is delivery
     desk.unacked.drop_all()
-    assert not desk.unacked.hand_over(delivery)
+    assert not desk.unacked.deliver(delivery)
     assert desk.written() == []
     assert counts(subscription) == (0, 0)
 
@@ -464,7 +494,7 @@ def test_a_lease_lost_while_kombu_takes_a_message_costs_its_credit_once(desk: De
 # -- broadcasts
 
 
-def test_a_broadcast_is_had_by_a_consumer_of_the_queue(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_broadcast_is_delivered_to_a_consumer_of_the_queue(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     subscription = desk.subscribe()
     desk.unacked.broadcast('q', {'body': 'x', 'headers': {}, 'properties': {}})
     assert counts(subscription) == (0, 1)
@@ -509,44 +539,50 @@ def test_consumers_of_a_queue_share_its_broadcasts(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    'news',
+    'change',
     [
         lambda desk, delivery: desk.subscribe(),
         lambda desk, delivery: desk.unacked.cancel(delivery.subscription),
         lambda desk, delivery: desk.unacked.set_credit(delivery.credit, 5),
         lambda desk, delivery: desk.unacked.ack(delivery.tag),
         lambda desk, delivery: desk.unacked.release(delivery.tag),
-        lambda desk, delivery: desk.unacked.bury(delivery.tag, 'because'),
+        lambda desk, delivery: desk.unacked.dead_letter(delivery.tag, 'because'),
         lambda desk, delivery: desk.unacked.drop_all(),
     ],
-    ids=['subscribe', 'cancel', 'set_credit', 'ack', 'release', 'bury', 'drop_all'],
+    ids=['subscribe', 'cancel', 'set_credit', 'ack', 'release', 'dead_letter', 'drop_all'],
 )
-def test_it_wakes_for_what_concerns_it_and_sleeps_again(desk: Desk, news: Callable[[Desk, Delivery], Any]) -> None:
+def test_each_change_wakes_the_thread(desk: Desk, change: Callable[[Desk, Delivery], Any]) -> None:
     desk.subscribe()
     delivery = desk.claim()
     desk.take()
     desk.unacked.wakeup.wait(0.0)
-    news(desk, delivery)
+    change(desk, delivery)
     began = time.monotonic()
     desk.unacked.wakeup.wait(100.0)
     assert time.monotonic() - began < 50.0
 
 
 @pytest.mark.parametrize(
-    ('hungry', 'limit', 'held', 'key', 'patience'),
+    ('more_to_claim', 'limit', 'held', 'key', 'delay'),
     [
-        (False, 8, 8, None, 0.02),  # nothing to claim: the ack may wait for company
-        (True, 8, 8, None, 0.005),  # more is there, and others will be done in a moment
+        (False, 8, 8, None, 0.02),  # nothing to claim: the ack may wait for other acks
+        (True, 8, 8, None, 0.005),  # there is more to claim, and more acks follow soon
         (True, 8, 5, None, 0.0),  # half of the credit is free
         (True, 1, 1, None, 0.0),
         (True, 0, 5, None, 0.0),
-        (False, 8, 8, 'k', 0.0),  # who waits behind a unique job waits for its ack
+        (False, 8, 8, 'k', 0.0),  # the next message of a unique job waits for its ack
     ],
 )
-def test_how_long_an_ack_may_wait_for_others(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, hungry: bool, limit: int, held: int, key: str | None, patience: float
+def test_delay_of_an_ack(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    more_to_claim: bool,
+    limit: int,
+    held: int,
+    key: str | None,
+    delay: float,
 ) -> None:
-    rung: list[float] = []
+    delays: list[float] = []
     subscription = desk.subscribe()
     desk.unacked.set_credit(subscription.credit, limit)
     if not limit:
@@ -554,7 +590,7 @@ def test_how_long_an_ack_may_wait_for_others(
     deliveries = [desk.claim(f'{JOB}{n}' if key else f'item{n}') for n in range(held)]
     for _ in deliveries:
         desk.take()
-    monkeypatch.setattr(desk.unacked.wakeup, 'set', lambda within=0.0: rung.append(within))
-    desk.unacked.hungry = hungry
+    monkeypatch.setattr(desk.unacked.wakeup, 'set', lambda within=0.0: delays.append(within))
+    desk.unacked.more_to_claim = more_to_claim
     desk.unacked.ack(deliveries[0].tag)
-    assert rung == [patience]
+    assert delays == [delay]

@@ -1,4 +1,4 @@
-"""What wakes the I/O thread (`kombu_couchdb.consumer.wakeup`)."""
+"""The wakeup of the I/O thread (`kombu_couchdb.consumer.wakeup`)."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def waited(wakeup: Wakeup, timeout: float = LONG) -> float:
 
 
 def has_passed(seconds: float, since: float) -> bool:
-    """Adds as the bell does: of two sums the later is not the smaller one, a difference may be rounded down."""
+    """Compare sums, as `Wakeup` does: the difference of two times may be rounded down."""
     return time.monotonic() >= since + seconds
 
 
-def test_rung_before_it_is_heard_at_once() -> None:
+def test_wakeup_set_before_the_wait_ends_it_at_once() -> None:
     wakeup = Wakeup()
     wakeup.set()
     assert waited(wakeup) < LONG / 2
 
 
-def test_rung_by_another_thread() -> None:
+def test_other_thread_ends_the_wait() -> None:
     wakeup = Wakeup()
     threading.Timer(0.05, wakeup.set).start()
     assert waited(wakeup) < LONG / 2
 
 
-def test_unheard_it_waits_as_long_as_told() -> None:
+def test_wait_lasts_for_its_timeout() -> None:
     began = time.monotonic()
     Wakeup().wait(0.05)
     assert has_passed(0.05, began)
 
 
-def test_each_ring_is_heard_once() -> None:
+def test_each_wakeup_ends_one_wait() -> None:
     wakeup = Wakeup()
     wakeup.set()
     wakeup.set()
@@ -51,23 +51,23 @@ def test_each_ring_is_heard_once() -> None:
     assert has_passed(0.05, began)
 
 
-def test_soon_is_later_than_now() -> None:
+def test_wakeup_within_some_time() -> None:
     wakeup = Wakeup()
-    rung = time.monotonic()
+    began = time.monotonic()
     wakeup.set(0.05)
     assert waited(wakeup) < LONG / 2
-    assert has_passed(0.05, rung)
+    assert has_passed(0.05, began)
 
 
 @pytest.mark.parametrize('order', [(LONG * 2, 0.0), (0.0, LONG * 2)])
-def test_the_earliest_counts(order: tuple[float, float]) -> None:
+def test_earliest_wakeup_counts(order: tuple[float, float]) -> None:
     wakeup = Wakeup()
     for within in order:
         wakeup.set(within)
     assert waited(wakeup) < LONG / 2
 
 
-def test_an_earlier_ring_shortens_a_wait_that_has_begun() -> None:
+def test_earlier_wakeup_shortens_a_wait() -> None:
     wakeup = Wakeup()
     wakeup.set(LONG * 2)
     threading.Timer(0.05, wakeup.set).start()

@@ -1,4 +1,4 @@
-"""How long others have been silent (`kombu_couchdb.leases.watch`)."""
+"""Unit tests of the silence of other consumers (`kombu_couchdb.leases.watch`)."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.leases import watch as module
-from kombu_couchdb.leases.watch import CREDIT, GRACE, Watch, mark_of
+from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, Watch, expires_of
 
 LEASE, MONTH = 60.0, 30 * 86_400.0
 
 
 class World:
-    """A server whose clock may jump, one consumer that writes heartbeats or not, and who watches it."""
+    """A server whose clock may jump, a consumer that may write heartbeats, and a process that watches it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lease: float = LEASE) -> None:
         self.now, self.clock = 1000.0, SimpleNamespace(now=lambda: self.now + self.jumped, agrees=True)
         self.jumped, self.lease = 1_763_709_000.0, lease
         monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: self.now))
         self.watch = self.new_watch()
-        self.beat()
+        self.heartbeat()
 
     def new_watch(self) -> Watch:
         return Watch(self.clock, 7.0)  # type: ignore[arg-type]
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         date = self.now + self.jumped
         self.doc: dict[str, Any] = {'_id': 'a', 'date': date, 'expires': date + self.lease}
 
     def silent(self) -> bool:
-        """Look, and tell whether the consumer is found to be silent."""
-        self.watch.look({'a': mark_of(self.doc)}, self.now, lambda names: [self.doc for _ in names])
+        """Look, and tell whether the consumer was silent for longer than its lease."""
+        self.watch.observe({'a': expires_of(self.doc)}, self.now, lambda names: [self.doc for _ in names])
         return bool(self.watch.silent())
 
-    def fenced_after(self, most: float = 1000.0) -> float:
-        """Look whenever the watch says, until the consumer is found to be silent; return the seconds since the last heartbeat."""
+    def expired_after(self, most: float = 1000.0) -> float:
+        """Look at the times that the watch asks for, until the lease has expired.
+
+        Return the seconds since the last heartbeat; fail after `most` seconds.
+        """
         began = self.doc['date'] - self.jumped
         while not self.silent():
             self.now += max(0.01, self.watch.next_in())
@@ -50,82 +53,82 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @pytest.mark.parametrize('seen', [0.0, 20.0, 36.0])
-def test_who_was_seen_alive_is_silent_after_its_lease(world: World, seen: float) -> None:
+def test_lease_expires_after_the_last_heartbeat(world: World, seen: float) -> None:
     world.silent()
     world.now += 10.0
-    world.beat()
+    world.heartbeat()
     world.now += seen
-    assert LEASE + GRACE <= world.fenced_after() < LEASE + GRACE + 0.1
+    assert LEASE + GRACE_SECONDS <= world.expired_after() < LEASE + GRACE_SECONDS + 0.1
 
 
-@pytest.mark.parametrize('dead_for', [0.0, 10.0, 36.0, 60.0, MONTH])
-def test_who_is_seen_first_when_it_is_long_dead(world: World, dead_for: float) -> None:
+@pytest.mark.parametrize('silent_for', [0.0, 10.0, 36.0, 60.0, MONTH])
+def test_new_process_finds_an_old_heartbeat(world: World, silent_for: float) -> None:
     """A process that is started later need not watch for the whole lease."""
-    world.now += dead_for
-    fenced = world.fenced_after(most=MONTH + 1000.0)
-    assert fenced == pytest.approx(max(LEASE, dead_for + (1 - CREDIT) * LEASE) + GRACE, abs=0.1)
+    world.now += silent_for
+    expired = world.expired_after(most=MONTH + 1000.0)
+    assert expired == pytest.approx(max(LEASE, silent_for + (1 - CLOCK_SHARE) * LEASE) + GRACE_SECONDS, abs=0.1)
 
 
 @pytest.mark.parametrize('jump', [90.0, -90.0, 600.0, -600.0, MONTH, -MONTH])
-@pytest.mark.parametrize('anew', [False, True])
-def test_who_lives_is_not_silent_though_the_clock_jumps(world: World, jump: float, anew: bool) -> None:
+@pytest.mark.parametrize('restart', [False, True])
+def test_clock_jump_ends_no_lease_of_a_living_consumer(world: World, jump: float, restart: bool) -> None:
     for _ in range(10):
         for _ in range(20):
             world.now += 1.0
             assert not world.silent()
-        world.beat()
+        world.heartbeat()
         world.jumped += jump
-        if anew:  # a worker is started at that moment
+        if restart:  # another worker starts at that moment
             world.watch = world.new_watch()
 
 
 @pytest.mark.parametrize('jump', [90.0, -90.0, 600.0, -600.0])
-def test_no_lease_ends_early_because_the_clock_jumped(world: World, jump: float) -> None:
+def test_clock_jump_ends_no_lease_early(world: World, jump: float) -> None:
     world.silent()
     world.now += 10.0
-    world.beat()
+    world.heartbeat()
     world.jumped += jump
     world.now += 5.0
-    beaten = world.now - 5.0
+    written = world.now - 5.0
     while not world.silent():
         world.now += max(0.01, world.watch.next_in())
-    assert LEASE + GRACE <= world.now - beaten <= LEASE + GRACE + 5.1
+    assert LEASE + GRACE_SECONDS <= world.now - written <= LEASE + GRACE_SECONDS + 5.1
 
 
-def test_first_look_trusts_no_clock_that_the_local_one_contradicts(world: World) -> None:
+def test_first_look_ignores_the_server_time_if_the_local_clock_differs(world: World) -> None:
     world.clock.agrees = False
     world.jumped += 90.0
     world.now += 10.0
-    world.watch.look({'a': mark_of(world.doc)}, world.now, lambda names: [world.doc])
-    assert world.watch.next_in() == pytest.approx(CREDIT * LEASE)
-    world.now += LEASE + GRACE - 0.1
+    world.watch.observe({'a': expires_of(world.doc)}, world.now, lambda names: [world.doc])
+    assert world.watch.next_in() == pytest.approx(CLOCK_SHARE * LEASE)
+    world.now += LEASE + GRACE_SECONDS - 0.1
     assert not world.silent()
     world.now += 0.2
     assert world.silent()
 
 
-@pytest.mark.parametrize('away', [5.0, 90.0, 600.0])
-def test_silence_while_the_server_was_away_does_not_count(world: World, away: float) -> None:
+@pytest.mark.parametrize('outage', [5.0, 90.0, 600.0])
+def test_silence_during_an_outage_of_the_server_does_not_count(world: World, outage: float) -> None:
     world.silent()
-    world.now += 20.0 + away
-    world.watch.interrupted(away)
+    world.now += 20.0 + outage
+    world.watch.interrupted(outage)
     world.now += 20.0
     assert not world.silent()
-    assert world.fenced_after() == pytest.approx(LEASE + GRACE + away, abs=0.1)
+    assert world.expired_after() == pytest.approx(LEASE + GRACE_SECONDS + outage, abs=0.1)
 
 
-def test_heartbeat_of_the_time_when_the_server_was_away_counts_from_its_return(world: World) -> None:
+def test_heartbeat_stored_during_an_outage_counts_from_the_end_of_the_outage(world: World) -> None:
     world.silent()
     world.now += 1.0
-    world.beat()
+    world.heartbeat()
     world.now += 90.0
     world.watch.interrupted(90.0)
     assert not world.silent()
-    assert world.fenced_after() == pytest.approx(LEASE + GRACE + 90.0, abs=0.1)
+    assert world.expired_after() == pytest.approx(LEASE + GRACE_SECONDS + 90.0, abs=0.1)
 
 
-def test_one_interruption_after_another_does_not_save_the_dead(world: World) -> None:
-    """A network that loses a request a second must not keep a dead consumer's messages for ever."""
+def test_repeated_short_interruptions_do_not_extend_a_lease_for_ever(world: World) -> None:
+    """If the network loses a request per second, the messages of an expired consumer are released all the same."""
     world.silent()
     for _ in range(200):
         world.now += 1.0
@@ -135,14 +138,14 @@ def test_one_interruption_after_another_does_not_save_the_dead(world: World) -> 
     assert world.silent()
 
 
-def test_lease_is_the_one_that_the_document_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_length_of_the_lease_is_read_from_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, lease=300.0)
     world.silent()
-    assert world.fenced_after() == pytest.approx(302.0, abs=0.1)
+    assert world.expired_after() == pytest.approx(302.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
-    'spoilt',
+    'malformed',
     [
         {},
         {'date': None},
@@ -153,16 +156,16 @@ def test_lease_is_the_one_that_the_document_tells(monkeypatch: pytest.MonkeyPatc
         {'date': -1e300, 'expires': 1e300},
     ],
 )
-def test_spoilt_heartbeat_lasts_no_longer_than_another(world: World, spoilt: dict[str, Any]) -> None:
-    world.doc = {'_id': 'a', **spoilt}
+def test_malformed_heartbeat_has_the_default_lease(world: World, malformed: dict[str, Any]) -> None:
+    world.doc = {'_id': 'a', **malformed}
     assert not world.silent()
-    world.now += 7.0 + GRACE + 0.1
+    world.now += 7.0 + GRACE_SECONDS + 0.1
     assert world.silent()
-    assert world.watch.mark('a') == mark_of(world.doc)
+    assert world.watch.expires('a') == expires_of(world.doc)
 
 
-def test_who_is_gone_is_not_looked_for(world: World) -> None:
+def test_deleted_heartbeat_is_forgotten(world: World) -> None:
     world.silent()
-    world.watch.look({}, world.now, lambda names: [])
+    world.watch.observe({}, world.now, lambda names: [])
     assert world.watch.next_in() == float('inf')
-    assert world.watch.mark('a') is None
+    assert world.watch.expires('a') is None

@@ -1,4 +1,4 @@
-"""Broadcasts (`kombu_couchdb.queues.fanout`): who sends them, over a database in memory, and who listens."""
+"""Unit tests of broadcasts (`kombu_couchdb.queues.fanout`), over a database in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RETENTION = 60.0
 
 
 class FakeClient:
-    """The documents of a database where it is `now`."""
+    """A database in memory, at the time `now`."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -69,10 +69,10 @@ def send(sender: Broadcaster, *bodies: str) -> None:
 
 
 @pytest.mark.parametrize('stored', [True, False])
-def test_a_broadcast_that_failed_costs_the_next_one_nothing(
+def test_broadcast_after_a_failed_one_is_received(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
-    """Whether it was stored is unknown. The next one had its number, and was taken for it where it had been heard."""
+    """The failed one may have been stored. If the next had the same number, listeners would ignore it."""
     sender, listener = broadcaster(client), Listener()
     listener.bind('ex', 'q')
     send(sender, 'a')
@@ -94,7 +94,7 @@ def test_a_broadcast_that_failed_costs_the_next_one_nothing(
 
 
 @pytest.mark.parametrize('reconnects', [True, False])
-def test_a_broadcast_that_is_sent_again_is_heard_once(
+def test_broadcast_that_is_sent_again_is_received_once(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch, reconnects: bool
 ) -> None:
     sender, listener = broadcaster(client), Listener()
@@ -113,7 +113,7 @@ def test_a_broadcast_that_is_sent_again_is_heard_once(
     assert [message['body'] for _, message in listener.take(client.docs.values())] == ['a']
 
 
-def test_a_broadcast_is_one_document_for_its_exchange(client: FakeClient) -> None:
+def test_broadcast_is_one_document(client: FakeClient) -> None:
     send(broadcaster(client), 'a')
     [doc] = client.docs.values()
     assert doc['_id'].startswith(BROADCAST)
@@ -139,7 +139,7 @@ def test_broadcasts_are_numbered_by_publisher(client: FakeClient) -> None:
     assert publishers[0] == publishers[1] != publishers[2]
 
 
-def test_what_is_kept_is_not_written_over(client: FakeClient) -> None:
+def test_broadcast_is_not_overwritten_before_it_expires(client: FakeClient) -> None:
     sender = broadcaster(client)
     send(sender, 'a')
     client.now += RETENTION - 0.1
@@ -147,7 +147,7 @@ def test_what_is_kept_is_not_written_over(client: FakeClient) -> None:
     assert sorted(body for _, _, body in client.sent()) == ['a', 'b']
 
 
-def test_what_has_expired_is_written_over_oldest_first(client: FakeClient) -> None:
+def test_oldest_expired_broadcast_is_overwritten_first(client: FakeClient) -> None:
     sender = broadcaster(client)
     for body in 'abc':
         send(sender, body)
@@ -160,7 +160,7 @@ def test_what_has_expired_is_written_over_oldest_first(client: FakeClient) -> No
     assert sorted(body for _, _, body in client.sent()) == ['c', 'd', 'e', 'f']
 
 
-def test_at_a_steady_rate_the_documents_stay_few_and_the_numbers_go_on(client: FakeClient) -> None:
+def test_steady_sender_reuses_its_documents(client: FakeClient) -> None:
     sender = broadcaster(client)
     for n in range(100):
         send(sender, str(n))
@@ -169,7 +169,7 @@ def test_at_a_steady_rate_the_documents_stay_few_and_the_numbers_go_on(client: F
     assert max(number for _, number, _ in client.sent()) == 100
 
 
-def test_after_a_pause_it_counts_anew_under_another_name(client: FakeClient) -> None:
+def test_sender_has_a_new_name_after_a_pause(client: FakeClient) -> None:
     sender = broadcaster(client)
     send(sender, 'a', 'b')
     before = client.sent()[0][0]
@@ -181,7 +181,7 @@ def test_after_a_pause_it_counts_anew_under_another_name(client: FakeClient) -> 
     assert len(client.docs) == 2
 
 
-def test_documents_of_publishers_that_are_gone_are_adopted(client: FakeClient) -> None:
+def test_documents_of_ended_publishers_are_overwritten(client: FakeClient) -> None:
     send(broadcaster(client), 'a', 'b')
     client.now += 2 * RETENTION + 0.1
     client.reads = 0
@@ -190,15 +190,15 @@ def test_documents_of_publishers_that_are_gone_are_adopted(client: FakeClient) -
     assert client.reads == 1
 
 
-def test_what_others_may_still_write_over_is_left_to_them(client: FakeClient) -> None:
+def test_documents_of_other_publishers_are_kept_for_twice_the_retention(client: FakeClient) -> None:
     send(broadcaster(client), 'a')
     client.now += 2 * RETENTION - 0.1
     send(broadcaster(client), 'b')
     assert sorted(body for _, _, body in client.sent()) == ['a', 'b']
 
 
-def test_spoilt_documents_and_others_are_not_adopted(client: FakeClient) -> None:
-    client.put({'_id': BROADCAST + 'spoilt', 'expires': 'long ago'})
+def test_malformed_and_other_documents_are_not_overwritten(client: FakeClient) -> None:
+    client.put({'_id': BROADCAST + 'malformed', 'expires': 'long ago'})
     client.put({'_id': BROADCAST + 'empty'})
     client.put({'_id': 'broker:binding:x', 'expires': 0})
     before = dict(client.docs)
@@ -207,19 +207,19 @@ def test_spoilt_documents_and_others_are_not_adopted(client: FakeClient) -> None
     assert len(client.docs) == 4
 
 
-def test_in_conflict_it_takes_the_next_slot(client: FakeClient) -> None:
+def test_conflict_makes_the_sender_use_the_next_document(client: FakeClient) -> None:
     send(broadcaster(client), 'a', 'b')
     client.now += 3 * RETENTION
     one, two = broadcaster(client), broadcaster(client)
-    two._own = two._adoptable(client.now)  # read before the other was faster
+    two._own = two._adoptable(client.now)  # read before the other one overwrote the first document
     send(one, 'c')
     send(two, 'd', 'e')
     assert sorted(body for _, _, body in client.sent()) == ['c', 'd', 'e']
 
 
-def test_a_lost_slot_is_tried_once(client: FakeClient) -> None:
+def test_deleted_document_is_tried_only_once(client: FakeClient) -> None:
     sender = broadcaster(client)
-    sender._own = [(0.0, BROADCAST + 'gone', '5-x')]
+    sender._own = [(0.0, BROADCAST + 'deleted', '5-x')]
     send(sender, 'a')
     assert [name for _, name, _ in sender._own] == list(client.docs)
 
@@ -250,67 +250,69 @@ def listener() -> Listener:
     return listener
 
 
-def had(taken: list[tuple[str, Document]]) -> list[tuple[str, str]]:
+def received(taken: list[tuple[str, Document]]) -> list[tuple[str, str]]:
     return [(queue, message['body']) for queue, message in taken]
 
 
-def test_each_broadcast_is_had_once(listener: Listener) -> None:
-    assert had(listener.take([broadcast(1)])) == [('q', 'p1')]
-    assert had(listener.take([broadcast(1), broadcast(2)])) == [('q', 'p2')]
-    assert had(listener.take([broadcast(1), broadcast(2)])) == []
+def test_each_broadcast_is_received_once(listener: Listener) -> None:
+    assert received(listener.take([broadcast(1)])) == [('q', 'p1')]
+    assert received(listener.take([broadcast(1), broadcast(2)])) == [('q', 'p2')]
+    assert received(listener.take([broadcast(1), broadcast(2)])) == []
 
 
-def test_broadcasts_come_in_the_order_of_sending(listener: Listener) -> None:
+def test_broadcasts_are_received_in_the_order_of_sending(listener: Listener) -> None:
     docs = [broadcast(2, date=NOW + 2), broadcast(1, 'r', date=NOW + 3), broadcast(1, date=NOW + 1)]
-    assert had(listener.take(docs)) == [('q', 'p1'), ('q', 'p2'), ('q', 'r1')]
+    assert received(listener.take(docs)) == [('q', 'p1'), ('q', 'p2'), ('q', 'r1')]
 
 
-def test_numbers_decide_though_the_sender_s_clock_was_put_back(
+def test_numbers_give_the_order_if_the_clock_of_the_sender_steps_back(
     listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     docs = [broadcast(2, date=NOW - 1), broadcast(1, date=NOW), broadcast(3, date=NOW - 1)]
-    assert had(listener.take(docs)) == [('q', 'p1'), ('q', 'p2'), ('q', 'p3')]
+    assert received(listener.take(docs)) == [('q', 'p1'), ('q', 'p2'), ('q', 'p3')]
     assert caplog.records == []
 
 
-def test_every_queue_of_the_exchange_has_it_and_no_other(listener: Listener) -> None:
+def test_each_queue_bound_to_the_exchange_receives_it(listener: Listener) -> None:
     listener.bind('ex', 'r')
     listener.bind('ex', 'r')
     listener.bind('other', 's')
-    assert had(listener.take([broadcast(1)])) == [('q', 'p1'), ('r', 'p1')]
-    assert had(listener.take([broadcast(1, 'o', 'other')])) == [('s', 'o1')]
-    assert had(listener.take([broadcast(1, 'n', 'nobody')])) == []
+    assert received(listener.take([broadcast(1)])) == [('q', 'p1'), ('r', 'p1')]
+    assert received(listener.take([broadcast(1, 'o', 'other')])) == [('s', 'o1')]
+    assert received(listener.take([broadcast(1, 'n', 'unbound')])) == []
 
 
-def test_unbound_it_has_nothing_any_more(listener: Listener) -> None:
+def test_queue_receives_nothing_after_unbind(listener: Listener) -> None:
     listener.bind('other', 'q')
     listener.bind('ex', 'r')
     listener.unbind('q')
-    assert had(listener.take([broadcast(1), broadcast(1, 'o', 'other')])) == [('r', 'p1')]
+    assert received(listener.take([broadcast(1), broadcast(1, 'o', 'other')])) == [('r', 'p1')]
     listener.unbind('unknown')
 
 
-def test_what_was_there_before_is_had_already() -> None:
+def test_broadcasts_stored_before_the_start_are_not_received() -> None:
     listener = Listener()
     assert not listener.primed
     listener.prime([broadcast(3), broadcast(1), broadcast(7, 'r')])
     assert listener.primed
     listener.bind('ex', 'q')
-    assert had(listener.take([broadcast(number) for number in (1, 2, 3, 4)] + [broadcast(7, 'r')])) == [('q', 'p4')]
+    assert received(listener.take([broadcast(number) for number in (1, 2, 3, 4)] + [broadcast(7, 'r')])) == [
+        ('q', 'p4')
+    ]
 
 
-def test_who_binds_late_has_what_comes_later(listener: Listener) -> None:
+def test_queue_bound_late_receives_later_broadcasts(listener: Listener) -> None:
     listener.take([broadcast(1), broadcast(1, 'o', 'other')])
     listener.bind('other', 'r')
-    assert had(listener.take([broadcast(1, 'o', 'other'), broadcast(2, 'o', 'other')])) == [('r', 'o2')]
+    assert received(listener.take([broadcast(1, 'o', 'other'), broadcast(2, 'o', 'other')])) == [('r', 'o2')]
 
 
-def test_who_falls_behind_is_told_how_far(
+def test_listener_that_falls_behind_logs_a_warning(
     listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with caplog.at_level(logging.WARNING):
         listener.take([broadcast(1), broadcast(5)])
-        assert caplog.records == []  # they may still come
+        assert caplog.records == []  # they may still arrive
         monkeypatch.setattr('kombu_couchdb.queues.fanout._MISSING_SECONDS', -1.0)
         listener.take([])
         listener.take([])
@@ -318,50 +320,50 @@ def test_who_falls_behind_is_told_how_far(
     assert 'fell behind: 3 broadcasts' in record.getMessage()
 
 
-def test_what_a_cluster_tells_of_late_is_not_lost(
+def test_broadcasts_reported_late_by_a_cluster_are_received(
     listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert had(listener.take([broadcast(1), broadcast(4)])) == [('q', 'p1'), ('q', 'p4')]
-    assert had(listener.take([broadcast(3), broadcast(4)])) == [('q', 'p3')]
-    assert had(listener.take([broadcast(2), broadcast(3)])) == [('q', 'p2')]
-    assert had(listener.take([broadcast(2), broadcast(3), broadcast(4)])) == []
+    assert received(listener.take([broadcast(1), broadcast(4)])) == [('q', 'p1'), ('q', 'p4')]
+    assert received(listener.take([broadcast(3), broadcast(4)])) == [('q', 'p3')]
+    assert received(listener.take([broadcast(2), broadcast(3)])) == [('q', 'p2')]
+    assert received(listener.take([broadcast(2), broadcast(3), broadcast(4)])) == []
     monkeypatch.setattr('kombu_couchdb.queues.fanout._MISSING_SECONDS', -1.0)
     listener.take([])
     assert caplog.records == []
 
 
-def test_it_does_not_wait_for_too_much(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
+def test_number_of_missing_broadcasts_is_limited(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
     listener.take([broadcast(1), broadcast(10_000)])
     listener.take([broadcast(1, 'r'), broadcast(10, 'r')])
     assert [record.getMessage().split(': ')[1].split()[0] for record in caplog.records] == ['8']
 
 
-def test_without_a_gap_nothing_is_said(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_without_a_gap(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         listener.take([broadcast(number) for number in (3, 1, 2)])
-        listener.take([broadcast(9, 'n', 'nobody')])  # not for us
+        listener.take([broadcast(9, 'n', 'unbound')])  # for an exchange that no queue here is bound to
     assert caplog.records == []
 
 
-def test_after_a_pause_of_the_sender_nothing_seems_missing(
+def test_no_warning_after_a_pause_of_the_sender(
     client: FakeClient, listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender, late = broadcaster(client), Listener()
     send(sender, 'a', 'b')
     listener.take(client.docs.values())
     client.now += RETENTION + 1
-    late.prime([])  # the database was swept clean of broadcasts meanwhile
+    late.prime([])  # its broadcasts have been deleted
     late.bind('ex', 'r')
     send(sender, 'c')
-    news = [doc for doc in client.docs.values() if doc['number'] == 1]
+    new = [doc for doc in client.docs.values() if doc['number'] == 1]
     with caplog.at_level(logging.WARNING):
-        assert had(listener.take(news)) == [('q', 'c')]
-        assert had(late.take(news)) == [('r', 'c')]
+        assert received(listener.take(new)) == [('q', 'c')]
+        assert received(late.take(new)) == [('r', 'c')]
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(
-    'spoilt',
+    'malformed',
     [
         {'type': 'Other'},
         {'message': None},
@@ -373,9 +375,9 @@ def test_after_a_pause_of_the_sender_nothing_seems_missing(
     ],
     ids=repr,
 )
-def test_a_spoilt_broadcast_is_passed_over(listener: Listener, spoilt: Document) -> None:
-    assert had(listener.take([{**broadcast(1, 's'), **spoilt}, broadcast(1)])) == [('q', 'p1')]
+def test_malformed_broadcast_is_ignored(listener: Listener, malformed: Document) -> None:
+    assert received(listener.take([{**broadcast(1, 's'), **malformed}, broadcast(1)])) == [('q', 'p1')]
 
 
-def test_deletions_are_no_broadcasts(listener: Listener) -> None:
+def test_deletion_is_ignored(listener: Listener) -> None:
     assert listener.take([{'_id': BROADCAST + 'x', '_deleted': True}]) == []

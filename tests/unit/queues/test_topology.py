@@ -1,4 +1,4 @@
-"""Bindings, and where they lead a message (`kombu_couchdb.queues.topology`, `kombu_couchdb.queues.routing`)."""
+"""Unit tests of queues, exchanges and bindings (`kombu_couchdb.queues.topology`, `kombu_couchdb.queues.routing`)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_topics_match_as_in_amqp(pattern: str, matching: list[str], others: list
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The monotonic time of the module, which stands still."""
+    """The monotonic time of the modules, which changes only when a test sets it."""
     time = SimpleNamespace(now=1000.0, monotonic=lambda: time.now)
     monkeypatch.setattr(routing, 'time', time)
     monkeypatch.setattr(module, 'time', time)
@@ -87,17 +87,17 @@ def table(*bindings: Document) -> Routes:
     return routes
 
 
-def test_a_direct_exchange_goes_by_the_whole_key() -> None:
+def test_direct_exchange_compares_the_whole_key() -> None:
     routes = table(
         binding('ex', 'k', 'q'), binding('ex', 'k', 'r'), binding('ex', 'k.l', 's'), binding('other', 'k', 't')
     )
     assert routes.match('ex', 'k') == {'q', 'r'}
     assert routes.match('ex', 'k.l') == {'s'}
     assert routes.match('ex', '*') == set()
-    assert routes.match('nobody', 'k') == set()
+    assert routes.match('unknown', 'k') == set()
 
 
-def test_a_topic_exchange_goes_by_the_pattern_and_each_queue_has_it_once() -> None:
+def test_topic_exchange_matches_patterns_and_returns_each_queue_once() -> None:
     routes = table(
         *(binding('ex', key, queue, topic_pattern(key)) for key, queue in [('a.*', 'q'), ('a.b', 'q'), ('#', 'r')])
     )
@@ -106,23 +106,23 @@ def test_a_topic_exchange_goes_by_the_pattern_and_each_queue_has_it_once() -> No
 
 
 @pytest.mark.parametrize('stored', ['.*', r'^\.b$', '(', '', r'^(\.|a|aa)+$'])
-def test_the_pattern_in_a_document_is_no_regular_expression_of_ours(stored: str) -> None:
-    """Whoever may write to the database could have every publisher compute for ever."""
+def test_stored_pattern_is_not_used_as_a_regular_expression(stored: str) -> None:
+    """A user who may write to the database could otherwise keep every publisher busy for ever."""
     routes = table({**binding('ex', 'a.*', 'q', topic_pattern('a.*')), 'pattern': stored})
     assert routes.match('ex', 'b') == set()
     assert routes.match('ex', 'a' * 60 + '!') == set()
     assert routes.match('ex', 'a.b') == ({'q'} if stored else set())
 
 
-def test_a_deleted_binding_is_forgotten() -> None:
+def test_deleted_binding_is_forgotten() -> None:
     routes = table(binding('ex', 'k', 'q'), binding('ex', 'k', 'r'))
     routes.update({'_id': binding_id('ex', 'k', 'q'), '_deleted': True})
     routes.update({'_id': 'unknown', '_deleted': True})
     assert routes.match('ex', 'k') == {'r'}
 
 
-def test_news_that_are_older_than_a_deletion_do_not_bring_it_back() -> None:
-    """The feed may tell of the declaration of an exchange that was deleted here meanwhile."""
+def test_change_older_than_a_deletion_is_ignored() -> None:
+    """The changes feed may report the declaration of an exchange that was deleted here meanwhile."""
     routes, declared = Routes(), {'_id': exchange_id('ex'), 'type': 'Exchange', 'name': 'ex', 'kind': 'fanout'}
     routes.update(declared)
     routes.update({'_id': declared['_id'], '_rev': '1-a', '_deleted': True})
@@ -132,7 +132,7 @@ def test_news_that_are_older_than_a_deletion_do_not_bring_it_back() -> None:
     assert routes.is_fanout('ex')
 
 
-def test_replaced_are_those_of_the_prefix_only() -> None:
+def test_replace_changes_only_documents_with_the_prefix() -> None:
     routes = table(binding('ex', 'k', 'q'), binding('ex2', 'k', 'r'))
     new = binding('ex', 'l', 's')
     routes.replace({new['_id']: new}, float('inf'), f'{BINDING}["ex",')
@@ -141,18 +141,18 @@ def test_replaced_are_those_of_the_prefix_only() -> None:
     assert routes.match('ex2', 'k') == set()
 
 
-def test_what_was_bound_while_others_read_the_bindings_stays() -> None:
-    before, gone = binding('ex', 'k', 'before'), binding('ex', 'k', 'gone')
-    routes = table(before, gone)
+def test_replace_keeps_updates_made_during_the_read() -> None:
+    before, deleted = binding('ex', 'k', 'before'), binding('ex', 'k', 'deleted')
+    routes = table(before, deleted)
     began = time_module.monotonic()
     routes.update(binding('ex', 'k', 'new'))
-    routes.update({'_id': gone['_id'], '_deleted': True})
-    routes.replace({before['_id']: before, gone['_id']: gone}, began)  # as it was when the reading began
+    routes.update({'_id': deleted['_id'], '_deleted': True})
+    routes.replace({before['_id']: before, deleted['_id']: deleted}, began)  # as it was when the read began
     assert routes.match('ex', 'k') == {'before', 'new'}
 
 
-def test_what_was_told_of_long_ago_is_not_remembered(time: SimpleNamespace) -> None:
-    """A worker is told of a binding for each client that asks something, and seldom reads them all."""
+def test_times_of_old_updates_are_forgotten(time: SimpleNamespace) -> None:
+    """The changes feed reports a binding for each client of remote control, and a worker rarely reads them all."""
     routes = Routes()
     for number in range(1000):
         time.now += 1.0
@@ -160,7 +160,7 @@ def test_what_was_told_of_long_ago_is_not_remembered(time: SimpleNamespace) -> N
     assert len(routes._updated) < 100
 
 
-def test_a_table_that_nobody_keeps_is_trusted_for_a_moment(time: SimpleNamespace) -> None:
+def test_table_without_a_changes_feed_is_trusted_for_50_ms(time: SimpleNamespace) -> None:
     routes = Routes()
     assert not routes.known('ex')
     routes.was_read('ex', time.now)
@@ -172,12 +172,12 @@ def test_a_table_that_nobody_keeps_is_trusted_for_a_moment(time: SimpleNamespace
     assert not routes.known('ex')
 
 
-def test_a_machine_that_was_started_just_now_knows_nothing_either(time: SimpleNamespace) -> None:
+def test_new_table_is_not_trusted_on_a_machine_that_has_just_booted(time: SimpleNamespace) -> None:
     time.now = 0.0
     assert not Routes().known('ex')
 
 
-def test_a_table_that_is_followed_is_trusted_for_the_exchanges_that_were_read(time: SimpleNamespace) -> None:
+def test_followed_table_is_trusted_for_the_exchanges_that_were_read(time: SimpleNamespace) -> None:
     routes = Routes()
     routes.follow(1.0, ['ex'])
     time.now += 0.99
@@ -192,19 +192,19 @@ def test_a_table_that_is_followed_is_trusted_for_the_exchanges_that_were_read(ti
     assert not routes.known('ex')
 
 
-def test_while_the_feed_tells_of_all_changes_what_is_read_stays_known(time: SimpleNamespace) -> None:
+def test_bindings_read_while_the_feed_is_followed_stay_known(time: SimpleNamespace) -> None:
     routes = Routes()
     routes.follow(1.0)
-    routes.was_read('looked for', time.now)
+    routes.was_read('before', time.now)
     routes.follow(float('inf'))
     routes.was_read('ex', time.now)
     time.now += 1e9
     assert routes.known('ex')
-    assert not routes.known('looked for')
-    assert routes.wanted == {'ex', 'looked for'}
+    assert not routes.known('before')
+    assert routes.wanted == {'ex', 'before'}
 
 
-def test_one_table_for_each_database_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_database_has_one_table_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert routes_of('http://h/a') is routes_of('http://h/a')
     assert routes_of('http://h/a') is not routes_of('http://h/b')
     parent = routes_of('http://h/a')
@@ -216,7 +216,7 @@ def test_one_table_for_each_database_and_process(monkeypatch: pytest.MonkeyPatch
 
 
 class FakeClient:
-    """The documents of a database of its own."""
+    """A database in memory."""
 
     def __init__(self) -> None:
         self.docs: dict[str, Document] = {}
@@ -267,7 +267,7 @@ def topology_of(client: FakeClient) -> Topology:
     return Topology(cast(Client, client))
 
 
-def test_a_binding_is_a_document_with_a_name_made_of_its_parts(client: FakeClient) -> None:
+def test_binding_declared_twice_is_one_document(client: FakeClient) -> None:
     topology = topology_of(client)
     for _ in range(2):
         topology.bind('ex', 'a.#', topic_pattern('a.#'), 'q')
@@ -281,7 +281,7 @@ def test_a_binding_is_a_document_with_a_name_made_of_its_parts(client: FakeClien
     }
 
 
-def test_no_names_run_into_each_other(client: FakeClient) -> None:
+def test_ids_of_bindings_are_unambiguous(client: FakeClient) -> None:
     topology = topology_of(client)
     parts = [('a', 'b', 'c'), ('a","b', '', 'c'), ('a', 'b","c', ''), ('a', '', 'b,c'), ('ä', '\\"', 'c')]
     for exchange, key, queue in parts:
@@ -290,7 +290,7 @@ def test_no_names_run_into_each_other(client: FakeClient) -> None:
     assert [len(topology.bindings(exchange)) for exchange in ('a', 'a","b', 'ä', '')] == [3, 1, 1, 0]
 
 
-def test_a_lookup_reads_once_and_then_trusts_the_table(client: FakeClient, time: SimpleNamespace) -> None:
+def test_lookup_reads_only_if_the_table_is_outdated(client: FakeClient, time: SimpleNamespace) -> None:
     topology_of(client).bind('ex', 'k', None, 'q')
     topology = topology_of(client)
     topology.routes = Routes()
@@ -303,18 +303,18 @@ def test_a_lookup_reads_once_and_then_trusts_the_table(client: FakeClient, time:
 
 
 @pytest.mark.parametrize(('recheck', 'reads'), [(True, 1), (False, 0)])
-def test_before_a_message_goes_nowhere_it_looks_again_but_not_for_events(
+def test_lookup_without_a_match_reads_again_if_recheck_is_set(
     client: FakeClient, time: SimpleNamespace, recheck: bool, reads: int
 ) -> None:
     topology = topology_of(client)
     topology.routes.follow(float('inf'), ['ex'])
     new = binding('ex', 'k', 'q')
-    client.docs[new['_id']] = new  # another process bound it just now
+    client.docs[new['_id']] = new  # another process has just bound it
     assert topology.lookup('ex', 'k', recheck=recheck) == ({'q'} if reads else set())
     assert len(client.reads) == reads
 
 
-def test_an_unbound_queue_gets_nothing(client: FakeClient, time: SimpleNamespace) -> None:
+def test_unbound_queue_receives_nothing(client: FakeClient, time: SimpleNamespace) -> None:
     topology = topology_of(client)
     topology.bind('ex', 'k', None, 'q')
     topology.routes.follow(float('inf'), ['ex'])
@@ -325,7 +325,7 @@ def test_an_unbound_queue_gets_nothing(client: FakeClient, time: SimpleNamespace
     topology.unbind('ex', 'k', 'q')
 
 
-def test_a_deleted_queue_goes_with_its_bindings_and_no_others(client: FakeClient) -> None:
+def test_deleting_a_queue_deletes_only_its_bindings(client: FakeClient) -> None:
     topology = topology_of(client)
     for queue in 'qr':
         topology.declare_queue(queue, {}, False)
@@ -349,7 +349,7 @@ def test_a_deleted_queue_goes_with_its_bindings_and_no_others(client: FakeClient
         ({'x-expires': None}, True, 3600.0),
     ],
 )
-def test_the_lifetime_of_a_queue(
+def test_lifetime_of_a_queue(
     client: FakeClient, arguments: Document, auto_delete: bool, lifetime: float | None
 ) -> None:
     topology_of(client).declare_queue('q', arguments, auto_delete)
@@ -358,7 +358,7 @@ def test_the_lifetime_of_a_queue(
     assert doc['arguments'] == arguments
 
 
-def test_declared_again_a_temporary_queue_lives_on(client: FakeClient) -> None:
+def test_declaring_a_temporary_queue_again_prolongs_it(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('q', {}, True)
     client.docs[QUEUE + 'q']['expires'] = NOW - 1
@@ -366,7 +366,7 @@ def test_declared_again_a_temporary_queue_lives_on(client: FakeClient) -> None:
     assert client.docs[QUEUE + 'q']['expires'] == NOW + 3600.0
 
 
-def test_declared_again_another_queue_is_left_as_it_is(client: FakeClient) -> None:
+def test_declaring_another_queue_again_changes_nothing(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('q', {}, False)
     before = dict(client.docs[QUEUE + 'q'])
@@ -374,7 +374,7 @@ def test_declared_again_another_queue_is_left_as_it_is(client: FakeClient) -> No
     assert client.docs[QUEUE + 'q'] == before
 
 
-def test_what_was_declared_is_stored_again_in_a_new_database(client: FakeClient) -> None:
+def test_declarations_are_stored_again_in_a_new_database(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.redeclare()
     assert client.docs == {}
@@ -387,10 +387,8 @@ def test_what_was_declared_is_stored_again_in_a_new_database(client: FakeClient)
     assert set(client.docs) == {QUEUE + 'q', binding_id('ex', 'k', 'q')}
 
 
-def test_what_is_declared_while_others_are_declared_again_stops_nobody(
-    client: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The I/O thread declares again, kombu's thread declares."""
+def test_declaration_in_another_thread_during_redeclare(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The I/O thread calls `redeclare` while kombu's thread declares a queue."""
     topology = topology_of(client)
     topology.declare_queue('q', {}, False)
     client.docs.clear()
@@ -406,7 +404,7 @@ def test_what_is_declared_while_others_are_declared_again_stops_nobody(
     assert set(client.docs) == {QUEUE + 'q', QUEUE + 'r'}
 
 
-def test_the_end_of_a_queue_in_use_is_moved(client: FakeClient) -> None:
+def test_prolong_changes_only_expires(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('q', {'x-expires': 5_000_000}, False)
     [before] = topology.queues(['q', 'unknown'])
@@ -416,7 +414,7 @@ def test_the_end_of_a_queue_in_use_is_moved(client: FakeClient) -> None:
     assert {**after, 'expires': None, '_rev': None} == {**before, 'expires': None, '_rev': None}
 
 
-def test_what_others_deleted_of_a_temporary_queue_is_stored_again(client: FakeClient) -> None:
+def test_temporary_queue_deleted_by_another_process_is_stored_again(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('temporary', {}, True)
     topology.bind('ex', 'k', None, 'temporary')
@@ -424,7 +422,7 @@ def test_what_others_deleted_of_a_temporary_queue_is_stored_again(client: FakeCl
     before = {name: dict(doc) for name, doc in client.docs.items()}
     client.docs.clear()
     topology.restore({'temporary', 'durable'})
-    assert client.docs == {}  # nobody has told that they are gone
+    assert client.docs == {}  # no deletion was reported
     for name in before:
         topology.declarations.was_deleted(name)
     topology.restore({'durable'})
@@ -438,7 +436,7 @@ def test_what_others_deleted_of_a_temporary_queue_is_stored_again(client: FakeCl
     assert set(client.docs) == {QUEUE + 'temporary', binding_id('ex', 'k', 'temporary')}
 
 
-def test_what_was_deleted_here_is_not_stored_again(client: FakeClient) -> None:
+def test_queue_deleted_here_is_not_stored_again(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('temporary', {}, True)
     topology.delete_queue('temporary')
@@ -447,25 +445,25 @@ def test_what_was_deleted_here_is_not_stored_again(client: FakeClient) -> None:
     assert client.docs == {}
 
 
-def test_a_queue_that_was_changed_meanwhile_is_not_deleted(client: FakeClient) -> None:
+def test_queue_changed_meanwhile_is_not_deleted(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('q', {'x-expires': 1000}, False)
     [doc] = topology.queues(['q'])
     bulk = client.bulk
     client.bulk = lambda docs: [WriteResult.conflict(docs[0]['_id'])]  # type: ignore[method-assign]
     assert topology.delete_unused(doc) is None
-    client.bulk = lambda docs: [answer._replace(status=WriteStatus.UNPROVEN) for answer in bulk(docs)]  # type: ignore[method-assign]
+    client.bulk = lambda docs: [result._replace(status=WriteStatus.UNPROVEN) for result in bulk(docs)]  # type: ignore[method-assign]
     assert topology.delete_unused(doc) is False
 
 
 @pytest.mark.parametrize('name', ['x', 'ä"\\', '', '[",null,null]'])
-def test_an_exchange_is_known_by_its_id(name: str) -> None:
+def test_name_of_an_exchange_is_in_its_id(name: str) -> None:
     assert exchange_in(exchange_id(name)) == name
     assert exchange_in(binding_id(name, 'null', 'null')) is None
 
 
 @pytest.mark.parametrize(
-    'doc_id', [BINDING + 'spoilt,null,null]', BINDING + '[1,null,null]', QUEUE + '["x",null,null]', BINDING]
+    'doc_id', [BINDING + 'malformed,null,null]', BINDING + '[1,null,null]', QUEUE + '["x",null,null]', BINDING]
 )
-def test_what_is_no_exchange(doc_id: str) -> None:
+def test_other_ids_have_no_exchange(doc_id: str) -> None:
     assert exchange_in(doc_id) is None

@@ -50,11 +50,11 @@ def commit() -> Commit:
 
 @pytest.fixture
 def relay(commit: Commit) -> Iterator[Relay]:
-    relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
+    relay = Relay(cast(GroupCommit, commit), timeout=PATIENCE)
     yield relay
     relay.reset()
-    if relay._door is not None:
-        relay._door.close()
+    if relay._child_end is not None:
+        relay._child_end.close()
 
 
 def start(relay: Relay, check: Callable[[], bool]) -> int:
@@ -135,9 +135,9 @@ def test_relay_leaves_no_files(relay: Relay, monkeypatch: pytest.MonkeyPatch, tm
 def test_other_processes_cannot_reach_the_parent(relay: Relay) -> None:
     """The sockets have no name: a path would need access rights, and an abstract name has none."""
     relay.open()
-    assert relay._arrivals is not None
-    assert relay._door is not None
-    assert not any((end.getsockname(), end.getpeername()) != ('', '') for end in (relay._arrivals, relay._door))
+    assert relay._parent_end is not None
+    assert relay._child_end is not None
+    assert not any((end.getsockname(), end.getpeername()) != ('', '') for end in (relay._parent_end, relay._child_end))
 
 
 def test_child_writes_itself_if_the_parent_has_too_many_open_files(
@@ -173,7 +173,7 @@ def test_child_retries_a_failed_write_of_its_parent_and_gets_the_error(relay: Re
 
 
 def test_child_writes_itself_if_the_parent_does_not_respond(commit: Commit) -> None:
-    relay = Relay(cast(GroupCommit, commit), patience=0.2)
+    relay = Relay(cast(GroupCommit, commit), timeout=0.2)
     relay.open()
     commit.gate.clear()
 
@@ -188,15 +188,15 @@ def test_child_writes_itself_if_the_parent_does_not_respond(commit: Commit) -> N
 
 def test_child_writes_itself_after_its_parent_ended(relay: Relay, commit: Commit) -> None:
     relay.open()
-    assert relay._arrivals is not None
-    relay._arrivals.shutdown(socket.SHUT_RDWR)
-    relay._arrivals.close()
+    assert relay._parent_end is not None
+    relay._parent_end.shutdown(socket.SHUT_RDWR)
+    relay._parent_end.close()
     assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
 
 
 def test_child_writes_and_ends_after_its_parent_was_killed(commit: Commit) -> None:
-    relay = Relay(cast(GroupCommit, commit), patience=PATIENCE)
-    told, tell = os.pipe()
+    relay = Relay(cast(GroupCommit, commit), timeout=PATIENCE)
+    results, report = os.pipe()
     parent = os.fork()
     if not parent:
         relay.open()
@@ -204,21 +204,21 @@ def test_child_writes_and_ends_after_its_parent_was_killed(commit: Commit) -> No
 
         def orphaned() -> bool:
             wait_for(lambda: os.getppid() != killed, 'the parent to end')
-            return os.write(tell, b'+' if by(relay, 'a') == os.getpid() else b'-') > 0
+            return os.write(report, b'+' if by(relay, 'a') == os.getpid() else b'-') > 0
 
         for _ in range(4):
             start(relay, orphaned)
         os.kill(killed, signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
-    os.close(tell)
-    with os.fdopen(told, 'rb') as answers:
+    os.close(report)
+    with os.fdopen(results, 'rb') as answers:
         assert answers.read() == b'++++'  # the pipe ends when the last child ends
 
 
 def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(commit: Commit) -> None:
     """Children that are forked later inherit the open sockets of the parent."""
-    relay = Relay(cast(GroupCommit, commit), patience=60.0)
-    told, tell = os.pipe()
+    relay = Relay(cast(GroupCommit, commit), timeout=60.0)
+    results, report = os.pipe()
     connected, connect = os.pipe()
     going, go = os.pipe()
     held, hold = os.pipe()
@@ -230,7 +230,7 @@ def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(commit: Com
             by(relay, 'a')
             os.write(connect, b'.')
             os.read(going, 1)
-            return os.write(tell, b'+' if by(relay, 'b') == os.getpid() else b'-') > 0
+            return os.write(report, b'+' if by(relay, 'b') == os.getpid() else b'-') > 0
 
         start(relay, waits)
         os.read(connected, 1)
@@ -240,11 +240,11 @@ def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(commit: Com
         os.kill(os.getpid(), signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
     try:
-        assert select.select([told], [], [], PATIENCE / 3)[0], 'the child still waits'
-        assert os.read(told, 1) == b'+'
+        assert select.select([results], [], [], PATIENCE / 3)[0], 'the child still waits'
+        assert os.read(results, 1) == b'+'
     finally:
         os.write(hold, b'.')
-        for end in (told, tell, connected, connect, going, go, held, hold):
+        for end in (results, report, connected, connect, going, go, held, hold):
             os.close(end)
 
 
@@ -259,11 +259,11 @@ def test_interrupted_task_leaves_no_response_for_the_next(relay: Relay, commit: 
         def interrupted(*args: Any) -> bytes:
             raise Interrupted
 
-        received, module._received = module._received, interrupted  # type: ignore[assignment]
+        receive, module._receive = module._receive, interrupted  # type: ignore[assignment]
         try:
             relay.write(docs('a'))
         except Interrupted:
-            module._received = received
+            module._receive = receive
         return [answer.id for answer in relay.write(docs('b'))] == ['b']
 
     assert ended(start(relay, check)) == 0
