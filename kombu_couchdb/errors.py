@@ -130,7 +130,7 @@ def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDB
     """
     inner, text = _innermost(exc), _short(exc)
     if isinstance(inner, AnswerTooLarge):
-        return AnswerTooLarge(f'{where}: the answer has more bytes than are read at once')
+        return AnswerTooLarge(f'{where}: the response has more bytes than are read at once')
     if isinstance(exc, ValueError) and not isinstance(exc, OSError):
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
     if not isinstance(exc, http.RequestException):  # requests raises OSError for a missing certificate file
@@ -142,7 +142,7 @@ def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDB
     if isinstance(exc, http.ConnectTimeout):
         return ServerUnavailable(f'{where}: no connection within the time limit; is host and port right?')
     if isinstance(exc, http.Timeout) or re.match(r'(Read |The \w+ operation )?timed out', text):
-        return ServerUnavailable(f'{where}: no answer within the time limit (transport option request_timeout)')
+        return ServerUnavailable(f'{where}: no response within the time limit (transport option request_timeout)')
     if isinstance(exc, (http.InvalidURL, http.InvalidSchema, http.MissingSchema)):
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
     if not known and where.startswith('http:') and _HUNG_UP.search(text):
@@ -190,12 +190,12 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     if status == 500 and reason == _NO_NUMBER:
         return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
     if status >= 500 or status == 429:
-        error = ServerUnavailable(f'{where} answered {status}: {reason}')
+        error = ServerUnavailable(f'{where} responded with status {status}: {reason}')
         error.status = status
         return error
     if status == 400 and where.startswith('http:') and re.search(b'HTTPS|SSL', response.content):
         return NotCouchDB(f'{where}: {_TLS_WANTED}')
-    return RequestRefused(f'{where} answered {status}: {reason}')
+    return RequestRefused(f'{where} responded with status {status}: {reason}')
 
 
 def describe_user(user: str | None) -> str:
@@ -247,7 +247,7 @@ def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
 
 
 #: The text of a connection whose TLS handshake timed out.
-NO_HANDSHAKE = 'no answer to the TLS handshake'
+NO_HANDSHAKE = 'no response to the TLS handshake'
 
 #: OpenSSL's texts for a response that is not TLS.
 _NO_TLS = (
