@@ -125,7 +125,7 @@ class Claims:
         if reason := workitem.flaw(doc) or body.reason:
             return set_aside(reason)
         limit = self._limits.of(doc['queue'])
-        expired = workitem.has_expired(doc, now) and not workitem.is_announced(doc)
+        expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
         if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             logger.debug('dropped expired message %s of queue %s (not stored yet)', doc['_id'], doc['queue'])
             return workitem.acked(doc, now), failed

@@ -69,7 +69,7 @@ class Delivery:
     #: Whether kombu's callback for the message returned without an error. If the consumer then stops without an ack,
     #: the delivery does not count as an attempt.
     received_by_kombu: bool = False
-    #: Whether the message had expired when it was delivered to kombu; see `workitem.is_announced`.
+    #: Whether the message had expired when it was delivered to kombu; see `workitem.delivers_expired`.
     expired: bool = False
     #: Whether the message needs no ack: a broadcast, or a message that was deleted by `basic_get` with `no_ack`.
     final: bool = False

@@ -106,7 +106,7 @@ class Unacked(PendingWrites):
                 return False
             delivery.credit.waiting -= 1
             delivery.expired = workitem.has_expired(delivery.doc, self._clock.now())
-            if delivery.expired and not workitem.is_announced(delivery.doc):
+            if delivery.expired and not workitem.delivers_expired(delivery.doc):
                 # The message has expired in the mailbox: delete it instead of delivering it.
                 if delivery.tag in self._held:
                     self._end(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()), _EXPIRED)

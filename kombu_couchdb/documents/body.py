@@ -1,7 +1,9 @@
-"""Storage of message bodies: small ones in the document, as text or base64; large ones as attachments.
+"""Storage of message bodies: in the document, as text or base64; large ones as attachments.
 
-A document whose body is an attachment is read and written without it: readers get a *stub*, and write that back. So
-claims, releases and dead letters cost the same for a message of 20 kB and for one of 20 MB.
+The body of a unique job always stays in the document, whatever its size (see `workitem.new`).
+
+A document whose body is an attachment is read and written without its body: readers get a *stub*, and write the stub
+back. So claims, releases and dead letters cost the same for a message of 20 kB and for one of 20 MB.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from .types import Attachment, Document, Message
 
 __all__ = ['attached', 'decoded', 'encoded', 'is_large', 'stub']
 
-#: The name and type of the attachment, which has the bytes of the message. CouchDB would compress an attachment of a
+#: The name and type of the attachment, which contains the bytes of the body. CouchDB would compress an attachment of a
 #: text type.
 NAME, _TYPE = 'body', 'application/octet-stream'
 
-#: Bodies that are longer are attached; in characters as stored. (Measured on CouchDB 3.5: see docs/production/performance.rst.)
+#: The maximum length of a body in the document, in characters as stored; longer ones are attached. (Measured on CouchDB
+#: 3.5: see docs/production/performance.rst.)
 MAX_INLINE = 16_000
 
 
@@ -36,7 +39,10 @@ def encoded(body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
 
 
 def decoded(body: Any, body_encoding: str | None = None) -> Any:
-    """Return a body as it was sent, from a document's member or an attachment's bytes; *raises* `ValueError`."""
+    """Return a body as it was published, from a document's member (text) or an attachment (bytes).
+
+    *Raises* `ValueError` if the stored body or its `body_encoding` is malformed.
+    """
     if body_encoding not in ('base64', 'utf-8', None):
         raise ValueError(f'unknown body_encoding {body_encoding!r}')
     if isinstance(body, bytes):
@@ -51,18 +57,21 @@ def is_large(message: Mapping[str, Any]) -> bool:
 
 
 def attached(message: Message) -> tuple[Message, dict[str, Attachment]]:
-    """Return a message without its body, as `encoded` returns it, and the attachments of the document with the body."""
+    """Return the message without its body, and the `_attachments` of its document, which contain the body.
+
+    *Raises* `Unstorable` if the body contains half of a surrogate pair.
+    """
     body, properties = message['body'] or '', message.get('properties') or {}
     if properties.get('body_encoding') != 'base64':
         try:
             body = base64.b64encode(body.encode('utf-8')).decode('ascii')
         except UnicodeEncodeError as exc:
-            raise Unstorable('what is to be stored has text in it that is none: half of a surrogate pair') from exc
+            raise Unstorable('the body contains half of a surrogate pair, which is not valid text') from exc
     return {**message, 'body': None}, {NAME: {'content_type': _TYPE, 'data': body}}
 
 
 def stub(doc: Mapping[str, Any]) -> Document | None:
-    """Return the stub of the attachment with the body of a document; None if the body is in the document."""
+    """Return the stub of the attachment that contains the body of a document; None if the body is in the document."""
     message, attachments = doc.get('message'), doc.get('_attachments')
     if (
         'key' in doc

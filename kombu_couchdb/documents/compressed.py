@@ -1,6 +1,6 @@
 """Decompression of bodies, with a limit of their size.
 
-A few kilobytes may decompress to gigabytes, and everybody who may publish can send such a body. kombu has no limit, and
+A few kilobytes may decompress to gigabytes, and every publisher can send such a body. kombu has no limit, and
 decompresses a body before it checks anything else, the signature included.
 """
 
@@ -20,10 +20,10 @@ from ..errors import Unstorable
 __all__ = ['TooLarge', 'check_unpacked', 'unpacked']
 
 #: A body may decompress to this number of bytes, or to this many times its own size if that is more. JSON of many
-#: similar rows is compressed to a twentieth. A worker holds as many messages as it has prefetched.
+#: similar rows is compressed to 5 % of its size. A worker has one such body in memory for each prefetched message.
 _MIN_LIMIT_BYTES, _MAX_RATIO = 16_000_000, 30
 
-#: The most streams that a body may consist of, one after the other.
+#: The maximum number of streams that a body may consist of, one after the other.
 _MAX_STREAMS = 1000
 
 #: The memory that decompression may use beside the result, in bytes: more than the highest level of `xz` needs.
@@ -59,7 +59,7 @@ def unpacked(body: Any, compression: Any) -> Any:
 
 
 def check_unpacked(body: Any, compression: Any) -> None:
-    """Raise `Unstorable` for a body that no consumer would decompress: it would become a dead letter."""
+    """Raise `Unstorable` if a body decompresses to more than the limit: its message would become a dead letter."""
     if isinstance(body, bytes) and compression:
         try:
             unpacked(body, compression)
@@ -72,7 +72,7 @@ def check_unpacked(body: Any, compression: Any) -> None:
 
 
 def _bounded(decoder: Callable[[Any], Any], body: bytes, most: int) -> bytes | None:
-    """Return up to `most` bytes of a decompressed body; None if `decoder` is none of kombu's own."""
+    """Return up to `most` bytes of a decompressed body; None if `decoder` is not from kombu."""
     if decoder is zlib.decompress:
         stream = zlib.decompressobj()
         found = stream.decompress(body, most)

@@ -1,29 +1,34 @@
 """Conflict rules of WorkItems: which of several leaf revisions stays.
 
 When consumers claim the same item at once on different nodes of a cluster, each node stores the claim that it received.
-The document then has several leaves. At most one consumer got a proven answer (201) to its claim. It holds the item,
-and its ack deletes its own leaf. Every other leaf is an *unproven claim*. CouchDB may show it as the winner (measured:
-an unproven claim wins in 19 to 39 of 100 such documents).
+The document then has several leaves. CouchDB answers a write with 201 if a quorum of the nodes stored it, and with 202
+if fewer nodes did: such a write is *unproven*. At most one consumer gets a proven answer (201) to its claim. It holds
+the item, and its ack deletes its own leaf. Every other claim is an *unproven claim*. CouchDB may show it as the winner
+(measured: an unproven claim wins in 19 to 39 of 100 such documents).
+
+A leaf is *done* if its message was acknowledged or dropped: the leaf is deleted, or, in a unique job, the next message
+has taken its place. A deletion that is marked with `void` does not mean that the message is done.
 
 The consumer that made an unproven claim decides about its own leaf (`decide`). It does so some seconds later, when the
 nodes have replicated to each other:
 
-* If another leaf is done (deleted, or a unique job continued with its next message) or a dead letter, it deletes its
-  leaf.
-* If another leaf is the winner, it deletes its leaf and marks the deletion with `void`: the message is not done.
-* If its leaf is the winner and a living consumer has another leaf, it waits.
-* If its leaf is the winner and no living consumer has another leaf, it releases its leaf.
+* If another leaf is done, it acknowledges its leaf, too. A unique job then goes on with the messages that only this
+  leaf has in `next`; any other item is deleted, without `void`.
+* If another leaf is a dead letter or the winner, it deletes its leaf with `void`.
+* If its leaf is the winner and a living consumer has claimed another leaf, it waits.
+* If its leaf is the winner and no living consumer has claimed another leaf, it releases its leaf, and deletes the other
+  leaves with `void`.
 
-Sweepers resolve the other conflicts (`resolve`): leaves of consumers whose lease has expired, and of a network that was
-cut in two:
+Sweepers resolve the other conflicts (`resolve`), which are left by consumers whose lease has expired and by a network
+that was cut in two. Sweepers never touch the leaf of a living consumer: it decides about its leaf itself.
 
-* If one leaf is done, the others are deleted: done wins over everything else.
-* While a living consumer has one of the leaves, nothing else is decided.
-* Otherwise one leaf stays: a dead letter, or the winner, which is released. The others are deleted and marked with
-  `void`. If the item is a unique job, their messages are added to `next` of the leaf that stays.
+* If one leaf is done, sweepers acknowledge the leaves that no living consumer has claimed, in the same way.
+* Otherwise, while a living consumer has claimed one of the leaves, sweepers wait.
+* Otherwise one leaf stays: a dead letter, or else the winner, which is released. The others are deleted with `void`. If
+  the item is a unique job, their messages are added to `next` of the leaf that stays.
 
-Invariant: a leaf is deleted only if a leaf of higher order remains, and the order of a leaf never decreases. So no item
-is lost.
+Invariant: a leaf is deleted only if its message is done or a leaf that ranks higher remains, and no rule lowers the
+rank of a leaf. So no message is lost.
 """
 
 from __future__ import annotations
@@ -41,10 +46,10 @@ __all__ = ['decide', 'keep_winner', 'resolve']
 def decide(
     leaves: Iterable[Document], winner: str | None, unproven: str, living: Collection[str], now: float
 ) -> list[Mapping[str, Any]] | None:
-    """Return the documents to write about an unproven claim, in this order, or None to wait.
+    """Return the documents to write about an unproven claim, in this order, or None to look again later.
 
-    `leaves` are all leaves of the document, with the deleted ones. `winner` is the revision that CouchDB shows,
-    `unproven` that of the claim, and `living` has the ids of the living consumers.
+    `leaves` are all leaves of the document, deleted ones included. `winner` is the revision that CouchDB shows,
+    `unproven` is the revision of the claim, and `living` contains the ids of the consumers whose lease is valid.
     """
     leaves = list(leaves)
     ours = next((leaf for leaf in leaves if leaf['_rev'] == unproven and not leaf.get('_deleted')), None)
@@ -62,7 +67,10 @@ def decide(
 
 
 def resolve(leaves: list[Document], living: Collection[str], now: float) -> list[Mapping[str, Any]] | None:
-    """Return the documents to write about an item with several leaves, in this order, or None to look again later."""
+    """Return the documents to write about an item with several leaves, in this order, or None to look again later.
+
+    `living` contains the ids of the consumers whose lease is valid.
+    """
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
     held = [leaf for leaf in live if workitem.claimant(leaf) in living]
     free = [leaf for leaf in live if leaf not in held]
@@ -84,7 +92,7 @@ def keep_winner(leaves: list[Document]) -> list[Tombstone]:
 def _keep_one(
     kept: Document, others: list[Document], leaves: list[Document], *, delivered: bool
 ) -> list[Mapping[str, Any]]:
-    """Return the documents to write so that one leaf is the only one, and waits if it was claimed."""
+    """Return the documents to write so that only `kept` remains. If it was claimed, it is released."""
     merged = add_missing(kept, others, _tags_done(leaves)) if 'key' in kept else kept
     if workitem.claimant(kept):
         merged = workitem.release(merged, delivered=delivered)
@@ -96,7 +104,10 @@ def _tags_done(leaves: list[Document]) -> set[str]:
 
 
 def _done(leaf: Document, others: list[Document], now: float) -> Mapping[str, Any]:
-    """Return the document to write for a done leaf. A unique job goes on with messages that only it has."""
+    """Return the document to write for a live leaf whose message is done according to another leaf.
+
+    A unique job goes on with the messages that only this leaf has in `next`.
+    """
     return workitem.acked(without_known(leaf, others) if 'key' in leaf else leaf, now)
 
 
@@ -107,7 +118,10 @@ def _withdrawn(leaf: Document) -> Tombstone:
 
 
 def _order(leaf: Document) -> tuple[bool, int, str]:
-    """Return the order of a leaf: dead letters are above all others, which have CouchDB's order of winners."""
+    """Return the sort key of a leaf's rank. A dead letter ranks above every other leaf.
+
+    The others rank as CouchDB chooses its winner: the longer history first, then the larger revision.
+    """
     generation, _, text = leaf['_rev'].partition('-')
     return bool(leaf.get('status')), int(generation), text
 
@@ -116,6 +130,7 @@ def _is_done(leaf: Document, others: list[Document]) -> bool:
     """Tell whether another leaf says that the message of this one is done."""
     if 'key' not in leaf:
         return any(other.get('_deleted') and not other.get('void') for other in others)
-    # A unique job may have been deleted before and sent again: only a leaf that names this very message counts.
+    # A unique job may have been deleted before and sent again: only a leaf that names exactly this
+    # message counts.
     tag = workitem.tag(leaf)
     return tag is not None and any(other.get('done') == tag and not other.get('void') for other in others)

@@ -1,7 +1,8 @@
-"""The dead letter: a WorkItem that is kept for an operator, and is not delivered, with the reason for that.
+"""The dead letter: a WorkItem that is not delivered but kept for an operator, with the reason.
 
 A dead letter has `status: "fail"`, `reason` (see `reasons`) and `failed` (when). It keeps its id, unless it is a unique
-job with other messages in `next`: these run under that id, and the dead letter gets an id of its own (`apart`).
+job. A dead unique job gets an id of its own when the id of the job is needed for other messages: if it has messages in
+`next` (`apart`), or when a new message for its key is published (`unique_merge.merge`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .types import FAIL, DeadLetter, Document, WorkItem
 
 __all__ = ['apart', 'copy', 'made_of', 'members', 'replayed']
 
-#: No date in the id of a copy is later, in seconds since the epoch.
+#: The latest date in the id of a copy, in seconds since the epoch.
 _MAX_DATE = 1e12
 
 
@@ -26,15 +27,15 @@ def members(reason: str, now: float) -> DeadLetter:
 
 
 def made_of(doc: Mapping[str, Any], reason: str, now: float) -> Document:
-    """Return an item as a dead letter. Anybody may have changed the item by hand."""
-    return {**workitem.without_room(doc), 'claimed': None, **members(reason, now), **workitem.holder(doc)}
+    """Return an item as a dead letter. The item may be malformed."""
+    return {**workitem.without_room(doc), 'claimed': None, **members(reason, now), **workitem.last_consumer(doc)}
 
 
 def apart(doc: Mapping[str, Any], now: float) -> list[Mapping[str, Any]]:
-    """Return the documents to write for a changed item, in this order.
+    """Return the documents to write for a new state `doc` of an item, in this order.
 
-    That is the item. A dead letter with messages in `next` becomes a copy under another id, and then its own document
-    becomes the first of these messages.
+    Usually that is `doc`. If `doc` is a dead letter with messages in `next`: a copy of the dead letter under another
+    id, then the item with the first of these messages.
     """
     if not doc.get('status') or not doc.get('next'):
         return [doc]
@@ -42,7 +43,10 @@ def apart(doc: Mapping[str, Any], now: float) -> list[Mapping[str, Any]]:
 
 
 def copy(doc: Mapping[str, Any]) -> Document:
-    """Return the copy of a dead unique job. Its id is made of its message: two processes make the same copy."""
+    """Return a copy of a dead unique job under another id, without `next`.
+
+    The id is made of the job's id and its message, so that two processes that copy the same dead letter store it once.
+    """
     date = doc.get('published')
     try:
         known = f'{doc["_id"]}\0{json.dumps(doc.get("message"), default=repr)}'
@@ -55,7 +59,7 @@ def copy(doc: Mapping[str, Any]) -> Document:
 
 
 def replayed(doc: WorkItem, now: float) -> WorkItem:
-    """Return a dead letter as waiting at the end of its queue, as if it had never been delivered; it never expires."""
+    """Return a dead letter as an item that waits at the end of its queue and was never delivered; it never expires."""
     dropped = ('status', 'reason', 'failed', 'expires', 'consumer')
     kept = {name: value for name, value in doc.items() if name not in dropped}
     headers = {name: None if name == 'expires' else value for name, value in doc['message']['headers'].items()}

@@ -1,9 +1,8 @@
-"""Idempotent publishing: a process that publishes again after another one was killed publishes nothing twice.
+"""Idempotent publishing: a process that repeats the work of a killed process publishes no message twice.
 
-Within `idempotent(key)` the id of a message is made of the key and of the id of its task, instead of the time. CouchDB
-remembers the id of a message after the message was done and deleted, so a successor can tell that it was published. A
-publisher that was paused between looking and writing does not create the message a second time either: see
-`Bulk.create_once`.
+Within `idempotent(key)` the id of a message is made of the key and of the id of its task, instead of the time. All
+processes that publish the message write the same first revision. CouchDB ignores a revision that it has already stored,
+even if the document was deleted since, and however late the request arrives: see `Bulk.create_once`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ _context: ContextVar[_Context | None] = ContextVar('kombu_couchdb_idempotent', d
 
 @contextmanager
 def idempotent(key: str, *, repeated: bool = False) -> Iterator[None]:
-    """Publish messages in this context under fixed ids, unless messages were published under these ids before.
+    """Publish messages in this context under fixed ids; a message whose id was used before is not published again.
 
-    `repeated` says that another process is known to have begun with the same.
+    `repeated` says that another process has begun the same work. The result backend then looks for what that process
+    has stored (`is_repeated`).
     """
     token = _context.set(_Context(key, repeated))
     try:
@@ -41,7 +41,7 @@ def idempotent(key: str, *, repeated: bool = False) -> Iterator[None]:
 
 
 def fixed_id(message: Mapping[str, Any]) -> str | None:
-    """Return the id of a message in this context; None outside of `idempotent`, or if it names no task."""
+    """Return the id of a message in this context; None outside of `idempotent`, or if it has no task id."""
     context = _context.get()
     task_id = (message.get('headers') or {}).get('id')
     if context is None or not isinstance(task_id, str):
@@ -52,8 +52,8 @@ def fixed_id(message: Mapping[str, Any]) -> str | None:
 def copy_id(tag: str, queue: str) -> str:
     """Return the id of the copy of a message for one queue of an exchange.
 
-    It depends on nothing else. So a publisher that repeats a request without a response stores each copy once, even if
-    queues were bound or unbound in the meantime.
+    It depends only on the delivery tag and the queue. So a publisher that repeats a request without a response stores
+    each copy once, even if queues were bound or unbound in the meantime.
     """
     return f'{tag}-{sha256(queue.encode()).hexdigest()[:12]}'
 
@@ -64,6 +64,6 @@ def is_fixed() -> bool:
 
 
 def is_repeated() -> bool:
-    """Tell whether another process is known to have begun with the work of this context."""
+    """Tell whether another process has begun the work of this context."""
     context = _context.get()
     return context is not None and context.repeated

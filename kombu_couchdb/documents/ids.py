@@ -11,6 +11,6 @@ BINDING, BROADCAST, CONSUMER, LEADER, QUEUE = (
     BROKER + kind for kind in ('binding:', 'broadcast:', 'consumer:', 'leader:', 'queue:')
 )
 
-#: Unique jobs; messages that were published within `idempotent`; messages that were moved out of a database of parcels.
+#: Unique jobs; messages published within `idempotent`; messages that a worker moved from a database of parcels.
 #: The ids of other messages have no prefix.
 JOB, ONCE, PARCEL = 'job:', 'once:', 'parcel:'

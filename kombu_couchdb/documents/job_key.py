@@ -12,7 +12,7 @@ __all__ = ['JOB_KEY', 'job_id']
 
 #: The name of the header.
 JOB_KEY = 'job_key'
-#: The longest job key, in characters.
+#: The maximum length of a job key, in characters.
 _MAX_LENGTH = 500
 
 

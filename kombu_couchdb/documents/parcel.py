@@ -1,17 +1,19 @@
-"""The Parcel: a message on its way to the broker's database, in a database for publishers without rights on that one.
+"""The Parcel: a message in a database of parcels, for publishers without rights on the broker's database.
+
+A worker moves it into the broker's database.
 
 ::
 
     {"_id": "p:0000647…", "type": "Parcel",
-     "task": "shop.add", "id": "…",             the name and the id of the task, for people who look at it
+     "task": "shop.add", "id": "…",             the name and the id of the task, for people that read the document
      "exchange": "", "routing_key": "celery",   where it is to be published
      "published": 1763709000.123456,            the order in which parcels are moved
      "message": {…}}                            as in a WorkItem; a large body is an attachment
 
 A program without Celery may write parcels, too: `{"task", "args", "kwargs"}`, and optionally `"id"`, `"queue"`,
 `"date"` (when the task is due), `"expires"` (both in seconds since the epoch) and `"priority"`. A parcel is deleted
-when it was moved. A refused parcel stays, with `"status": "fail"`, `"reason"` and `"failed"` (when). Only one message
-is ever moved under one id.
+after it was moved. A refused parcel stays, with `"status": "fail"`, `"reason"` and `"failed"` (when). For each id only
+one parcel is moved: see `moved_id`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float)
 
 
 def moved_id(parcel_id: str) -> str:
-    """Return the id of a parcel's message in the broker's database."""
+    """Return the id of a parcel's message in the broker's database.
+
+    It is made of the parcel's id alone, so that a message is stored once if two workers move the same parcel.
+    """
     return PARCEL + sha256(parcel_id.encode()).hexdigest()[:32]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ['HIGHEST', 'due_date', 'lifetime', 'priority']
 
-#: The highest of AMQP's priorities, which go from 0 to 9; 9 is served first.
+#: The highest of AMQP's priorities, which go from 0 to 9; 9 is delivered first.
 HIGHEST = 9
 
 
@@ -30,7 +30,7 @@ def due_date(message: Mapping[str, Any]) -> float | None:
 
 
 def lifetime(message: Mapping[str, Any]) -> float | None:
-    """Return for how many seconds a message may wait to be delivered; None: for ever."""
+    """Return for how many seconds a message may wait to be delivered; None: forever."""
     try:
         return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
     except (KeyError, TypeError, ValueError, OverflowError):

@@ -1,13 +1,14 @@
-"""The beginnings of the reasons of dead letters: people and programs tell by them why a message was not done.
+"""Reasons of dead letters.
 
-The rest of a reason is one sentence about the very message.
+The beginning of a reason is one of these constants, so that people and programs can tell the kinds apart. The rest is a
+sentence about the single message.
 """
 
 from __future__ import annotations
 
 __all__ = ['DELIVERY_LIMIT', 'MALFORMED', 'NO_QUEUE', 'REJECTED', 'malformed', 'rejected', 'undecodable']
 
-#: Somebody changed the message by hand, or its body cannot be read or decoded.
+#: The document was changed by hand and is not valid any more, or its body cannot be read or decoded.
 MALFORMED = 'malformed'
 #: A worker rejected the message without requeueing it.
 REJECTED = 'rejected'

@@ -4,8 +4,8 @@ docs/reference/documents.rst explains the members for users, and a test compares
 written. Optional members are in a base class with `total=False`. CouchDB's own members are optional everywhere: `_rev`
 is missing until a document is written, `_deleted` is there in deletions only.
 
-Members may write whatever they like into the database. So a document that was read is a `Document` until it was checked
-(see `workitem.flaw`), and functions that decide about such documents take any `Mapping`.
+Every user with access to the database can write any document. So a document that was read is a `Document` until it was
+checked (see `workitem.flaw`), and functions that decide about such documents take any `Mapping`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
     'WorkItem',
 ]
 
-#: A document as it was read, or of any type. `Client` reads and writes these.
+#: A document of any type, or one that was read and not checked. `Client` reads and writes these.
 Document = dict[str, Any]
 
 #: The types of exchanges.
@@ -86,7 +86,7 @@ class _Expiring(TypedDict, total=False):
 
 
 class Follower(_Expiring):
-    """The part of a WorkItem that belongs to its message. `next` of a unique job has others, which run after it."""
+    """A message with its dates and priority: part of a WorkItem, and an element of a unique job's `next`."""
 
     priority: int
     #: When the message is due; None: at once.
@@ -97,15 +97,16 @@ class Follower(_Expiring):
 
 
 class _WorkItemOptions(TypedDict, total=False):
-    #: The id of the Consumer that held the item last; after a release or a rejection.
+    #: The id of the Consumer that held the item last. It is set when the item is released or becomes a dead letter.
     consumer: str
     #: The job key. This member and the four below are of unique jobs only.
     key: str
-    #: When the newest message for the job was sent, or when the job's turn came after the one before it.
+    #: When the job was last sent again, or when its message was taken from `next`. A queue's message TTL counts from
+    #: this date if it is later than the due date.
     sent: float
-    #: The messages that run after the one that is running.
+    #: The messages that run after the current one.
     next: list[Follower]
-    #: The delivery tag of the message that ran before.
+    #: The delivery tag of the message that was done last.
     done: str
     #: Blanks that keep space for later states of a large job, until it is claimed.
     room: str
@@ -124,7 +125,7 @@ class WorkItem(Follower, _WorkItemOptions, Stored):
     _id: str
     type: Literal['WorkItem']
     queue: str
-    #: How often it was delivered. Deliveries to consumers that stopped regularly do not count.
+    #: How often it was delivered. Deliveries to consumers that were shut down normally do not count.
     attempts: int
     claimed: Claim | None
 
@@ -138,7 +139,7 @@ class DeadLetter(TypedDict):
 
 
 class _TombstoneOptions(TypedDict, total=False):
-    #: The delivery tag of the message that ran last; of unique jobs only.
+    #: The delivery tag of the message that this revision had; of unique jobs only.
     done: str
     #: True if the deletion does not mean that the message is done: another leaf of the document has the message.
     void: bool
@@ -166,7 +167,7 @@ class Consumer(Stored):
     beats: int
     date: float
     expires: float
-    #: By queue, how many messages a second were acknowledged since the previous heartbeat.
+    #: By queue, how many messages per second were acknowledged since the previous heartbeat.
     rates: dict[str, float]
 
 
@@ -178,14 +179,14 @@ class Queue(Stored):
     name: str
     arguments: dict[str, Any]
     auto_delete: bool
-    #: How many seconds it may be unused; None: for ever.
+    #: How many seconds it may be unused; None: forever.
     lifetime: float | None
     #: When it is deleted unless it is used; None: never.
     expires: float | None
 
 
 class Binding(Stored):
-    """A binding of a queue to an exchange. Of a topic exchange it has a `pattern`, a regular expression."""
+    """A binding of a queue to an exchange. `pattern` is a regular expression; None if it is not a topic exchange."""
 
     _id: str
     type: Literal['Binding']
@@ -196,7 +197,7 @@ class Binding(Stored):
 
 
 class FanoutExchange(Stored):
-    """A fanout exchange. Other exchanges have no document of their own: their bindings tell what they are."""
+    """A fanout exchange. Other exchanges have no document of their own: their bindings tell their type."""
 
     _id: str
     type: Literal['Exchange']
@@ -205,15 +206,15 @@ class FanoutExchange(Stored):
 
 
 class Broadcast(Stored):
-    """A message to a fanout exchange. A publisher writes a later one over it when it has expired."""
+    """A message to a fanout exchange. After it has expired, its publisher may overwrite it with a later broadcast."""
 
     _id: str
     type: Literal['Broadcast']
     exchange: str
     routing_key: str
     publisher: str
-    #: The number of the broadcast among those of its publisher. A listener that misses a number knows that it fell
-    #: behind.
+    #: The number of the broadcast among those of its publisher. A listener that misses a number knows that it has
+    #: missed a broadcast.
     number: int
     date: float
     expires: float
@@ -221,11 +222,11 @@ class Broadcast(Stored):
 
 
 class Leader(Stored):
-    """The process that does a job which one of many does."""
+    """Which process currently does a duty that only one process may do at a time."""
 
     _id: str
     type: Literal['Leader']
-    #: None: the process has stopped, and any other may take over.
+    #: None: released. The process has stopped, and any other may take over.
     holder: str | None
     date: float
 
@@ -245,7 +246,7 @@ class Parcel(_ParcelOptions, Stored):
     #: The name and the id of the task.
     task: str
     id: str | None
-    #: Where it is to be published; '' is the default exchange.
+    #: Where the message is to be published; '' is the default exchange.
     exchange: str
     routing_key: str
     #: Parcels are moved in this order.

@@ -3,12 +3,17 @@
 The header `job_key` makes a job unique within its queue and task. A new message for a job has one of three outcomes, as
 in the rules of CouchDB's RFC 007 (background jobs):
 
-* `ENQUEUED`: there was no such job, or it was done or a dead letter. (The dead letter is kept under another id.)
-* `MOVED`: the job waits, now or for later. It gets the due date and the expiry of the newest message.
-* `AGAIN`: the job runs. The message is added to `next` of the item and runs after it: once, however often it is sent.
+* `ENQUEUED`: there was no such job, or it was done, had expired, or was a dead letter, which is then kept under another
+  id. Also if the message is a retry of the waiting task itself, or if the same message was stored before (a repeated
+  request).
+* `MOVED`: a message of the job waits: as the item, or in `next` behind the running message. It gets the due date and
+  the expiry of the new message, which is not stored.
+* `AGAIN`: the job runs, and no message waits behind it, except perhaps a retry of the running task. The new message is
+  added to `next` and runs afterwards. A retry that the running task sends of itself is always `AGAIN`: it becomes the
+  first message in `next`.
 
-The ack of the running job is then in conflict. Its consumer reads the item again and applies its decision to the new
-revision (`PendingWrites.retry_unique_jobs`). A retry that a task sends of itself comes before the other messages in `next`.
+A change of `next` makes the running job's ack a conflict. Its consumer then reads the item again and applies its
+decision to the new revision (`PendingWrites.retry_unique_jobs`).
 """
 
 from __future__ import annotations
@@ -23,11 +28,11 @@ __all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'add_missing', 'merge', 'wit
 
 ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
 
-#: In seconds: that a job was sent again is written if the last such note is older. Message TTLs of queues count from
-#: the note.
+#: How often `sent` of an otherwise unchanged job is updated, at most, in seconds. A queue's message TTL counts from
+#: `sent`.
 _NOTE_INTERVAL = 1.0
 
-#: The members of an item that belong to its message, and not to the job.
+#: The members of an item that belong to its message; the others belong to the job.
 _MESSAGE_MEMBERS = ('priority', 'date', 'published', 'expires', 'message')
 
 
@@ -41,9 +46,9 @@ class Outcome(NamedTuple):
 
 
 def merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mapping[str, Any]], Outcome]:
-    """Return the documents to write, in this order, and the outcome, for a new WorkItem `doc` where `found` is stored.
+    """Return the documents to write for a new WorkItem `doc`, in this order, and the outcome.
 
-    `found` has only `_id` and `_rev` if it cannot be read.
+    `found` is the stored document with this id, or None. It has only `_id` and `_rev` if it cannot be read.
     """
     own = workitem.task_id(doc)
     if found is None:
@@ -65,7 +70,7 @@ def merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mappi
         if workitem.task_id(current) == own:
             return [_with_message(current, doc)], Outcome(ENQUEUED, own)
         moved, outcome = _moved(current, doc), Outcome(MOVED, workitem.task_id(current))
-        # An unchanged job is not written, but for the note that it was sent again.
+        # An unchanged job is written only to update `sent`.
         if moved != found or workitem.ready_since(current) + _NOTE_INTERVAL < doc['published']:
             return [{**moved, 'sent': doc['published']}], outcome
         return [], outcome
@@ -73,7 +78,7 @@ def merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mappi
 
 
 def _merge_into_next(running: Mapping[str, Any], doc: WorkItem) -> tuple[list[Mapping[str, Any]], Outcome]:
-    """Do the same as `merge` for a running job: `doc` is added to its `next`, or moves the message that is there."""
+    """Do the same as `merge` for a running job: add `doc` to its `next`, or move the message that waits there."""
     own, stored, followers, new = workitem.task_id(doc), running.get('next'), _followers(running), _message_of(doc)
     retries = [one for one in followers if workitem.task_id(one) == workitem.task_id(running)]
     others = [one for one in followers if one not in retries]
@@ -89,7 +94,7 @@ def _merge_into_next(running: Mapping[str, Any], doc: WorkItem) -> tuple[list[Ma
 
 
 def _followers(doc: Mapping[str, Any]) -> list[Document]:
-    """Return the members of a job's `next`, without malformed ones."""
+    """Return the messages in a job's `next`, without malformed ones."""
     stored = doc.get('next')
     if not isinstance(stored, list):
         return []
@@ -122,9 +127,10 @@ def _message_of(doc: Mapping[str, Any]) -> Document:
 
 
 def add_missing(kept: Document, others: list[Document], done: Collection[Any]) -> Document:
-    """Return a job with the messages that only other leaves of its document have added to `next`; the oldest first.
+    """Add to `next` of a job the messages that only other leaves of its document have, and return the job.
 
-    `done` has the delivery tags of messages that are done.
+    These are the other leaves' own messages and those in their `next`. They are added at the end, the oldest first.
+    `done` contains the delivery tags of messages that are done: they are not added.
     """
     known = {*done, *_tags(kept)}
     missing = {
@@ -139,7 +145,7 @@ def add_missing(kept: Document, others: list[Document], done: Collection[Any]) -
 
 
 def without_known(leaf: Document, others: list[Document]) -> Document:
-    """Return a job without the messages in `next` that other leaves of its document have, or have done."""
+    """Remove from `next` of a job the messages that another leaf has, or names as done; return the job."""
     known = [tag for other in others if not other.get('void') for tag in (other.get('done'), *_tags(other))]
     return {**leaf, 'next': [one for one in _followers(leaf) if workitem.tag(one) not in known]}
 

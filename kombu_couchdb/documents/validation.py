@@ -1,4 +1,4 @@
-"""Validation of names and values before they are sent: CouchDB would change or refuse the others.
+"""Validation of names and values before they are sent: CouchDB would change or refuse invalid ones.
 
 * A name is text of at most 500 bytes: three names make the id of a document, which is part of a URL.
 * A number is one that CouchDB returns unchanged: not NaN, not infinite, and of a size from 1e-307 to 1e308.

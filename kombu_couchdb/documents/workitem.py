@@ -1,14 +1,14 @@
-"""The WorkItem: the document of a message, and the changes of it, as pure functions.
+"""The WorkItem: the document of a message, and its changes, as pure functions.
 
 ::
 
     {"_id": "0000647…", "type": "WorkItem", "queue": "celery", "priority": 0,
      "date": null,                     when it is due, in seconds since the epoch; null: at once
      "published": 1763709000.123456,   orders the messages that are due at once
-     "attempts": 0,                    how often it was delivered, without deliveries that do not count
+     "attempts": 0,                    how often it was delivered; see `release` for deliveries that do not count
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
      "expires": 1763709060.1,          only if the message expires: from then on it is not delivered
-     "consumer": "broker:consumer:…",  only after a release: the consumer that held it last
+     "consumer": "broker:consumer:…",  only after a release or in a dead letter: the consumer that held it last
      "key": "customer-42",             only of a unique job, which may also have `next`, `sent` and `done`; see `types`
      "message": {"body", "headers", "properties", "content-type", "content-encoding"},
      "_attachments": {"body": …}}      only of a large message: its body, which is null in `message` then; see `body`
@@ -18,8 +18,8 @@ members: dead, claimed, scheduled (`date` is in the future) or ready. An acknowl
 no body.
 
 No function here does input or output. Each returns a new document and does not change the one that it was given. Dates
-are seconds since the epoch, UTC. Functions that take a `Mapping` accept documents that anybody may have changed by
-hand. `flaw` tells whether a document can be delivered; `checked` makes a `WorkItem` of one that can.
+are seconds since the epoch, UTC. Functions that take a `Mapping` accept documents that somebody may have changed by
+hand. `flaw` tells whether a document can be delivered; `checked` returns such a document as a `WorkItem`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = [
     'claim',
     'claimant',
     'deleted',
+    'delivers_expired',
     'flaw',
     'has_expired',
-    'holder',
-    'is_announced',
     'is_due',
     'is_unique',
     'is_waiting',
+    'last_consumer',
     'new',
     'new_id',
     'rank',
@@ -64,13 +64,13 @@ __all__ = [
     'without_room',
 ]
 
-#: Blanks in a unique job with a large body. CouchDB may accept a document of its greatest size when it is published,
-#: but later states of the job are larger (claimed, or with a reason) and must fit, too: they are written without these
-#: blanks.
+#: Blanks in a unique job with a large body. CouchDB may accept a document of exactly its maximum size when it is
+#: published, but later states of the job are larger (claimed, or with a reason) and must be accepted, too. They are
+#: written without these blanks.
 _ROOM = ' ' * 600
 
-#: The most levels that an item is nested in: those of the published message, and those around a message that waits in
-#: `next`.
+#: The maximum number of levels in which an item may be nested: those of the published message (at most 100, see
+#: `validation`), and those around a message that waits in `next`.
 _MAX_LEVELS = 110
 
 #: An item with more attempts is malformed.
@@ -88,7 +88,8 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Work
     """Return the WorkItem for a message as kombu's virtual transports represent it.
 
     A message with a job key in its headers is a unique job: its id is made of the key, and `doc_id` is not used.
-    *Raises* `ConfigurationError` for an invalid job key, `Unstorable` for a body that has no form in JSON.
+    Its body stays in the document even if it is large. *Raises* `ConfigurationError` for an invalid job key,
+    `Unstorable` for a large body that contains half of a surrogate pair.
     """
     doc: WorkItem = {
         '_id': doc_id,
@@ -107,7 +108,7 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Work
         doc['key'] = key
         doc['_id'] = job_id(queue, message['headers'].get('task'), key)
         if is_large(message):
-            doc['room'] = _ROOM  # its body is no attachment: publishers replace the message, or add theirs to `next`
+            doc['room'] = _ROOM  # the body is not attached: publishers replace the message, or add theirs to `next`
     elif is_large(message):
         doc['message'], doc['_attachments'] = attached(doc['message'])
     return doc
@@ -123,21 +124,21 @@ def is_due(doc: Mapping[str, Any], now: float) -> bool:
 
 
 def has_expired(doc: Mapping[str, Any], now: float) -> bool:
-    """Tell whether the message's `expiration` has passed: it must not be delivered any more."""
+    """Tell whether an item has expired. It is then not delivered any more, except as `delivers_expired` says."""
     expires = doc.get('expires')
     return isinstance(expires, (int, float)) and expires <= now
 
 
-def is_announced(doc: Mapping[str, Any]) -> bool:
-    """Tell whether an item is delivered although it has expired: it is a task of a group, with a header `expires`.
+def delivers_expired(doc: Mapping[str, Any]) -> bool:
+    """Tell whether an item is delivered even if it has expired: a task of a group or chord with a header `expires`.
 
-    Celery does not run such a task but counts it as revoked. Without that count its chord would never end.
+    The worker does not run such a task but marks it as revoked. If nobody did, its chord would never end.
     """
     return _header(doc, 'group') is not None and _header(doc, 'expires') is not None
 
 
 def ready_since(doc: Mapping[str, Any]) -> float:
-    """Return when an item became ready: its due date or else its date of publishing; or `sent` if that is later."""
+    """Return when an item became ready: its due date, or else its date of publishing; `sent` if that is later."""
     dates = (doc.get('published') if doc.get('date') is None else doc['date'], doc.get('sent'))
     return max((float(date) for date in dates if isinstance(date, (int, float))), default=0.0)
 
@@ -159,8 +160,8 @@ def claimant(doc: Mapping[str, Any]) -> str | None:
     return by if isinstance(by, str) else None
 
 
-def holder(doc: Mapping[str, Any]) -> Document:
-    """Return the member that names the consumer which has claimed an item, for the document that the item becomes."""
+def last_consumer(doc: Mapping[str, Any]) -> Document:
+    """Return `{'consumer': id}` of the consumer that has claimed an item, for the item's next state; {} if none has."""
     by = claimant(doc)
     return {'consumer': by} if by else {}
 
@@ -171,23 +172,23 @@ def state(doc: Mapping[str, Any], now: float) -> str:
         return 'dead'
     if claimant(doc):
         return 'running'
-    if has_expired(doc, now) and not is_announced(doc):
+    if has_expired(doc, now) and not delivers_expired(doc):
         return 'gone'
     return 'pending' if is_due(doc, now) else 'scheduled'
 
 
 def task_id(doc: Mapping[str, Any]) -> str | None:
-    """Return the id of the task in an item, or in a member of its `next`; None if the message is none of Celery's."""
+    """Return the id of the task in an item, or in an element of its `next`; None if the message is not from Celery."""
     return _header(doc, 'id')
 
 
 def task_name(doc: Mapping[str, Any]) -> str | None:
-    """Return the name of the task in an item, or None if the message is none of Celery's."""
+    """Return the name of the task in an item, or None if the message is not from Celery."""
     return _header(doc, 'task')
 
 
 def tag(doc: Mapping[str, Any]) -> str | None:
-    """Return the delivery tag that the publisher gave the message of an item, or of a member of its `next`."""
+    """Return the delivery tag of the message of an item, or of an element of its `next`, which its publisher chose."""
     message = doc.get('message')
     properties = message.get('properties') if isinstance(message, dict) else None
     found = properties.get('delivery_tag') if isinstance(properties, dict) else None
@@ -237,10 +238,10 @@ def checked(doc: Document) -> WorkItem:
 
 
 def claim(doc: WorkItem, by: str, now: float) -> WorkItem:
-    """Return the item as claimed by the Consumer `by`.
+    """Return the item as claimed by the Consumer `by`, with one attempt more and without `room`.
 
-    `by` and `now` make each claim unique: CouchDB gives two equal bodies with the same parent the same revision, so
-    that it would tell two consumers with equal claims that they won.
+    `by` and `now` make each claim different. CouchDB gives two equal documents with the same parent the same revision,
+    so two equal claims would get the same revision, and CouchDB would tell both consumers that they won.
     """
     claimed = doc.copy()
     claimed.pop('room', None)
@@ -252,11 +253,12 @@ def claim(doc: WorkItem, by: str, now: float) -> WorkItem:
 def release(doc: Mapping[str, Any], *, delivered: bool = True, counts: bool = True) -> Document:
     """Return the item as waiting again, at its old position in the queue.
 
-    The claim does not count as an attempt if the message was not `delivered`, or the delivery does not count.
+    `delivered` says that the message was handed to a worker. `counts` says that this delivery counts; it is false if
+    the worker stopped in an orderly way. If either is false, the attempt that `claim` added is taken back.
     """
     attempts = doc.get('attempts')
     fewer = {'attempts': attempts - 1} if not (delivered and counts) and isinstance(attempts, int) else {}
-    return {**doc, 'claimed': None, **fewer, **(holder(doc) if delivered else {})}
+    return {**doc, 'claimed': None, **fewer, **(last_consumer(doc) if delivered else {})}
 
 
 def acked(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
@@ -274,7 +276,7 @@ def acked(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
 
 
 def deleted(doc: Mapping[str, Any]) -> Tombstone:
-    """Return the deletion of this revision of the item, and of no other."""
+    """Return the deletion of exactly this revision of the item."""
     tombstone: Tombstone = {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
     if done := _done(doc):
         tombstone['done'] = done['done']
@@ -294,6 +296,6 @@ def _header(doc: Mapping[str, Any], name: str) -> str | None:
 
 
 def _done(doc: Mapping[str, Any]) -> dict[str, str]:
-    # The id of a unique job is used again, so its tombstone names the message that is done.
+    # The id of a unique job is used again, so `done` names the message that is done.
     done = tag(doc) if 'key' in doc else None
     return {} if done is None else {'done': done}

@@ -1,4 +1,4 @@
-"""kombu's contract: connections, channels, acknowledgements and batches, in terms of the folders below.
+"""kombu's contract: connections, channels, acknowledgements and batches, built on the other folders.
 
 It may import every other folder but `admin` and `embedded`. Nothing but kombu, Celery's side and tests import it.
 """

@@ -55,8 +55,8 @@ class Channel(Publisher):
     ) -> str:
         """Begin to deliver messages of `queue` to `callback(message)`, in the thread that drains events.
 
-        Return the consumer tag: `consumer_tag`, or a new one. With `no_ack` a message is acknowledged when it is
-        delivered. *Raises* `amqp.NotAllowed` if the channel already has a consumer with this tag.
+        Return the consumer tag of the new subscription: `consumer_tag`, or a new one. With `no_ack` a message is
+        acknowledged when it is delivered. *Raises* `amqp.NotAllowed` if the channel already uses this tag.
         """
         check_names(queue=queue)
         if self.connection is None:
@@ -76,21 +76,21 @@ class Channel(Publisher):
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
         self.connection.subscribe(self._subscriptions[consumer_tag], receive)
-        self.connection.temporary_queues.consumer_added(queue)
+        self.connection.temporary_queues.subscription_added(queue)
         return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Cancel a consumer; messages that are claimed for it and not delivered are released at once."""
+        """Cancel a subscription; messages that are claimed for it and not delivered are released at once."""
         subscription = self._subscriptions.pop(consumer_tag, None)
         if subscription is None:
             return
         self._consumers.remove(consumer_tag)
         self._active_queues.remove(subscription.queue)
         self.connection.cancel(subscription)
-        self.connection.temporary_queues.consumer_cancelled(subscription.queue)
+        self.connection.temporary_queues.subscription_cancelled(subscription.queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Return the next message of a queue, or None."""
+        """Claim and return the next message of a queue, or None. With `no_ack` it is acknowledged, not claimed."""
         check_names(queue=queue)
         self.connection.lifetimes.prolong(queue)
         delivery = self.connection.pull(queue, no_ack)
@@ -107,7 +107,7 @@ class Channel(Publisher):
         self.qos.restore_unacked()
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
-        """Set the most messages that this channel may have unacknowledged; 0 is no limit."""
+        """Set the maximum number of unacknowledged messages of this channel; 0 is no limit."""
         self.connection.set_credit(self.credit, prefetch_count or 0)
 
     def _message(self, delivery: Delivery, no_ack: bool) -> Any:
@@ -169,8 +169,8 @@ class Channel(Publisher):
     ) -> queue_declare_ok_t:
         """Declare a queue and return `(name, ready messages, 0)`.
 
-        *Raises* `amqp.NotFound` if `passive` is true and the queue does not exist. The messages are counted when you
-        read the number. If the queue exists, its first declaration decides about `auto_delete`.
+        The messages are counted when you read the number. If the queue exists, its first declaration decides about
+        `auto_delete`. *Raises* `amqp.NotFound` if `passive` is true and the queue does not exist.
         """
         queue = queue or f'amq.gen-{uuid()}'
         check_names(queue=queue)
@@ -194,7 +194,10 @@ class Channel(Publisher):
     def queue_bind(
         self, queue: str, exchange: str | None = None, routing_key: str = '', arguments: Any = None, **kwargs: Any
     ) -> None:
-        """Bind a queue to an exchange; other processes see the binding with their next message."""
+        """Bind a queue to an exchange.
+
+        Other processes use the binding within 50 ms, or, if they follow the changes feed, when it reports the binding.
+        """
         exchange = exchange or 'amq.direct'
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
         self.typeof(exchange).bind(queue, exchange, routing_key or '', arguments)
@@ -211,7 +214,7 @@ class Channel(Publisher):
         """Delete a queue, its bindings and its ready and scheduled messages; return the number of messages.
 
         Messages that consumers have claimed are kept. With `if_empty` nothing is deleted if the queue has any message
-        (ready, scheduled or claimed), with `if_unused` nothing if the queue has a consumer.
+        (ready, scheduled or claimed), with `if_unused` nothing if any connection has subscribed to the queue.
         """
         if (if_empty and not self.connection.store.is_empty(queue)) or (
             if_unused and self.connection.has_consumer(queue)
@@ -224,7 +227,7 @@ class Channel(Publisher):
         return purged
 
     def after_reply_message_received(self, queue: str) -> None:
-        """Delete a reply queue, unless it was deleted when its consumer was cancelled."""
+        """Delete a reply queue, unless it was deleted when its subscription was cancelled."""
         if queue in self.connection.temporary_queues:
             self.queue_delete(queue)
 

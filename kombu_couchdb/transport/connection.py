@@ -52,7 +52,7 @@ __all__ = ['Transport']
 
 logger = get_logger(__name__)
 
-#: The most messages delivered in a row, before the event loop serves its other file descriptors.
+#: The maximum number of messages delivered in a row, before the event loop serves its other file descriptors.
 _BURST = 100
 
 
@@ -103,10 +103,10 @@ class Transport(virtual.Transport):
         self.listener = Listener()
         self.temporary_queues = TemporaryQueues(self)
         self._mailbox: Mailbox[Delivery | Exception] = Mailbox()
-        #: The function of each subscription that receives its deliveries: the I/O thread knows no channels.
+        #: By subscription, the function that receives its deliveries: the I/O thread knows no channels.
         self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
         self._consumer: Consumer | None = None
-        # A connection that is dropped without close(). Once there is an I/O thread, that one closes the mailbox.
+        # For a connection that is garbage-collected without close(). If there is an I/O thread, it closes the mailbox.
         self._abandon: weakref.finalize[Any, Any] = weakref.finalize(self, self._mailbox.close)
         self._abandon.atexit = False
         self._pid = os.getpid()
@@ -133,7 +133,10 @@ class Transport(virtual.Transport):
         return self
 
     def name_node(self) -> None:
-        """Let kombu's connection name the node in use: its `port`, its `as_uri()`, and Celery's "Connected to …"."""
+        """Copy the address of the node in use to kombu's connection.
+
+        Its `port`, its `as_uri()` and Celery's "Connected to …" then show this node.
+        """
         node, client = self.couchdb.node, self.client
         if node is not self._named and client is not None:
             self._named = node
@@ -144,7 +147,7 @@ class Transport(virtual.Transport):
     def close_connection(self, connection: Any) -> None:
         """Release all claimed messages, and close the connection."""
         if self._pid != os.getpid():
-            return  # in a forked child: all of this belongs to the parent
+            return  # in a forked child: the messages and threads belong to the parent
         super().close_connection(connection)
         self._abandon.detach()
         if self._consumer is not None:
@@ -174,7 +177,11 @@ class Transport(virtual.Transport):
         return (self._consumer or self.consumer).unacked
 
     def _engage(self, take: Callable[[Unacked], bool]) -> Consumer:
-        """Return the consumer for which `take` succeeds: if the I/O thread has just ended, that is a new one."""
+        """Give work to the I/O thread and return the thread.
+
+        `take` passes the work to an `Unacked`. It returns false if the I/O thread ends at this moment: then it is
+        called again with that of a new thread.
+        """
         while not take((consumer := self.consumer).unacked):
             pass
         return consumer
@@ -182,7 +189,7 @@ class Transport(virtual.Transport):
     # -- events
 
     def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Deliver one message, and never more: kombu's pidbox calls this once for each reply that it expects.
+        """Deliver one message, never more: kombu's pidbox calls this once for each reply that it expects.
 
         *Raises* `TimeoutError` if no message arrives within `timeout` seconds, or the error that ended the I/O thread.
         """
@@ -223,16 +230,16 @@ class Transport(virtual.Transport):
             if receive is not None and self.unacked.deliver(item):
                 delivered += 1
                 receive(item)
-                item.received_by_kombu = True  # last: if `receive` fails, the delivery counts as an attempt
+                item.received_by_kombu = True  # last: if `receive` raises an error, the delivery counts as an attempt
         return delivered
 
     # -- for channels
 
     def store_items(self, docs: Sequence[WorkItem], *, once: bool = False) -> list[WriteResult]:
-        """Store new WorkItems, and drop the first messages of queues that are longer than their limit.
+        """Store new WorkItems, and delete messages from the front of queues that exceed their length limit.
 
-        With `once` only those that were never stored before are stored: see `Store.publish_once`. Return the
-        results of the items that CouchDB refused, always none without `once`. *Raises* what `Store.publish` raises.
+        With `once` only items that were never stored before are stored (see `Store.publish_once`), and the results that
+        CouchDB refused are returned. Without `once` the returned list is empty. *Raises* what `Store.publish` raises.
         """
         self.name_node()
         refused: list[WriteResult] = []
@@ -255,7 +262,7 @@ class Transport(virtual.Transport):
     def _trim(self, queues: set[str]) -> None:
         for queue in queues:
             known = self.topology.limits.of(queue).length
-            # Another process may have declared another limit since: it is read only if messages are to be dropped.
+            # Another process may have declared another limit since, so read it again before messages are deleted.
             if known is not None and self.store.exceeds(queue, known):
                 length = self.topology.limit(queue).length
                 if length is not None:
@@ -272,12 +279,15 @@ class Transport(virtual.Transport):
         self._receivers.pop(subscription, None)
 
     def pull(self, queue: str, no_ack: bool) -> Delivery | None:
-        """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`."""
+        """Claim the next message of a queue and return it, or None if there is none; *raises* `CouchDBError`.
+
+        With `no_ack` the message is acknowledged instead of claimed.
+        """
         pull = Pull(queue, no_ack)
         return self._engage(lambda unacked: unacked.pull(pull)).wait(pull)
 
     def set_credit(self, credit: Credit, limit: int) -> None:
-        """Set the most messages that a channel may have unacknowledged; 0 is no limit."""
+        """Set the maximum number of unacknowledged messages of a channel; 0 is no limit."""
         if self._consumer is None:
             credit.limit = limit
         else:
@@ -290,9 +300,9 @@ class Transport(virtual.Transport):
         self.listener.bind(exchange, queue)
 
     def has_consumer(self, queue: str) -> bool:
-        """Tell whether a consumer of this or another connection has subscribed to the queue.
+        """Tell whether this or another connection has subscribed to the queue.
 
-        A consumer that was killed counts until a sweep deletes its heartbeat.
+        A connection whose process was killed counts until a sweep deletes its heartbeat document.
         """
         if any(queue in channel._active_queues for channel in self.channels):
             return True

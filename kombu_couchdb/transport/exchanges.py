@@ -39,7 +39,8 @@ class _Routed(virtual.ExchangeType):
         """Return the queues with a matching binding, or None if a process has declared a fanout exchange of this name.
 
         The bindings decide how a key matches, not the class: a publisher may use an exchange that it has not declared,
-        and kombu takes that for a direct one.
+        and kombu treats it as a direct one. `default`, a parameter of kombu's hook, is not used: `Publisher._lookup`
+        applies it if no binding matches.
         """
         return table.lookup(exchange, routing_key, recheck=self.rechecks)
 
@@ -59,7 +60,7 @@ class Direct(_Routed, virtual.DirectExchange):
 class Topic(_Routed, virtual.TopicExchange):
     """An exchange whose bindings match routing keys by patterns."""
 
-    #: Celery sends events to topic exchanges all the time, and usually nobody listens.
+    #: Celery publishes events to topic exchanges all the time, and usually no queue is bound to them.
     rechecks = False
 
     def key_to_pattern(self, rkey: str) -> str:
@@ -68,7 +69,7 @@ class Topic(_Routed, virtual.TopicExchange):
 
 
 class Fanout(virtual.FanoutExchange):
-    """An exchange that broadcasts: every queue that is bound to it at the time of sending has the message."""
+    """An exchange that broadcasts: each queue that is bound to it when a message is published gets the message."""
 
     def declare(self, exchange: str) -> None:
         """Store the exchange: a publisher that has not declared it must know that it broadcasts."""
@@ -83,7 +84,7 @@ class Fanout(virtual.FanoutExchange):
         self.channel.connection.listener.unbind(queue, exchange)
 
     def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> None:
-        """Return None: the publisher does not know which queues listen."""
+        """Return None: the message is broadcast, and the publisher does not know which queues receive it."""
 
 
 class Unrouted(virtual.ExchangeType):

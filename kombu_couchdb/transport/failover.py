@@ -25,7 +25,8 @@ def others(address: Address, client: Any) -> tuple[Address, ...]:
 def hide_alternates(client: Any) -> None:
     """Hide the passwords of the failover URLs in `client.info()`: Celery before 5.7 sends them to remote control.
 
-    The connection itself keeps the passwords: its clones need them, and kombu when it moves to the next URL.
+    The connection itself keeps the passwords: its clones need them, and kombu needs them when it switches to the next
+    URL.
     """
     if not client.alt or 'info' in vars(client):
         return

@@ -56,8 +56,8 @@ class ParcelChannel(Channel):
         store = partial(_store, self.connection.store)
         return PublishBatch(self, store, self.connection.broadcaster, max_size)
 
-    # -- Publishers declare queues before they publish. The worker that moves a parcel declares them in the broker's
-    # database.
+    # -- Publishers declare queues before they publish, so these methods do not fail. The worker that moves a parcel
+    # declares its queue in the broker's database.
 
     def exchange_declare(
         self,
@@ -69,12 +69,12 @@ class ParcelChannel(Channel):
         nowait: bool = False,
         passive: bool = False,
     ) -> None:
-        """Note the type of the exchange in this process; *raises* `ConfigurationError` if it is not supported."""
+        """Record the type of the exchange in this process; *raises* `ConfigurationError` if it is not supported."""
         check_exchange_type(exchange, type)
         super(Channel, self).exchange_declare(exchange, type, durable, auto_delete, arguments, nowait)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, *args: Any, **kwargs: Any) -> Any:
-        """Return as if the queue existed."""
+        """Return the result of a declaration without a request: the queue may or may not exist."""
         return Declared(str(queue), partial(self._size, str(queue)))
 
     def queue_bind(

@@ -14,12 +14,12 @@ from ..queues.fanout import Broadcaster
 
 __all__ = ['PublishBatch']
 
-#: kombu 5.7's own error for a batch that failed; older versions never make a batch.
+#: The error of kombu 5.7 for a batch that failed. Older versions do not create batches.
 BatchPublishError: type[Exception] = getattr(exceptions, 'BatchPublishError', exceptions.OperationalError)
 
 
 class PublishBatch:
-    """Collects messages, and stores them when there are `max_size`, or when it is flushed.
+    """Collects messages, and stores them when it contains `max_size` of them, or when it is flushed.
 
     A batch cannot be used again after a flush that failed.
     """
@@ -49,7 +49,7 @@ class PublishBatch:
         self._broadcasts.append((exchange, routing_key, message))
 
     def flush(self) -> None:
-        """Store the collected messages; *raises* `BatchPublishError`: some of them may be stored, and others not."""
+        """Store the collected messages; *raises* `BatchPublishError` if some of them may not be stored."""
         self._check()
         docs, self._docs = self._docs, []
         broadcasts, self._broadcasts = self._broadcasts, []

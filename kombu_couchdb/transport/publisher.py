@@ -2,6 +2,9 @@
 
 A message passes `basic_publish`, `deliver` of its exchange's type, `_put`, and `Store.publish`. All but the last are
 hooks of kombu.
+
+kombu's transport option `deadletter_queue` names the queue of messages that match no binding. It has nothing to do with
+the dead letters of this transport.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Publisher(virtual.Channel):
         _publish_batch: PublishBatch | None = None,
         **kwargs: Any,
     ) -> None:
-        """Store a message: one document for each of its queues, all in one request, or add it to a batch.
+        """Store a message: one document for each of its queues, all in one request; or add it to a batch.
 
         `message` is as `prepare_message` returns it. *Raises* `ConfigurationError` for names that are not valid,
         `Unstorable` for a message that CouchDB cannot hold, and the errors of `Store.publish`. After
@@ -60,7 +63,7 @@ class Publisher(virtual.Channel):
         """
         check_names(exchange=exchange, routing_key=routing_key)
         if self.connection is None:
-            # If kombu reconnects while it declares queues, it goes on with the channel of the lost connection.
+            # If kombu reconnects while it declares queues, it continues with the channel of the lost connection.
             raise closed()
         if not exchange and self.connection.topology.is_broadcast(routing_key):
             exchange = routing_key

@@ -14,18 +14,18 @@ __all__ = ['Message', 'QoS']
 
 
 class QoS:
-    """The unacknowledged messages of a channel, by delivery tag; the I/O thread has their revisions."""
+    """The unacknowledged messages of a channel, by delivery tag; `Unacked` has their documents."""
 
     restore_at_shutdown = True
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
-        #: Why a message cannot be used, or None, by delivery tag.
+        #: By delivery tag: why the message cannot be used or is rejected, or None.
         self._tags: dict[str, str | None] = {}
 
     @property
     def prefetch_count(self) -> int:
-        """The most unacknowledged messages; 0 is no limit."""
+        """The maximum number of unacknowledged messages; 0 is no limit."""
         return int(self.channel.credit.limit)
 
     def can_consume(self) -> bool:
@@ -33,7 +33,7 @@ class QoS:
         return not self.prefetch_count or len(self._tags) < self.prefetch_count
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Note a message that was delivered."""
+        """Record a message that was delivered."""
         self._tags[delivery_tag] = None
 
     def ack(self, delivery_tag: str, multiple: bool = False) -> None:
@@ -53,12 +53,15 @@ class QoS:
             self.channel.unacked.dead_letter(delivery_tag, flaw or REJECTED)
 
     def note_malformed(self, delivery_tag: str, flaw: str) -> None:
-        """Note why a message cannot be used: it becomes a dead letter even if it is acknowledged, as Celery does."""
+        """Record why a message cannot be used.
+
+        It then becomes a dead letter even if it is acknowledged; Celery acknowledges such messages.
+        """
         if delivery_tag in self._tags:
             self._tags[delivery_tag] = flaw
 
     def note_rejection(self, delivery_tag: str, reason: str) -> None:
-        """Note why a message is about to be rejected, unless `note_malformed` has noted another reason."""
+        """Record why a message is about to be rejected, unless another reason is recorded already."""
         if delivery_tag in self._tags:
             self._tags[delivery_tag] = self._tags[delivery_tag] or reason
 
@@ -68,7 +71,7 @@ class QoS:
             self.channel.unacked.release(tag)
 
     def restore_unacked_once(self) -> None:
-        """Release all unacknowledged messages of a channel that is closed."""
+        """Release all unacknowledged messages of a channel that closes."""
         for tag in self._all():
             self.channel.unacked.release_at_close(tag)
 
@@ -102,8 +105,8 @@ class Message(virtual.Message):
     def reject(self, requeue: bool = False) -> None:
         """Reject the message: with `requeue` it is delivered again, otherwise it becomes a dead letter.
 
-        Its reason is the error that is handled now, if there is one: Celery refuses a task that it does not know while
-        it handles the `KeyError` of its name.
+        The reason is the exception that is being handled, if there is one: Celery rejects a task that it does not know
+        while it handles the `KeyError` of the task's name.
         """
         exc = sys.exc_info()[1]
         if exc is not None and not requeue:
@@ -113,9 +116,9 @@ class Message(virtual.Message):
     def _why(self, exc: BaseException) -> str:
         task = self.headers.get('task')
         if isinstance(exc, KeyError) and task is not None and exc.args == (task,):
-            return rejected(f'the worker that took it does not know the task {task}')[:300]
+            return rejected(f'the worker that received it does not know the task {task}')[:300]
         if isinstance(exc, KeyError) and task is None and exc.args == ('task',):
-            return rejected('it is not the message of a task, for it names none')
+            return rejected('the message names no task')
         return rejected(f'{type(exc).__name__}: {exc}')[:300]
 
     def _decode(self) -> Any:

@@ -1,6 +1,7 @@
-"""Temporary queues of a connection: a queue that is deleted with its last consumer.
+"""Temporary queues of a connection: a queue that is deleted when its last subscription is cancelled.
 
-If several connections consume such a queue, or a consumer is killed, the sweep deletes it (see `leases.temporary`).
+If several connections have subscribed to such a queue, or if a process is killed, a sweep deletes the queue (see
+`leases.temporary`).
 """
 
 from __future__ import annotations
@@ -28,35 +29,35 @@ class TemporaryQueues:
         return queue in self._queues
 
     def declared(self, queue: str, *, temporary: bool) -> None:
-        """Note whether a queue that was declared here is temporary."""
+        """Record whether a queue that this connection has declared is temporary."""
         if temporary:
             self._queues.add(queue)
         else:
             self._queues.discard(queue)
 
     def forget(self, queue: str) -> None:
-        """Note that a queue was deleted."""
+        """Record that a queue was deleted."""
         self._queues.discard(queue)
 
-    def consumer_added(self, queue: str) -> None:
-        """If the queue is temporary, wait until the stored heartbeat names it, so that no other process deletes it.
+    def subscription_added(self, queue: str) -> None:
+        """If the queue is temporary, wait until the heartbeat document names it: then no other process deletes it.
 
         This waits for at most `request_timeout` seconds: the I/O thread retries while the server does not respond.
         """
         if queue in self._queues:
             self._connection.consumer.announced.wait_for(queue, self._connection.options.request_timeout)
 
-    def consumer_cancelled(self, queue: str) -> None:
-        """If the queue is temporary and has no consumer left, delete it; if others consume it, let the sweep watch it.
+    def subscription_cancelled(self, queue: str) -> None:
+        """If the queue is temporary, delete it; if it has other subscriptions, let the sweep watch it.
 
-        A forked child deletes nothing: its parent may still consume.
+        A forked child deletes nothing: its parent may still be subscribed.
         """
         if queue not in self._queues or self._pid != os.getpid():
             return
         connection = self._connection
         try:
             if connection.has_consumer(queue):
-                connection.consumer.watch(queue)  # the other consumers may be cancelled at this moment, too
+                connection.consumer.watch(queue)  # the other subscriptions may be cancelled at this moment, too
             else:
                 self.forget(queue)
                 connection.listener.unbind(queue)

@@ -77,7 +77,7 @@ def test_unknown_task_becomes_a_dead_letter(site: Site) -> None:
     assert (letter['id'], letter['task'], letter['reason'], letter['args']) == (
         task_id,
         'unknown.task',
-        'rejected: the worker that took it does not know the task unknown.task',
+        'rejected: the worker that received it does not know the task unknown.task',
         [1],
     )
 
@@ -87,7 +87,7 @@ def test_message_that_is_not_a_task_becomes_a_dead_letter(site: Site) -> None:
     with site.app.producer_pool.acquire() as producer:
         producer.publish({'hello': 'world'}, routing_key='celery', serializer='json')
     [doc] = wait_for(lambda: [doc for doc in items(site.client) if doc.get('status')], 'the dead letter')
-    assert doc['reason'] == 'rejected: it is not the message of a task, for it names none'
+    assert doc['reason'] == 'rejected: the message names no task'
 
 
 def test_pickle_that_no_worker_accepts_is_not_loaded(site: Site) -> None:

@@ -204,9 +204,9 @@ NODES = """
         worker = psutil.Process(celery_setup.worker.container.pid)
         told = celery_setup.worker.get_running_processes_info(['pid', 'name'])
         family = [worker, *worker.children(recursive=True)]
-    assert {process['pid'] for process in told} == {process.pid for process in family}
+        assert {process['pid'] for process in told} == {process.pid for process in family}
         [found] = celery_setup.worker.get_running_processes_info(filters={'pid': worker.pid})
-    assert found['cmdline'] == worker.cmdline()
+        assert found['cmdline'] == worker.cmdline()
         assert WORKS
 """
 LOCAL = {'conftest.py': "pytest_plugins = ['celery_couchdb.testing.local']"}

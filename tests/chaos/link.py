@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 __all__ = ['Link']
@@ -47,9 +48,13 @@ class Link:
         while True:
             try:
                 here, _ = self._listener.accept()
-                there = socket.create_connection(self._target)
             except OSError:
                 return
+            try:
+                there = socket.create_connection(self._target)
+            except OSError:
+                here.close()
+                continue
             there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
             self._ends += [here, there]
             for source, sink, direction in ((here, there, self.up), (there, here, self.down)):
@@ -78,7 +83,6 @@ def _pump(source: socket.socket, sink: socket.socket, direction: _Direction) -> 
 
 
 def _end(end: socket.socket) -> None:
-    try:
-        end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
+    end.close()
