@@ -20,7 +20,7 @@ from kombu_couchdb.leases.watch import Watch
 from .machine import Cluster, Protocol, Single
 
 #: The maximum number of examples.
-MOST = 300
+MOST = 1000
 
 
 class Fault(NamedTuple):
