@@ -64,7 +64,7 @@ def scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
     thread.join(patience)
     if thread.is_alive():
         logger.warning(
-            'inspect scheduled shows only what this worker holds: CouchDB has not answered within %g s', patience
+            'inspect scheduled shows only what this worker holds: CouchDB has not responded within %g s', patience
         )
     return held + planned
 

@@ -99,14 +99,16 @@ class Jobs:
     def remove(self, task_id: str, *, terminate: bool = False, signal: str = 'SIGTERM') -> jobs.Removal:
         """Delete a pending or scheduled job for good. Its result becomes `REVOKED`.
 
-        A job that a worker holds is revoked: the worker does not start it, or, if it runs and `terminate` is true,
-        sends `signal` to its process. A job that is not found is revoked, too, because a worker may have acknowledged
-        it early and run it. Dead letters are kept.
+        `task_id` is the id of the task or of the job's document. A job that a worker holds is revoked: the worker does
+        not start it, or, if it runs and `terminate` is true, sends `signal` to its process. A job that is not found is
+        revoked, too, because a worker may have acknowledged it early and run it. Dead letters are kept.
         """
         removal = jobs.remove(self.client, task_id)
         if removal.running or not (removal.removed or removal.dead):
             # Do not revoke a task that is a dead letter only: workers would refuse it after a replay.
-            self.app.control.revoke(task_id, terminate=terminate, signal=signal)
+            # Workers know a task by its own id only, not by the id of its document.
+            for name in dict.fromkeys(task_id_of(doc) or task_id for doc in removal.running) or [task_id]:
+                self.app.control.revoke(name, terminate=terminate, signal=signal)
         elif removal.removed:
             self._mark_as_revoked(removal.removed[0])
         return removal
@@ -114,16 +116,14 @@ class Jobs:
     def replay(self, letters: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
         """Put dead letters back into their queues and delete their results.
 
-        The results are deleted because a final result would not be replaced. Return the replayed letters, and the
-        reasons, one sentence each, why others were not replayed, by document id.
+        A result is deleted because a final result would not be replaced, and before its message can run again. A letter
+        that is not replayed keeps its result, unless another process changes the letter at this moment. Return the
+        replayed letters, and the reasons, one sentence each, why others were not replayed, by document id.
         """
         found = self.client.fetch([doc['_id'] for doc in letters])
         same = [doc for doc, now in zip(letters, found, strict=True) if now and now['_rev'] == doc['_rev']]
         changed = {doc['_id']: 'it was changed by somebody else just now' for doc in letters if doc not in same}
-        for doc in same:
-            if task := task_id_of(doc):
-                self._forget(task)
-        replayed, refused = dead.replay(self.client, same)
+        replayed, refused = dead.replay(self.client, same, before=self._forget_result_of)
         return replayed, {**changed, **refused}
 
     def decode(self, doc: Document) -> Any:
@@ -167,8 +167,9 @@ class Jobs:
             task_id, 'removed', request=request, store_result=not headers.get('ignore_result')
         )
 
-    def _forget(self, task_id: str) -> None:
-        if not isinstance(self.app.backend, DisabledBackend):
+    def _forget_result_of(self, doc: Document) -> None:
+        task_id = task_id_of(doc)
+        if task_id and not isinstance(self.app.backend, DisabledBackend):
             try:
                 self.app.backend.forget(task_id)
             except NotImplementedError:

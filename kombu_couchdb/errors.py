@@ -1,4 +1,4 @@
-"""Errors: one tree for both packages, and the only place that translates HTTP into it.
+"""Errors: one tree for both packages, and the only module that makes them from error statuses of HTTP.
 
 ::
 
@@ -12,13 +12,14 @@
      ├── ConfigurationError     a URL, option or argument is wrong (also a ValueError)
      ├── DocumentTooLarge       413: the message or result exceeds a limit of the server
      ├── NotFound               404: the document does not exist
-     ├── Conflict               409: another process changed the document first
+     ├── Conflict               409, 412: another process changed the document, or created the database, first
      ├── Unstorable             CouchDB cannot store this message, name or result (also a ValueError)
-     └── RequestRefused         any other 4xx: the request is wrong
-          └── NestedTooDeeply   a document in the database is nested too deeply to be read
+     └── RequestRefused         any other 4xx, and 500 for a number that CouchDB cannot hold: the request is wrong
+          └── NestedTooDeeply   without a status: a document in the database is nested too deeply to be read
 
-kombu and Celery reconnect and retry on the errors in `RETRIED`, which are marked above. All other errors reach the
-caller at once, because a retry would fail again. No error text contains a password.
+kombu and Celery reconnect and retry on the errors in `RETRIED`, which are marked above. They do not retry other errors,
+because a retry would fail again. The consumer's thread retries all but `AccessDenied` and `ConfigurationError`. No
+error text contains a password.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class CouchDBError(Exception):
 class ServerUnavailable(CouchDBError, ConnectionError):
     """The server gave no usable response; a write may or may not be stored. kombu and Celery reconnect and retry."""
 
-    #: True if the connection was refused or cut. Servers and proxies also cut idle connections, so one retry is normal.
+    #: True if the connection could not be opened or was closed (DNS, TCP, TLS). Reads are then sent once more, or once
+    #: to each other node: servers and proxies also close idle connections.
     was_cut = False
 
     #: The HTTP status of the response; None if no readable response arrived.
@@ -128,7 +130,7 @@ def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDB
     """
     inner, text = _innermost(exc), _short(exc)
     if isinstance(inner, AnswerTooLarge):
-        return AnswerTooLarge(f'{where}: the answer has more bytes than are read at once')
+        return AnswerTooLarge(f'{where}: the response has more bytes than are read at once')
     if isinstance(exc, ValueError) and not isinstance(exc, OSError):
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
     if not isinstance(exc, http.RequestException):  # requests raises OSError for a missing certificate file
@@ -140,7 +142,7 @@ def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDB
     if isinstance(exc, http.ConnectTimeout):
         return ServerUnavailable(f'{where}: no connection within the time limit; is host and port right?')
     if isinstance(exc, http.Timeout) or re.match(r'(Read |The \w+ operation )?timed out', text):
-        return ServerUnavailable(f'{where}: no answer within the time limit (transport option request_timeout)')
+        return ServerUnavailable(f'{where}: no response within the time limit (transport option request_timeout)')
     if isinstance(exc, (http.InvalidURL, http.InvalidSchema, http.MissingSchema)):
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
     if not known and where.startswith('http:') and _HUNG_UP.search(text):
@@ -188,12 +190,12 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     if status == 500 and reason == _NO_NUMBER:
         return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
     if status >= 500 or status == 429:
-        error = ServerUnavailable(f'{where} answered {status}: {reason}')
+        error = ServerUnavailable(f'{where} responded with status {status}: {reason}')
         error.status = status
         return error
     if status == 400 and where.startswith('http:') and re.search(b'HTTPS|SSL', response.content):
         return NotCouchDB(f'{where}: {_TLS_WANTED}')
-    return RequestRefused(f'{where} answered {status}: {reason}')
+    return RequestRefused(f'{where} responded with status {status}: {reason}')
 
 
 def describe_user(user: str | None) -> str:
@@ -245,7 +247,7 @@ def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
 
 
 #: The text of a connection whose TLS handshake timed out.
-NO_HANDSHAKE = 'no answer to the TLS handshake'
+NO_HANDSHAKE = 'no response to the TLS handshake'
 
 #: OpenSSL's texts for a response that is not TLS.
 _NO_TLS = (

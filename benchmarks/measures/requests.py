@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,5 +98,6 @@ def written(method: str, url: str, body: Any) -> int:
     """Return the number of documents that a request writes or deletes."""
     path = url.partition('?')[0]
     if method == 'POST' and path.endswith('/_bulk_docs'):
-        return len(json.loads(body)['docs'])
+        # A large body is a file in memory, which is read in blocks.
+        return len(json.loads(body.getvalue() if isinstance(body, io.BytesIO) else body)['docs'])
     return 1 if method in ('PUT', 'DELETE') else 0

@@ -149,7 +149,8 @@ def _for_selected(
     if sum((bool(names), queue is not None, every)) != 1:
         raise click.UsageError('Name dead letters by id, or give --queue NAME, or --all.')
     named, now = _find(jobs, names), jobs.client.clock.now()
-    # Skip messages that become dead letters while this runs: a replayed message that fails again would never end it.
+    # Skip messages that become dead letters while this runs: otherwise a replayed message that fails again would be
+    # replayed forever.
     letters: Iterator[Document] = (
         iter(named) if names else (doc for doc in dead.letters(jobs.client, queue) if not _failed_after(doc, now))
     )

@@ -19,8 +19,8 @@ _MAX_LISTED = 10
 def resolve_id(client: Client, name: str, *, dead: bool = False) -> str:
     """Return the full id of the job whose id is `name` or begins with it. With `dead`, search dead letters only.
 
-    Return `name` itself if there is no such job. *Raises* `ClickException`, with the ids, if several ids begin with
-    `name`.
+    Return `name` itself if there is no such job, or if it has fewer than 4 characters. *Raises* `ClickException`, with
+    the ids, if several ids begin with `name`.
     """
     if len(name) < _MIN_CHARACTERS or any(doc.get('status') or not dead for doc in find(client, name)):
         return name

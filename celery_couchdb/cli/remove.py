@@ -21,8 +21,9 @@ def command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal:
     """Remove jobs by the ids of their tasks.
 
     ID is the id of a task, or its first characters. Pending and scheduled jobs are deleted for good, and their results
-    become REVOKED. Jobs that a worker holds are revoked; with --terminate the worker also stops them if they run. Dead
-    letters are kept; see "dead drop".
+    become REVOKED. Jobs that a worker holds are revoked; with --terminate the worker also stops them if they run. An id
+    that is in no queue is revoked, too, because a worker may be running the task. Dead letters are kept; see "dead
+    drop".
     """
     jobs = jobs_of(ctx)
     names = tuple(resolve_id(jobs.client, name) for name in names)

@@ -46,9 +46,10 @@ def command(
     """Create or update the databases for the broker, for results and for parcels.
 
     The database of parcels is set up if the transport option "parcels" names one. The command creates missing
-    databases, updates design documents and sets the rights. The user in the app's URL becomes a member of the
-    databases, and then needs no other right. You can run the command again, and while workers run. Design documents of
-    older versions are removed when no worker uses them.
+    databases, updates design documents and sets the rights. With --admin, the app's user, from the URL or from the
+    option "credentials", becomes a member of the databases. A member needs no other right. If the app has a user,
+    databases that were open to everybody are closed. You can run the command again, and while workers run. Design
+    documents of older versions are removed when no worker uses them.
     """
     app = app_of(ctx)
     results = _results(app, members, admin)

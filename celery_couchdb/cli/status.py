@@ -57,12 +57,12 @@ def command(
 ) -> None:
     """Show queues, consumers and databases.
 
-    READY messages can run now. SCHEDULED messages have a due date in the future. HELD messages are claimed by a worker
-    and not yet acknowledged. DEAD messages are dead letters. OLDEST is how long the oldest ready message has been due.
-    RATE/S is the number of messages acknowledged per second.
+    READY messages can run now. SCHEDULED messages have a due date in the future. HELD messages are reserved for one
+    worker (running or prefetched). DEAD messages are dead letters. OLDEST is how long the oldest ready message has been
+    due. RATE/S is the number of messages acknowledged per second.
 
-    HELD includes messages that a worker has prefetched, and excludes running tasks that were acknowledged early. Use
-    "celery inspect active" to ask the workers for the running tasks.
+    HELD excludes running tasks that were acknowledged early. Use "celery inspect active" to ask the workers for the
+    running tasks.
 
     A consumer is overdue if it has sent no heartbeat within the visibility timeout. Its messages go to other workers.
     """

@@ -27,7 +27,7 @@ from .tables import (
 
 __all__ = ['command']
 
-#: By default, tombstones must be older than the longest lease and this.
+#: Seconds added to the longest lease. By default, tombstones must be older than this sum and older than `AGE`.
 _MARGIN_SECONDS = 60.0
 
 #: The labels of the progress bars.

@@ -1,8 +1,8 @@
 """The mover of parcels. One worker, the leader of those with the option `parcels`, moves them.
 
 The mover publishes the message of a parcel under an id derived from the parcel's id, by `publish_once`, and then
-deletes the parcel. So each parcel is moved exactly once, even if the worker is killed or paused in between. A refused
-parcel stays in its document, with the reason.
+deletes the parcel. So each parcel is moved exactly once, even if the worker is killed or paused in between. The
+document of a refused parcel stays, with the reason.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ logger = get_logger(__name__)
 #: The maximum number of parcels in a batch, and their maximum size in characters (but a batch has one parcel at least).
 _BATCH_DOCS, _BATCH_CHARACTERS = 100, 1_000_000
 
-#: The documents that the changes feed announces. Others, such as malformed ones, are found by the next reading of the
-#: view: at the start, and after an announcement.
+#: Only changes of these documents wake the mover. Other parcels, for example malformed ones, are found when the view is
+#: read next: at the start, and after such a change.
 _SELECTOR = {'status': {'$exists': False}, '$or': [{'type': 'Parcel'}, {'task': {'$exists': True}}]}
 
 #: The maximum size of a body.
@@ -61,7 +61,7 @@ class _Channel(Channel):
         return prepared
 
     def basic_publish(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Gather the items of a task; the event that the task was sent is dropped."""
+        """Gather the items of a task; the event that the task was sent is not published."""
         if 'task' in message['headers']:
             super().basic_publish(message, exchange, routing_key, **kwargs)
 

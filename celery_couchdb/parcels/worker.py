@@ -1,8 +1,8 @@
 """The thread of a worker that moves parcels.
 
-Importing this module starts the thread in each worker whose transport has the option `parcels`. The `celery` program
-imports it when it starts a worker, and the result backend when a worker is ready. Import it yourself if you create
-workers by `app.Worker()` with another result backend.
+If this module is imported, the thread starts in each worker whose transport has the option `parcels`, when the worker
+is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready. Import
+it yourself if you create workers by `app.Worker()` with another result backend.
 """
 
 from __future__ import annotations

@@ -64,9 +64,9 @@ class Cluster:
         return sorted(response['cluster_nodes'])
 
     def synchronise(self, age: float) -> None:
-        """Wait until every node knows all changes that are older than `age` seconds.
+        """On a cluster, wait until no node has changes to send to other nodes.
 
-        *Raises* `Refused` if a node has been up for less than `age` seconds, or after 60 seconds of waiting.
+        *Raises* `Refused` if this takes more than 60 seconds, or if a node was started less than `age` seconds ago.
         """
         nodes, deadline = self.nodes(), time.monotonic() + _REPLICATION_SECONDS
         for node in nodes if len(nodes) > 1 else ():

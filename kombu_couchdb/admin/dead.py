@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import design
@@ -92,10 +92,13 @@ def _range_of(queue: str | None) -> dict[str, Any]:
     return {} if queue is None else design.rows_of(queue)
 
 
-def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
+def replay(
+    client: Client, docs: Sequence[Document], *, before: Callable[[Document], object] | None = None
+) -> tuple[list[Document], dict[str, str]]:
     """Put dead letters back at the end of their queues, as if they had never been delivered.
 
-    Return the replayed letters, and the reasons, one sentence each, why others were not replayed, by document id.
+    `before` is called with each letter that can be replayed, before its message can be delivered again. Return the
+    replayed letters, and the reasons, one sentence each, why others were not replayed, by document id.
     """
     replayed: list[Document] = []
     refused: dict[str, str] = {}
@@ -109,14 +112,18 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
         elif reason := workitem.flaw({**item, 'claimed': None}):
             refused[doc['_id']] = f'it cannot be delivered: {reason}'
         elif 'key' in doc and not workitem.is_unique(doc):
-            # A dead unique job that was copied when a newer job took its document: merge it with that job, if any.
-            if _replay_unique(client, doc):
+            # A unique job that failed, and was copied to a document of its own when the next message with its job key
+            # was published. Merge it with the job that has this key now, if there is one.
+            if _replay_unique(client, doc, before):
                 replayed.append(doc)
             else:
                 refused[doc['_id']] = 'another message with its job key waits'
         else:
             pairs.append((doc, dead_letter.replayed(workitem.checked(doc), client.clock.now())))
     for part in chunks(pairs, _BATCH_DOCS):
+        if before:
+            for doc, _ in part:
+                before(doc)
         for (doc, _), result in zip(part, client.bulk([changed for _, changed in part]), strict=True):
             if result.is_stored:
                 replayed.append(doc)
@@ -125,7 +132,7 @@ def replay(client: Client, docs: Sequence[Document]) -> tuple[list[Document], di
     return replayed, refused
 
 
-def _replay_unique(client: Client, letter: Document) -> bool:
+def _replay_unique(client: Client, letter: Document, before: Callable[[Document], object] | None) -> bool:
     """Enqueue a dead unique job again and delete the letter; return False if another job with its key waits."""
     job = job_id(letter['queue'], letter['message']['headers'].get('task'), letter['key'])
     again = dead_letter.replayed(workitem.checked(letter), client.clock.now())
@@ -134,6 +141,8 @@ def _replay_unique(client: Client, letter: Document) -> bool:
     [found] = client.fetch([job])
     if merge(found, again, client.clock.now())[1].what == MOVED:
         return False
+    if before:
+        before(letter)
     enqueue(client, again)
     client.bulk([workitem.deleted(letter)])
     return True

@@ -69,12 +69,14 @@ class Indexes:
         """Bring every copy of every index up to date.
 
         `progress` is called with the number of processed changes and their total. Indexes that were never built have no
-        rows; they are built only if `build` is true. *Raises* `Refused` if an index cannot be brought up to date.
+        rows. They are built only if `build` is true, or on a cluster, where `_info` cannot tell whether all copies are
+        unbuilt. *Raises* `Refused` if an index cannot be brought up to date, makes no progress for 300 seconds, or is
+        still being built or compacted after 300 seconds.
         """
         is_cluster = self._client.is_cluster()
         found = [(_path(name), view, self._info(_path(name))) for name, view in self.designs().items()]
         # Skip indexes that were never built: when they are built later, they only see tombstones and make no rows of
-        # them. On a cluster, `_info` cannot tell whether all copies are unbuilt.
+        # them.
         found = [
             (path, view, info)
             for path, view, info in found
@@ -118,14 +120,17 @@ class Indexes:
                 least, since = pending, time.monotonic()
             elif time.monotonic() - since > _STUCK_SECONDS:
                 raise Refused(
-                    f'{self._client.address.url}{path}: this index makes no progress, and purging would spoil it; '
-                    f'mend or delete its design document'
+                    f'{self._client.address.url}{path}: this index makes no progress, and a purge would leave '
+                    f'wrong rows in it; repair or delete its design document'
                 )
             self._update(path, view, update='lazy')
             time.sleep(0.2)
 
     def _wait_until_idle(self) -> None:
-        """Wait until no node works on an index. A compaction that started earlier would bring old rows back."""
+        """Wait until no node works on an index. A compaction that started earlier would bring old rows back.
+
+        *Raises* `Refused` after 300 seconds.
+        """
         since = time.monotonic()
         while self._cluster.busy('indexer', 'view_compaction'):
             if time.monotonic() - since > _STUCK_SECONDS:
@@ -144,8 +149,8 @@ class Indexes:
             if isinstance(exc, ConfigurationError) or (isinstance(exc, ServerUnavailable) and exc.status is None):
                 raise  # a problem of the connection, not of the index
             raise Refused(
-                f'{self._client.address.url}{path}: this index cannot be brought up to date, and purging would spoil '
-                f'it; mend or delete its design document ({exc})'
+                f'{self._client.address.url}{path}: this index cannot be brought up to date, and a purge would leave '
+                f'wrong rows in it; repair or delete its design document ({exc})'
             ) from exc
 
     def _info(self, path: str) -> Document:

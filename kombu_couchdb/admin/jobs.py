@@ -35,7 +35,7 @@ STATES = ('running', 'pending', 'scheduled', 'dead', 'gone')
 #: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
 _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
 
-#: How many jobs `complete` reads at most.
+#: How many tasks, and how many documents, `complete` reads at most.
 _MAX_CANDIDATES = 200
 
 #: How long `watch` waits for a change before it reads the job again, in case that no change announces the new state.
@@ -56,9 +56,9 @@ class Removal(NamedTuple):
 def find(client: Client, name: str) -> list[Document]:
     """Return the items of the task with the id `name`, or the item with this document id.
 
-    A message that waits behind a running unique job is returned as the item that it will be, with `behind` true. The
-    request first brings the index up to date, which may take long after many changes. *Raises* `ConfigurationError`
-    if the design document of the index is missing.
+    A running unique job stores later messages with its key in its own document. Each is returned as the separate item
+    that it becomes when the job ends, with `behind: True`. The request first brings the index up to date, which may
+    take long after many changes. *Raises* `ConfigurationError` if the design document of the index is missing.
     """
     try:
         rows = client.view(design.JOBS, 'by_task', key=name, include_docs=True)
@@ -78,7 +78,7 @@ def find(client: Client, name: str) -> list[Document]:
 def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
     """Return the ids that begin with `start`, sorted: ids of tasks, and ids of documents if only these match.
 
-    With `dead`, only dead letters count. At most 200 matches are read.
+    With `dead`, only dead letters count. At most 200 tasks and 200 documents are read, so the list may be incomplete.
     """
     rows = client.view(
         design.JOBS, 'by_task', startkey=start, endkey=start + '\ufff0', include_docs=True, limit=_MAX_CANDIDATES
@@ -95,7 +95,7 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
 
 
 def _items(doc: Document, now: float) -> Iterator[Document]:
-    """Yield an item, and the items that the messages waiting behind it will be."""
+    """Yield an item, and for each message that waits behind it, the separate item that it becomes."""
     yield doc
     while doc.get('next'):
         doc = {**workitem.acked(doc, now), 'behind': True}
@@ -105,7 +105,7 @@ def _items(doc: Document, now: float) -> Iterator[Document]:
 
 
 def state(client: Client, task_id: str) -> str:
-    """Return the state of a job, see `STATES`. One request."""
+    """Return the state of a job, see `STATES`. One request, or two if no task has this id."""
     return _state(client, find(client, task_id))
 
 

@@ -42,7 +42,8 @@ class Wanted:
     documents: Sequence[Document]
     #: The users who can read and write.
     members: Sequence[str] = ()
-    #: The app's URL names no user. Then a database without members stays public.
+    #: The app has no user, neither in the URL nor by `credentials`. Rights are then left as they are, unless `members`
+    #: is given.
     anonymous: bool = False
     #: The maximum number of revisions that CouchDB keeps of a document; None leaves the setting as it is.
     revisions: int | None = None

@@ -40,8 +40,7 @@ class Queue(TypedDict):
     ready: int
     #: Messages with a due date in the future.
     scheduled: int
-    #: Messages that consumers have claimed and not acknowledged, whether their tasks run or are prefetched: the
-    #: database does not know which.
+    #: Messages that are reserved for one worker (running or prefetched; the database does not know which).
     held: int
     #: The same number as `held`, under its earlier name.
     running: int
@@ -105,9 +104,9 @@ class Status(TypedDict):
 def status(client: Client, results: Client | None = None, *, temporary: bool = False) -> Status:
     """Return the status of the broker's database, and of the database of `results` if given.
 
-    Queues that are deleted with their consumer (for replies, events and remote control) are left out while they are
-    empty, and from the queues of consumers, unless `temporary` is true. About ten requests for any number of queues.
-    *Raises* `DatabaseMissing` if the broker's database is not set up.
+    Unless `temporary` is true, auto-delete queues (for replies, events and remote control) are hidden: in `queues`
+    while they are empty, in a consumer's `queues` always. About ten requests for any number of queues. *Raises*
+    `DatabaseMissing` if the broker's database is not set up.
     """
     greeting = client.welcome()
     try:

@@ -9,8 +9,8 @@ mark. With forged marks, tombstones that are seconds old would be purged. So the
 members cannot write.
 
 If a document is created anew at the moment when its tombstone is purged, the document stays, but indexes lose its rows
-(measured with CouchDB 3.5). So such documents are written once more, unchanged. If the vacuum is killed before, the
-next one does it.
+(measured with CouchDB 3.5). So such documents are written once more, unchanged. If the vacuum is killed before
+that, the next vacuum does it.
 """
 
 from __future__ import annotations

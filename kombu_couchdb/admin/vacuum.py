@@ -94,8 +94,9 @@ def longest_lease(client: Client) -> float:
 def vacuum(client: Client, progress: Progress, *, age: float = AGE, wait: bool = True) -> Report:
     """Purge tombstones older than `age` seconds, delete leftovers and compact the database. Report by `progress`.
 
-    `age` must be longer than any lease, see `longest_lease`. With `wait`, the vacuum waits until the current tombstones
-    are old enough, unless an earlier vacuum has left a mark that is old enough.
+    `age` must be longer than any lease, see `longest_lease`. With `wait`, wait until the oldest mark is `age` seconds
+    old, and purge what was deleted before it. Without an earlier mark this is everything deleted until now. Without
+    `wait`, purge only what was deleted before a mark of an earlier vacuum that is old enough.
 
     *Raises* `AccessDenied` if the user is not a server administrator, and `Refused` if a purge is not possible or not
     safe.
@@ -148,9 +149,9 @@ class _Vacuum:
                 batch, waiting = waiting[:size], waiting[size:]
                 size = self._purge_batch(batch, size)
         if waiting:
-            # CouchDB keeps a note of each purge until all indexes have processed it. An index that was never built
-            # reports that only when it processes another purge. So build it before the last batch, when few tombstones
-            # are left.
+            # CouchDB keeps a note of each purge until all indexes have confirmed it. A never-built index confirms no
+            # purge, so CouchDB would keep these notes. Build such indexes before the last batch; that purge makes them
+            # confirm all.
             self._update_indexes(build=True)
             self._purge_batch(waiting, size)
         self._marks.set_purging([])
@@ -166,7 +167,10 @@ class _Vacuum:
         return max(_MIN_PURGE_DOCS, min(_MAX_PURGE_DOCS, int(size * factor)))
 
     def _prove(self) -> None:
-        """Wait until the bindings without a queue are proven to be orphans, and delete them."""
+        """Delete bindings without a queue, and consumers that stayed silent.
+
+        With `wait`, look at the bindings again after 60 seconds, and delete those that still have no queue.
+        """
         if self._wait:
             self._pause('prove', lambda: self._janitor.proven_in)
         self._clean_up()

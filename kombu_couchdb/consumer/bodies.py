@@ -106,7 +106,7 @@ def _read_many(client: Client, docs: Sequence[Document]) -> list[Body]:
     )['results']
     found = {result['id']: result['docs'][0] for result in results if result['docs']}
     if found.keys() != {doc['_id'] for doc in docs}:
-        raise errors.BrokenAnswer(f'{client.address.url}: a broken answer to POST /_bulk_get')
+        raise errors.BrokenAnswer(f'{client.address.url}: unexpected response to POST /_bulk_get')
     return [_body_of(client, doc, found[doc['_id']]) for doc in docs]
 
 
@@ -124,7 +124,7 @@ def _body_of(client: Client, doc: Document, found: Document) -> Body:
     except (ValueError, TypeError, LookupError):
         pass
     if content is None or len(content) != _size(doc):
-        raise errors.BrokenAnswer(f'{client.address.url}: a broken answer to POST /_bulk_get')
+        raise errors.BrokenAnswer(f'{client.address.url}: unexpected response to POST /_bulk_get')
     return Body(content)
 
 

@@ -117,9 +117,7 @@ class Claims:
                     self._store.client.unusable.note(doc['_id'], doc['_rev'], result.reason)
 
         def set_aside(reason: str) -> PendingWrite:
-            logger.error(
-                'message %s in queue %r was set aside as a dead letter: %s', doc['_id'], doc.get('queue'), reason
-            )
+            logger.error('message %s in queue %r was made a dead letter: %s', doc['_id'], doc.get('queue'), reason)
             # `failed` in any case: no message is delivered for this credit.
             return dead_letter.made_of(doc, reason, now), failed
 

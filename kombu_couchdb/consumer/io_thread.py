@@ -147,7 +147,7 @@ class Consumer:
             self._give_up(exc)
         else:
             if self._failures:
-                logger.warning('%s answers again', self._client.url)
+                logger.warning('%s responds again', self._client.url)
                 self._failures = 0
 
     def _give_up(self, exc: Exception) -> None:
@@ -157,7 +157,7 @@ class Consumer:
 
     def _retry_later(self, exc: CouchDBError) -> None:
         if not self._failures:
-            logger.warning('%s; trying again until it answers', exc)
+            logger.warning('%s; trying again until it responds', exc)
         self._failures += 1
         self._outage_since = self._began if self._outage_since is None else self._outage_since
         self._cycle.on_outage()

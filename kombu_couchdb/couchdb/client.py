@@ -102,7 +102,7 @@ class Client(Bulk):
             greeting = None
         if not isinstance(greeting, dict) or not ({'couchdb', 'express-pouchdb'} & set(greeting)):
             raise errors.NotCouchDB(
-                f'{self.address.server} answers, but is not a CouchDB server; check host and port in the URL'
+                f'{self.address.server} responds, but is not a CouchDB server; check host and port in the URL'
             )
         return greeting
 

@@ -124,7 +124,8 @@ class Http:
             if text.lstrip()[:1] in (b'{', b'['):
                 raise errors.BrokenAnswer(f'{self.address.url}: the response was cut off') from exc
             raise errors.NotCouchDB(
-                f'{self.address.server} answers {status} without JSON: not a CouchDB server; check host and port'
+                f'{self.address.server} responds with status {status}, without JSON: not a CouchDB server; check host '
+                f'and port'
             ) from exc
         if not shape(found):
             raise errors.BrokenAnswer(f'{self.address.url}: unexpected response to {request:.100}')

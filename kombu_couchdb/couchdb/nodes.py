@@ -147,7 +147,7 @@ class Node:
                 # The request does not accept compression, and a few hundred kB may decompress to a GB.
                 response.close()
                 return errors.BrokenAnswer(
-                    f'{self.address.url}: the answer is compressed ({coding!a:.40}); configure the proxy '
+                    f'{self.address.url}: the response is compressed ({coding!a:.40}); configure the proxy '
                     f'in front of CouchDB to respect the header Accept-Encoding'
                 )
             if not bounds.longpoll or response.status_code >= 400:

@@ -35,7 +35,7 @@ def set_aside(client: Client) -> None:
                 client.extend(
                     doc_id, text, {'claimed': None, **dead_letter.members(malformed(reason), client.clock.now())}
                 )
-                logger.error('message %s was set aside as a dead letter: %s', doc_id, reason)
+                logger.error('message %s was made a dead letter: %s', doc_id, reason)
         except (Conflict, NotFound):
             pass  # another process has changed or deleted it
         except (DocumentTooLarge, RequestRefused) as exc:

@@ -114,9 +114,7 @@ class Channel(Publisher):
         try:
             message = self.Message(delivery.payload(), channel=self)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-            logger.error(
-                'message %s was set aside as a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc
-            )
+            logger.error('message %s was made a dead letter: its body cannot be decoded (%s)', delivery.doc['_id'], exc)
             if not delivery.final:
                 self.unacked.dead_letter(delivery.tag, undecodable(exc))
             return None

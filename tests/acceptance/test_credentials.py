@@ -176,7 +176,7 @@ def test_worker_continues_after_its_user_was_locked(
     )
     assert running.get(timeout=PATIENCE) == 'a'
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-    assert worker.logs().count('; trying again until it answers') == 1
+    assert worker.logs().count('; trying again until it responds') == 1
     assert member['password'] not in worker.logs()
 
 

@@ -109,7 +109,7 @@ def test_no_output_of_a_site_contains_a_secret(
         ]
         told += processes('cmdline').values()
         unique.stop(kill=True)  # the worker logs that the server is unavailable
-        wait_for(lambda: 'trying again until it answers' in worker.logs(), 'the worker to notice the outage')
+        wait_for(lambda: 'trying again until it responds' in worker.logs(), 'the worker to notice the outage')
         told.append(worker.logs())
     finally:
         if unique.process is None:

@@ -27,13 +27,13 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def returns(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if 'answers again' in record.message]
+    return [record.message for record in caplog.records if 'responds again' in record.message]
 
 
 def told_in_turn(caplog: pytest.LogCaptureFixture) -> bool:
     """Tell whether failures and returns alternate in the log. On a busy machine there may be several of each."""
     said = [
-        words for record in caplog.records for words in ('trying again', 'answers again') if words in record.message
+        words for record in caplog.records for words in ('trying again', 'responds again') if words in record.message
     ]
     return all(one != other for one, other in pairwise(said))
 

@@ -285,7 +285,7 @@ def test_slow_response_is_given_up(wires: Callable[[], Wire], what: str) -> None
     wire.answer = DRIPS[what]
     found = ask(wire, limit=0.3)
     assert type(found) is ServerUnavailable
-    assert 'no answer within the time limit (transport option request_timeout)' in str(found)
+    assert 'no response within the time limit (transport option request_timeout)' in str(found)
     assert len(wire.heads) == 1, 'a request that was too slow must not be repeated'
 
 
@@ -313,7 +313,7 @@ try:
 except Exception as exc:
     print(exc)
 """)
-        assert 'no answer within the time limit' in done.stdout
+        assert 'no response within the time limit' in done.stdout
 
 
 def endless(first: bytes, piece: bytes) -> Callable[[], Iterator[bytes]]:
@@ -344,7 +344,7 @@ def test_endless_response_is_given_up(
     assert isinstance(found, ServerUnavailable)
     if what != 'line of a chunk':  # urllib3 has its own limit for this
         assert type(found) is AnswerTooLarge
-        assert 'the answer has more bytes than are read at once' in str(found)
+        assert 'the response has more bytes than are read at once' in str(found)
 
 
 @pytest.mark.parametrize('coding', ['gzip', 'GZIP', 'deflate', 'br', 'zstd', 'x, gzip'])
@@ -361,7 +361,7 @@ def test_compressed_response_is_not_decompressed(
     wire.answer = head(status, f'Content-Length: {len(text)}', f'Content-Encoding: {coding}') + text
     found = ask(wire, call)
     assert type(found) is BrokenAnswer
-    assert 'the answer is compressed' in str(found)
+    assert 'the response is compressed' in str(found)
     assert b'Accept-Encoding: identity\r\n' in wire.heads[0]
 
 

@@ -73,7 +73,7 @@ def test_consumer_gives_up_slow_responses_after_the_request_timeout(
         dripping.drips = True
         with Connection(server.couchdb_url(database)) as other, caplog.at_level(logging.WARNING):
             publish(other, 2)
-            told = 'request_timeout); trying again until it answers'
+            told = 'request_timeout); trying again until it responds'
             inbox.drain_until(lambda: told in caplog.text, 'the log line about the time limit')
             dripping.drips = False
             inbox.drain_until(lambda: 2 in inbox.bodies, 'the message')

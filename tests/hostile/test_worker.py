@@ -44,7 +44,7 @@ def test_worker_runs_tasks_despite_the_worst_documents(site: Site, apache_couchd
     assert site.app.control.ping(timeout=PATIENCE, limit=1)
     assert worker.container.terminate(PATIENCE) == 0
     log = worker.logs()
-    assert 'set aside as a dead letter' in log
+    assert 'was made a dead letter' in log
     # The worker had no error that it retries.
     assert not [
         line for line in log.splitlines() if re.search('Unrecoverable|thread failed|trying again|RecursionError', line)

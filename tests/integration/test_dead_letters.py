@@ -89,10 +89,13 @@ def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> N
         'attempts': 0,
         'message': {'headers': {}, 'properties': {}, 'body': {}},
     }
+    letter['message']['headers'] = {'id': 'refused', 'task': 'report'}
     client.put(letter)
+    app.backend.store_result('refused', ValueError('once'), 'FAILURE')
     [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
     assert back == []
+    assert app.AsyncResult('refused').state == 'FAILURE'
     assert refused == {'malformed': 'it cannot be delivered: malformed: message.body is missing or of a wrong type'}
     assert dead.count(client) == 1
 
@@ -175,8 +178,10 @@ def test_dead_unique_job_is_not_replayed_while_another_waits(
     [letter] = dead.letters(client)
     assert workitem.task_id(letter) == first.id
     [item] = [doc for doc in items(client) if not doc.get('status')]
+    app.backend.store_result(first.id, ValueError('once'), 'FAILURE')
     back, refused = Jobs(app).replay([letter])
     assert back == []
+    assert app.AsyncResult(first.id).state == 'FAILURE'
     assert refused == {letter['_id']: 'another message with its job key waits'}
     assert items(client) == [letter, item]
 

@@ -105,7 +105,7 @@ def test_tasks_held_by_the_worker_are_shown_while_the_server_does_not_respond(
     monkeypatch.setattr(connection.transport.couchdb, 'request', lambda *args, **kwargs: answered.wait())
     with caplog.at_level(logging.WARNING):
         assert shown(connection, 'q') == []
-    assert 'CouchDB has not answered within 0.01 s' in caplog.text
+    assert 'CouchDB has not responded within 0.01 s' in caplog.text
     answered.set()
 
 

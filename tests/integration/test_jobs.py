@@ -159,6 +159,22 @@ def test_running_job_is_not_removed(app: Celery, connect: Callable[..., Connecti
     assert result.state == 'PENDING'
 
 
+def test_running_job_is_revoked_by_its_task_id(
+    app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers know a task by its own id, also if the command names the job's document."""
+    result = app.send_task('running')
+    Inbox(connect(), 'celery', ack=False).wait(1)
+    [item] = items(client)
+    revoked: list[str] = []
+    monkeypatch.setattr(app.control, 'revoke', lambda task_id, **kwargs: revoked.append(task_id))
+    known = Jobs(app)
+    assert len(known.remove(item['_id']).running) == 1
+    known.remove('acknowledged-early')
+    assert item['_id'] != result.id
+    assert revoked == [result.id, 'acknowledged-early']
+
+
 def test_job_claimed_during_its_removal_is_not_removed(
     app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from benchmarks.sizes import SIZES
 from benchmarks.systems import reachable
 from benchmarks.table import simple_table, table_of
 from benchmarks.text import in_one_line
+from kombu_couchdb.couchdb.bounds import Upload
 
 SPEED = Row('publish', 'one thread', 'messages/s', True)
 DELAY = Row('delay', 'idle, p50', 'ms', False)
@@ -251,10 +252,13 @@ def test_an_error_is_one_short_line() -> None:
         ('DELETE', 'http://h/db/id?rev=1', None, 1),
         ('GET', 'http://h/db/id', None, 0),
         ('POST', 'http://h/db/_bulk_docs', b'{"docs": [{}, {}]}', 2),
+        ('POST', 'http://h/db/_bulk_docs', Upload(b'{"docs": [{}, {}]}', 1.0), 2),
         ('POST', 'http://h/db/_changes?since=0', b'{"docs": [{}]}', 0),
     ],
 )
-def test_writes_are_counted_and_reads_are_not(method: str, url: str, body: bytes | None, expected: int) -> None:
+def test_writes_are_counted_and_reads_are_not(
+    method: str, url: str, body: bytes | Upload | None, expected: int
+) -> None:
     assert written(method, url, body) == expected
 
 

@@ -32,10 +32,14 @@ def rows(text: str) -> set[str]:
 
 
 def said() -> str:
-    """Return all texts in our sources, one a line, with a gap where something is filled in."""
+    """Return all texts in our sources but docstrings, one a line, with a gap where something is filled in."""
     texts = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+        tree = ast.parse(path.read_text('utf-8'))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in docstrings:
+                continue
             if isinstance(node, ast.JoinedStr):
                 texts.append(
                     ''.join(str(part.value) if isinstance(part, ast.Constant) else '…' for part in node.values)
@@ -89,6 +93,12 @@ def quoted() -> list[list[str]]:
     return [[words for words in re.split('\\s*…\\s*', term) if words] for term in terms]
 
 
+def alerts() -> list[str]:
+    """Return the texts of log lines in the alert table of the page on monitoring."""
+    table = page('production/monitoring.rst').partition('Line has')[2]
+    return re.findall(r'^``(.+?)`` ', table, re.MULTILINE)
+
+
 def logged() -> dict[str, str]:
     """Return the texts of all log lines that are warnings or worse, by where they are."""
     found = {}
@@ -111,6 +121,13 @@ def test_quoted_messages_have_the_words_of_the_source() -> None:
     assert len(quoted()) > 100
     texts = said()
     assert [words for term in quoted() for words in term if words not in texts] == []
+
+
+def test_alerts_are_log_lines_or_errors_that_the_page_on_troubleshooting_explains() -> None:
+    assert len(alerts()) > 5
+    texts = said()
+    assert [words for words in alerts() if words not in texts] == []
+    assert [words for words in alerts() if not any(term[0] in words for term in quoted())] == []
 
 
 def test_every_warning_and_error_of_the_log_is_explained() -> None:

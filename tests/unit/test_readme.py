@@ -31,7 +31,8 @@ def test_first_app_has_the_recommended_settings(text: str) -> None:
     """`tests/acceptance/test_acknowledgement.py` tests what these settings do when a worker is killed."""
     block = re.search(r'^\.\. code-block:: python\n\n((?: {4}.*\n|\n)+)', text, re.MULTILINE)
     assert block is not None
-    names: dict[str, Any] = {}
+    # Celery adds the app's tasks to apps of later tests, too: each needs a module, and a name of its own.
+    names: dict[str, Any] = {'__name__': f'first_app_{len(text)}'}
     exec(textwrap.dedent(block[1]), names)
     app = names['app']
     assert (app.conf.task_acks_late, app.conf.task_reject_on_worker_lost) == (True, True)

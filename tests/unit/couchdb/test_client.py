@@ -493,7 +493,7 @@ def test_incomplete_json_is_an_outage(peer: Peer, client: Client, text: bytes) -
 @pytest.mark.parametrize('text', [b'<html>It works!</html>', b'', b'OK', b'\x89PNG'])
 def test_a_response_without_json_is_not_from_couchdb(peer: Peer, client: Client, text: bytes) -> None:
     peer.responses = [respond(text)]
-    with pytest.raises(errors.NotCouchDB, match=f'127.0.0.1:{peer.server_port} answers 200 without JSON'):
+    with pytest.raises(errors.NotCouchDB, match=f'127.0.0.1:{peer.server_port} responds with status 200, without JSON'):
         client.get('x')
 
 
