@@ -50,9 +50,7 @@ class Commits:
         # message.
         now = self._store.client.clock.now()
         docs = [
-            part
-            for doc, _ in first.values()
-            for part in (dead_letter.apart(doc, now) if doc.get('status') else [doc])
+            part for doc, _ in first.values() for part in (dead_letter.apart(doc, now) if doc.get('status') else [doc])
         ]
         failure = None
         try:

@@ -90,7 +90,7 @@ def test_large_messages_of_an_expired_consumer_are_redelivered(
                 **{name: value for name, value in doc.items() if name != '_attachments'},
                 'message': {**doc['message'], 'body': body},
             }
-        client.put(workitem.claim(doc, 'broker:consumer:gone', 0.0))
+        client.put(workitem.claim(workitem.checked(doc), 'broker:consumer:gone', 0.0))
     inbox = Inbox(slow())
     assert sorted(inbox.wait(COUNT)) == [text(number) for number in range(COUNT)]
     assert all(message.delivery_info['redelivered'] for message in inbox.messages)

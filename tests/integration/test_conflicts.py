@@ -63,7 +63,7 @@ def leave(client: Client, doc: Document, rev: str) -> None:
 
 
 def claimed(item: Document, by: str) -> Document:
-    return workitem.claim(item, by, 1.0)
+    return {**workitem.claim(workitem.checked(item), by, 1.0)}
 
 
 def test_conflict_of_two_releases(

@@ -79,7 +79,7 @@ def test_many_dead_letters_are_read_in_pages(client: Client, connection: Connect
 
 
 def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> None:
-    letter = {
+    letter: dict[str, Any] = {
         '_id': 'malformed',
         'type': 'WorkItem',
         'queue': 'q',

@@ -182,7 +182,7 @@ def test_arguments_of_a_large_job_are_shown(app: Celery, client: Client) -> None
     assert Jobs(app).decode(item)[0] == ['x' * LARGE]
 
 
-FORGERIES: dict[str, Callable[[Document], Sequence[Document]]] = {
+FORGERIES: dict[str, Callable[[Any], Sequence[Document]]] = {
     'named otherwise': lambda item: [{**item, '_attachments': {'other': item['_attachments']['body']}}],
     'of another type': lambda item: [
         {**item, '_attachments': {'body': {**item['_attachments']['body'], 'content_type': 'text/html'}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,13 +45,13 @@ def quiet(step: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
-def create(client: Client, count: int) -> list[dict[str, Any]]:
+def create(client: Client, count: int) -> list[Any]:
     """Store `count` WorkItems and return them with their revisions."""
     docs = [workitem.new(workitem.new_id(time.time()), 'q', MESSAGE, time.time()) for _ in range(count)]
     return write(client, docs)
 
 
-def write(client: Client, docs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def write(client: Client, docs: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [{**doc, '_rev': result.rev} for doc, result in zip(docs, client.bulk(docs), strict=True)]
 
 

@@ -102,7 +102,7 @@ class World:
     def publish(self, name: str) -> None:
         """Store an item on all nodes."""
         message = {'body': '', 'headers': {}, 'properties': {'delivery_tag': name}}
-        self.couchdb.store([workitem.new(name, QUEUE, message, self.now + self.wrong)])
+        self.couchdb.store([{**workitem.new(name, QUEUE, message, self.now + self.wrong)}])
 
     def set_server_clock(self, wrong: float) -> None:
         """Make the server's clock wrong by this number of seconds."""
@@ -325,7 +325,8 @@ class ModelClock:
 
     @property
     def agrees(self) -> bool:
-        # A process that starts just after a clock was set cannot know how old a heartbeat is: see docs/explanation/model.rst.
+        # A process that starts just after a clock was set cannot know how old a heartbeat is: see
+        # docs/explanation/model.rst.
         return self._offset == 0.0 and self._began - self._world.set_at > LEASE
 
     def observe(self) -> None:

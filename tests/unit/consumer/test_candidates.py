@@ -29,7 +29,7 @@ class FakeStore:
     """Documents, and the view `waiting`. It records the requests; time passes only by setting `passed`."""
 
     def __init__(self) -> None:
-        self.docs: dict[str, Document] = {}
+        self.docs: dict[str, Any] = {}
         self.passed = 0.0
         self.asked: list[tuple[str, Any]] = []
         clock = SimpleNamespace(now=lambda: NOW + self.passed)
@@ -39,7 +39,7 @@ class FakeStore:
     def monotonic(self) -> float:
         return self.begun + self.passed
 
-    def add(self, name: str, priority: Any = 0, date: Any = None, published: float = NOW, **more: Any) -> Document:
+    def add(self, name: str, priority: Any = 0, date: Any = None, published: float = NOW, **more: Any) -> Any:
         doc = {
             **workitem.new(name, 'q', {'headers': {}, 'properties': {}, 'body': ''}, published),
             '_rev': '1-a',
@@ -607,7 +607,7 @@ def fill(store: FakeStore, number: int, priority: int = 0, prefix: str = 'item')
     return names
 
 
-def claimed(store: FakeStore, docs: Sequence[Document]) -> None:
+def claimed(store: FakeStore, docs: Sequence[Any]) -> None:
     for doc in docs:
         store.docs[doc['_id']] = workitem.claim(doc, 'me', NOW)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,7 +42,7 @@ class Desk:
         """Claim a message of a queue, as the I/O thread does."""
         subscription = self.unacked.reserve(queue)
         assert subscription is not None
-        doc = {**workitem.new(name, queue, {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '1-a'}
+        doc: Any = {**workitem.new(name, queue, {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '1-a'}
         delivery = Delivery({**workitem.claim(doc, 'me', NOW), '_rev': '2-b'}, subscription.credit, subscription)
         self.unacked.add_claimed(delivery)
         return delivery
@@ -52,7 +52,7 @@ class Desk:
         delivery = self.mailbox.pop()
         return delivery if delivery is not None and self.unacked.deliver(delivery) else None
 
-    def written(self, **answer: Any) -> list[dict[str, Any]]:
+    def written(self, **answer: Any) -> list[Mapping[str, Any]]:
         """Store the pending writes, as the I/O thread does, and return the documents."""
         pending = self.unacked.take_writes()
         for doc, react in pending:
@@ -448,7 +448,7 @@ def test_nothing_is_delivered_without_a_valid_lease(desk: Desk) -> None:
 def test_message_deleted_by_its_pull_needs_no_lease(desk: Desk) -> None:
     pull = Pull('q', no_ack=True)
     desk.unacked.take_credit(pull.credit)
-    delivery = Delivery(workitem.new('a', 'q', {}, NOW), pull.credit, final=True)
+    delivery = Delivery({**workitem.new('a', 'q', {}, NOW)}, pull.credit, final=True)
     desk.unacked.hold(delivery)
     assert desk.unacked.ids() == set()
     desk.lease.valid = False

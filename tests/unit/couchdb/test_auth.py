@@ -183,14 +183,15 @@ def test_a_wrong_password_is_reported_after_the_lock_ends() -> None:
 def test_clients_of_one_server_and_user_share_an_object() -> None:
     one = Address(user='me', password=SECRET, database='one', host='shared')
     assert Auth.of(one) is Auth.of(Address(user='me', password=SECRET, database='two', host='shared'))
-    for other in (
+    others: list[dict[str, Any]] = [
         {'user': 'you'},
         {'password': 'x'},
         {'host': 'other'},
         {'auth': 'cookie'},
         {'tls': True},
         {'port': 1},
-    ):
+    ]
+    for other in others:
         assert Auth.of(one) is not Auth.of(Address(**{'user': 'me', 'password': SECRET, 'host': 'shared', **other}))
 
 
@@ -263,7 +264,8 @@ def test_a_response_to_an_older_session_changes_nothing() -> None:
 @pytest.mark.parametrize('other', ['Set-Cookie', 'Server'])
 def test_other_cookies_are_ignored(other: str) -> None:
     auth, sessions = session(), Sessions()
-    auth.observe(auth.headers(sessions), respond(**{other: 'route=7; Path=/'}))
+    headers: dict[str, Any] = {other: 'route=7; Path=/'}
+    auth.observe(auth.headers(sessions), respond(**headers))
     assert shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
 
 

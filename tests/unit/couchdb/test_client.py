@@ -65,7 +65,7 @@ def respond(body: Any = None, status: int = 200, *, length: int | None = None, *
     lines = [
         f'HTTP/1.1 {status} Reason',
         f'Content-Length: {len(text) if length is None else length}',
-        *(f'{name}: {value}' for name, value in headers.items()),
+        *(f'{name.replace("_", "-")}: {value}' for name, value in headers.items()),
     ]
     return '\r\n'.join([*lines, '', '']).encode() + text
 
@@ -532,7 +532,7 @@ def test_retry_after_delays_the_next_request(
         SimpleNamespace(sleep=slept.append, monotonic=time.monotonic, time=time.time),
     )
     date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
-    peer.responses = [respond({'error': 'busy'}, status, **{'Retry-After': retry_after.format(in_60_s=date)})]
+    peer.responses = [respond({'error': 'busy'}, status, Retry_After=retry_after.format(in_60_s=date))]
     with pytest.raises(errors.ServerUnavailable):
         client.get('x')
     assert slept == []
@@ -553,7 +553,7 @@ def test_retry_after_delays_no_longer_than_the_time_limit(
         SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append),
     )
     client = Client(Address(host='127.0.0.1', port=peer.server_port), 5.0, 5.0)
-    peer.responses = [respond({'error': 'busy'}, 503, **{'Retry-After': retry_after})]
+    peer.responses = [respond({'error': 'busy'}, 503, Retry_After=retry_after)]
     with pytest.raises(errors.ServerUnavailable):
         client.get('x')
     for _ in range(3):

@@ -34,7 +34,7 @@ class Server:
         self._take([doc])
         return '1-a'
 
-    def bulk(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[Document]:
+    def bulk(self, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
         assert texts is None or [json.loads(text) for text in texts] == docs
         self._take(docs)
         return [WriteResult(doc['_id'], WriteStatus.STORED, '1-b') for doc in docs]
@@ -55,13 +55,13 @@ class Bench:
         self.commit = GroupCommit(cast(Client, self.server))
         self._pool = pool
 
-    def write(self, *ids: str) -> Future[list[Document]]:
+    def write(self, *ids: str) -> Future[list[WriteResult]]:
         waiting = len(self.commit._pending) + len(self.server.requests)
         future = self._pool.submit(self.commit.write, [{'_id': doc_id} for doc_id in ids])
         wait_for(lambda: len(self.commit._pending) + len(self.server.requests) > waiting, 'the write')
         return future
 
-    def go(self, futures: Sequence[Future[list[Document]]]) -> list[Any]:
+    def go(self, futures: Sequence[Future[list[WriteResult]]]) -> list[Any]:
         self.server.open.set()
         return [future.exception(PATIENCE) or future.result() for future in futures]
 

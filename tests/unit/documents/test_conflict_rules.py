@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from kombu_couchdb.documents.conflict_rules import decide, keep_winner, resolve
@@ -92,7 +93,7 @@ def entry(task: str) -> dict[str, Any]:
     return {'priority': 0, 'date': None, 'published': float(ord(task)), 'message': message}
 
 
-def tasks(doc: dict[str, Any]) -> list[str]:
+def tasks(doc: Mapping[str, Any]) -> list[str]:
     return [one['message']['headers']['id'] for one in (doc, *doc.get('next', ()))]
 
 

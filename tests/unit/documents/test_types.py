@@ -13,7 +13,7 @@ from kombu_couchdb.documents import types
 
 PAGE = (Path(__file__).parents[3] / 'docs/reference/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
-TYPES = {
+TYPES: dict[str, Any] = {
     'WorkItem': types.WorkItem,
     'Consumer': types.Consumer,
     'Queue': types.Queue,

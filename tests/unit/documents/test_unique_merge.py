@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import dead_letter, workitem
-from kombu_couchdb.documents.unique_merge import AGAIN, ENQUEUED, MOVED, Outcome, merge
+from kombu_couchdb.documents import dead_letter, unique_merge, workitem
+from kombu_couchdb.documents.types import WorkItem
+from kombu_couchdb.documents.unique_merge import AGAIN, ENQUEUED, MOVED, Outcome
 from kombu_couchdb.errors import ConfigurationError
 
 NOW = 1_763_709_000.25
@@ -24,7 +25,7 @@ def job(
     eta: str | None = None,
     expiration: int | None = None,
     now: float = NOW,
-) -> dict[str, Any]:
+) -> WorkItem:
     """Return a new item for a task with a job key."""
     properties = {'delivery_tag': tag or f'tag-{task_id}', **({'expiration': str(expiration)} if expiration else {})}
     headers = {
@@ -37,12 +38,17 @@ def job(
     return workitem.new('plain', queue, {'body': task_id, 'headers': headers, 'properties': properties}, now)
 
 
-def stored(doc: dict[str, Any]) -> dict[str, Any]:
+def stored(doc: Any) -> Any:
     return {**doc, '_rev': '1-a'}
 
 
-def running(doc: dict[str, Any]) -> dict[str, Any]:
+def running(doc: Any) -> Any:
     return {**workitem.claim(doc, 'me', NOW), '_rev': '2-a'}
+
+
+def merge(found: Any, doc: WorkItem, now: float) -> tuple[list[Any], Outcome]:
+    """Merge a new item into a stored document, which may be malformed."""
+    return unique_merge.merge(found, doc, now)
 
 
 def test_id_is_made_of_queue_task_and_key() -> None:

@@ -30,8 +30,8 @@ def message(body: str = 'text', headers: Any = None, **properties: Any) -> dict[
     }
 
 
-def item(**more: Any) -> dict[str, Any]:
-    """Return a waiting item as read from the database."""
+def item(**more: Any) -> Any:
+    """Return a waiting item as read from the database; `more` may make it malformed."""
     return {**workitem.new('id', 'q', message(), NOW), '_rev': '1-a', **more}
 
 
@@ -40,7 +40,7 @@ def item(**more: Any) -> dict[str, Any]:
 
 def test_new_item_waits_and_is_due() -> None:
     doc = workitem.new('id', 'q', message(), NOW)
-    assert {name: doc[name] for name in doc if name != 'message'} == {
+    assert {name: value for name, value in doc.items() if name != 'message'} == {
         '_id': 'id',
         'type': 'WorkItem',
         'queue': 'q',
@@ -222,7 +222,7 @@ def test_later_states_of_a_large_unique_job_are_not_larger(length: int) -> None:
     def size(doc: dict[str, Any]) -> int:
         return len(json.dumps(doc))
 
-    doc = {
+    doc: Any = {
         **workitem.new('id', 'q', message('x' * length, {'task': 't', 'job_key': 'k'}), NOW),
         '_rev': '1-' + 'a' * 32,
     }
@@ -345,7 +345,7 @@ def test_replayed_item_is_like_a_new_one() -> None:
         attempts=20, consumer='me', message=message(headers={'id': 'a', 'expires': 'long ago', 'eta': 'long ago'})
     )
     dead = dead_letter.made_of({**doc, 'expires': NOW, 'date': NOW}, 'because', NOW + 1)
-    replayed = dead_letter.replayed(dead, NOW + 60)
+    replayed = dead_letter.replayed(workitem.checked(dead), NOW + 60)
     assert workitem.is_waiting(replayed)
     assert workitem.is_due(replayed, NOW + 60)
     assert not workitem.has_expired(replayed, NOW + 1e9)
@@ -384,7 +384,8 @@ def test_last_consumer_is_kept() -> None:
     claimed = workitem.claim(item(), 'me', NOW)
     assert dead_letter.made_of(claimed, 'because', NOW)['consumer'] == 'me'
     assert dead_letter.made_of(workitem.release(claimed), 'because', NOW)['consumer'] == 'me'
-    assert workitem.release(workitem.claim(workitem.release(claimed), 'you', NOW), delivered=False)['consumer'] == 'me'
+    again = workitem.claim(workitem.checked(workitem.release(claimed)), 'you', NOW)
+    assert workitem.release(again, delivered=False)['consumer'] == 'me'
 
 
 @pytest.mark.parametrize('following', [None, [], 'spoilt', ['spoilt'], {}])

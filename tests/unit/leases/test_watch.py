@@ -17,8 +17,8 @@ class World:
     """A server whose clock may jump, a consumer that may write heartbeats, and a process that watches it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lease: float = LEASE) -> None:
-        self.now, self.clock = 1000.0, SimpleNamespace(now=lambda: self.now + self.jumped, agrees=True)
-        self.jumped, self.lease = 1_763_709_000.0, lease
+        self.now, self.jumped, self.lease = 1000.0, 1_763_709_000.0, lease
+        self.clock = SimpleNamespace(now=lambda: self.now + self.jumped, agrees=True)
         monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: self.now))
         self.watch = self.new_watch()
         self.heartbeat()

@@ -62,7 +62,8 @@ def test_topics_match_as_in_amqp(pattern: str, matching: list[str], others: list
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The monotonic time of the modules, which changes only when a test sets it."""
-    time = SimpleNamespace(now=1000.0, monotonic=lambda: time.now)
+    time = SimpleNamespace(now=1000.0)
+    time.monotonic = lambda: time.now
     monkeypatch.setattr(routing, 'time', time)
     monkeypatch.setattr(module, 'time', time)
     return time
