@@ -108,7 +108,7 @@ def test_message(walk: Walk, connect: Callable[..., Connection], client: Client)
         wait_for(lambda: not items(client), 'the message to be deleted')
 
     found['An acknowledged message'] = walk.of(item['_id'], ack)
-    assert {title: modules - drawn(title) for title, modules in found.items()} == dict.fromkeys(found, set())
+    assert {title: modules - drawn(title) for title, modules in found.items()} == {title: set[str]() for title in found}
     assert {'kombu_couchdb.transport.publisher', 'kombu_couchdb.queues.store'} <= found['A published message']
     assert {'kombu_couchdb.consumer.claims', 'kombu_couchdb.transport.channel'} <= found['A claimed message']
     assert {'kombu_couchdb.consumer.commits', 'kombu_couchdb.transport.qos'} <= found['An acknowledged message']
@@ -126,6 +126,6 @@ def test_result(walk: Walk, url: str) -> None:
     threading.setprofile(walk.profile)
     found['A result that a program waits for'] = walk.of('a-task-2', lambda: result.get(timeout=60))
     storing.join()
-    assert {title: modules - drawn(title) for title, modules in found.items()} == dict.fromkeys(found, set())
+    assert {title: modules - drawn(title) for title, modules in found.items()} == {title: set[str]() for title in found}
     assert {'celery_couchdb.backend', 'celery_couchdb.results.store'} <= found['A stored result']
     assert 'celery_couchdb.waiting.subscriber' in found['A result that a program waits for']
