@@ -27,7 +27,7 @@ from ..results.store import Recent, Store
 
 __all__ = ['LAG_SECONDS', 'Chords', 'size_of']
 
-#: The number of chords whose documents this process remembers. A chord with a longer body, in characters, is not.
+#: The number of chords whose documents this process remembers, and the longest body of such a chord, in characters.
 _REMEMBERED_CHORDS, _MAX_REMEMBERED_BODY = 1000, 10_000
 
 #: Up to this size, the parts are counted each time: CouchDB needs 12 µs a row (measured). For larger chords, the number
@@ -37,8 +37,9 @@ _MAX_SMALL_CHORD = 100
 #: How long a write may be invisible to reads, in seconds: in another node of a cluster, or in another shard.
 LAG_SECONDS = 0.1
 
-#: In a cluster, the parts are counted again if at most this number of them is missing: otherwise it would be possible
-#: that none of the workers that store the last parts sees all of them.
+#: In a cluster, if at most this number of parts is missing, the parts are counted again after `LAG_SECONDS`. Otherwise
+#: the workers that store the last parts at the same time might each miss a part of another worker, and none would
+#: complete the chord.
 _MAX_LATE_PARTS = 3
 
 #: The index in the id of a part without a position in the header: it sorts last.

@@ -1,4 +1,6 @@
-"""Bodies that are attachments (see `documents.body`): read after the claim, a limited number of bytes in each cycle.
+"""Reads bodies that are attachments (see `documents.body`): after the claim, a limited number of bytes in each cycle.
+
+For a `basic_get` the body of its message is read before the claim.
 
 A large body is read alone, as plain bytes: in base64 CouchDB 3.5 takes three times as long and sends a third more
 (measured with 250 kB). Small bodies share a request, because a request costs more than their bytes.
@@ -24,8 +26,8 @@ __all__ = ['Bodies', 'Body', 'read']
 #: Bodies of at least this size are read alone, in bytes.
 _MIN_ALONE_BYTES = 64_000
 
-#: After this many failed reads with one of these errors, while CouchDB responds to other requests, a body counts as
-#: unreadable.
+#: A body counts as unreadable, and its message becomes a dead letter, if more than this many reads of it failed and the
+#: last one failed with one of these errors.
 _MAX_FAILURES, _FINAL_ERRORS = 10, (errors.BrokenAnswer, errors.RequestRefused)
 
 _RESULT = members(id=text, docs=items(members()))

@@ -11,10 +11,12 @@ from .candidates import Candidate, QueueCandidates
 
 __all__ = ['CandidateReader']
 
-#: How many documents one request reads: at first, and at most.
+#: How many documents one request reads, at first and at most, if it does not need more to claim them at once: it also
+#: reads the candidates that follow, up to this number.
 _FIRST_DOCS, _MAX_DOCS = 8, 128
 
-#: The most characters of bodies that one request reads, if the documents are as large as those read last.
+#: The number of following candidates that a request reads is limited so that it has at most this many characters of
+#: bodies, if each document is as large as the largest of the last request.
 _MAX_CHARACTERS = 1_000_000
 
 #: The most queues that one request reads.
@@ -22,14 +24,14 @@ _MAX_QUEUES = 50
 
 
 class CandidateReader:
-    """Returns the messages that can be claimed; for the I/O thread alone."""
+    """Reads the messages that can be claimed; for the I/O thread alone."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._docs_per_read = _FIRST_DOCS
 
     def take(self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int]) -> dict[str, list[Document]]:
-        """Return up to `wanted` documents of each queue, next first, and remove them from the candidates."""
+        """Return up to `wanted` documents of each queue, in the order of the claims, and remove their candidates."""
         taken: dict[str, list[Document]] = {queue: [] for queue in wanted}
         self._choose(candidates, wanted, taken)
         # The candidates were not enough, and the view may have more.
@@ -87,7 +89,7 @@ class CandidateReader:
                 ]
 
     def _read_documents(self, candidates: Mapping[str, QueueCandidates], chosen: Mapping[str, list[Candidate]]) -> None:
-        """Read the documents that are chosen and not known, and in the same request some that follow."""
+        """Read the chosen documents that are not read, or that others may have claimed, and some that follow."""
         unread = [
             candidate
             for queue, found in chosen.items()

@@ -1,8 +1,8 @@
 """Candidates: the messages of one queue that could be claimed, read ahead or reported by the changes feed. No I/O.
 
-A message that is scheduled for later is no candidate; only the due date of the next one is kept. If several consumers
-serve a queue, each message has one consumer that claims it first (`peers.Turns`); the others read it again before they
-claim it.
+A message that is due in more than `HORIZON_SECONDS` is no candidate; only the due date of the next one is kept. If
+several consumers serve a queue, each message has one consumer that may claim it first (`peers.Turns`). The others wait,
+and read the document again before they claim it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,30 @@ from .probes import STAGGER_SECONDS, Candidate, Probes
 
 __all__ = ['Candidate', 'QueueCandidates']
 
-#: How many of the consumers that come before this one have `STAGGER_SECONDS` each, and how long each further consumer
-#: has, in seconds, so that not all of them try a message at once.
+#: A consumer waits before it claims a message that other consumers (not counting busy ones) may claim first:
+#: `STAGGER_SECONDS` for each of the first `_MAX_STAGGERED` of them, and `_MOMENT_SECONDS` for each further one. So they
+#: do not all try it at once.
 _MAX_STAGGERED, _MOMENT_SECONDS = 5, 0.01
 
-#: At most this many further consumers have their moment: any member may write Consumer documents without a consumer.
+#: The number of further consumers after which the moments start again at zero, so that no consumer waits longer than
+#: 0.8 seconds: any member of the database may write Consumer documents that have no consumer.
 _MAX_MOMENTS = 30
 
-#: After a consumer came or went, all consumers pause for `STAGGER_SECONDS`, but not again within this time, in seconds.
+#: After a consumer joined or left a queue, the others claim nothing for `STAGGER_SECONDS`. They do not pause again
+#: until this number of seconds after the end of the last pause.
 _MIN_PAUSE_INTERVAL_SECONDS = 1.0
 
-#: In a queue with more consumers than this, those that were never seen to claim anything count as busy.
+#: In a queue with more consumers than this, those that were never seen to claim anything count as busy (see
+#: `peers.Turns`).
 _MANY_CONSUMERS = 64
 
-#: If more messages of other consumers than this are left, the head is read again to find those that still exist.
+#: If this consumer has only messages left that others may claim first, and more of them than this, it reads the head of
+#: the queue again before it claims any: the others have probably claimed most of them.
 _MANY_LEFT = 32
 
 
 class QueueCandidates:
-    """The candidates of one queue, next first."""
+    """The candidates of one queue, sorted by `Candidate.order`."""
 
     def __init__(self, clock: ServerClock, queue: str, read_ahead: int) -> None:
         self._clock, self._read_ahead, self._paging = clock, read_ahead, Paging(clock, queue, read_ahead)
@@ -48,10 +53,10 @@ class QueueCandidates:
         self._sorted: list[Candidate] | None = []
         self._claimed = 0  # how many messages of the last page were claimed
         self._verified_at = float('-inf')
-        self._verifying = False  # whether the head is read to see which of many candidates still exist
-        self._share_only = False  # whether the messages of the other consumers are left to them
+        self._verifying = False  # whether the next read of the head is to show which candidates still exist
+        self._share_only = False  # whether this consumer leaves to the others what they may claim first
         self._turns = Turns()
-        #: The other consumers that were seen to claim a message.
+        #: The other consumers that have claimed a message, or may have claimed one that this consumer lost.
         self._seen_claiming: set[str] = set()
         self._probes = Probes()
         self._paused_until = float('-inf')
@@ -69,7 +74,7 @@ class QueueCandidates:
 
     @property
     def needs_page(self) -> bool:
-        """Whether the view should be read now: it is outdated, or none of the candidates can be claimed."""
+        """Whether the view should be read now: it is outdated, or it is stale and no candidate can be claimed."""
         return self.is_outdated or (self._stale and not self.has_claimable and time.monotonic() >= self._paused_until)
 
     @property
@@ -88,13 +93,15 @@ class QueueCandidates:
         if (own, tuple(names)) == (self._turns.own, self._turns.names):
             return
         if len(names) <= len(self._turns) and self._turns.own:
-            self._paging.forget()  # a consumer has gone: only at the head can its messages be found
+            # A consumer has left. The messages that it had, or could claim first, are at the head of the queue.
+            self._paging.forget()
         alone_before = len(self._turns) == 1
         self._seen_claiming &= {*names}
         unseen = {*names} - self._seen_claiming if len(names) > _MANY_CONSUMERS else set[str]()
         self._turns = Turns(names, own, self._turns.busy | unseen)
         if len(names) > 1 or not alone_before:
-            # The claim order has changed: all consumers must know it, and read again, before they claim.
+            # The claim order has changed. Some consumers may not know that yet and claim in the old order: pause, and
+            # read the documents again.
             now = time.monotonic()
             for candidate in self._candidates.values():
                 candidate.doc = None
@@ -104,17 +111,18 @@ class QueueCandidates:
             self._update_turns(since=now if is_news else None)
 
     def won(self, doc_id: str) -> None:
-        """Note that this consumer claimed a message: the consumers that come before it did not."""
+        """Note that this consumer claimed a message: the consumers that could claim it first count as busy."""
         if len(self._turns) > 1:
             first = self._probes.won(doc_id)
             if self._turns.note(busy=self._turns.before(doc_id) if first is None else [first]):
                 self._update_turns()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
-        """Note that another consumer (`to`, if it is known) claimed a message: it is not busy."""
+        """Note that another consumer (`to`, if it is known) claimed a message: it no longer counts as busy."""
         self._probes.lost(doc_id)
         before = [to] if to else self._turns.before(doc_id)
-        # With many consumers it may be any of them: the first gets its turn back, and later claims show which it was.
+        # Without `to`, any consumer that comes before this one may have claimed it. If they are many, only the first
+        # one stops counting as busy; later claims show whether others should.
         idle = before if len(before) <= _MAX_STAGGERED else before[:1]
         self._seen_claiming.update(idle)
         if len(self._turns) > 1 and self._turns.note(idle=idle):
@@ -131,7 +139,8 @@ class QueueCandidates:
     def _delay(self, doc_id: str) -> float:
         turn = self._turns.idle_before(doc_id)
         if not turn:
-            # A consumer that only seems to be busy has a moment to claim the message, which shows that it is not busy.
+            # The consumer that may claim first counts as busy, perhaps wrongly. Give it a moment to claim the message
+            # and so prove that it is not busy.
             return _MOMENT_SECONDS if self._turns.busy and self._turns.first(doc_id) in self._turns.busy else 0.0
         return (
             min(turn, _MAX_STAGGERED) * STAGGER_SECONDS + max(0, turn - _MAX_STAGGERED) % _MAX_MOMENTS * _MOMENT_SECONDS
@@ -155,7 +164,8 @@ class QueueCandidates:
                 self._paging.last = None
             return bool(self._candidates)
         if reading.is_head:
-            # If verified candidates are missing, this copy of the index may lack them: read the queue again.
+            # The page lacks some of the candidates: they were claimed, or this copy of the index does not have them
+            # yet. The queue stays stale, so it is read again.
             gone = self._verifying and not self._candidates.keys() <= {row.id for row in page.rows}
             self._stale, self._verifying, self.next_due = page.last is not None or gone, False, page.next_due
         before, self._candidates, self._sorted, self._claimed = self._candidates, {}, None, 0
@@ -171,7 +181,7 @@ class QueueCandidates:
     # -- candidates
 
     def offer(self, doc: Document) -> None:
-        """Add a message that the feed reported."""
+        """Add a message with its document: the feed reported it, it was released here, or it is not due yet."""
         date = doc.get('date')
         due = float(date) if isinstance(date, (int, float)) else None
         if due is not None and due > self._clock.now() + HORIZON_SECONDS:
@@ -204,10 +214,10 @@ class QueueCandidates:
         self._sorted = None
 
     def choose(self, count: int, *, others: bool) -> list[Candidate]:
-        """Take out up to `count` candidates to be claimed now, next first.
+        """Remove and return up to `count` candidates to be claimed now: probes, then those that are this one's share.
 
-        If there is none of its own, and `others` is true: a few of those that others left, which they may be after just
-        now.
+        If there are none, and `others` is true: a few candidates that other consumers could claim first and have left.
+        Those consumers may be claiming them at this moment.
         """
         now = time.monotonic()
         if count <= 0 or not self._candidates or now < self._paused_until:
@@ -242,7 +252,7 @@ class QueueCandidates:
         return len(self._turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > STAGGER_SECONDS
 
     def claimable(self, chosen: Iterable[Candidate]) -> list[Document]:
-        """Return the documents that can be claimed now; messages that have another due date become candidates again."""
+        """Return the documents that can be claimed now; messages that are not due yet are passed to `offer` again."""
         taken: list[Document] = []
         for doc in (candidate.doc for candidate in chosen if candidate.doc):
             if not workitem.is_waiting(doc):
@@ -261,7 +271,7 @@ class QueueCandidates:
         return time.monotonic() >= self._paused_until and next(self._eligible(), None) is not None
 
     def _eligible(self) -> Iterator[Candidate]:
-        """Yield the candidates that could be claimed now, next first."""
+        """Yield the candidates that could be claimed now, sorted by `Candidate.order`."""
         now = time.monotonic()
         return (c for c in self._in_order() if c.at <= now and not (self._share_only and c.turn))
 
@@ -271,7 +281,7 @@ class QueueCandidates:
         return self._sorted
 
     def _own(self) -> Iterator[Candidate]:
-        """Yield the candidates that could be claimed now, up to the first one that another consumer claims first."""
+        """Yield the candidates that could be claimed now, up to the first that another consumer may claim first."""
         return itertools.takewhile(lambda candidate: not candidate.turn, self._eligible())
 
     def clear(self) -> None:

@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 
 _UNREAD = Body(None)
 
-#: How many messages are read for one `basic_get`: CouchDB may refuse the claims of some.
+#: How many messages are read for one `basic_get`: some may be claimed by now, or CouchDB may refuse their claims.
 _MAX_PULL_CANDIDATES = 8
 
 
@@ -65,7 +65,8 @@ class Claims:
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         claimable = [queue for queue in served if candidates[queue].has_claimable]
-        # Each queue has an equal share, and each is the first in turn: a full queue does not starve a small one.
+        # Each queue gets an equal share of the claims, and another queue is served first each time: a long queue does
+        # not starve a short one.
         share, first = (
             max(1, self._options.claim_batch // max(1, len(claimable))),
             next(self._rotation) % max(1, len(claimable)),
@@ -88,7 +89,7 @@ class Claims:
             ]
 
     def _body(self, doc: Document) -> Body:
-        """Read the body of a message before its claim, if it is an attachment: CouchDB deletes it with the document."""
+        """Read an attached body before the claim of a `basic_get`: with `no_ack`, the claim deletes the document."""
         return _UNREAD if stub(doc) is None else read(self._store.client, [doc])[0]
 
     def _claim(
@@ -118,7 +119,7 @@ class Claims:
 
         def set_aside(reason: str) -> PendingWrite:
             logger.error('message %s in queue %r was made a dead letter: %s', doc['_id'], doc.get('queue'), reason)
-            # `failed` in any case: no message is delivered for this credit.
+            # `failed` also if the write succeeds: no message is delivered, so the credit must be returned.
             return dead_letter.made_of(doc, reason, now), failed
 
         now = self._store.client.clock.now()

@@ -44,7 +44,7 @@ class Commits:
         first: dict[str, PendingWrite] = {}
         for write in itertools.chain(*lists):
             if first.setdefault(write[0]['_id'], write) is not write:
-                # Two writes of one document: the first one wins, as in CouchDB.
+                # Two writes of one document: send only the first; the second is in conflict, as it would be in CouchDB.
                 write[1](WriteResult.conflict(write[0]['_id']))
         # A dead unique job with other messages in `next` makes two documents: its copy, then the job with the next
         # message.
@@ -58,7 +58,7 @@ class Commits:
         except CouchDBError as exc:
             results, failure = exc.answered, exc
         for result in results:
-            self._has_orphans |= result.error == MISSING_STUB  # some nodes of the cluster may have stored it
+            self._has_orphans |= result.error == MISSING_STUB  # some nodes may have stored this claim
             if result.id in first:
                 _, react = first.pop(result.id)
                 react(result)
@@ -68,7 +68,10 @@ class Commits:
             raise failure
 
     def drop_stored(self, pending: list[PendingWrite]) -> None:
-        """Remove from `pending` the writes that CouchDB has stored although their response was lost."""
+        """After a lost response, remove from `pending` the writes that would be in conflict.
+
+        CouchDB has stored them, or another process has changed the documents.
+        """
         if self._uncertain:
             writable = still_writable(self._store.client, [doc for doc, _ in pending])
             for (doc, react), is_writable in zip(pending, writable, strict=True):
@@ -83,7 +86,7 @@ class Commits:
             return
         known = {*self._unacked.ids(), *self._unproven}
         orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
-        if self._store.client.replicas > 1:  # another consumer may have been told that it won the same message
+        if self._store.client.replicas > 1:  # CouchDB may have confirmed another consumer's claim of the same message
             for doc in orphans:
                 self._unproven.add(doc['_id'], doc['_rev'])
         else:

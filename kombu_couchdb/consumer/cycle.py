@@ -1,7 +1,8 @@
 """The cycle of a consumer: one pass over everything that it has to read and write.
 
-A cycle reads what can be claimed. It then writes, in one `_bulk_docs` request, the new claims, acknowledgements,
-releases, dead letters and the heartbeat. An ack, new credit, the changes feed, a due date or the next heartbeat causes
+A cycle reads what can be claimed. It then writes the new claims, acknowledgements, releases, dead letters and the
+heartbeat together, in one `_bulk_docs` request if they are small enough; decisions that include a release or a unique
+job are written in a request before that. An ack, new credit, the changes feed, a due date or the next heartbeat causes
 a cycle; between two cycles the I/O thread sleeps.
 """
 
@@ -41,8 +42,8 @@ logger = get_logger(__name__)
 #: How often a consumer that closes tries to store the outcome of a unique job that publishers keep changing.
 _MAX_LAST_TRIES = 20
 
-#: In a cluster the consumer reads its queues at least this often, in seconds. The changes feed never reports what a
-#: node did not have yet when the consumer read the queues from it and followed the feed of another node.
+#: In a cluster the consumer reads its queues at least this often, in seconds. It may read a queue from a node that does
+#: not have a new message yet, and then follow the feed of a node that has it already: that feed never reports it.
 _CLUSTER_POLL_SECONDS = 10.0
 
 
@@ -77,8 +78,8 @@ class Cycle:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the consumer has anything to do, or knows something that no other process knows."""
-        # A bound queue without a consumer keeps its broadcasts.
+        """Whether the consumer has work, or keeps something that would be lost with it."""
+        # Broadcasts for a bound queue are kept in this process until something subscribes to the queue.
         return bool(self.unacked.busy or self._notifier.listener.binds or self.sweeper.unused or self.sweeper.unproven)
 
     def next_at(self) -> float:
@@ -113,7 +114,7 @@ class Cycle:
         self._claims.pulls.clear()
 
     def run(self) -> None:
-        """Run one cycle; *raises* the errors of `Client`. A write without an answer is looked up in the next cycle."""
+        """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""
         set_aside(self._client)
         self.unacked.retry_unique_jobs(self._client.fetch)
         pending, pulls = self.unacked.take_writes(), list(self._claims.pulls)
@@ -132,8 +133,9 @@ class Cycle:
                 self._read_candidates(credit)
             self._commits.drop_stored(pending)
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
-                # A released message keeps its place: it is claimed before any message that the freed credit allows. A
-                # completed unique job can have a successor under the same id, and one request cannot write both.
+                # A released message becomes a candidate before the freed credit is used, so that it is claimed again
+                # before the messages behind it. A completed unique job may have a successor under the same id to be
+                # claimed, and one request cannot write one document twice.
                 self._commits.write(pending)
                 self._offer(self.unacked.take_released())
             self._claims.claim_for_pulls(pulls, claims)
@@ -161,8 +163,8 @@ class Cycle:
         self.unacked.release_all()
         changes: list[PendingWrite] = []
         try:
-            # Publishers may change unique jobs at this moment. No other consumer decides about them before the lease
-            # ends.
+            # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other
+            # consumer can write an outcome before the lease ends.
             for _ in range(_MAX_LAST_TRIES):
                 self.unacked.retry_unique_jobs(self._client.fetch)
                 changes = self.unacked.take_writes()
@@ -190,7 +192,7 @@ class Cycle:
         self._restored_for = self.lease.id
 
     def _read_candidates(self, credit: dict[str, int]) -> None:
-        """Add what the changes feed reported and what became due, and set the feed to the queues that matter now."""
+        """Add what the changes feed reported and what became due; start, stop or change the feed as needed."""
         poll = time.monotonic() >= self._poll_at
         if poll:
             self._polled = time.monotonic()

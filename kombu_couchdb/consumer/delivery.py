@@ -18,9 +18,9 @@ __all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
 #: The prefix of the delivery tags of broadcasts.
 BROADCAST_TAG = 'broadcast-'
 
-#: How long an ack waits for others, or for a claim, to share one request, in seconds: if there is nothing to claim, and
-#: if there is. In the second case the wait ends when half of the credit is free. A request for each ack and each claim
-#: is twice the work.
+#: How long an ack waits for other acks, or for a claim, to share one request, in seconds: if there is nothing to claim,
+#: and if there is. In the second case the ack does not wait if at least half of the credit is free, or if there is no
+#: prefetch limit. Separate requests for acks and claims would be twice the work.
 _IDLE_DELAY_SECONDS, _BUSY_DELAY_SECONDS = 0.02, 0.005
 
 
@@ -61,7 +61,10 @@ class Subscription:
 
 @dataclass(eq=False)
 class Delivery:
-    """A claimed message, or a broadcast. `doc` is the document as the claim was stored."""
+    """A claimed message, or a broadcast.
+
+    `doc` is the document as the claim stored it; with `basic_get` and `no_ack`, as it was before it was deleted.
+    """
 
     doc: Document
     credit: Credit
@@ -73,16 +76,16 @@ class Delivery:
     expired: bool = False
     #: Whether the message needs no ack: a broadcast, or a message that was deleted by `basic_get` with `no_ack`.
     final: bool = False
-    #: The message's body if it is an attachment. It is read after the claim, and is not part of the documents that are
-    #: written.
+    #: The message's body if it is an attachment. It is read after the claim (for `basic_get` before the claim), and is
+    #: not part of the documents that are written.
     body: bytes | None = None
     #: Whether the body has not been read yet.
     needs_body: bool = False
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # The revision makes the tags of two deliveries of one message different: a late ack of the first one finds
-        # nothing.
+        # The tag contains the revision, so two deliveries of one message have different tags: a late ack of the first
+        # delivery does not acknowledge the second.
         self.tag = f'{self.doc["_id"]}:{self.doc.get("_rev", "")}'
 
     def payload(self) -> dict[str, Any]:

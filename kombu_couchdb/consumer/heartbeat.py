@@ -32,7 +32,7 @@ class Heartbeat:
         """
         self._register(queues)
         if not self._lease.written:
-            self._register(queues)  # under a new id: a sweep deleted the old document
+            self._register(queues)  # the lease was lost: write the document of a new one
 
     def next_write(self, queues: set[str]) -> PendingWrite:
         """Return the next heartbeat, which is written together with other documents."""
@@ -41,7 +41,8 @@ class Heartbeat:
     def _register(self, queues: set[str]) -> None:
         uncertain, self.uncertain = self.uncertain, False
         if uncertain and self._lease.written:
-            # A new heartbeat would show this, too, but a cluster may need a minute to report a conflict.
+            # Was the last heartbeat stored? The next one would show it by a conflict, but a cluster may need a minute
+            # to report that; reading is faster.
             self._conflicted |= not self._lease.resume_from(self._leaves())
         if not self._conflicted and (uncertain or not self._lease.written):
             doc, react = self.next_write(queues)
@@ -63,8 +64,8 @@ class Heartbeat:
     def _on_result(self, result: WriteResult) -> None:
         if result.is_stored:
             proven = result.is_proven
-            # While this node had no connection to the others, they may have swept this consumer, and it did not learn
-            # that.
+            # The last heartbeats were unproven, and the lease has passed since the last proven one: a sweeper at the
+            # other nodes may have deleted the document. Read its leaf revisions before this heartbeat counts.
             self._conflicted |= proven and not self._lease.proven and not self._lease.valid
             self._lease.heartbeat_stored(result.rev, proven=proven and not self._conflicted)
             if not proven:

@@ -97,7 +97,7 @@ class Consumer:
             self.unacked.wakeup.set()
 
     def _at_exit(self) -> None:
-        # The program never closed its connection: its messages need not wait until the lease expires.
+        # The program ends without closing its connection. Release its messages now, not when the lease expires.
         if self._pid == os.getpid():
             self.close(self._options.request_timeout)
 

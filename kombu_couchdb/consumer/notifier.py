@@ -1,9 +1,10 @@
 """The notifier: what is new in the database, from the changes feed for an idle consumer, by polling for a busy one.
 
 The changes feed of a busy database is expensive: CouchDB filters every change for every feed (80 µs each, measured on
-CouchDB 3.5), while one range read of the heartbeats and broadcasts costs 2 ms. So a consumer that still has messages to
-claim polls four times a second, and an idle consumer follows the feed, which costs no requests. The costs do not grow
-with the number of queues that other processes have declared.
+CouchDB 3.5), while one range read of the heartbeats and broadcasts costs 2 ms. So a busy consumer polls four times a
+second, and an idle one follows the feed, which costs no requests while nothing changes. Here *busy* means that the
+consumer has credit for a queue that may have more messages; in `peers` it means that a consumer claims nothing. The
+costs do not grow with the number of queues that other processes have declared.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _POLL_SECONDS = 0.25
 #: How often it reads the declarations of its queues, for changed limits, in seconds.
 _QUEUE_POLL_SECONDS = 1.0
 
-#: How long a consumer that was busy still polls before it follows the feed, and how long it still follows the feed for
-#: a queue without credit, in seconds.
+#: How long a consumer still polls after it was busy, before it follows the feed; and how long the feed still reports
+#: the messages of a queue after the last credit for it is used. In seconds.
 _LINGER_SECONDS = 1.0
 
 
@@ -103,7 +104,7 @@ class Notifier:
             self._stop_feed()
             self._busy_at = now
             if self._checkpoint is None or any(candidates[queue].is_outdated for queue in with_credit):
-                # The feed can start at this point only for queues that are read after it: all are to be read again.
+                # If the feed starts at this point, it does not report older changes: read all queues after this point.
                 self._checkpoint = self._client.sequence()
                 for queue_candidates in candidates.values():
                     queue_candidates.mark_stale()
@@ -148,9 +149,9 @@ class Notifier:
             queue: now if queue in with_credit else self._credit_at.get(queue, now) for queue in candidates
         }
         for queue, queue_candidates in candidates.items():
-            # Without credit for a queue, this consumer does not collect many of its messages, and after a while it does
-            # not follow the feed for it. A queue with credit would be read again in this same cycle, at an unknown
-            # point of the feed, from which the feed could not continue.
+            # For a queue without credit, stop after a while, or if there are many messages: forget its candidates, and
+            # leave it out of the feed. A queue with credit is kept: otherwise this cycle would read it again, at an
+            # unknown point of the feed, and the feed could not continue from there.
             if (
                 self._since is not None
                 and queue not in with_credit
@@ -169,7 +170,8 @@ class Notifier:
             if self._checkpoint is not None:
                 self._start_feed(self._checkpoint, complete)
             for queue in complete - self._followed:
-                # The feed was not followed when the queue was read: read it again, after a known point.
+                # When the queue was read, the feed did not report it, and was at an unknown point: read it again, after
+                # a known point.
                 candidates[queue].mark_stale()
         elif complete < self._followed:
             self._start_feed(self._since, complete)
@@ -184,14 +186,18 @@ class Notifier:
 
     def _stop_feed(self) -> None:
         if self._since is not None:
-            # From now on the queues are read after this point.
+            # Whatever reads the queues from now on is newer than this point.
             self._checkpoint = self._since if self._checkpoint is None else self._checkpoint
             self._since = None
             if self._feed is not None:
                 self._feed.pause()
 
     def _poll(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
-        """Return the changed documents that are no messages: one request, more for bindings and for each change."""
+        """Return the changed documents that are no messages.
+
+        This takes one request, and one more each for bindings, for all changed documents together, and, once a second,
+        for the declarations of the queues.
+        """
         self._polled_at = time.monotonic()
         exchanges = sorted(self._routes.wanted | self.listener.exchanges)
         rows = self._client.id_range(BROADCAST, to=CONSUMER)
@@ -238,7 +244,7 @@ class Notifier:
 
 
 def _selector(queues: frozenset[str]) -> Document:
-    """Return the feed's filter: messages that can be claimed, and documents that concern all consumers."""
+    """Return the feed's filter: messages of these queues that no consumer has claimed, and the broker's documents."""
     return {
         '$or': [
             {'type': 'WorkItem', 'claimed': None, 'queue': {'$in': sorted(queues)}, 'status': {'$exists': False}},

@@ -13,27 +13,28 @@ from ..queues.waiting import BEGIN, Ask, Cursor, Page
 
 __all__ = ['Paging', 'Reading']
 
-#: A consumer that reads a long queue page by page looks at the head again after this time, in seconds. CouchDB then
-#: responds from the index as it is, and may update it afterwards, for the next look. So a message of a higher priority
-#: waits for up to two seconds in the queue of a single consumer.
+#: A consumer that reads a long queue page by page looks at the head again after this time, in seconds. CouchDB responds
+#: from the index as it is, and updates it after that, if the look asks for it. So in a queue with one consumer a new
+#: message of a higher priority may be found only by the second look, after up to two seconds.
 _LOOK_SECONDS = 1.0
 
-#: The consumers of a queue update its index in turn. If the others do not, a consumer does so after this time for each
-#: of them, in seconds.
+#: The consumers of a queue take turns to update its index, one in each second. A consumer also does so out of turn if
+#: its last update is older than this number of seconds times the number of consumers: turns may be missed.
 _REFRESH_SECONDS = 1.5
 
-#: With more consumers than this, several of them update the index in the same second: some of the Consumer documents
-#: may have no consumer.
+#: Turns are counted for at most this many consumers. With more, several update the index in the same second: some of
+#: the Consumer documents may have no consumer.
 _MAX_REFRESH_TURNS = 8
 
-#: A message that was read is not new at the head for this time, in seconds. Other consumers may not have claimed it
-#: yet, and the index may not show yet that it is claimed.
+#: For how many seconds a message of an earlier page does not count as new when a look finds it at the head: other
+#: consumers may not have claimed it yet, or the index may not show yet that it is claimed.
 _KNOWN_SECONDS = 5.0
 
 #: How many rows a look at the head reads.
 _LOOK_ROWS = 16
 
-#: How many rows a page has at least for each consumer. A consumer that claims many messages reads larger pages.
+#: How many rows a page has at least for each consumer, but not more than `read_ahead` in all. A consumer that claims
+#: many messages reads larger pages.
 _MIN_ROWS = 128
 
 
@@ -52,7 +53,7 @@ class Reading:
 
 
 class Paging:
-    """How far one queue was read. A long queue is read page by page: the messages at its head were claimed just now."""
+    """How far one queue was read. A long queue is read page by page: the messages at its head are claimed by now."""
 
     def __init__(self, clock: ServerClock, queue: str, read_ahead: int) -> None:
         self._clock, self._queue, self._read_ahead = clock, queue, read_ahead
@@ -63,7 +64,7 @@ class Paging:
 
     @property
     def is_old(self) -> bool:
-        """Whether the last look at the head was too long ago."""
+        """Whether the head was last read more than `_LOOK_SECONDS` ago."""
         return time.monotonic() - self._looked_at > _LOOK_SECONDS
 
     def restart(self) -> None:
@@ -71,7 +72,7 @@ class Paging:
         self.last, self._looked_at = None, float('-inf')
 
     def forget(self) -> None:
-        """Read from the head next, where all messages count as new then."""
+        """Read from the head next, and count all messages there as new."""
         self.last, self._known = None, {}
 
     def next(self, turns: Turns, claimed: int) -> Reading:
@@ -86,7 +87,7 @@ class Paging:
 
     def _look(self, turns: Turns) -> Reading:
         self._looked_at = time.monotonic()
-        # One consumer a second updates the index: if each did so, that would cost as much as the claims.
+        # One consumer in each second updates the index: if every look did so, that would cost as much as the claims.
         count = min(len(turns), _MAX_REFRESH_TURNS)
         refresh = (
             int(self._clock.now()) % count == turns.position % count

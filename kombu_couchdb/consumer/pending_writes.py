@@ -21,7 +21,7 @@ PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 
 
 class PendingWrites:
-    """The documents to be written. If a publisher changes a unique job first, its write is made again."""
+    """The documents to be written. If a publisher changes a unique job before the write, the write is made again."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -31,7 +31,7 @@ class PendingWrites:
         self._released: list[Document] = []
         #: Unique jobs whose writes were in conflict, as they were claimed, with the change to be made.
         self._changed_jobs: list[tuple[Document, Callable[[Document], Mapping[str, Any]]]] = []
-        #: The ids of the messages that are decided here while it is uncertain whether CouchDB has stored the decision.
+        #: The ids of messages with a decision that CouchDB has not confirmed yet.
         self._unstored: set[str] = set()
 
     @property
@@ -54,8 +54,9 @@ class PendingWrites:
     def return_writes(self, pending: list[PendingWrite]) -> None:
         """Put back writes that got no response: CouchDB may have stored them."""
         with self._lock:
-            # A write that CouchDB has stored is in conflict with itself when it is sent again: that needs no warning.
-            # But a unique job may also be in conflict because a publisher has changed it: it is read again.
+            # If CouchDB has stored a write, the second attempt conflicts with the first: that needs no warning. For a
+            # unique job the conflict may also come from a publisher that has changed the job: then the job is read
+            # again.
             again: list[PendingWrite] = [
                 (doc, react if workitem.is_unique(doc) else lambda result, doc=doc: self._unstored.discard(doc['_id']))  # type: ignore[misc]
                 for doc, react in pending

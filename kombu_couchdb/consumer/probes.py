@@ -1,8 +1,8 @@
 """Probes: messages that a consumer claims out of turn, to find out whether the consumers that come first claim at all.
 
-In a long queue each consumer leaves the messages of the others alone. If one of the others has no credit, its share
-would wait. So a consumer tries one message of each of the others from time to time: if it wins, the other one is busy,
-and its share is open to all.
+In a long queue each consumer claims only the messages that it may claim first. The share of a consumer that is busy (it
+has no credit, for example) would wait. So from time to time a consumer tries to claim one message of each of the
+others. If it succeeds, the other consumer counts as busy, and its share is open to all.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Candidate:
     #: The priority's rank: 0 is claimed first.
     rank: int
     date: float
-    #: How many consumers that are not busy come before this one.
+    #: How many consumers that are not known to be busy may claim the message before this one.
     turn: int
-    #: The monotonic time from which the other consumers have their turns.
+    #: The monotonic time at which the first consumer may claim the message; the others wait from this time on.
     since: float
     #: The monotonic time before which this consumer does not claim it.
     at: float
-    #: The monotonic time at which `doc` was read.
+    #: The monotonic time at which `doc` was read, or, before that, at which the message was found.
     seen: float
     doc: Document | None = None
 
@@ -50,7 +50,7 @@ class Candidate:
 
 
 class Probes:
-    """The messages of one queue that are tried for the other consumers; for the I/O thread alone."""
+    """Messages of one queue that other consumers may claim first and this one tries; for the I/O thread alone."""
 
     def __init__(self) -> None:
         self._left: dict[str, Candidate] = {}  # by consumer: a message of it to be tried
@@ -67,11 +67,11 @@ class Probes:
         return time.monotonic() >= self._next_at
 
     def note(self, consumer: str, candidate: Candidate) -> None:
-        """Note a message that is left to another consumer; the first one of each consumer counts."""
+        """Note a message that is left to another consumer; only the first message for each consumer is kept."""
         self._left.setdefault(consumer, candidate)
 
     def take(self, count: int) -> list[Candidate]:
-        """Return up to `count` messages to be tried now; their consumers had the time to claim them."""
+        """Return up to `count` messages to be tried now: those that their consumers did not claim in time."""
         now = time.monotonic()
         due = [(name, each) for name, each in self._left.items() if each.since + STAGGER_SECONDS <= now][:count]
         if due:

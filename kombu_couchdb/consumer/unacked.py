@@ -29,8 +29,8 @@ logger = get_logger(__name__)
 #: The most broadcasts that are kept for a queue without a consumer; the oldest are dropped first.
 _MAX_WAITING_BROADCASTS = 10_000
 
-#: The lines that are logged when kombu decides about a message, or for it. CouchDB stores the decision in the next
-#: cycle.
+#: The log lines for a decision about a message, whether kombu makes it or this module does (an expired message, for
+#: example). CouchDB stores the decision in the next cycle.
 _ACKNOWLEDGED = 'acknowledged message %s of queue %s, attempt %s (not stored yet)'
 _RELEASED = 'released message %s of queue %s, attempt %s (counted, not stored yet)'
 _RELEASED_UNCOUNTED = 'released message %s of queue %s, attempt %s (not counted, not stored yet)'
@@ -46,7 +46,7 @@ class Unacked(PendingWrites):
     ) -> None:
         super().__init__()
         self._lease, self._mailbox, self._clock = lease, mailbox, clock
-        #: Whether the queues have more messages to claim than there is credit for.
+        #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
         self._subscriptions = Subscriptions(unlimited)
         self._held: dict[str, Delivery] = {}  # by delivery tag

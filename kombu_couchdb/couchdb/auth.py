@@ -147,8 +147,10 @@ class Auth:
 
         `post` sends the request that begins a session.
 
-        *Raises* `AccessDenied` if CouchDB refused the password; `ServerUnavailable` instead if the credentials come
-        from a source that may change them, if that source fails, or while the user is locked; `ConfigurationError`.
+        *Raises* `AccessDenied` if CouchDB refused the password and no source can supply another one;
+        `ServerUnavailable` if CouchDB refused it and a source can, if that source fails, or while the user is locked;
+        `ConfigurationError` if user or password are missing or cannot be encoded; and the errors of the request that
+        begins a session.
         """
         called_at = time.monotonic()
         with self._lock:

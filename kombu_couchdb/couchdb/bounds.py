@@ -82,8 +82,8 @@ class Upload(io.BytesIO):
 class _BoundedReader(io.RawIOBase):
     """Reads a response from a socket; *raises* `TimeoutError` and `AnswerTooLarge` if it exceeds its bounds.
 
-    The timeout of the socket at first is the time limit for the whole head. The body starts with the time that the head
-    left over, and regains one second with each 100 kB, up to the timeout.
+    The time limit for the whole head is the timeout that the socket has at the beginning. For the body there remains
+    the time that the head did not use, plus one second for each 100 kB received, but never more than that timeout.
     """
 
     def __init__(self, raw: Any, sock: Any, bounds: Bounds) -> None:

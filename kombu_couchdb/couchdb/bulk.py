@@ -20,7 +20,7 @@ Write = Callable[[Sequence[Mapping[str, Any]], Sequence[bytes]], list[WriteResul
 #: The maximum bytes of documents in one request of several documents: at first, and the smallest limit after timeouts.
 MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
 
-#: After this many requests of about the maximum size with a response in time, the maximum is doubled.
+#: After this many requests of at least half the maximum size with a response in time, the maximum is doubled.
 _STEADY_REQUESTS = 16
 
 #: Errors of single documents of `_bulk_docs`. Any other error means that the server has a problem.

@@ -46,8 +46,8 @@ class ConflictResolver:
         """
         self._client, self._view, self._rules = client, view, rules
         self._name = str(view['_id']).partition('/')[2]
-        #: By document id, the leaf revisions and the monotonic time at which they were first seen; infinite if
-        #: resolved.
+        #: By document id, the leaf revisions and the monotonic time at which they were first seen; infinite if the
+        #: conflict is resolved or can never be.
         self._seen: dict[str, tuple[frozenset[str], float]] = {}
         self._view_forbidden = False
         self._jitter = random.uniform(0.5, 1.0)
@@ -82,9 +82,9 @@ class ConflictResolver:
             self.resolve(())
 
     def resolve(self, living: Collection[str]) -> int:
-        """Resolve the conflicts whose leaves have not changed for `SYNC` seconds; return the number of documents.
+        """Resolve the conflicts whose leaves have not changed for `SYNC` seconds; return their number.
 
-        `living` are the ids of the consumers with a valid lease.
+        Conflicts that can never be resolved count, too. `living` are the ids of the consumers with a valid lease.
         """
         now = self._last_run = time.monotonic()
         seen, self._seen = self._seen, {}

@@ -1,9 +1,11 @@
 """The other consumers of a database, and the order in which the consumers of a queue may claim a message.
 
 The id of a message says which of the queue's consumers claims it first, and in which order the others follow. So
-consumers that read the same candidates rarely claim the same message. A consumer without prefetch credit leaves the
-messages that it may claim first. The other consumers notice that and skip it until they see a claim of it again.
-Nothing is written for this.
+consumers that read the same candidates rarely claim the same message.
+
+A consumer without prefetch credit does not claim the messages that it may claim first. If another consumer waits and
+then claims such a message itself, it counts the first consumer as *busy*. It does not wait for a busy consumer until it
+sees that the busy consumer has claimed a message again. Nothing is written for this.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Turns:
     def __init__(self, names: Sequence[str] = ('',), own: str = '', busy: Iterable[str] = ()) -> None:
         self.names, self.own = tuple(names), own
         self.position = self.names.index(own)
-        #: Consumers that left messages which they could claim first.
+        #: Consumers that did not claim messages which they could claim first; the others count as idle.
         self.busy: set[str] = set()
         self.note(busy=busy)
 
@@ -65,7 +67,7 @@ class Turns:
         return self._idle[-1]
 
     def note(self, *, busy: Iterable[str] = (), idle: Iterable[str] = ()) -> bool:
-        """Note which consumers leave messages to others and which claim; tell whether that changed anything."""
+        """Note which consumers leave messages to others (`busy`) or claim (`idle`); tell whether `busy` changed."""
         before = set(self.busy)
         self.busy = ((self.busy | {*busy}) - {*idle, self.own}) & {*self.names}
         # For each n, how many of the first n names are idle. A difference is the number of idle ones in a range.

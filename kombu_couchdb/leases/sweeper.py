@@ -141,14 +141,15 @@ class Sweeper:
 
     def _release_messages(self, leases: LeaseStats, own: str, expired: list[Document]) -> None:
         """Release the messages of the `expired` consumers, and of claimants that have no heartbeat document."""
-        # The view may be older than the claims in it: only a read of the document proves that there is none.
+        # The view may show a claim and not the claimant's heartbeat yet: only a read of the document proves that there
+        # is none.
         unknown = [name for name in leases['claim'] if name not in leases['consumer'] and name != own]
         alive = self._store.alive(unknown)
         names = [doc['_id'] for doc in expired] + [name for name in unknown if name not in alive]
         conflicted = self._resolver.conflicted() if names and self._store.client.replicas > 1 else {}
         for name in names:
-            # In a conflicted message, the claim that CouchDB shows may be unproven, while another consumer has claimed
-            # the message: that is left to the conflict resolution.
+            # The claim that CouchDB shows of a conflicted message may be an unproven one, while another consumer has a
+            # proven claim. The conflict resolution decides about such messages.
             count = self._store.release(doc for doc in self._store.claims(name) if doc['_id'] not in conflicted)
             if count:
                 logger.warning('%d messages of consumer %s, which has no lease any more, were released', count, name)
@@ -192,5 +193,6 @@ class Sweeper:
         self._next = time.monotonic() + (
             max(wait, self._timeout / 10) + random.uniform(0.1, 1.0) if pause is None else pause
         )
-        # A shorter stall cannot make a consumer silent for its whole lease, even if it begins just before a heartbeat.
+        # A stall shorter than this cannot silence a consumer for its whole lease, even if it begins just before a
+        # heartbeat.
         self._expected = self._next + max(self._timeout / 3, GRACE_SECONDS)

@@ -27,7 +27,8 @@ logger = get_logger(__name__)
 #: A get prolongs its queue at most once in this fraction of the queue's lifetime.
 _PROLONG_FRACTION = 0.25
 
-#: A sweep prolongs a queue with consumers by this much more than its lifetime, so that it rarely writes the document.
+#: When a queue that has consumers expires, a sweep prolongs it by its lifetime and this many seconds, so that it rarely
+#: writes the document.
 _IN_USE_SECONDS = 600.0
 
 #: Gets from a queue that is not declared look for its document at most once in this time.
@@ -46,8 +47,8 @@ class Lifetimes:
         """Prolong the lifetime of a queue from which a message is requested, if it has one.
 
         This makes no request for a queue that this connection declared without a lifetime, one request for any other
-        queue without a lifetime, and two requests per quarter of its lifetime for a queue with one. An error is only
-        logged; the next call tries again.
+        queue without a lifetime, one request per minute for a queue that is not stored, and two requests per quarter of
+        its lifetime for a queue with one. An error is only logged; the next call tries again.
         """
         now, declared = time.monotonic(), self._topology.declarations.get(QUEUE + name)
         key = name, declared.get('lifetime') if declared else None
@@ -70,7 +71,8 @@ class UnusedQueues:
 
     def __init__(self, store: Store, topology: Topology) -> None:
         self._store, self._topology = store, topology
-        #: Names of temporary queues that lost a consumer while other consumers seemed to use them, or with its lease.
+        #: Names of temporary queues to be checked: a consumer cancelled its subscription while others were left, or the
+        #: lease of a consumer expired.
         self.abandoned: set[str] = set()
         self._purging: set[str] = set()  # names of deleted queues whose messages are not all deleted yet
 
@@ -89,7 +91,8 @@ class UnusedQueues:
         # Read the heartbeats last: they name the queues of a consumer that subscribed a moment ago.
         used = _in_use(self._store.client) if docs else set()
         self.abandoned -= abandoned - (used & docs.keys())
-        unproven: set[str] = set()  # their messages are deleted when the next sweep does not find the queue
+        # Queues whose deletion was unproven: the next sweep deletes their messages if it does not find the queue again.
+        unproven: set[str] = set()
         for name, doc in docs.items():
             expired = number(doc.get('expires')) and doc['expires'] + GRACE_SECONDS < now
             if name in used:

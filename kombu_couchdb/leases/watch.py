@@ -21,9 +21,9 @@ __all__ = ['CLOCK_SHARE', 'GRACE_SECONDS', 'OverdueQueues', 'Watch', 'expires_of
 #: server's time may have.
 GRACE_SECONDS = 2.0
 
-#: The most of a lease, as a fraction, that the server's time can prove to have passed; the monotonic clock must measure
-#: the rest. The rest is longer than a third of the lease, the interval of heartbeats. So no lease of a living consumer
-#: expires because a clock is wrong.
+#: The largest part of a lease that may count as passed by the server's time alone, as a fraction. The sweeper must
+#: measure the rest with its monotonic clock. The rest is longer than a third of the lease, the interval of heartbeats,
+#: so a living consumer writes a heartbeat in it, and does not lose its lease because a clock is wrong.
 CLOCK_SHARE = 0.6
 
 #: The longest lease: `visibility_timeout` has the same limit, see `options`.
@@ -44,27 +44,28 @@ class Watch:
     def __init__(self, clock: ServerClock, lease: float, clock_share: float = CLOCK_SHARE) -> None:
         """Create a watch that has seen no heartbeat.
 
-        `lease`, in seconds, is assumed for documents without a valid one. `clock_share` is the most of a lease that the
-        server's time can prove to have passed.
+        `lease`, in seconds, is assumed for documents without a valid one. `clock_share` is the largest part of a lease
+        that may count as passed by the server's time alone.
         """
         self._clock, self._lease, self._clock_share = clock, lease, clock_share
         self._seen: dict[str, _Seen] = {}
-        #: The monotonic time at which the last look began, and how far the server's time was ahead of it.
+        #: The monotonic time at which the last look began, and how far the server's time was ahead of the monotonic
+        #: clock.
         self._looked = -inf
         self._ahead: float | None = None
 
     def observe(
         self, expires: Mapping[str, float], asked: float, fetch: Callable[[list[str]], list[Document | None]]
     ) -> None:
-        """Take in `expires` of all consumers, by id, that a request read which was sent at the monotonic time `asked`.
+        """Take in `expires` of all consumers, by id. The request that read it was sent at the monotonic time `asked`.
 
         `fetch` returns the documents of new consumers, from which their leases are read.
         """
         answered, now = time.monotonic(), self._clock.now()
         looked, self._looked = self._looked, asked
         ahead, self._ahead = self._ahead, now - answered
-        # The server's time proves nothing if it was set since the last look. On the first look, the local clock must
-        # agree with it.
+        # The server's time is not used if its clock was set since the last look. On the first look there is nothing to
+        # compare with: then it is used only if the local clock agrees with it.
         trusted = self._clock.agrees if ahead is None else abs(self._ahead - ahead) <= GRACE_SECONDS
         new = sorted(expires.keys() - self._seen.keys())
         leases = {name: _lease_of(doc, self._lease) for name, doc in zip(new, fetch(new) if new else [], strict=True)}
@@ -82,7 +83,7 @@ class Watch:
         """Do not count the last `seconds` as silence: consumers could not write, or this process could not read."""
         now = time.monotonic()
         self._seen = {name: seen._replace(since=min(now, seen.since + seconds)) for name, seen in self._seen.items()}
-        self._looked = now  # the silence of heartbeats that the next look finds begins now or later
+        self._looked = now  # for heartbeats that the next look finds changed, the silence begins now or later
 
     def expires(self, name: str) -> float | None:
         """Return `expires` of a consumer as the last look found it; None if it did not find the consumer."""
@@ -93,7 +94,10 @@ class Watch:
         return [name for name, seen in self._seen.items() if self._looked - seen.since > seen.lease + GRACE_SECONDS]
 
     def proven_in(self, longest: float) -> float:
-        """Return the seconds until all consumers with leases of up to `longest` seconds can be proven to be silent."""
+        """Return the seconds until a look can prove that the known consumers are silent, if they are.
+
+        Consumers with leases of more than `longest` seconds do not count.
+        """
         now = time.monotonic()
         return max(
             (seen.since + seen.lease + GRACE_SECONDS - now for seen in self._seen.values() if seen.lease <= longest),
@@ -103,8 +107,8 @@ class Watch:
     def next_in(self) -> float:
         """Return the seconds until the next look is due; infinite if no consumer was seen.
 
-        It is due when the first lease may have expired, and before a heartbeat gets older than the server's time can
-        prove.
+        It is due when the first lease may have expired, and at the latest after `CLOCK_SHARE` of the shortest lease: a
+        later look could not count the full age of a heartbeat that was written since this one.
         """
         now = time.monotonic()
         return min(

@@ -37,8 +37,8 @@ _MAX_PUBLISHERS = 10_000
 #: lost.
 _MAX_TAGS = 1000
 
-#: For how many seconds a listener waits for a missing number: longer than nodes take to replicate to each other (see
-#: `couchdb.conflicts`). And for how many numbers it waits.
+#: For how many seconds a listener waits for a missing number, longer than nodes take to replicate to each other (see
+#: `couchdb.conflicts`); and for how many missing numbers it waits at most.
 _MISSING_SECONDS, _MAX_MISSING = 15.0, 1000
 
 
@@ -57,8 +57,9 @@ class Broadcaster:
         if self._own is None:
             self._own = self._adoptable(now)
         if self._sent + self._retention < now:
-            # Earlier broadcasts may be overwritten, and a listener that started since has seen no number of this
-            # publisher. So it starts again, with a new name and number 1.
+            # The earlier broadcasts may be overwritten. A listener that started after that has seen no number of this
+            # publisher, and would count all earlier numbers as missing. So the publisher takes a new name and starts
+            # with number 1.
             self._publisher, self._number = uuid.uuid4().hex, 0
         # Count even if the write fails: without a response it may have been stored, and no other broadcast may have its
         # number.
@@ -162,8 +163,8 @@ class Listener:
         numbered: defaultdict[str, list[Document]] = defaultdict(list)
         for doc in sorted(new, key=lambda doc: _source(doc)[1]):
             numbered[_source(doc)[0]].append(doc)
-        # Those of different publishers in order of time, those of one publisher in order of number: its clock may step
-        # back.
+        # Sort the broadcasts of different publishers by time, but those of one publisher by number, because its clock
+        # may step back.
         ordered = [numbered[_source(doc)[0]].pop(0) for doc in sorted(new, key=_date)]
         with self._lock:
             pairs = [pair for doc in ordered for pair in self._take(doc)]

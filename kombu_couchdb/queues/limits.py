@@ -20,7 +20,8 @@ from ..errors import ConfigurationError
 
 __all__ = ['LIMITS', 'Limit', 'Limits', 'check_limits', 'limit_in', 'limits_of']
 
-#: The arguments whose values a later declaration can change.
+#: If a later declaration has one of these arguments, its arguments are merged into those of the stored queue. The first
+#: three are limits; `x-expires` is a lifetime.
 LIMITS = ('x-message-ttl', 'x-max-length', 'x-delivery-limit', 'x-expires')
 
 

@@ -46,8 +46,9 @@ _MEMORY_SECONDS = 60.0
 class Routes:
     """The bindings of the exchanges to which this process publishes, for one database; its connections share the table.
 
-    While a consuming connection follows the changes feed, it keeps the table up to date, and a lookup makes no request.
-    Otherwise a lookup reads the bindings of the exchange, unless they were read less than 50 ms ago.
+    While a consuming connection follows the changes feed or polls (see `consumer.notifier`), it keeps the table up to
+    date, and a lookup makes no request. Otherwise a lookup reads the bindings of the exchange, unless they were read
+    less than 50 ms ago.
     """
 
     def __init__(self) -> None:
@@ -63,11 +64,11 @@ class Routes:
         self._gone: dict[str, int] = {}  # the generations of deleted revisions, by id
         #: The exchanges that were looked up.
         self.wanted: set[str] = set()
-        self._followed: set[str] = set()  # those whose bindings a changes feed keeps up to date
+        self._followed: set[str] = set()  # those whose bindings a notifier keeps up to date
         self._followed_until = 0.0
 
     def follow(self, seconds: float, exchanges: Iterable[str] = ()) -> None:
-        """Trust the table for these exchanges and those of earlier calls for `seconds`: a changes feed reports updates.
+        """Trust the table for these exchanges and those of earlier calls for `seconds`: the caller reports all updates.
 
         With 0 seconds, trust it for no exchange any more.
         """

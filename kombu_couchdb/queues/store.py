@@ -68,7 +68,7 @@ class Store:
     # -- publish
 
     def publish(self, docs: Sequence[Published]) -> None:
-        """Store new messages: one request for up to 5,000, and one or more for each unique job.
+        """Store new messages: one request for up to 5,000 messages and 1 MB, and one or more for each unique job.
 
         If the same documents are published again, each is stored only once. *Raises* `ServerUnavailable` (it is unknown
         which are stored: publish the same documents again), `DocumentTooLarge` (the other messages may be stored),
@@ -304,8 +304,8 @@ class Store:
         """Delete messages by id and revision without reading them; return the number of deleted ones.
 
         If a message has changed since the view read it, its deletion is in conflict, and the message stays. A unique
-        job is read first, and deleted only if it is `unwanted`: it may have further messages in `next`, which take its
-        place, and the view does not have its `sent`.
+        job is read first, because the row of the view is not enough: the job may have further messages in `next`, which
+        take its place, and `unwanted` may need its member `sent`.
         """
         changes: list[Mapping[str, Any]] = [
             {'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(JOB)

@@ -71,11 +71,11 @@ class Topology:
     # -- queues
 
     def declare_queue(self, name: str, arguments: Mapping[str, Any], auto_delete: bool) -> bool:
-        """Store a queue, or change the limits of a stored one to those in `arguments`; nothing else of it changes.
+        """Store a queue, or merge `arguments` into those of a stored one, if they have a limit or the queue a lifetime.
 
-        `x-expires` in `arguments` is the lifetime of an unused queue, in milliseconds as in AMQP. Return whether the
-        queue is deleted with its last consumer, as it is stored. *Raises* `ConfigurationError` for a limit that is not
-        a number.
+        A stored `auto_delete` never changes; a lifetime begins again. `x-expires` in `arguments` is the lifetime of an
+        unused queue, in milliseconds as in AMQP. Return `auto_delete` as it is stored: whether the queue is deleted
+        with its last consumer. *Raises* `ConfigurationError` for a limit that is not a number of at least 0.
         """
         check_limits(name, arguments)
         doc = self._queue(name, dict(arguments), auto_delete)
@@ -88,7 +88,7 @@ class Topology:
         return bool(doc['auto_delete'])
 
     def _store_queue(self, wanted: Queue, limited: bool) -> Queue:
-        """Store a Queue, or change the limits of the stored one; return the stored document."""
+        """Store a Queue, or change the stored one, see `declare_queue`; return the stored document."""
         doc = wanted
         found = self._declared_before(doc['_id'], is_new=bool(doc['lifetime']))
         while not found or limited or wanted['lifetime']:

@@ -102,7 +102,11 @@ def _yields(client: Client, doc: Mapping[str, Any], rev: str) -> bool:
 
 
 def _is_rival(leaf: Document, ours: Mapping[str, Any]) -> bool:
-    """Tell whether `leaf` descends from the revision that `ours` replaces, or if `ours` is new, whether it is a job."""
+    """Tell whether another process wrote `leaf` in place of `ours`.
+
+    It did if `leaf` descends from the revision that `ours` replaces, or, if `ours` is a new document, if `leaf` is not
+    deleted.
+    """
     if '_rev' not in ours:
         return not leaf.get('_deleted')
     generation, _, text = ours['_rev'].partition('-')
