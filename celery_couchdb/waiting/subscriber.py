@@ -254,6 +254,7 @@ class Subscriber:
     def _fail(self, watched: set[str], exc: Exception) -> None:
         """Deliver an error to the mailboxes of the documents that cause it, or of all if no document causes it."""
         errors: dict[str, CouchDBError] = {}
+        self._since = None  # the next request reads everything again, also what was unread now
         if not isinstance(exc, (AccessDenied, NotCouchDB, ConfigurationError)):
             for doc_id in watched:
                 try:
@@ -262,7 +263,6 @@ class Subscriber:
                     return  # the next request shows whether the error persists
                 except CouchDBError as own:
                     errors[doc_id] = own
-        self._since = None
         if not errors:
             logger.error('the subscriber to results failed', exc_info=exc)
             error = (

@@ -26,8 +26,8 @@ __all__ = ['Bodies', 'Body', 'read']
 #: Bodies of at least this size are read alone, in bytes.
 _MIN_ALONE_BYTES = 64_000
 
-#: A body counts as unreadable, and its message becomes a dead letter, if more than this many reads of it failed and the
-#: last one failed with one of these errors.
+#: A body counts as unreadable, and its message becomes a dead letter, if more than this many reads of it failed with
+#: one of these errors. Reads that failed because CouchDB did not respond do not count.
 _MAX_FAILURES, _FINAL_ERRORS = 10, (errors.BrokenAnswer, errors.RequestRefused)
 
 _RESULT = members(id=text, docs=items(members()))
@@ -47,6 +47,8 @@ class Bodies:
         self._client, self._unacked = client, unacked
         #: How often the read of a body failed, by delivery tag: bodies with fewer failures are read first.
         self._failures: Counter[str] = Counter()
+        #: How often it failed with one of `_FINAL_ERRORS`.
+        self._final_failures: Counter[str] = Counter()
 
     def deliver_some(self) -> None:
         """Read bodies of up to `Client.request_bytes` bytes together (or one larger body), and deliver their messages.
@@ -56,6 +58,7 @@ class Bodies:
         unread, size = self._unacked.awaiting_bodies(), 0
         if not unread:
             self._failures.clear()
+            self._final_failures.clear()
         unread.sort(key=lambda delivery: self._failures[delivery.tag])
         while unread and (not size or size + _size(unread[0].doc) <= self._client.request_bytes):
             failed = self._failures[unread[0].tag]  # bodies that could not be read together are read alone
@@ -72,8 +75,10 @@ class Bodies:
             return read(self._client, [delivery.doc for delivery in batch])
         except errors.CouchDBError as exc:
             self._failures.update(delivery.tag for delivery in batch)
-            if len(batch) == 1 and self._failures[batch[0].tag] > _MAX_FAILURES and isinstance(exc, _FINAL_ERRORS):
-                return [Body(None, malformed(f'the attachment with the body cannot be read ({exc})'))]
+            if isinstance(exc, _FINAL_ERRORS):
+                self._final_failures.update(delivery.tag for delivery in batch)
+                if len(batch) == 1 and self._final_failures[batch[0].tag] > _MAX_FAILURES:
+                    return [Body(None, malformed(f'the attachment with the body cannot be read ({exc})'))]
             raise
 
 
