@@ -129,7 +129,8 @@ def _older(
     steps = []
     for doc_id in sorted(stored):
         family, version = _versioned(doc_id)
-        if version < newest.get(family, 0):
+        replaced_by = design.FORMER.get(family.removeprefix('_design/'))
+        if version < newest.get(family, 0) or f'_design/{replaced_by}' in newest:
             if users := _users(doc_id.removeprefix('_design/'), living):
                 steps.append(
                     Step(

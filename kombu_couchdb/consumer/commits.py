@@ -92,5 +92,5 @@ class Commits:
         else:
             self._store.release(orphans)
             for doc in orphans:
-                logger.debug('released message %s: the response to its claim was lost', doc['_id'])
+                logger.debug('releasing message %s: the response to its claim was lost', doc['_id'])
         self._has_orphans = False

@@ -150,6 +150,9 @@ class Cycle:
                 react(WriteResult.unknown(doc['_id']))
             self.unacked.return_writes(pending)
             raise
+
+    def deliver_bodies(self) -> None:
+        """Read the bodies of claimed messages and deliver these; *raises* the errors of `Client`."""
         self._bodies.deliver_some()
 
     def sweep(self) -> None:

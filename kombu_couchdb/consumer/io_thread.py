@@ -129,6 +129,7 @@ class Consumer:
         if self._outage_since is not None:
             self._cycle.sweeper.interrupted(time.monotonic() - self._outage_since)
             self._outage_since = None
+        self._cycle.deliver_bodies()
         self._cycle.sweep()
         if not self._cycle.is_busy:
             self._idle_since = self._idle_since or time.monotonic()

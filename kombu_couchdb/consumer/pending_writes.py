@@ -114,5 +114,5 @@ class PendingWrites:
             )
         elif result.is_refused:
             logger.error('the outcome of message %s cannot be stored: %s', doc['_id'], result.reason)
-        elif workitem.is_waiting(doc):
+        elif result.is_stored and workitem.is_waiting(doc):
             self._released.append({**doc, '_rev': result.rev})

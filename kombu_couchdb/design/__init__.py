@@ -34,6 +34,9 @@ __all__ = [
 
 NAME, JOBS, CONFLICTED = 'celery-v5', 'celery-jobs-v1', 'celery-conflicted-v1'
 
+#: Former names of design documents, without their versions, and the names that replaced them.
+FORMER = {'celery-contested': 'celery-conflicted'}
+
 #: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
 #: `NAME`, see `queues.database`.
 PARCELS = 'parcels-v1'
