@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from .. import errors
 from ..couchdb.client import Client, Document, path_of
+from ..couchdb.failures import from_answer
 from ..couchdb.shapes import items, members, text
 from ..documents.body import NAME, stub
 from ..documents.reasons import malformed
@@ -121,7 +122,7 @@ def _body_of(client: Client, doc: Document, found: Document) -> Body:
     if not isinstance(leaf := found.get('ok'), dict):
         error = found.get('error') or {'error': 'not_found'}  # the embedded server says `missing` instead
         if isinstance(error, dict) and error.get('error') != 'not_found':
-            raise errors.from_answer(error, client.address.url)
+            raise from_answer(error, client.address.url)
         return _MISSING
     content: Any = None
     try:

@@ -29,6 +29,7 @@ import requests
 from kombu.utils.imports import symbol_by_name
 
 from .. import errors
+from . import failures
 from .address import Address
 from .fork_safety import Shared, reset_in_child
 
@@ -176,7 +177,7 @@ class Auth:
         with self._lock:
             if self._headers is not used:
                 return True  # another thread has replaced the headers
-            if _WRONG_PASSWORD.search(reason := errors.reason_of(response)) or errors.is_account_lock(reason):
+            if _WRONG_PASSWORD.search(reason := failures.reason_of(response)) or failures.is_account_lock(reason):
                 self._note_refusal(self._used_credentials, reason)
             elif response.status_code == 403 or not used.is_session:
                 return False
@@ -215,10 +216,10 @@ class Auth:
         if isinstance(response, errors.CouchDBError):
             return response
         if response.status_code in (401, 403):
-            self._note_refusal(credentials, errors.reason_of(response))
+            self._note_refusal(credentials, failures.reason_of(response))
             return self._refusal()
         if response.status_code >= 400:
-            return errors.from_status(response, self._address.server, credentials.user, 0)
+            return failures.from_status(response, self._address.server, credentials.user, 0)
         if not self._take_cookie(response):
             return errors.NotCouchDB(f'{self._address.server} did not begin a session; use the option auth="basic"')
         return None
@@ -256,12 +257,12 @@ class Auth:
         return credentials
 
     def _note_refusal(self, credentials: _Credentials, reason: str) -> None:
-        seconds = _LOCKED_SECONDS if errors.is_account_lock(reason) else _REFUSED_SECONDS
+        seconds = _LOCKED_SECONDS if failures.is_account_lock(reason) else _REFUSED_SECONDS
         self._refused, self._refused_reason = credentials, reason.rstrip('.')
         self._refused_until = time.monotonic() + seconds
 
     def _refusal(self) -> errors.CouchDBError:
-        if errors.is_account_lock(self._refused_reason):
+        if failures.is_account_lock(self._refused_reason):
             return errors.account_locked(self._address.server, self._user)
         text = f'{self._address.server} refused {errors.describe_user(self._user)}: {self._refused_reason}; '
         seconds = max(0.0, self._refused_until - time.monotonic())

@@ -19,7 +19,8 @@ from typing import Any
 
 from requests.adapters import HTTPAdapter
 
-from ..errors import NO_HANDSHAKE, AnswerTooLarge
+from ..errors import AnswerTooLarge
+from .failures import NO_HANDSHAKE
 
 __all__ = [
     'MAX_RESPONSE_BYTES',

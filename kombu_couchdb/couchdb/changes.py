@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import requests
 
-from ..errors import BrokenAnswer, CouchDBError, NestedTooDeeply, ServerUnavailable, from_transport
+from ..errors import BrokenAnswer, CouchDBError, NestedTooDeeply, ServerUnavailable
 from ..log import get_logger
 from .client import CHANGES, Client, Document, Row
+from .failures import from_transport
 
 __all__ = ['LIMIT', 'ContinuousFeed', 'Longpoll']
 

@@ -16,6 +16,7 @@ from requests.adapters import HTTPAdapter
 
 from .. import errors
 from ..log import get_logger
+from . import failures
 from .address import Address
 from .auth import Auth, Headers
 from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds
@@ -94,7 +95,7 @@ class Node:
         """Return the error for a response, or None; `size` is the size of the request body in bytes."""
         # If nodes of a cluster are down, the status of _bulk_docs may be 500 with the usual list of results.
         if response.status_code >= 400 and not (response.status_code == 500 and response.content[:1] == b'['):
-            return errors.from_status(response, self.address.url, self.auth.user, size)
+            return failures.from_status(response, self.address.url, self.auth.user, size)
         if 300 <= response.status_code < 400:
             return errors.NotCouchDB(f'{self.address.server} redirects to another address; use that one in the URL')
         return None
@@ -154,7 +155,7 @@ class Node:
                 response.content  # noqa: B018 - read the body, so that the connection returns to the pool
         # The errors of requests are OSErrors. urllib3 raises a ValueError for an invalid host.
         except (OSError, ValueError) as exc:
-            return errors.from_transport(exc, self.address.url, known=self._has_responded)
+            return failures.from_transport(exc, self.address.url, known=self._has_responded)
         self._has_responded = True
         response.request = None  # type: ignore[assignment]  # it contains the authentication headers
         self._clock.observe(response.headers.get('Date'), sent, time.time())

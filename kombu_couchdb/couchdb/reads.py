@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from .. import errors
 from .address import Address
+from .failures import from_answer
 from .http import Http
 from .shapes import DOCUMENT, Shape, both, document, equal, exactly, items, maybe, members, revision, rows, text
 from .unusable import Unusable
@@ -154,7 +155,7 @@ class Reads(Http):
         error = found.get('error') or {'error': 'not_found'}  # the embedded server returns an empty object
         if error.get('error') == 'not_found':
             return None
-        raise errors.from_answer(error, self.address.url)
+        raise from_answer(error, self.address.url)
 
     def _winners(self, ids: Sequence[str]) -> list[Document | None]:
         if not ids:

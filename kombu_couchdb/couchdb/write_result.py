@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..errors import CouchDBError, from_answer
+from ..errors import CouchDBError
+from .failures import from_answer
 
 __all__ = ['WriteResult', 'WriteStatus']
 

@@ -60,7 +60,7 @@ TIMED = {
     'janitor',
     'lease',
     'probes',
-    'store',
+    'purge',
     'sweeper',
     'unproven',
     'watch',

@@ -14,6 +14,7 @@ from urllib3.exceptions import MaxRetryError, NewConnectionError, ProtocolError
 from celery_couchdb.options import Options
 from celery_couchdb.results.store import Store as Results
 from kombu_couchdb import errors
+from kombu_couchdb.couchdb import failures
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.queues.database import ensure
@@ -28,7 +29,7 @@ def refused(status: int, body: Any = None, user: str | None = 'me', size: int = 
     response.status_code, response.reason = status, 'The Reason'
     response._content = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
     response.url = f'http://me:{SECRET}@db.example:5984/celery'
-    return errors.from_status(response, WHERE, user, size)
+    return failures.from_status(response, WHERE, user, size)
 
 
 # -- class hierarchy
@@ -143,7 +144,7 @@ def nested() -> Exception:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else '',
 )
 def test_class_of_each_failure(exc: OSError, kind: type[Exception], text: str) -> None:
-    error = errors.from_transport(exc, WHERE)
+    error = failures.from_transport(exc, WHERE)
     assert type(error) is kind
     assert str(error).startswith(f'{WHERE}: ')
     assert text in str(error)
@@ -152,13 +153,13 @@ def test_class_of_each_failure(exc: OSError, kind: type[Exception], text: str) -
 
 def test_cause_is_one_short_line() -> None:
     exc = http.ConnectionError(ValueError('first\nsecond' + 'x' * 5000))
-    assert str(errors.from_transport(exc, WHERE)) == f'{WHERE}: first'
-    assert len(str(errors.from_transport(http.ConnectionError('y' * 5000), WHERE))) < 300
+    assert str(failures.from_transport(exc, WHERE)) == f'{WHERE}: first'
+    assert len(str(failures.from_transport(http.ConnectionError('y' * 5000), WHERE))) < 300
 
 
 def test_cause_without_text_is_named_by_its_class() -> None:
     assert (
-        str(errors.from_transport(http.ConnectionError(ConnectionResetError()), WHERE))
+        str(failures.from_transport(http.ConnectionError(ConnectionResetError()), WHERE))
         == f'{WHERE}: ConnectionResetError'
     )
 

@@ -1,0 +1,212 @@
+"""Failed requests: which error stands for an exception of `requests`, an error status of HTTP or a refused write."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import requests
+from requests import exceptions as http
+
+from ..errors import (
+    WRITE_USER,
+    AccessDenied,
+    AnswerTooLarge,
+    ConfigurationError,
+    Conflict,
+    CouchDBError,
+    DatabaseMissing,
+    DocumentTooLarge,
+    NotCouchDB,
+    NotFound,
+    RequestRefused,
+    ServerUnavailable,
+    Unstorable,
+    account_locked,
+    describe_user,
+)
+
+__all__ = [
+    'NO_HANDSHAKE',
+    'from_answer',
+    'from_status',
+    'from_transport',
+    'is_account_lock',
+    'reason_of',
+]
+
+#: The text of a connection whose TLS handshake timed out.
+NO_HANDSHAKE = 'no response to the TLS handshake'
+
+#: OpenSSL's texts for a response that is not TLS.
+_NO_TLS = (
+    f'{NO_HANDSHAKE}|WRONG_VERSION_NUMBER|record layer failure|UNKNOWN_PROTOCOL|PACKET_LENGTH_TOO_LONG|HTTP_REQUEST'
+)
+
+#: The first bytes of a TLS alert: a TLS server sends one when it receives plain HTTP.
+_ALERT = '\x15\x03'
+
+#: The texts of a connection that the server closes before the alert can be read.
+_HUNG_UP = re.compile('reset by peer|without response')
+
+_WRITE_TLS = 'write couchdbs:// for couchdb:// in the URL'
+_TLS_WANTED = f'the server speaks TLS at this port; {_WRITE_TLS}'
+
+#: Patterns of OpenSSL's texts, and what each means for the user. The first match counts.
+_TLS = {
+    _NO_TLS: 'TLS failed; does the server speak TLS at this port? couchdb:// is plain HTTP',
+    r'has expired|not yet valid': "the server's TLS certificate is out of date, or this machine's clock is wrong",
+    r'mismatch': "the server's TLS certificate is for another host; use the host name in the certificate",
+    r'CERTIFICATE_VERIFY_FAILED|certificate verify failed': (
+        "the server's TLS certificate could not be verified; give the CA file as ssl_ca_certs in the URL or as "
+        'ca_certs in broker_use_ssl'
+    ),
+    r'': 'TLS failed; does the server speak TLS at this port, or want a client certificate (certfile and keyfile)?',
+}
+
+#: CouchDB's reason if the password is right but the user is not a member of the database.
+_NO_MEMBER = 'You are not allowed to access this db.'
+
+#: CouchDB's reason for an integer above 1.8e308. It responds with status 500 and refuses the whole request (measured
+#: with 3.5), so without this the client would retry forever.
+_NO_NUMBER = 'badarith'
+
+#: The reasons of CouchDB and PouchDB for a missing database; a missing document has other reasons.
+_NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})
+
+
+def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDBError:
+    """Return the error for an exception that `requests` raised.
+
+    `where` is the URL without user and password; `known` says whether the server has ever responded.
+
+    Raise the returned error outside the `except` block of `exc`. Otherwise `exc` is its context, and error trackers
+    record the variables of its frames: the request's headers with the password.
+    """
+    inner, text = _innermost(exc), _short(exc)
+    if isinstance(inner, AnswerTooLarge):
+        return AnswerTooLarge(f'{where}: the response has more bytes than are read at once')
+    if isinstance(exc, ValueError) and not isinstance(exc, OSError):
+        return ConfigurationError(f'{where}: host or port is not valid in the URL')
+    if not isinstance(exc, http.RequestException):  # requests raises OSError for a missing certificate file
+        return ConfigurationError(f'{where}: {exc}')
+    if isinstance(exc, http.SSLError) or 'SSL' in text:
+        return _cut(f'{where}: {_tls(text)} ({text})', not re.search(_NO_TLS, text))
+    if str(inner).startswith(_ALERT):
+        return ServerUnavailable(f'{where}: {_TLS_WANTED}')
+    if isinstance(exc, http.ConnectTimeout):
+        return ServerUnavailable(f'{where}: no connection within the time limit; is host and port right?')
+    if isinstance(exc, http.Timeout) or re.match(r'(Read |The \w+ operation )?timed out', text):
+        return ServerUnavailable(f'{where}: no response within the time limit (transport option request_timeout)')
+    if isinstance(exc, (http.InvalidURL, http.InvalidSchema, http.MissingSchema)):
+        return ConfigurationError(f'{where}: host or port is not valid in the URL')
+    if not known and where.startswith('http:') and _HUNG_UP.search(text):
+        text = f'{text}; if the server speaks TLS at this port, {_WRITE_TLS}'
+    return _cut(f'{where}: {text}', isinstance(exc, http.ConnectionError))
+
+
+def _cut(text: str, was_cut: bool) -> ServerUnavailable:
+    error = ServerUnavailable(text)
+    error.was_cut = was_cut
+    return error
+
+
+def from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
+    """Return the error for a response with a status of 400 or more.
+
+    `where` is the URL without user and password; `size` is the size of the request body in bytes.
+    """
+    status, reason = response.status_code, reason_of(response)
+    if status == 403 and is_account_lock(reason):
+        return account_locked(where, user)
+    if status in (401, 403):
+        return AccessDenied(
+            f'{where} refused {describe_user(user)}: {reason.rstrip(".") or "access denied"}; '
+            + (
+                WRITE_USER
+                if not user
+                else 'let an administrator run "celery -A your_app couchdb setup", which makes the user a member'
+                if reason == _NO_MEMBER
+                else 'check the user, password and rights'
+            )
+        )
+    if status == 404 and reason in _NO_DATABASE:
+        return DatabaseMissing(f'{where}: the database does not exist')
+    if status == 404:
+        return NotFound(f'{where}: {reason}')
+    if status in (409, 412):
+        return Conflict(f'{where}: {reason}')
+    if status == 413:
+        return DocumentTooLarge(
+            f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, '
+            f"or raise CouchDB's limit in its [couchdb] section: max_document_size (8,000,000 by default), for "
+            f'messages max_attachment_size'
+        )
+    if status == 500 and reason == _NO_NUMBER:
+        return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
+    if status >= 500 or status == 429:
+        error = ServerUnavailable(f'{where} responded with status {status}: {reason}')
+        error.status = status
+        return error
+    if status == 400 and where.startswith('http:') and re.search(b'HTTPS|SSL', response.content):
+        return NotCouchDB(f'{where}: {_TLS_WANTED}')
+    return RequestRefused(f'{where} responded with status {status}: {reason}')
+
+
+def reason_of(response: requests.Response) -> str:
+    """Return the server's reason for a status of 400 or more, in one line of at most 300 characters."""
+    body = _json(response)
+    return _line(body.get('reason') or body.get('error') or response.reason or '')[:300]
+
+
+def is_account_lock(reason: str) -> bool:
+    """Tell whether CouchDB has locked the user for this network address. It then refuses the right password, too."""
+    return reason.startswith('Account is temporarily locked')
+
+
+def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
+    """Return the error for one document in a response to `_bulk_docs`."""
+    error, text = answer.get('error'), f'{where}: {_line(answer.get("error"))}: {_line(answer.get("reason"))[:300]}'
+    if error == 'conflict':
+        return Conflict(text)
+    if error in ('forbidden', 'unauthorized'):
+        return AccessDenied(text)
+    if error == 'refused':
+        return RequestRefused(text)
+    if error == 'unstorable':
+        return Unstorable(text)
+    return DocumentTooLarge(text) if error == 'document_too_large' else ServerUnavailable(text)
+
+
+def _tls(reason: str) -> str:
+    return next(meaning for pattern, meaning in _TLS.items() if re.search(pattern, reason))
+
+
+def _json(response: requests.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _line(text: Any) -> str:
+    """Return a server's text as one printable line, safe for a log."""
+    return ''.join(char if char.isprintable() else ' ' for char in str(text)).strip()
+
+
+def _innermost(exc: BaseException) -> BaseException:
+    """Return the innermost cause of `exc`: urllib3 wraps it three times."""
+    seen = exc
+    while True:
+        inner = getattr(seen, 'reason', None) or next((a for a in seen.args if isinstance(a, BaseException)), None)
+        if not isinstance(inner, BaseException):
+            return seen
+        seen = inner
+
+
+def _short(exc: BaseException) -> str:
+    """Return the innermost cause of `exc` in one line of at most 200 characters."""
+    seen = _innermost(exc)
+    text = _line(str(seen).split('\n')[0])
+    return re.sub(r'^.*?(>|\)): ', '', text)[:200] or type(seen).__name__  # without urllib3's name of the connection
