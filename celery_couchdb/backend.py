@@ -26,6 +26,7 @@ from kombu_couchdb.log import get_logger
 from . import brevity, expiry, redaction, startup
 from .chords.completion import ChordMixin
 from .chords.counter import Chords
+from .handover import HandOverMixin
 from .options import Options
 from .results.address import address_of
 from .results.conflict_rules import RULES
@@ -42,16 +43,16 @@ redaction.install()
 
 logger = get_logger(__name__)
 
-#: A pool with at least this many child processes stores their results through the parent (see `results.prefork_relay`).
-#: Empty tasks per second, measured on two cores with and without the relay: 4 children 151 and 154, 8 children 197 and
-#: 171, 16 children 254 and 188.
-_MIN_RELAY_CHILDREN = 6
+#: With `confirm_results`, a pool with at least this many child processes stores their results through the parent. Empty
+#: tasks per second, measured on two cores with and without: 4 children 151 and 154, 8 children 197 and 171, 16 children
+#: 254 and 188.
+_MIN_CONFIRMING_CHILDREN = 6
 
 #: How long a chord is unchanged, at least, before another worker ends it, because its own worker may be lost.
 _MIN_CHORD_PAUSE_SECONDS = 30.0
 
 
-class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
+class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     """Stores results and saved groups in one CouchDB database.
 
     *Every* method raises the errors of `kombu_couchdb.errors`. One instance serves all threads of a process, and is
@@ -85,6 +86,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             self._chord_lifetime(),
             max(_MIN_CHORD_PAUSE_SECONDS, 2 * (conf.result_chord_join_timeout or 0.0)),
         )
+        self.outbox = self.new_outbox(self.store)
         self.resolver = ConflictResolver(self.client, conflicted(), RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
         self._is_fork = self._is_checked = False
@@ -108,7 +110,6 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         """Reset the state after a fork: threads and waiting callers exist in the parent process only."""
         self._is_fork = True
         self.callbacks.reset()
-        self.store.relay.reset()
         self.sweeper.reset()
 
     # -- the key-value store that Celery's base class needs
@@ -207,7 +208,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             chord = self._chord_lifetime()
             lifetime = max(lifetime, chord) if lifetime and chord else None
             part = self.chord_part(request, task_id, state, result)
-        self._write(doc, lifetime, final_stays=True, also=part)
+        if not self.hand_over(stamp(doc, self.client.clock.now(), lifetime), request, state, part):
+            self._write(doc, lifetime, final_stays=True, also=part)
         return result
 
     def forget(self, task_id: str) -> None:
@@ -225,7 +227,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         try:
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         except (NotFound, DatabaseMissing):
-            self.store.set_up()
+            self.store.database.set_up()
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         self.complete_unfinished_chords(unfinished)
         self.resolver.resolve_if_due()
@@ -239,13 +241,16 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             import_module('celery_couchdb.control')
             import_module('celery_couchdb.parcels.worker').start(self.app)
             self.sweeper.start()
+            if not self.options.confirm_results:
+                self.open_outbox(serve_children=False)
 
     def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:
-        if getattr(sender, '_processes', 0) >= _MIN_RELAY_CHILDREN:
-            self.store.relay.open()
+        if not self.options.confirm_results or getattr(sender, '_processes', 0) >= _MIN_CONFIRMING_CHILDREN:
+            self.open_outbox(serve_children=True)
 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
+            self.outbox.pipeline.close()
             self.sweeper.stop()
 
     # -- decoding and writing

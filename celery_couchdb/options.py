@@ -40,6 +40,8 @@ def _prefix(name: str, prefix: Any) -> str | None:
 class Options:
     """The values of `result_backend_transport_options`, checked. Durations are seconds."""
 
+    #: Let each task of a worker wait until its result is stored, instead of handing it over to the worker's process.
+    confirm_results: bool = switch(False)
     #: How long an HTTP request may take, from the last byte sent to the last byte of the response.
     request_timeout: float = seconds(8.0)
     #: How long the TCP handshake, the TLS handshake and sending 16 kB of a request may take.

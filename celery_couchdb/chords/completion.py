@@ -22,7 +22,7 @@ from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from ..options import Options
-from ..results.documents import Chord, ChordPart, Document, is_final, pack, unpack
+from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pack, unpack
 from ..results.store import Store
 from ..waiting.mixin import tasks_in
 from .counter import LAG_SECONDS, Chords, size_of
@@ -33,6 +33,9 @@ logger = get_logger(__name__)
 
 #: A part has a copy of its result up to this size, in bytes as encoded. The chord then needs no other document.
 _MAX_COPY_BYTES = 4096
+
+#: A larger body, in bytes as encoded, is not handed over with each part: the process that runs a task counts its part.
+_MAX_BODY_BYTES = 20_000
 
 
 class ChordMixin:
@@ -55,6 +58,7 @@ class ChordMixin:
         delete_group: Callable[[str], Any]
         ensure_chords_allowed: Callable[[], None]
         chord_error_from_stack: Callable[..., Any]
+        hand_over: Callable[[Any, Any, str], bool]
         await_results: Callable[..., Generator[tuple[str, dict[str, Any]]]]
 
     # -- called when a chord is sent
@@ -99,22 +103,46 @@ class ChordMixin:
         return part
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **_: Any) -> None:
-        """Count a part that has ended, and complete the chord if all parts have ended."""
+        """Count a part that has ended, and complete the chord if all parts have ended.
+
+        The process that stores a part which was handed over counts it, see `count_parts`.
+        """
         group_id = request.group
         if not group_id or not request.id:
             return
         part_id = getattr(request, 'couchdb_part', None)
         if part_id is None:
             part = self._new_part(request, state, self.encode_result(result, state))
+            if self.hand_over(part, request, state):
+                return
             self._store_part(part)
             part_id = part['_id']
-        try:
-            chord = self.chords.claim(group_id, part_id)
-        except RETRIED as exc:  # no failure of the task: its part is stored, and a sweep completes the chord
-            logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
+        elif getattr(request, 'couchdb_handed_over', False):
             return
+        chord = self._claim(group_id, [part_id])
         if chord is not None:
             self._complete(group_id, chord, maybe_signature(request.chord, app=self.app))
+
+    def count_parts(self, group_id: str, part_ids: list[str], body: Packed) -> None:
+        """Count parts that were stored just now, and complete their chord if all its parts have ended."""
+        chord = self._claim(group_id, part_ids)
+        if chord is not None:
+            self._complete(group_id, chord, maybe_signature(self.decode(unpack(body))['body'], app=self.app))
+
+    def packed_body(self, request: Any) -> Packed | None:
+        """Return the encoded body of the chord that a part belongs to; None if it cannot be encoded, or is large."""
+        try:
+            payload = self.encode({'body': request.chord})
+        except Exception:  # whatever the serializer raises: then this process counts the part, and needs no copy
+            return None
+        return pack(payload, self.content_type) if len(payload) <= _MAX_BODY_BYTES else None
+
+    def _claim(self, group_id: str, part_ids: list[str]) -> Chord | None:
+        try:
+            return self.chords.claim(group_id, part_ids)
+        except RETRIED as exc:  # no failure of the task: its part is stored, and a sweep completes the chord
+            logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
+            return None
 
     def _new_part(self, request: Any, state: str, result: Any, max_copy: float = float('inf')) -> ChordPart:
         payload = self.encode({'result': result})

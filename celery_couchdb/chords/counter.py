@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number, text
@@ -140,15 +140,16 @@ class Chords:
 
     # -- completion
 
-    def claim(self, group_id: str, part: str) -> Chord | None:
+    def claim(self, group_id: str, parts: Sequence[str]) -> Chord | None:
         """Claim a chord if all its parts are stored, and return its document; None if the caller has no claim.
 
-        `part` is the id of the part that the caller has stored just before.
+        `parts` are the ids of the parts that the caller has stored just before.
         """
         for _ in range(_ATTEMPTS):
             chord = self._known.get(group_id) or self._store.current(self._prefix + group_id)
             if chord is None and self._store.known([self._prefix + group_id]):
-                self._store.delete(part)  # the chord was completed: this part is a late duplicate
+                for part in parts:
+                    self._store.delete(part)  # the chord was completed: this part is a late duplicate
             if chord is None or not _is_sound(chord) or chord.get('claimed'):
                 return None  # not sound: its size is not known while its header is sent
             self._remember(group_id, chord)

@@ -1,4 +1,4 @@
-"""The store of results: every request for documents of the result database, and the set-up of the database."""
+"""The store of results: every request for documents of the result database."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.shapes import Shape
 from kombu_couchdb.couchdb.uncertain import still_current
+from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import (
     RETRIED,
-    AccessDenied,
     Conflict,
     CouchDBError,
-    DatabaseMissing,
     DocumentTooLarge,
     NestedTooDeeply,
-    NotFound,
-    access_denied,
 )
 from kombu_couchdb.log import get_logger
 
 from .. import design
 from ..options import Options
+from .database import Database
 from .documents import Document, is_expired, is_final, is_outdated
-from .prefork_relay import Relay
 
 __all__ = ['Recent', 'ResultTooLarge', 'Store']
 
@@ -47,9 +44,6 @@ _READ_DOCS = 250
 
 #: Documents in one request to delete.
 _DELETE_DOCS = 500
-
-#: How much longer than the client's timeouts a child of a pool waits for its parent process, in seconds.
-_RELAY_GRACE_SECONDS = 1.0
 
 #: Results of unfinished tasks whose revisions are remembered, so that the final result needs one request only.
 _REMEMBERED_REVISIONS = 1000
@@ -82,14 +76,17 @@ class Store:
     """
 
     def __init__(self, client: Client, options: Options) -> None:
-        self.client, self._options = client, options
-        self.relay = Relay(GroupCommit(client), sum(client.timeouts) + _RELAY_GRACE_SECONDS)
+        self.client, self._options, self.database = client, options, Database(client, options.create_database)
+        self._commit = GroupCommit(client)
+        #: Called with the ids of documents that are read or written next: results that were handed over come first.
+        self.before_access: Callable[[Sequence[str]], None] = lambda ids: None
         self._revs: Recent[str] = Recent(_REMEMBERED_REVISIONS)
 
     # -- reading
 
     def read(self, doc_id: str) -> Document | None:
         """Return a document, or None if there is none or it has expired; one request."""
+        self.before_access([doc_id])
         doc = self._current(doc_id)
         return None if doc is None or is_expired(doc, self.client.clock.now()) else doc
 
@@ -105,13 +102,15 @@ class Store:
                 return self.client.fetch(part, r=self.client.replicas)
             return self.client.find(part)
 
-        docs = [doc for part in chunks(list(ids), _READ_DOCS) for doc in self._call(read, part)]
+        ids = list(ids)
+        self.before_access(ids)
+        docs = [doc for part in chunks(ids, _READ_DOCS) for doc in self.database.call(read, part)]
         now = self.client.clock.now()
         return [None if doc is None or is_expired(doc, now) else doc for doc in docs]
 
     def sequence(self) -> Any:
         """Return the current update sequence of the database, from which a changes feed can start."""
-        return self._call(lambda _: self.client.sequence(), None)
+        return self.database.call(lambda _: self.client.sequence(), None)
 
     def view(self, view: str, row: Shape, **params: Any) -> list[Row]:
         """Return the rows of a view, each of the shape `row`; *raises* `NotFound` if the design document is missing."""
@@ -132,15 +131,14 @@ class Store:
         processes changed it during each of 100 attempts.
         """
         doc_id = doc['_id']
+        self.before_access([doc_id])
         # The remembered revision may be outdated: then CouchDB reports a conflict.
         rev = self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
             new_rev = self._put_retried({**doc, '_rev': rev} if rev else doc, also)
             if new_rev is not None:
-                if final_stays and not is_final(doc):
-                    self._revs[doc_id] = new_rev
-                if doc.get('type') == 'Result':
-                    logger.debug('%s is stored with the state %s', doc_id, doc['status'])
+                if final_stays:
+                    self.note_stored(doc, new_rev)
                 return
             also = None
             current = self.current(doc_id)
@@ -185,6 +183,7 @@ class Store:
 
     def delete(self, doc_id: str) -> None:
         """Delete a document if it exists; two requests. *Raises* `Conflict` as `write` does."""
+        self.before_access([doc_id])
         self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
             current = self.current(doc_id)
@@ -210,38 +209,45 @@ class Store:
         [result] = self._retried(self.client.bulk, [doc])
         return result.rev if result.is_proven else None
 
+    # -- for `batch_writer`: not retried
+
+    def write_texts(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
+        """Write documents, given without their values and as JSON, and return the result for each; one request."""
+        return self.database.call(lambda docs: self.client.bulk(docs, texts=texts), docs)
+
+    def known_revision(self, doc_id: str) -> str | None:
+        """Return the revision of an unfinished result that this process has stored, and forget it."""
+        return self._revs.pop(doc_id, None)
+
+    def note_stored(self, doc: Mapping[str, Any], rev: str) -> None:
+        """Remember the revision of a result that was stored, if its task is unfinished."""
+        if doc.get('type') == 'Result':
+            logger.debug('%s is stored with the state %s', doc['_id'], doc['status'])
+            if not is_final(doc):
+                self._revs[doc['_id']] = rev
+
+    def current_many(self, ids: Sequence[str]) -> list[Document | None]:
+        """Return documents even if they have expired, and None for missing ones; one request.
+
+        See `current` for documents that are nested too deeply.
+        """
+        try:
+            return self.database.call(self.client.find, ids)
+        except RETRIED:
+            raise
+        except CouchDBError:  # because of one of them
+            return [self.current(doc_id) for doc_id in ids]
+
     def try_to_write(self, doc: Mapping[str, Any]) -> None:
         """Store a new document and delete it again, without retries; two requests.
 
         It is no error if the document cannot be deleted: it should have `expires`.
         """
-        rev = self._call(self.client.put, doc)
+        rev = self.database.call(self.client.put, doc)
         try:
             self.client.put(deletion({**doc, '_rev': rev}))
         except CouchDBError as exc:
             logger.debug('%s could not be deleted; it expires: %s', doc['_id'], exc)
-
-    def set_up(self) -> None:
-        """Create the database and its design document if they do not exist; one request if both exist.
-
-        *Raises* `AccessDenied` if the user may not create them, and `DatabaseMissing` or `NotFound` if they are missing
-        and the transport option `create_database` is off.
-        """
-        wanted = design.document()
-        try:
-            self._call(self.client.get, wanted['_id'])
-        except NotFound:
-            if not self._options.create_database:
-                raise
-            try:
-                self._call(self.client.try_put, wanted)  # a conflict means that another process has stored it
-            except AccessDenied as exc:
-                raise access_denied(
-                    self.client.address.url,
-                    self.client.user,
-                    'write the design document',
-                    'let an administrator run "celery -A your_app couchdb setup"',
-                ) from exc
 
     def too_many_conflicts(self, doc_id: str) -> Conflict:
         """Return the error for a document that other processes changed during each attempt to write it."""
@@ -256,14 +262,14 @@ class Store:
     def _put(self, docs: list[Mapping[str, Any]], *, is_retry: bool) -> str | None:
         """Write documents and return the new revision of the first, or None if it is in conflict.
 
-        The relay writes them together with documents of other threads. A retry leaves out the documents that an earlier
+        They are written together with documents of other threads. A retry leaves out the documents that an earlier
         attempt has stored, see `kombu_couchdb.couchdb.uncertain`.
         """
         unwritten, first = docs, docs[0]
         if is_retry:
-            unwritten = self._call(lambda docs: still_current(self.client, docs), docs)
+            unwritten = self.database.call(lambda docs: still_current(self.client, docs), docs)
         try:
-            results = self._call(self.relay.write, unwritten) if unwritten else []
+            results = self.database.call(self._commit.write, unwritten) if unwritten else []
             for result in results:
                 if result.is_refused:
                     raise result.exception(self.client.address.url)
@@ -276,7 +282,7 @@ class Store:
         )
 
     def _current(self, doc_id: str) -> Document | None:
-        return self._call(self.client.get_or_none, doc_id)
+        return self.database.call(self.client.get_or_none, doc_id)
 
     def _retried(self, request: Callable[..., T], *args: Any) -> T:
         def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:
@@ -287,25 +293,3 @@ class Store:
 
         result: T = retry_over_time(request, RETRIED, args, {}, failed, **self._options.retry_policy)
         return result
-
-    def _call(self, request: Callable[..., T], argument: Any) -> T:
-        """Make a request; if the database is missing, create it and make the request again."""
-        try:
-            return request(argument)
-        except DatabaseMissing as missing:
-            address = self.client.address
-            if not self._options.create_database:
-                raise DatabaseMissing(
-                    f'{address.url}: the database does not exist, and the transport option create_database is off'
-                ) from missing
-            try:
-                self.client.create()
-            except AccessDenied as exc:
-                raise access_denied(
-                    address.url,
-                    self.client.user,
-                    'create the database, which does not exist',
-                    'let an administrator run "celery -A your_app couchdb setup", or name an existing one in '
-                    'result_backend',
-                ) from exc
-        return request(argument)

@@ -34,6 +34,7 @@ from .mailbox import Mailbox
 from .notifier import Notifier
 from .pending_writes import PendingWrite
 from .unacked import Unacked
+from .write_order import WriteOrder
 
 __all__ = ['Cycle']
 
@@ -64,6 +65,8 @@ class Cycle:
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         #: The subscriptions, the unacknowledged messages and the decisions about them.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch)
+        #: Which decisions wait until something else is stored.
+        self.order = WriteOrder(self.unacked.wakeup.set)
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
         self._bodies = Bodies(client, self.unacked)
@@ -117,7 +120,7 @@ class Cycle:
         """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""
         set_aside(self._client)
         self.unacked.retry_unique_jobs(self._client.fetch)
-        pending, pulls = self.unacked.take_writes(), list(self._claims.pulls)
+        pending, pulls = self.order.writable(self.unacked.take_writes()), list(self._claims.pulls)
         queues, credit = self.unacked.queues, self.unacked.credit()
         claims: list[PendingWrite] = []
         self._candidates = {
@@ -170,7 +173,8 @@ class Cycle:
             # consumer can write an outcome before the lease ends.
             for _ in range(_MAX_LAST_TRIES):
                 self.unacked.retry_unique_jobs(self._client.fetch)
-                changes = self.unacked.take_writes()
+                # A decision that still waits is not written: other consumers get the message, as if it had none.
+                changes = self.order.writable(self.unacked.take_writes())
                 if not any(workitem.is_unique(doc) for doc, _ in changes):
                     break
                 self._commits.write(changes)

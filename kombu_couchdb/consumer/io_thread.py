@@ -86,6 +86,8 @@ class Consumer:
     def close(self, timeout: float) -> None:
         """Release all messages, end the lease and the thread; wait up to `timeout` seconds for that."""
         atexit.unregister(self._at_exit)
+        if self.unacked.unwritten:
+            self._cycle.order.wait()
         self._closing.set()
         self.unacked.wakeup.set()
         self._thread.join(timeout)

@@ -147,7 +147,7 @@ def test_janitor_and_sweeper_continue(
 
 def test_results_are_stored_read_and_swept(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     backend = app.backend
-    backend.store.set_up()
+    backend.store.database.set_up()
     backend.store_result('first', 1, 'SUCCESS')
     spoil(backend.client, RESULTS)
     caplog.set_level(logging.WARNING)

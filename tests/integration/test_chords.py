@@ -105,7 +105,7 @@ def end(worker: CouchDBBackend, part: Context, value: Any = None) -> None:
 
 
 def sweep(worker: CouchDBBackend) -> None:
-    worker.store.set_up()
+    worker.store.database.set_up()
     worker.complete_unfinished_chords(
         [row['id'] for row in worker.client.id_range('chord-unlock-', docs=True) if row['doc']['type'] == 'Chord']
     )

@@ -166,7 +166,7 @@ def test_cleanup_task(url: str, client: Client) -> None:
 def test_concurrent_sweeps(url: str, client: Client) -> None:
     fill(client, 600, time.time() - 1)
     first, second = backend_of(url), backend_of(url, result_backend_transport_options={'sweep_interval': 1.0})
-    first.store.set_up()
+    first.store.database.set_up()
     docs = [{'_id': row['id'], '_rev': row['value'][1]} for row in first.store.view('due', anything)]
     second.cleanup()
     assert first.store.delete_all(docs) == 0
@@ -177,7 +177,7 @@ def test_result_that_is_replaced_during_a_sweep_is_kept(url: str, client: Client
     backend = backend_of(url)
     fill(client, 1, time.time() - 1)
     [doc_id] = results(client)
-    backend.store.set_up()
+    backend.store.database.set_up()
     docs = [{'_id': row['id'], '_rev': row['value'][1]} for row in backend.store.view('due', anything)]
     backend.mark_as_done(doc_id.removeprefix('celery-task-meta-'), 'new')
     assert backend.store.delete_all(docs) == 0
@@ -277,7 +277,7 @@ def test_views_list_recent_failures_and_count_by_task(url: str, client: Client) 
     backend.mark_as_done(str(uuid.uuid4()), 1, request=request('shop.add'))
     backend.mark_as_failure('new', ValueError('x'), request=request('shop.pay'))
     client.put({'_id': 'old', 'type': 'Result', 'status': 'FAILURE', 'task': 'shop.pay', 'date': time.time() - 7200})
-    backend.store.set_up()
+    backend.store.database.set_up()
     rows = client.view(
         design.NAME, 'by_state', startkey=['FAILURE', time.time() - 3600], endkey=['FAILURE', {}], reduce=False
     )

@@ -1,0 +1,109 @@
+"""Handing over of results: what a task's process decides about a result before the worker's process stores it.
+
+`results.outbox` takes the results; here it is decided which ones, and what happens to those that CouchDB refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+
+from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
+from kombu_couchdb.log import get_logger
+
+from .chords.counting import Counting
+from .options import Options
+from .results.documents import ChordPart, Packed, Result, pack
+from .results.handed import Handed
+from .results.outbox import Outbox
+from .results.store import ResultTooLarge, Store
+
+__all__ = ['HandOverMixin']
+
+logger = get_logger(__name__)
+
+#: The states that Celery itself stores. A task that stores another state may want to know that it is stored.
+_CELERY_STATES = states.ALL_STATES - {states.PENDING}
+
+
+class HandOverMixin:
+    """The methods of a backend that hand over results. The backend sets the attributes `options` and `outbox`."""
+
+    options: Options
+    outbox: Outbox
+    _has_our_broker = False
+
+    if TYPE_CHECKING:  # Celery's base class has these; `chords.completion` has the last two
+        app: Any
+        content_type: str
+        encode: Callable[[Any], str | bytes]
+        prepare_exception: Callable[[BaseException], Any]
+        get_key_for_task: Callable[[str], str]
+        packed_body: Callable[[Any], Packed | None]
+        count_parts: Callable[[str, list[str], Packed], None]
+
+    def new_outbox(self, store: Store) -> Outbox:
+        """Return an outbox that counts the parts of chords, and that is not open."""
+        outbox = Outbox(store)
+        outbox.pipeline.on_stored = Counting(self.count_parts).add
+        outbox.pipeline.on_refused = self._on_refused
+        outbox.pipeline.is_cold = _must_stop_at_once
+        return outbox
+
+    def open_outbox(self, *, serve_children: bool) -> None:
+        """Take results from now on; with `serve_children`, also those of children that are forked from now on."""
+        with self.app.connection_for_read() as connection:  # does not connect
+            self._has_our_broker = connection.transport.driver_type == 'couchdb'
+        self.outbox.pipeline.open(serve_children=serve_children)
+
+    def hand_over(self, doc: Result | ChordPart, request: Any, state: str, part: ChordPart | None = None) -> bool:
+        """Let the worker's process store a result, or a part of a chord; return False if the caller must store it.
+
+        Celery's own states of a task in a worker are stored soon after this call. For other states, and if a broker
+        other than ours might store an acknowledgement before the result, this method waits until they are stored.
+        """
+        if not self.outbox.is_open or request is None or getattr(request, 'is_eager', False):
+            return False
+        confirm = self.options.confirm_results or state not in _CELERY_STATES or not self._results_come_first()
+        body = None
+        if doc['type'] == 'Part' or part is not None:
+            body = None if confirm else self.packed_body(request)
+            confirm = body is None  # then this process counts the part, as soon as it is stored
+            if confirm and doc['type'] == 'Part':
+                return False
+        handed = Handed.of(doc, part, request.group if body else '', body)
+        if not self.outbox.hand_over(handed, confirm=confirm):
+            return False
+        if body:
+            request.couchdb_handed_over = True
+        return True
+
+    def _results_come_first(self) -> bool:
+        """Tell whether no acknowledgement is stored before the results that were handed over before it."""
+        return self._has_our_broker or not any(task.acks_late for task in self.app.tasks.values())
+
+    def _on_refused(self, handed: Handed, error: CouchDBError) -> Handed | None:
+        """Return the failure to be stored in the place of a result that is too large; log any other refused result."""
+        head = handed.head
+        if isinstance(error, DocumentTooLarge) and head.get('status') == states.SUCCESS:
+            failure = ResultTooLarge(f'the result of {head.get("task")} cannot be stored: {error}')
+            meta = {
+                'status': states.FAILURE,
+                'result': self.prepare_exception(failure),
+                'traceback': None,
+                'children': [],
+            }
+            task_id = handed.id.removeprefix(self.get_key_for_task(''))
+            payload = self.encode({**meta, 'task_id': task_id, 'date_done': None})
+            return Handed.of({**head, 'status': states.FAILURE, **pack(payload, self.content_type)})
+        logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), handed.id, head.get('status'), error)
+        return None
+
+
+def _must_stop_at_once() -> bool:
+    """Tell whether this worker was told to stop without waiting for its tasks: Celery's cold shutdown."""
+    state = import_module('celery.worker.state').should_terminate
+    return state is not None and state is not False

@@ -1,0 +1,99 @@
+"""Batch writer: stores many results in one request, and keeps the results that must not be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kombu_couchdb.couchdb.client import chunks
+from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.log import get_logger
+
+from .documents import Document, is_expired, is_outdated
+from .handed import Handed
+from .store import Store
+
+__all__ = ['BatchWriter', 'Refusal']
+
+logger = get_logger(__name__)
+
+#: How often a result is tried while other processes change the same document.
+_ATTEMPTS = 100
+
+#: The maximum number of results in one request.
+MAX_RESULTS = 200
+
+#: A result that is not stored, and why.
+Refusal = tuple[Handed, CouchDBError]
+
+
+class BatchWriter:
+    """Writes results with different ids to one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write(self, batch: Sequence[Handed], *, uncertain: bool = False) -> list[Refusal]:
+        """Store results, or find that newer ones are stored; return those that CouchDB refuses.
+
+        With `uncertain`, an earlier attempt got no response: what it has stored is not written again. One request if
+        nothing is in conflict. *Raises* the errors of `kombu_couchdb.errors`: then it is unknown what is stored.
+        """
+        refusals: list[Refusal] = []
+        left = self._newer_than_stored(batch) if uncertain else [self._with_known_revision(each) for each in batch]
+        for _ in range(_ATTEMPTS):
+            if not left:
+                return refusals
+            conflicting: list[Handed] = []
+            for part in chunks(left, MAX_RESULTS):
+                conflicting += self._write(part, refusals)
+            left = self._newer_than_stored(conflicting)
+        return refusals + [(each, self._store.too_many_conflicts(each.id)) for each in left]
+
+    def _write(self, batch: Sequence[Handed], refusals: list[Refusal]) -> list[Handed]:
+        """Write results, add the refused ones to `refusals` and return those in conflict."""
+        docs: list[Document] = []
+        texts: list[bytes] = []
+        for each in batch:
+            some, its_texts = each.docs()
+            docs, texts = docs + some, texts + its_texts
+        results = self._store.write_texts(docs, texts)
+        where, conflicting = self._store.client.address.url, list[Handed]()
+        for each in batch:
+            result, results = results[0], results[1:]
+            part = None
+            if each.part:
+                part, results = results[0], results[1:]
+                if part.is_stored or part.is_conflict:  # in conflict: it is stored already
+                    each.part = b''
+            if result.is_conflict:
+                conflicting.append(each)
+                continue
+            refused = result if result.is_refused else part if part is not None and part.is_refused else None
+            if refused is not None:
+                refusals.append((each, refused.exception(where)))
+            else:
+                self._store.note_stored(each.head, result.rev)
+        return conflicting
+
+    def _with_known_revision(self, each: Handed) -> Handed:
+        each.rev = self._store.known_revision(each.id)
+        return each
+
+    def _newer_than_stored(self, batch: Sequence[Handed]) -> list[Handed]:
+        """Return the results that must replace what is stored, with the revisions to be replaced."""
+        if not batch:
+            return []
+        now, left = self._store.client.clock.now(), list[Handed]()
+        for each, current in zip(batch, self._store.current_many([each.id for each in batch]), strict=True):
+            if current is not None and each.head.get('type') == 'Part':
+                continue  # a part is never replaced
+            if current is not None and not is_expired(current, now) and is_outdated(each.head, current):
+                logger.debug('%s keeps the state %s: %s is outdated', each.id, current['status'], each.head['status'])
+                if not each.part:
+                    continue
+                each.head = {**each.head, '_id': each.part_id, 'type': 'Part'}  # only its part is still to be stored
+                each.text, each.part, each.rev = each.part, b'', None
+            else:
+                each.rev = current['_rev'] if current else None
+            left.append(each)
+        return left

@@ -1,0 +1,97 @@
+"""Handed results: what a task hands over to its worker, which stores it while the next task runs.
+
+The value stays encoded: the worker's process reads only the head, which decides whether a stored result is newer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kombu_couchdb.couchdb.http import encoded
+
+from .documents import ChordPart, Document, Packed
+
+__all__ = ['Handed']
+
+#: The members of a document that carry the encoded value.
+_VALUE = frozenset({'value', 'base64', 'content_type'})
+
+
+@dataclass(eq=False)
+class Handed:
+    """A result, or a part of a chord whose task stores no result, on its way to the database."""
+
+    #: The document without its value.
+    head: Document
+    #: The whole document as JSON, without a revision.
+    text: bytes
+    #: The part of a chord that is stored in the same request: its id, and the document as JSON.
+    part_id: str = ''
+    part: bytes = b''
+    #: If the worker's process counts the part: the id of the chord's group, and the encoded body as JSON.
+    group_id: str = ''
+    body: bytes = b''
+    #: The revision that the document is written over, if it is known.
+    rev: str | None = None
+    #: Earlier results of the same task that this one replaces before they were stored.
+    replaced: list[Handed] = field(default_factory=list)
+    #: Whether a thread or a child waits until it is stored, and stores it itself otherwise.
+    is_awaited: bool = False
+    #: Whether it is stored; the chord that it belongs to may not be counted yet.
+    is_stored: bool = False
+    #: Its place in the order in which results were handed over; see `pipeline.Pipeline`.
+    number: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        doc: Mapping[str, Any],
+        part: ChordPart | None = None,
+        group_id: str = '',
+        body: Packed | None = None,
+    ) -> Handed:
+        """Encode a document and its part of a chord; *raises* `Unstorable` if one cannot be encoded."""
+        return cls(
+            {name: value for name, value in doc.items() if name not in _VALUE},
+            encoded(doc),
+            part['_id'] if part else '',
+            encoded(part) if part else b'',
+            group_id,
+            encoded(body) if body is not None else b'',
+        )
+
+    @property
+    def id(self) -> str:
+        """The id of the document."""
+        return str(self.head['_id'])
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that it occupies."""
+        return len(self.text) + len(self.part) + len(self.body)
+
+    def docs(self) -> tuple[list[Document], list[bytes]]:
+        """Return the documents to write, without their values, and the same documents as JSON."""
+        text, head = self.text, self.head
+        if self.rev:
+            text, head = b'{"_rev":' + json.dumps(self.rev).encode() + b',' + text[1:], {**head, '_rev': self.rev}
+        return ([head, {'_id': self.part_id}], [text, self.part]) if self.part else ([head], [text])
+
+    def packed_body(self) -> Packed:
+        """Return the encoded body of the chord."""
+        body: Packed = json.loads(self.body)
+        return body
+
+    def to_bytes(self) -> bytes:
+        """Return it as one message; JSON texts contain no line breaks."""
+        return b'\n'.join([encoded([self.head, self.part_id, self.group_id]), self.text, self.part, self.body])
+
+    @classmethod
+    def from_bytes(cls, message: bytes) -> Handed:
+        """Return what `to_bytes` has made a message of; *raises* `ValueError` for anything else."""
+        head, text, part, body = message.split(b'\n')
+        found, part_id, group_id = json.loads(head)
+        return cls(found, text, part_id, part, group_id, body)

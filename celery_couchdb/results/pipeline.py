@@ -1,0 +1,284 @@
+"""Pipeline of results: a task hands its result over and ends; the worker's process stores what has gathered.
+
+A result that comes alone is stored at once. While results come quickly, those of up to `_GATHER_SECONDS` share a
+request: for CouchDB, a request with one document costs as much as one with 30. While CouchDB does not respond, results
+wait in memory; if there are too many (see `backlog`), whoever hands over another one waits, too.
+
+An acknowledgement waits for the results that were handed over before it, see `kombu_couchdb.consumer.write_order`.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kombu_couchdb.consumer import write_order
+from kombu_couchdb.couchdb.fork_safety import reset_in_child
+from kombu_couchdb.errors import RETRIED, CouchDBError
+from kombu_couchdb.log import get_logger
+
+from .backlog import Backlog
+from .batch_writer import MAX_RESULTS, BatchWriter
+from .handed import Handed
+from .prefork_relay import Kind, Received, Relay
+
+__all__ = ['Pipeline']
+
+logger = get_logger(__name__)
+
+#: While results come quickly, they share a request until none comes for `_QUIET_SECONDS`, for up to `_GATHER_SECONDS`
+#: or `_ENOUGH` results.
+_QUIET_SECONDS, _GATHER_SECONDS, _ENOUGH = 0.004, 0.04, 64
+
+#: The first and the longest pause while CouchDB does not respond, in seconds.
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
+
+#: How long a worker that is told to stop at once still tries to store results, in seconds.
+_COLD_SECONDS = 5.0
+
+#: How often a waiting thread looks whether the worker is told to stop at once, in seconds.
+_CHECK_SECONDS = 0.1
+
+#: The most ids in the log line about results that were not stored.
+_MAX_LOGGED = 20
+
+Done = Callable[[Sequence[Handed]], None]
+
+
+class Pipeline:
+    """Stores the results that threads and children of this process hand over, in a thread of its own.
+
+    `on_stored(results, done)` is called after a write, and calls `done(results)` when nothing is left to do for them.
+    `on_refused(result, error)` is called for a result that CouchDB refuses, and may return another one to be stored.
+    """
+
+    def __init__(self, writer: BatchWriter, relay: Relay) -> None:
+        self._writer, self._relay = writer, relay
+        self.on_stored: Callable[[Sequence[Handed], Done], None] = _call_done
+        self.on_refused: Callable[[Handed, CouchDBError], Handed | None] = _log_refusal
+        #: Tells whether the worker must stop at once.
+        self.is_cold: Callable[[], bool] = lambda: False
+        self.reset()
+        reset_in_child(self)
+
+    def reset(self) -> None:
+        """Forget everything in a forked child: the thread and what waits belong to the parent process."""
+        self._backlog = Backlog()
+        self._thread: threading.Thread | None = None
+        self._is_signalled = self._closing = False
+        self._gives_up_at: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether results can be handed over in this process."""
+        return self._thread is not None and not self._closing
+
+    def open(self, *, serve_children: bool) -> None:
+        """Start the thread; with `serve_children`, the children that are forked from now on can hand over results."""
+        if self._thread is None:
+            self._selector = selectors.DefaultSelector()
+            self._wake_end, self._signal_end = socket.socketpair()
+            self._wake_end.setblocking(False)
+            self._selector.register(self._wake_end, selectors.EVENT_READ)
+            self._thread = threading.Thread(target=self._run, name='celery-couchdb-store', daemon=True)
+            self._thread.start()
+            write_order.register(self)
+        if serve_children:
+            self._relay.open(self._selector)
+
+    # -- for tasks
+
+    def hand(self, result: Handed) -> None:
+        """Store a result soon. If too many wait, this waits, too."""
+        with self._backlog.changed:
+            while self._backlog.is_full and self.is_open:
+                self._backlog.changed.wait(_CHECK_SECONDS)
+            self._backlog.add(result)
+        self._signal()
+
+    def hand_and_wait(self, result: Handed, timeout: float) -> bool:
+        """Store a result and wait up to `timeout` seconds for that; tell whether it is stored."""
+        responses: list[bool] = []
+        result.is_awaited = True
+        with self._backlog.changed:
+            self._backlog.add(result)
+            self._backlog.when_done(responses.append)
+            self._signal()
+            self._backlog.changed.wait_for(lambda: responses, timeout)
+        return responses == [True]
+
+    def settle(self, ids: Sequence[str], timeout: float) -> None:
+        """Wait up to `timeout` seconds until nothing waits to be stored under these document ids."""
+        if unstored := self._backlog.unstored():
+            wanted = {*ids}
+            if not wanted.isdisjoint(unstored):
+                with self._backlog.changed:
+                    self._backlog.changed.wait_for(lambda: wanted.isdisjoint(self._backlog.unstored()), timeout)
+
+    # -- for acknowledgements: see `write_order.Precondition`
+
+    def mark(self) -> int | None:
+        """Return the number of the last result that was handed over before this call.
+
+        None if there is no room to receive it now.
+        """
+        return self._backlog.number if self._take_in() else None
+
+    def is_stored(self, mark: int) -> bool:
+        """Tell whether all results up to this number are done."""
+        return self._backlog.is_done(mark)
+
+    def wait(self) -> None:
+        """Wait until all results handed over before are done; a worker that must stop at once waits 5 seconds only."""
+        self._take_in()
+        with self._backlog.changed:
+            mark = self._backlog.number
+            while not self._backlog.is_done(mark) and not self._gives_up():
+                self._backlog.changed.wait(_CHECK_SECONDS)
+
+    def close(self) -> None:
+        """Store what was handed over, see `wait`, and end the thread. What cannot be stored is logged."""
+        if self._thread is None:
+            return
+        self.wait()
+        self._closing = True
+        self._signal()
+        self._thread.join(_COLD_SECONDS)
+        write_order.unregister(self)
+        if lost := self._backlog.unstored():
+            logger.error(
+                '%d results could not be stored before the worker ended: %s', len(lost), ', '.join(lost[:_MAX_LOGGED])
+            )
+        self._selector.close()
+        self._wake_end.close()
+        self._signal_end.close()
+        self.reset()
+
+    def _gives_up(self) -> bool:
+        if self._gives_up_at is None and self.is_cold():
+            self._gives_up_at = time.monotonic() + _COLD_SECONDS
+        return self._gives_up_at is not None and time.monotonic() >= self._gives_up_at
+
+    # -- taking in
+
+    def _signal(self) -> None:
+        with self._backlog.changed:
+            if not self._is_signalled:
+                self._is_signalled = True
+                self._signal_end.send(b'.')
+
+    def _take_in(self) -> bool:
+        """Receive what children have sent; return False if there is no room for it."""
+        with self._backlog.changed:
+            if self._backlog.is_full:
+                return False
+            for received in self._relay.receive():
+                self._accept(received)
+            return True
+
+    def _accept(self, received: Received) -> None:
+        if received.kind is not Kind.FLUSH:
+            result = Handed.from_bytes(received.message)
+            result.is_awaited = received.kind is Kind.CONFIRM
+            self._backlog.add(result)
+        if received.kind is not Kind.HAND:
+            self._backlog.when_done(received.respond)
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        retry, batch = 0.0, list[Handed]()
+        while self._wait_for_work(batch):
+            if not batch:
+                self._gather()
+                batch = self._backlog.take(MAX_RESULTS)
+            try:
+                self._store(batch, uncertain=retry > 0)
+            except RETRIED as exc:
+                level = logging.DEBUG if retry else logging.WARNING  # one warning for each outage
+                logger.log(level, 'results are not stored: %s; they wait until CouchDB responds', exc)
+                retry = min(max(2 * retry, _FIRST_RETRY_SECONDS), _LAST_RETRY_SECONDS)
+                # Whoever waits for a result stores it himself.
+                self._backlog.end_waits()
+                self._done([each for each in batch if each.is_awaited])
+                batch = [each for each in batch if not each.is_awaited]
+                time.sleep(retry)
+                continue
+            if retry:
+                logger.info('results are stored again')
+            retry, batch = 0.0, []
+
+    def _wait_for_work(self, batch: list[Handed]) -> bool:
+        """Wait until there are results to be stored; return False if the thread must end."""
+        while not (batch or self._backlog):
+            if self._closing:
+                return False
+            if self._backlog.is_full:  # the chords of stored results are not counted yet
+                with self._backlog.changed:
+                    self._backlog.changed.wait(_CHECK_SECONDS)
+            else:
+                self._selector.select()
+            with self._backlog.changed:
+                self._is_signalled = False
+                _drain(self._wake_end)
+            self._take_in()
+        return not (self._closing and self._gives_up())
+
+    def _gather(self) -> None:
+        """While results come quickly, wait for more of them."""
+        until = time.monotonic() + _GATHER_SECONDS
+        self._take_in()
+        while self._backlog.is_flowing and not self._closing:
+            count = len(self._backlog)
+            if count >= _ENOUGH or time.monotonic() >= until:
+                return
+            time.sleep(_QUIET_SECONDS)
+            self._take_in()
+            if len(self._backlog) == count:
+                return
+
+    def _store(self, batch: list[Handed], *, uncertain: bool) -> None:
+        try:
+            refusals = self._writer.write(batch, uncertain=uncertain)
+        except RETRIED:
+            raise
+        except CouchDBError as exc:
+            refusals = [(each, exc) for each in batch]
+        except Exception as exc:  # the thread must go on: later results do not have this problem
+            logger.exception('results cannot be stored')
+            refusals = [(each, CouchDBError(f'an unexpected error: {exc!r}')) for each in batch]
+        for each, error in refusals:
+            self._backlog.end_waits([each])
+            if not each.is_awaited and (instead := self.on_refused(each, error)) is not None:
+                self._backlog.add(instead)
+        refused = [each for each, _ in refusals]
+        self._done(refused)
+        stored = [each for each in batch if each not in refused]
+        self._backlog.note_stored(stored)
+        self.on_stored(stored, self._done)
+
+    def _done(self, results: Sequence[Handed]) -> None:
+        if results:
+            self._backlog.note_done(results)
+            write_order.stored()
+
+
+def _call_done(results: Sequence[Handed], done: Done) -> None:
+    done(results)
+
+
+def _log_refusal(result: Handed, error: CouchDBError) -> None:
+    head = result.head
+    logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), result.id, head.get('status'), error)
+
+
+def _drain(end: socket.socket) -> None:
+    try:
+        while end.recv(4096):
+            pass
+    except BlockingIOError:
+        pass

@@ -1,0 +1,104 @@
+"""Write order: what must be stored before a decision about a message is written.
+
+A worker stores the result of a task a moment after the task has ended (see `celery_couchdb.results.pipeline`). If it
+stored the acknowledgement before and were killed then, the result would be lost. So each decision (ack, release, dead
+letter) waits until everything is stored that was handed over before it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from .pending_writes import PendingWrite
+
+__all__ = ['Precondition', 'WriteOrder', 'register', 'stored', 'unregister']
+
+
+class Precondition(Protocol):
+    """Something of this process that is stored elsewhere, in the order in which it is handed over."""
+
+    def mark(self) -> int | None:
+        """Return a mark for everything that was handed over before this call; None if that cannot be told now."""
+
+    def is_stored(self, mark: int) -> bool:
+        """Tell whether everything up to a mark is stored."""
+
+    def wait(self) -> None:
+        """Wait until everything is stored that was handed over before, or until it is given up."""
+
+
+_preconditions: list[Precondition] = []
+_orders: weakref.WeakSet[WriteOrder] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def register(precondition: Precondition) -> None:
+    """Let decisions of all consumers of this process wait for `precondition`; it calls `stored` after each write."""
+    with _lock:
+        if precondition not in _preconditions:
+            _preconditions.append(precondition)
+
+
+def unregister(precondition: Precondition) -> None:
+    """Let decisions wait for `precondition` no more."""
+    with _lock:
+        if precondition in _preconditions:
+            _preconditions.remove(precondition)
+    stored()
+
+
+def stored() -> None:
+    """Wake the consumers whose decisions may be written now."""
+    with _lock:
+        orders = list(_orders)
+    for order in orders:
+        order.wake_if_ready()
+
+
+class WriteOrder:
+    """The decisions of one consumer that wait; for its I/O thread alone, except `wake_if_ready` and `wait`."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake()` makes the I/O thread call `writable` again."""
+        self._wake = wake
+        #: Decisions, and the marks that they wait for; None: the mark is not known yet.
+        self._waiting: list[tuple[list[PendingWrite], dict[Precondition, int | None]]] = []
+        with _lock:
+            _orders.add(self)
+
+    def writable(self, decisions: list[PendingWrite]) -> list[PendingWrite]:
+        """Return those of these decisions, and of the waiting ones, that may be written now. The others wait."""
+        if not _preconditions and not self._waiting:
+            return decisions
+        if decisions:
+            self._waiting.append((decisions, dict.fromkeys(_preconditions)))
+        found: list[PendingWrite] = []
+        for group in list(self._waiting):
+            if self._is_ready(group[1]):
+                found += group[0]
+                self._waiting.remove(group)
+        return found
+
+    def wake_if_ready(self) -> None:
+        """Wake the I/O thread if a decision that waits can be written now. Any thread may call it."""
+        for _, marks in list(self._waiting):
+            if all(mark is None or self._is_stored(each, mark) for each, mark in list(marks.items())):
+                self._wake()
+                return
+
+    def wait(self) -> None:
+        """Wait until all decisions can be written, or what they wait for is given up: the consumer is closed."""
+        for each in tuple(_preconditions):
+            each.wait()
+
+    def _is_ready(self, marks: dict[Precondition, int | None]) -> bool:
+        for each, mark in marks.items():
+            if mark is None:
+                marks[each] = each.mark()
+        return all(self._is_stored(each, mark) for each, mark in marks.items())
+
+    def _is_stored(self, precondition: Precondition, mark: int | None) -> bool:
+        return precondition not in _preconditions or (mark is not None and precondition.is_stored(mark))
