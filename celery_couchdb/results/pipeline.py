@@ -9,6 +9,7 @@ An acknowledgement waits for the results that were handed over before it, see `k
 
 from __future__ import annotations
 
+import atexit
 import logging
 import selectors
 import socket
@@ -87,6 +88,7 @@ class Pipeline:
             self._thread = threading.Thread(target=self._run, name='celery-couchdb-store', daemon=True)
             self._thread.start()
             write_order.register(self)
+            atexit.register(self._at_exit)
         if serve_children:
             self._relay.open(self._selector)
 
@@ -149,14 +151,21 @@ class Pipeline:
         self._signal()
         self._thread.join(_COLD_SECONDS)
         write_order.unregister(self)
+        atexit.unregister(self._at_exit)
         if lost := self._backlog.unstored():
             logger.error(
                 '%d results could not be stored before the worker ended: %s', len(lost), ', '.join(lost[:_MAX_LOGGED])
             )
+        self._relay.close()
         self._selector.close()
         self._wake_end.close()
         self._signal_end.close()
         self.reset()
+
+    def _at_exit(self) -> None:
+        # Celery tells nobody of a cold shutdown. In a forked child, `reset` has forgotten the thread.
+        self._gives_up_at = self._gives_up_at or time.monotonic() + _COLD_SECONDS
+        self.close()
 
     def _gives_up(self) -> bool:
         if self._gives_up_at is None and self.is_cold():
@@ -176,9 +185,12 @@ class Pipeline:
         with self._backlog.changed:
             if self._backlog.is_full:
                 return False
-            for received in self._relay.receive():
+            messages = self._relay.receive()
+            for received in messages:
                 self._accept(received)
-            return True
+        if messages and threading.current_thread() is not self._thread:
+            self._signal()  # the thread may wait for these messages
+        return True
 
     def _accept(self, received: Received) -> None:
         if received.kind is not Kind.FLUSH:
@@ -206,7 +218,7 @@ class Pipeline:
                 self._backlog.end_waits()
                 self._done([each for each in batch if each.is_awaited])
                 batch = [each for each in batch if not each.is_awaited]
-                time.sleep(retry)
+                self._receive_for(retry)
                 continue
             if retry:
                 logger.info('results are stored again')
@@ -217,16 +229,26 @@ class Pipeline:
         while not (batch or self._backlog):
             if self._closing:
                 return False
-            if self._backlog.is_full:  # the chords of stored results are not counted yet
-                with self._backlog.changed:
-                    self._backlog.changed.wait(_CHECK_SECONDS)
-            else:
-                self._selector.select()
-            with self._backlog.changed:
-                self._is_signalled = False
-                _drain(self._wake_end)
-            self._take_in()
+            self._receive(None)
         return not (self._closing and self._gives_up())
+
+    def _receive_for(self, seconds: float) -> None:
+        """Take in what is handed over in the next `seconds`."""
+        until = time.monotonic() + seconds
+        while not self._closing and (rest := until - time.monotonic()) > 0:
+            self._receive(rest)
+
+    def _receive(self, timeout: float | None) -> None:
+        """Wait up to `timeout` seconds until something is handed over, and take it in."""
+        if self._backlog.is_full:
+            with self._backlog.changed:
+                self._backlog.changed.wait(_CHECK_SECONDS)
+        else:
+            self._selector.select(timeout)
+        with self._backlog.changed:
+            self._is_signalled = False
+            _drain(self._wake_end)
+        self._take_in()
 
     def _gather(self) -> None:
         """While results come quickly, wait for more of them."""

@@ -98,6 +98,14 @@ class Relay:
         self._selector = selector
         self._parent_end, self._child_end, self._owner_pid = parent_end, child_end, os.getpid()
 
+    def close(self) -> None:
+        """Serve children no more."""
+        with self._lock:
+            for end in (self._parent_end, self._child_end, *self._served):
+                if end is not None:
+                    end.close()
+            self._parent_end, self._child_end, self._served = None, None, {}
+
     @property
     def is_child(self) -> bool:
         """Whether this process is a child whose parent may serve it."""

@@ -141,3 +141,12 @@ def note(journal: str, line: str) -> None:
     """Append a line to the journal."""
     with _lock, Path(journal).open('a') as file:
         file.write(line + '\n')
+
+
+@app.task(name='own_states', bind=True)
+def own_states(self: Any) -> list[str]:
+    """Store a state and return the states that the task itself reads."""
+    result = app.AsyncResult(self.request.id)
+    states = [result.state]
+    self.update_state(state='HALF', meta={'done': 50})
+    return [*states, result.state, app.AsyncResult(self.request.id).state]

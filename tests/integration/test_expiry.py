@@ -16,7 +16,7 @@ from kombu import Connection
 
 from celery_couchdb import design
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.results.store import Store
+from celery_couchdb.results.database import Database
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import anything
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
@@ -209,9 +209,9 @@ def test_sweeper_continues_after_errors(url: str, client: Client, monkeypatch: p
     def set_up() -> None:
         for error in errors:
             raise error
-        Store.set_up(backend.store)
+        Database.set_up(backend.store.database)
 
-    monkeypatch.setattr(backend.store, 'set_up', set_up)
+    monkeypatch.setattr(backend.store.database, 'set_up', set_up)
     fill(client, 3, time.time() - 1)
     backend.sweeper.start()
     wait_for(lambda: results(client) == [], 'the results to be deleted')

@@ -1,4 +1,4 @@
-"""The relay through which pool children store results (`results.prefork_relay`), with real processes and no server."""
+"""The relay through which pool children hand over results (`results.prefork_relay`): real processes and no server."""
 
 from __future__ import annotations
 
@@ -7,63 +7,39 @@ import select
 import signal
 import socket
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from celery_couchdb.results import prefork_relay as module
-from celery_couchdb.results.prefork_relay import Relay
-from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.couchdb.group_commit import GroupCommit
-from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
-from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
+from celery_couchdb.results.outbox import MAX_BYTES, Outbox
 from tests.conftest import PATIENCE, wait_for
+
+from .recording import Recorder, handed, outbox_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
 
 
-class Commit:
-    """Records the written documents and the writing process."""
-
-    def __init__(self) -> None:
-        self.written: list[list[str]] = []
-        self.error: CouchDBError | None = None
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def write(self, docs: Sequence[Document]) -> list[WriteResult]:
-        assert self.gate.wait(PATIENCE)
-        if self.error is not None:
-            raise self.error
-        self.written.append([doc['_id'] for doc in docs])
-        return [WriteResult(doc['_id'], WriteStatus.STORED, str(os.getpid())) for doc in docs]
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture
-def commit() -> Commit:
-    return Commit()
+def outbox(recorder: Recorder) -> Iterator[Outbox]:
+    outbox = outbox_of(recorder)
+    yield outbox
+    recorder.gate.set()
+    outbox.pipeline.close()
 
 
-@pytest.fixture
-def relay(commit: Commit) -> Iterator[Relay]:
-    relay = Relay(cast(GroupCommit, commit), timeout=PATIENCE)
-    yield relay
-    relay.reset()
-    if relay._child_end is not None:
-        relay._child_end.close()
-
-
-def start(relay: Relay, check: Callable[[], bool]) -> int:
+def start(check: Callable[[], bool]) -> int:
     """Fork a child that exits with status 0 if `check()` returns true in it."""
     child = os.fork()
     if not child:
         status = 2
         try:
-            relay.reset()
             status = 0 if check() else 1
         finally:
             os._exit(status)
@@ -75,139 +51,170 @@ def ended(child: int) -> int:
         pid, found = os.waitpid(child, os.WNOHANG)
         return (pid, found) if pid else None
 
-    ended = wait_for(status, 'the child to end')
-    assert ended is not None
-    return os.waitstatus_to_exitcode(ended[1])
+    found = wait_for(status, 'the child to end')
+    assert found is not None
+    return os.waitstatus_to_exitcode(found[1])
 
 
-def docs(*ids: str) -> list[Document]:
-    return [{'_id': doc_id, 'n': 1} for doc_id in ids]
+def hand(outbox: Outbox, *ids: str, confirm: bool = False) -> bool:
+    """Hand over results; tell whether all of them were taken."""
+    taken = [outbox.hand_over(handed(doc_id), confirm=confirm) for doc_id in ids]
+    return all(taken)
 
 
-def by(relay: Relay, *ids: str) -> int:
-    """Write documents and return the id of the process that wrote them."""
-    [pid] = {int(answer.rev) for answer in relay.write(docs(*ids))}
-    return pid
-
-
-def test_child_writes_through_its_parent(relay: Relay, commit: Commit) -> None:
-    parent = os.getpid()
-    relay.open()
-    child = start(relay, lambda: [by(relay, 'a'), by(relay, 'b', 'c')] == [parent, parent])
+def test_child_hands_over_to_its_parent(outbox: Outbox, recorder: Recorder) -> None:
+    outbox.pipeline.open(serve_children=True)
+    child = start(lambda: hand(outbox, 'a', 'b', 'c'))
     assert ended(child) == 0
-    assert commit.written == [['a'], ['b', 'c']]
+    outbox.pipeline.wait()
+    assert recorder.written == ['a', 'b', 'c']
 
 
-def test_several_concurrent_children(relay: Relay, commit: Commit) -> None:
-    parent = os.getpid()
-    relay.open()
-    children = [start(relay, lambda n=n: all(by(relay, f'{n}-{m}') == parent for m in range(20))) for n in range(5)]  # type: ignore[misc]
+def test_everything_that_an_ended_child_has_sent_is_before_the_next_mark(outbox: Outbox, recorder: Recorder) -> None:
+    """So an acknowledgement that follows cannot be stored before these results."""
+    outbox.pipeline.open(serve_children=True)
+    recorder.gate.clear()
+    names = [f'{n}' for n in range(50)]
+    # The child's end stands for the message by which a child tells that its task has ended.
+    assert ended(start(lambda: hand(outbox, *names))) == 0
+    mark = outbox.pipeline.mark()
+    assert mark == 50
+    assert not outbox.pipeline.is_stored(mark)
+    recorder.gate.set()
+    wait_for(lambda: outbox.pipeline.is_stored(mark), 'the results to be stored')
+    assert recorder.written == names
+
+
+def test_several_concurrent_children(outbox: Outbox, recorder: Recorder) -> None:
+    outbox.pipeline.open(serve_children=True)
+    names = [[f'{n}-{m}' for m in range(20)] for n in range(5)]
+    children = [start(lambda own=own: hand(outbox, *own)) for own in names]  # type: ignore[misc]
     assert [ended(child) for child in children] == [0] * 5
-    assert sorted(doc_id for [doc_id] in commit.written) == sorted(f'{n}-{m}' for n in range(5) for m in range(20))
+    outbox.pipeline.wait()
+    assert sorted(recorder.written) == sorted(name for own in names for name in own)
 
 
-def test_dates_are_written_as_without_a_relay(relay: Relay, commit: Commit) -> None:
-    relay.open()
-    doc = {'_id': 'a', 'date': datetime(2026, 1, 1, tzinfo=timezone.utc)}
-    assert ended(start(relay, lambda: bool(relay.write([doc])))) == 0
-    assert commit.written == [['a']]
+def test_confirmed_result_is_stored_when_the_child_goes_on(outbox: Outbox, recorder: Recorder) -> None:
+    outbox.pipeline.open(serve_children=True)
+    recorder.gate.clear()
+    seen, see = os.pipe()
+
+    def check() -> bool:
+        found = hand(outbox, 'a', confirm=True)
+        os.write(see, b'.')
+        return found
+
+    child = start(check)
+    wait_for(lambda: recorder.tried, 'the write to begin')
+    assert not select.select([seen], [], [], 0)[0]
+    recorder.gate.set()
+    assert ended(child) == 0
+    assert recorder.written == ['a']
+    os.close(seen)
+    os.close(see)
 
 
-def test_child_without_a_relay_writes_itself(relay: Relay) -> None:
-    assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
+def test_child_stores_a_confirmed_result_itself_if_its_parent_cannot(outbox: Outbox, recorder: Recorder) -> None:
+    outbox.pipeline.open(serve_children=True)
+    recorder.outages = 1
+    assert ended(start(lambda: not hand(outbox, 'lost response', confirm=True))) == 0
+    recorder.refused.add('refused')
+    assert ended(start(lambda: not hand(outbox, 'refused', confirm=True))) == 0
 
 
-def test_parent_writes_without_a_socket(relay: Relay, commit: Commit) -> None:
-    relay.open()
-    relay.open()
-    assert by(relay, 'a') == os.getpid()
+def test_child_reads_its_own_result_only_when_it_is_stored(outbox: Outbox, recorder: Recorder) -> None:
+    outbox.pipeline.open(serve_children=True)
+    recorder.gate.clear()
+    seen, see = os.pipe()
+
+    def check() -> bool:
+        hand(outbox, 'a')
+        outbox.settle(['another'])
+        os.write(see, b'1')
+        outbox.settle(['a'])
+        os.write(see, b'2')
+        return True
+
+    child = start(check)
+    wait_for(lambda: recorder.tried, 'the write to begin')
+    assert os.read(seen, 2) == b'1'
+    recorder.gate.set()
+    assert ended(child) == 0
+    assert os.read(seen, 2) == b'2'
+    os.close(seen)
+    os.close(see)
 
 
-def test_relay_leaves_no_files(relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_child_without_a_parent_that_serves_it_stores_results_itself(outbox: Outbox) -> None:
+    outbox.pipeline.open(serve_children=False)
+    assert ended(start(lambda: not outbox.is_open and not hand(outbox, 'a'))) == 0
+
+
+def test_large_result_is_not_handed_over(outbox: Outbox) -> None:
+    outbox.pipeline.open(serve_children=True)
+    large = handed('a', value='x' * MAX_BYTES)
+    assert ended(start(lambda: not outbox.hand_over(large, confirm=False))) == 0
+    assert not outbox.hand_over(large, confirm=False)
+
+
+def test_relay_leaves_no_files(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A killed process could not delete its files."""
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-    parent = os.getpid()
-    relay.open()
-    assert ended(start(relay, lambda: by(relay, 'a') == parent and not [*tmp_path.iterdir()])) == 0
+    outbox.pipeline.open(serve_children=True)
+    assert ended(start(lambda: hand(outbox, 'a') and not [*tmp_path.iterdir()])) == 0
     assert not [*tmp_path.iterdir()]
 
 
-def test_other_processes_cannot_reach_the_parent(relay: Relay) -> None:
+def test_other_processes_cannot_reach_the_parent(outbox: Outbox) -> None:
     """The sockets have no name: a path would need access rights, and an abstract name has none."""
-    relay.open()
-    assert relay._parent_end is not None
-    assert relay._child_end is not None
-    assert not any((end.getsockname(), end.getpeername()) != ('', '') for end in (relay._parent_end, relay._child_end))
+    outbox.pipeline.open(serve_children=True)
+    ends = outbox._relay._parent_end, outbox._relay._child_end
+    assert all(end is not None and (end.getsockname(), end.getpeername()) == ('', '') for end in ends)
 
 
-def test_child_writes_itself_if_the_parent_has_too_many_open_files(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
+def test_child_stores_results_itself_if_the_parent_has_too_many_open_files(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive = socket.recv_fds
 
     def too_many(end: socket.socket, *args: Any) -> Any:
-        monkeypatch.undo()
         call, numbers, flags, address = receive(end, *args)
+        monkeypatch.undo()
         for number in numbers:
             os.close(number)  # as the system does
         return call, [], flags, address
 
     monkeypatch.setattr(socket, 'recv_fds', too_many)
-    parent = os.getpid()
-    relay.open()
-    assert ended(start(relay, lambda: (by(relay, 'a'), by(relay, 'b')) == (os.getpid(), parent))) == 0
+    outbox.pipeline.open(serve_children=True)
+    assert ended(start(lambda: (hand(outbox, 'a'), hand(outbox, 'b')) == (False, True))) == 0
 
 
-def test_child_retries_a_failed_write_of_its_parent_and_gets_the_error(relay: Relay, commit: Commit) -> None:
-    relay.open()
-    commit.error = DocumentTooLarge('too large')
-
-    def refused() -> bool:
-        try:
-            relay.write(docs('a'))
-        except DocumentTooLarge:
-            return True
-        return False
-
-    assert ended(start(relay, refused)) == 0
+def test_child_stores_results_itself_if_the_parent_does_not_respond(recorder: Recorder) -> None:
+    outbox = outbox_of(recorder, timeout=0.2)
+    outbox.pipeline.open(serve_children=True)
+    recorder.gate.clear()
+    assert ended(start(lambda: not hand(outbox, 'a', confirm=True))) == 0
+    recorder.gate.set()
+    outbox.pipeline.close()
 
 
-def test_child_writes_itself_if_the_parent_does_not_respond(commit: Commit) -> None:
-    relay = Relay(cast(GroupCommit, commit), timeout=0.2)
-    relay.open()
-    commit.gate.clear()
-
-    def check() -> bool:
-        commit.gate = threading.Event()
-        commit.gate.set()  # only in this process
-        return by(relay, 'a') == os.getpid()
-
-    assert ended(start(relay, check)) == 0
-    commit.gate.set()
-
-
-def test_child_writes_itself_after_its_parent_ended(relay: Relay, commit: Commit) -> None:
-    relay.open()
-    assert relay._parent_end is not None
-    relay._parent_end.shutdown(socket.SHUT_RDWR)
-    relay._parent_end.close()
-    assert ended(start(relay, lambda: by(relay, 'a') == os.getpid())) == 0
-
-
-def test_child_writes_and_ends_after_its_parent_was_killed(commit: Commit) -> None:
-    relay = Relay(cast(GroupCommit, commit), timeout=PATIENCE)
+def test_child_stores_results_itself_after_its_parent_ended(recorder: Recorder) -> None:
+    outbox = outbox_of(recorder)
     results, report = os.pipe()
     parent = os.fork()
     if not parent:
-        relay.open()
+        outbox.pipeline.open(serve_children=True)
         killed = os.getpid()
 
-        def orphaned() -> bool:
+        def orphaned(before: bool) -> bool:
+            if before:
+                hand(outbox, 'before')
             wait_for(lambda: os.getppid() != killed, 'the parent to end')
-            return os.write(report, b'+' if by(relay, 'a') == os.getpid() else b'-') > 0
+            return os.write(report, b'-' if hand(outbox, 'a', confirm=True) else b'+') > 0
 
-        for _ in range(4):
-            start(relay, orphaned)
+        for number in range(4):
+            start(lambda number=number: orphaned(number % 2 == 0))  # type: ignore[misc]
+        outbox.pipeline.wait()
         os.kill(killed, signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
     os.close(report)
@@ -215,27 +222,27 @@ def test_child_writes_and_ends_after_its_parent_was_killed(commit: Commit) -> No
         assert answers.read() == b'++++'  # the pipe ends when the last child ends
 
 
-def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(commit: Commit) -> None:
+def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(recorder: Recorder) -> None:
     """Children that are forked later inherit the open sockets of the parent."""
-    relay = Relay(cast(GroupCommit, commit), timeout=60.0)
+    outbox = outbox_of(recorder, timeout=60.0)
     results, report = os.pipe()
     connected, connect = os.pipe()
     going, go = os.pipe()
     held, hold = os.pipe()
     parent = os.fork()
     if not parent:
-        relay.open()
+        outbox.pipeline.open(serve_children=True)
 
         def waits() -> bool:
-            by(relay, 'a')
+            hand(outbox, 'a', confirm=True)
             os.write(connect, b'.')
             os.read(going, 1)
-            return os.write(report, b'+' if by(relay, 'b') == os.getpid() else b'-') > 0
+            return os.write(report, b'-' if hand(outbox, 'b', confirm=True) else b'+') > 0
 
-        start(relay, waits)
+        start(waits)
         os.read(connected, 1)
-        commit.gate.clear()
-        start(relay, lambda: os.read(held, 1) == b'.')
+        recorder.gate.clear()
+        start(lambda: os.read(held, 1) == b'.')
         os.write(go, b'.')
         os.kill(os.getpid(), signal.SIGKILL)
     assert ended(parent) == -signal.SIGKILL
@@ -248,9 +255,10 @@ def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(commit: Com
             os.close(end)
 
 
-def test_interrupted_task_leaves_no_response_for_the_next(relay: Relay, commit: Commit) -> None:
-    """A soft time limit may interrupt a task anywhere, also between a request and its response."""
-    relay.open()
+def test_interrupted_task_leaves_no_response_for_the_next(outbox: Outbox, recorder: Recorder) -> None:
+    """A soft time limit may interrupt a task anywhere, also between a message and its response."""
+    outbox.pipeline.open(serve_children=True)
+    recorder.refused.add('b')
 
     def check() -> bool:
         class Interrupted(Exception):
@@ -259,12 +267,34 @@ def test_interrupted_task_leaves_no_response_for_the_next(relay: Relay, commit: 
         def interrupted(*args: Any) -> bytes:
             raise Interrupted
 
-        receive, module._receive = module._receive, interrupted  # type: ignore[assignment]
-        try:
-            relay.write(docs('a'))
-        except Interrupted:
-            module._receive = receive
-        return [answer.id for answer in relay.write(docs('b'))] == ['b']
+        hand(outbox, 'first')
+        connection = outbox._relay._connection
+        assert connection is not None
 
-    assert ended(start(relay, check)) == 0
-    assert sorted(doc_id for [doc_id] in commit.written) == ['a', 'b']
+        class Interrupting:
+            sendall, recv = connection.sendall, interrupted
+
+        outbox._relay._connection = Interrupting()  # type: ignore[assignment]
+        try:
+            hand(outbox, 'a', confirm=True)
+        except Interrupted:
+            return not hand(outbox, 'b', confirm=True)  # the response to `a` would say that it is stored
+        return False
+
+    assert ended(start(check)) == 0
+    assert sorted(recorder.written) == ['a', 'first']
+
+
+def test_unfinished_message_of_a_killed_child_is_ignored(outbox: Outbox, recorder: Recorder) -> None:
+    outbox.pipeline.open(serve_children=True)
+
+    def check() -> bool:
+        hand(outbox, 'a')
+        assert outbox._relay._connection is not None
+        outbox._relay._connection.sendall(b'\0\0\0\0\0\0\0\1\0only the begin')
+        return True
+
+    assert ended(start(check)) == 0
+    assert ended(start(lambda: hand(outbox, 'b'))) == 0
+    outbox.pipeline.wait()
+    assert sorted(recorder.written) == ['a', 'b']

@@ -1,0 +1,149 @@
+"""Results that tasks hand over: stored before the acknowledgement of their message, whatever happens to a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from celery import chord
+
+from chaos.proxy import Proxy
+from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
+from tests.support import items
+
+from .conftest import Site
+
+LEASE = {'broker_transport_options': SHORT_LEASE}
+
+
+@pytest.fixture
+def proxy(site: Site) -> Iterator[Proxy]:
+    """A proxy for the results of workers. The broker and the test itself do not use it."""
+    address = site.server.client('any').address
+    with Proxy(address.host, address.port) as proxy:
+        site.environment['RESULT_URL'] = site.environment['RESULT_URL'].replace(f':{address.port}/', f':{proxy.port}/')
+        yield proxy
+
+
+def ended(site: Site, count: int) -> bool:
+    return sum(line.startswith('end') for line in site.journalled()) >= count
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])
+def test_acknowledgement_waits_for_the_result(site: Site, proxy: Proxy, pool: str) -> None:
+    site.worker(pool=pool)
+    site.send('add', 1, 1).get(timeout=PATIENCE)
+    wait_for(lambda: not items(site.client), 'the first task to be acknowledged')
+    proxy.hang()
+    results = [site.send('late_nap', str(site.journal), str(number), 0) for number in range(6)]
+    wait_for(lambda: ended(site, 6), 'the tasks to end')
+    assert len(items(site.client)) == 6
+    proxy.go_on()
+    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(6)]
+    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+def test_killed_worker_loses_no_result_of_a_late_acknowledged_task(site: Site, proxy: Proxy, pool: str) -> None:
+    first = site.worker(pool=pool, **LEASE)
+    proxy.hang()
+    results = [site.send('late_nap', str(site.journal), str(number), 0) for number in range(6)]
+    wait_for(lambda: ended(site, 6), 'the tasks to end')
+    first.kill()
+    proxy.go_on()
+    site.worker(pool=pool, **LEASE)
+    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(6)]
+    assert Counter(site.journalled())['end 0'] == 2
+    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+def test_tasks_run_on_while_results_cannot_be_stored(site: Site, proxy: Proxy, pool: str) -> None:
+    worker = site.worker(pool=pool)
+    proxy.refuse()
+    results = [site.send('nap', str(site.journal), str(number), 0) for number in range(40)]
+    wait_for(lambda: ended(site, 40), 'the tasks to end')
+    proxy.restore()
+    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(40)]
+    assert worker.logs().count('results are not stored') == 1
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+def test_warm_shutdown_ends_when_the_results_are_stored(site: Site, proxy: Proxy, pool: str) -> None:
+    worker = site.worker(pool=pool)
+    proxy.refuse()
+    results = [site.send('late_nap', str(site.journal), str(number), 0) for number in range(4)]
+    wait_for(lambda: ended(site, 4), 'the tasks to end')
+    worker.kill('SIGTERM')
+    wait_for(lambda: 'Warm shutdown' in worker.logs(), 'the worker to begin its shutdown')
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.container.wait(2.0)
+    proxy.restore()
+    assert worker.container.wait(PATIENCE) == 0
+    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(4)]
+    assert not items(site.client)
+
+
+def test_cold_shutdown_says_what_it_could_not_store(site: Site, proxy: Proxy) -> None:
+    worker = site.worker(pool='prefork', **LEASE)
+    proxy.refuse()
+    result = site.send('late_nap', str(site.journal), 'a', 0)
+    wait_for(lambda: ended(site, 1), 'the task to end')
+    worker.kill('SIGQUIT')
+    worker.container.wait(PATIENCE)
+    assert f'1 results could not be stored before the worker ended: celery-task-meta-{result.id}' in worker.logs()
+    proxy.restore()
+    site.worker(pool='prefork', **LEASE)
+    assert result.get(timeout=PATIENCE) == 'a'
+
+
+def test_killed_child_loses_no_result_that_it_has_handed_over(site: Site, proxy: Proxy) -> None:
+    site.worker(pool='prefork', concurrency=1)
+    first = site.send('process', str(site.journal))
+    wait_for(site.journalled, 'the task to start')
+    child = int(site.journalled()[0].split()[0])
+    proxy.hang()
+    site.go_on()
+    wait_for(lambda: 'end' in site.journalled(), 'the task to end')
+    second = site.send('process', str(site.journal))
+    wait_for(lambda: len(site.journalled()) == 4, 'the child to run the next task, to its end')
+    os.kill(child, signal.SIGKILL)
+    proxy.go_on()
+    assert first.get(timeout=PATIENCE) == 'done'
+    assert second.get(timeout=PATIENCE) == 'done'
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+def test_task_reads_the_state_that_it_has_stored(site: Site, pool: str) -> None:
+    site.worker(pool=pool, task_track_started=True)
+    assert site.send('own_states').get(timeout=PATIENCE) == ['STARTED', 'HALF', 'HALF']
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+@pytest.mark.parametrize('confirm', [True, False])
+def test_chord_is_counted_with_the_results(site: Site, pool: str, confirm: bool) -> None:
+    site.worker(pool=pool, result_backend_transport_options={'confirm_results': confirm})
+    header = [site.app.signature('add', (number, 1)) for number in range(60)]
+    body = chord(header, app=site.app)(site.app.signature('total'))
+    assert body.get(timeout=PATIENCE) == sum(range(1, 61))
+
+
+def test_chord_of_tasks_that_store_no_result(site: Site) -> None:
+    site.worker(pool='prefork', task_ignore_result=True)
+    header = [site.app.signature('add', (number, 1)) for number in range(8)]
+    body = chord(header, app=site.app)(site.app.signature('total').set(ignore_result=False))
+    assert body.get(timeout=PATIENCE) == 36
+
+
+@pytest.mark.parametrize('processes', [2, 8])
+def test_confirmed_results_are_stored_when_a_task_ends(site: Site, proxy: Proxy, processes: int) -> None:
+    site.worker(pool='prefork', concurrency=processes, result_backend_transport_options={'confirm_results': True})
+    proxy.hang()
+    results = [site.send('nap', str(site.journal), str(number), 0) for number in range(processes + 4)]
+    wait_for(lambda: ended(site, processes), 'each process to end a task')
+    proxy.go_on()
+    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(processes + 4)]

@@ -1,0 +1,268 @@
+"""The pipeline of results in one process (`results.pipeline`, `results.backlog`), without a server."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from celery_couchdb.results import backlog
+from celery_couchdb.results.handed import Handed
+from celery_couchdb.results.outbox import Outbox
+from celery_couchdb.results.pipeline import Pipeline
+from kombu_couchdb.consumer import write_order
+from kombu_couchdb.consumer.write_order import WriteOrder
+from kombu_couchdb.couchdb.write_result import WriteResult
+from tests.conftest import wait_for
+
+from .recording import Recorder, handed, outbox_of
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def outbox(recorder: Recorder) -> Iterator[Outbox]:
+    outbox = outbox_of(recorder)
+    outbox.pipeline.open(serve_children=False)
+    yield outbox
+    recorder.gate.set()
+    recorder.outages = 0
+    outbox.pipeline.close()
+
+
+@pytest.fixture
+def pipeline(outbox: Outbox) -> Pipeline:
+    return outbox.pipeline
+
+
+def hold(pipeline: Pipeline, recorder: Recorder) -> None:
+    """Begin a write that ends when the gate is opened; what is handed over meanwhile waits."""
+    recorder.gate.clear()
+    pipeline.hand(handed('held'))
+    wait_for(lambda: recorder.tried, 'the write to begin')
+
+
+def test_results_that_gather_share_a_request(pipeline: Pipeline, recorder: Recorder) -> None:
+    hold(pipeline, recorder)
+    for number in range(20):
+        pipeline.hand(handed(str(number)))
+    recorder.gate.set()
+    pipeline.wait()
+    assert recorder.tried == [['held'], [str(number) for number in range(20)]]
+
+
+def test_states_of_one_task_are_one_write(pipeline: Pipeline, recorder: Recorder) -> None:
+    hold(pipeline, recorder)
+    for status in ('STARTED', 'SUCCESS'):
+        pipeline.hand(handed('a', status, delivery=[0, 0, 2]))
+    recorder.gate.set()
+    pipeline.wait()
+    assert (recorder.written, recorder.states) == (['held', 'a'], ['SUCCESS', 'SUCCESS'])
+    assert pipeline.is_stored(3)
+
+
+@pytest.mark.parametrize(
+    ('first', 'second', 'kept'),
+    [
+        (('SUCCESS', [0, 0, 2]), ('FAILURE', [0, 0, 4]), 'SUCCESS'),
+        (('FAILURE', [0, 0, 2]), ('STARTED', [0, 0, 2]), 'FAILURE'),
+        (('FAILURE', [0, 0, 2]), ('SUCCESS', [0, 0, 4]), 'SUCCESS'),
+    ],
+)
+def test_final_result_stays(
+    pipeline: Pipeline, recorder: Recorder, first: tuple[str, list[int]], second: tuple[str, list[int]], kept: str
+) -> None:
+    hold(pipeline, recorder)
+    for status, delivery in (first, second):
+        pipeline.hand(handed('a', status, delivery=delivery))
+    recorder.gate.set()
+    pipeline.wait()
+    assert recorder.states == ['SUCCESS', kept]
+    assert pipeline.is_stored(3)
+
+
+def test_replaced_part_of_a_chord_is_stored_with_the_newer_result(pipeline: Pipeline, recorder: Recorder) -> None:
+    hold(pipeline, recorder)
+    stored: list[Handed] = []
+
+    def on_stored(results: Sequence[Handed], done: Callable[[Sequence[Handed]], None]) -> None:
+        stored.extend(results)
+        done(results)
+
+    pipeline.on_stored = on_stored
+    pipeline.hand(handed('a', 'FAILURE', delivery=[0, 0, 2], part='part'))
+    pipeline.hand(handed('a', 'SUCCESS', delivery=[0, 0, 4]))
+    recorder.gate.set()
+    pipeline.wait()
+    assert [(each.id, each.part_id, each.group_id) for each in stored[1:]] == [('a', 'part', 'group')]
+
+
+def test_result_is_not_done_before_its_chord_is_counted(pipeline: Pipeline) -> None:
+    waiting: list[Callable[[], None]] = []
+    pipeline.on_stored = lambda results, done: waiting.append(lambda: done(results))
+    pipeline.hand(handed('a', part='part'))
+    wait_for(lambda: waiting, 'the result to be stored')
+    mark = pipeline.mark()
+    assert mark == 1
+    assert not pipeline.is_stored(mark)
+    pipeline.settle(['a'], 0.0)  # it can be read
+    assert pipeline._backlog.unstored() == []
+    waiting[0]()
+    assert pipeline.is_stored(mark)
+
+
+def test_outage(pipeline: Pipeline, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    recorder.outages = 3
+    pipeline.hand(handed('a'))
+    pipeline.hand(handed('b'))
+    pipeline.wait()
+    assert recorder.written == ['a', 'b']
+    assert [record.message for record in caplog.records] == [
+        'results are not stored: no response; they wait until CouchDB responds'
+    ]
+
+
+def test_result_that_somebody_waits_for_is_left_to_him_during_an_outage(outbox: Outbox, recorder: Recorder) -> None:
+    recorder.outages = 1
+    assert not outbox.hand_over(handed('a'), confirm=True)
+    assert outbox.hand_over(handed('b'), confirm=True)
+    assert recorder.written == ['b']
+
+
+def test_refused_result(outbox: Outbox, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    recorder.refused.add('a')
+    outbox.hand_over(handed('a', task='shop.add'), confirm=False)
+    outbox.pipeline.wait()
+    assert [record.message for record in caplog.records] == ['the result of shop.add[a] (SUCCESS) is lost: refused']
+    caplog.clear()
+    assert not outbox.hand_over(handed('a'), confirm=True)  # its task stores it, and gets the error
+    assert not caplog.records
+
+
+def test_result_in_the_place_of_a_refused_one(pipeline: Pipeline, recorder: Recorder) -> None:
+    recorder.refused.add('a')
+    pipeline.on_refused = lambda result, error: handed('instead', 'FAILURE')
+    pipeline.hand(handed('a'))
+    pipeline.wait()
+    pipeline.wait()
+    assert recorder.written == ['instead']
+
+
+def test_unexpected_error_does_not_end_the_thread(
+    pipeline: Pipeline, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        monkeypatch.undo()
+        raise KeyError('unexpected')
+
+    monkeypatch.setattr(recorder, 'write', fails)
+    pipeline.hand(handed('a'))
+    pipeline.wait()
+    pipeline.hand(handed('b'))
+    pipeline.wait()
+    assert recorder.written == ['b']
+    assert "the result of None[a] (SUCCESS) is lost: an unexpected error: KeyError('unexpected')" in caplog.messages
+
+
+def test_full_backlog_lets_tasks_wait(pipeline: Pipeline, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, '_MAX_RESULTS', 3)
+    hold(pipeline, recorder)
+    pipeline.hand(handed('1'))
+    pipeline.hand(handed('2'))
+    assert pipeline.mark() is None
+    thread = threading.Thread(target=lambda: pipeline.hand(handed('3')))
+    thread.start()
+    assert pipeline._backlog.unstored() == ['held', '1', '2']
+    recorder.gate.set()
+    thread.join()
+    pipeline.wait()
+    assert recorder.written == ['held', '1', '2', '3']
+
+
+def test_settle_waits_for_the_asked_results_only(pipeline: Pipeline, recorder: Recorder) -> None:
+    hold(pipeline, recorder)
+    pipeline.settle(['another'], 60.0)
+    settled = threading.Thread(target=lambda: pipeline.settle(['held', 'another'], 60.0))
+    settled.start()
+    assert settled.is_alive()
+    recorder.gate.set()
+    settled.join()
+    assert recorder.written == ['held']
+
+
+def test_worker_that_must_stop_at_once_names_what_it_could_not_store(
+    pipeline: Pipeline, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr('celery_couchdb.results.pipeline._COLD_SECONDS', 0.2)
+    recorder.outages = 1_000_000
+    pipeline.hand(handed('a'))
+    pipeline.hand(handed('b'))
+    pipeline.is_cold = lambda: True
+    pipeline.close()
+    assert '2 results could not be stored before the worker ended: a, b' in caplog.messages
+
+
+def test_closed_pipeline_takes_nothing(outbox: Outbox) -> None:
+    outbox.pipeline.close()
+    assert not outbox.is_open
+    assert not outbox.hand_over(handed('a'), confirm=False)
+
+
+# -- acknowledgements
+
+
+class Decisions:
+    """The decisions of a consumer."""
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+        self.order = WriteOrder(self.woken.set)
+
+    def writable(self, *ids: str) -> list[str]:
+        return [str(doc['_id']) for doc, _ in self.order.writable([({'_id': each}, ignore) for each in ids])]
+
+
+def ignore(result: WriteResult) -> None:
+    """Take the result of a write."""
+
+
+def test_decision_waits_for_the_results_before_it(pipeline: Pipeline, recorder: Recorder) -> None:
+    decisions = Decisions()
+    assert decisions.writable('before') == ['before']
+    hold(pipeline, recorder)
+    assert decisions.writable('ack 1', 'ack 2') == []
+    pipeline.hand(handed('later'))
+    assert decisions.writable() == []
+    assert not decisions.woken.is_set()
+    recorder.gate.set()
+    wait_for(decisions.woken.is_set, 'the consumer to be woken')
+    wait_for(lambda: decisions.writable() == ['ack 1', 'ack 2'], 'the decisions to be writable')
+
+
+def test_decision_waits_while_there_is_no_room_for_the_results(
+    pipeline: Pipeline, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, '_MAX_RESULTS', 1)
+    decisions = Decisions()
+    hold(pipeline, recorder)
+    assert decisions.writable('ack') == []
+    recorder.gate.set()
+    wait_for(decisions.woken.is_set, 'the consumer to be woken')
+    assert decisions.writable() == ['ack']
+
+
+def test_decisions_wait_for_nothing_after_the_pipeline_is_closed(pipeline: Pipeline, recorder: Recorder) -> None:
+    decisions = Decisions()
+    hold(pipeline, recorder)
+    assert decisions.writable('ack') == []
+    recorder.outages = 10_000_000
+    recorder.gate.set()
+    write_order.unregister(pipeline)
+    assert decisions.woken.is_set()
+    assert decisions.writable() == ['ack']
