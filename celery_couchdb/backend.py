@@ -250,7 +250,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
-            self.outbox.pipeline.close()
+            self.outbox.close()
             self.sweeper.stop()
 
     # -- decoding and writing

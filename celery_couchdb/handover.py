@@ -57,7 +57,7 @@ class HandOverMixin:
         """Take results from now on; with `serve_children`, also those of children that are forked from now on."""
         with self.app.connection_for_read() as connection:  # does not connect
             self._has_our_broker = connection.transport.driver_type == 'couchdb'
-        self.outbox.pipeline.open(serve_children=serve_children)
+        self.outbox.open(serve_children=serve_children)
 
     def hand_over(self, doc: Result | ChordPart, request: Any, state: str, part: ChordPart | None = None) -> bool:
         """Let the worker's process store a result, or a part of a chord; return False if the caller must store it.

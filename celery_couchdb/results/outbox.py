@@ -14,7 +14,7 @@ from .batch_writer import BatchWriter
 from .handed import Handed
 from .pipeline import Pipeline
 from .prefork_relay import Kind, Relay
-from .store import Recent, Store
+from .store import Recent, Store, no_wait
 
 __all__ = ['Outbox']
 
@@ -32,17 +32,27 @@ class Outbox:
     """Takes the results for one store. In a process without a worker, it takes none."""
 
     def __init__(self, store: Store) -> None:
+        self._store = store
         self._timeout = sum(store.client.timeouts) + _GRACE_SECONDS
         self._relay = Relay(self._timeout)
         self.pipeline = Pipeline(BatchWriter(store), self._relay)
         self._handed: Recent[None] = Recent(_REMEMBERED)
-        store.before_access = self.settle
         reset_in_child(self)
 
     def reset(self) -> None:
         """Start over in a forked child; `pipeline` resets itself."""
         self._relay.reset()
         self._handed.clear()
+
+    def open(self, *, serve_children: bool) -> None:
+        """Take results from now on; with `serve_children`, also those of children that are forked from now on."""
+        self._store.before_access = self.settle
+        self.pipeline.open(serve_children=serve_children)
+
+    def close(self) -> None:
+        """Store what was handed over, see `Pipeline.close`, and take no more results."""
+        self.pipeline.close()
+        self._store.before_access = no_wait
 
     @property
     def is_open(self) -> bool:

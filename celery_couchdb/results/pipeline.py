@@ -271,7 +271,7 @@ class Pipeline:
         except CouchDBError as exc:
             refusals = [(each, exc) for each in batch]
         except Exception as exc:  # the thread must go on: later results do not have this problem
-            logger.exception('results cannot be stored')
+            logger.exception('unexpected error in the thread that stores results')
             refusals = [(each, CouchDBError(f'an unexpected error: {exc!r}')) for each in batch]
         for each, error in refusals:
             self._backlog.end_waits([each])

@@ -68,6 +68,10 @@ class Recent(dict[str, T]):
                 self.pop(old, None)
 
 
+def no_wait(ids: Sequence[str]) -> None:
+    """Wait for nothing before documents are read or written: this process hands over no results."""
+
+
 class Store:
     """The documents of one result database. *Every* method raises the errors of `kombu_couchdb.errors`.
 
@@ -79,7 +83,7 @@ class Store:
         self.client, self._options, self.database = client, options, Database(client, options.create_database)
         self._commit = GroupCommit(client)
         #: Called with the ids of documents that are read or written next: results that were handed over come first.
-        self.before_access: Callable[[Sequence[str]], None] = lambda ids: None
+        self.before_access: Callable[[Sequence[str]], None] = no_wait
         self._revs: Recent[str] = Recent(_REMEMBERED_REVISIONS)
 
     # -- reading

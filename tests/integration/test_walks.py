@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client
@@ -71,7 +72,12 @@ def contains(value: object, key: str, depth: int = 0) -> bool:
         return any(contains(one, key, depth + 1) for pair in list(value.items()) for one in pair)
     if isinstance(value, (list, tuple, set, frozenset)):
         return any(contains(one, key, depth + 1) for one in list(value))
-    if type(value).__module__.startswith(PACKAGES) and type(value).__name__ in ('Delivery', 'Candidate', 'Message'):
+    if type(value).__module__.startswith(PACKAGES) and type(value).__name__ in (
+        'Delivery',
+        'Candidate',
+        'Message',
+        'Handed',
+    ):
         return any(contains(one, key, depth + 1) for one in list(vars(value).values()))
     return False
 
@@ -125,7 +131,14 @@ def test_result(walk: Walk, url: str) -> None:
     apps = [Celery('walk', set_as_current=False, broker='memory://', backend=url) for _ in range(2)]
     backend: Any = apps[0].backend
     backend.store_result('before', 1, 'SUCCESS')
-    found = {'A stored result': walk.of('a-task', lambda: backend.store_result('a-task-1', 1, 'SUCCESS'))}
+    backend.open_outbox(serve_children=False)
+
+    def store() -> None:
+        backend.store_result('a-task-1', 1, 'SUCCESS', request=Context(id='a-task-1'))
+        backend.outbox.pipeline.wait()
+
+    found = {'A stored result': walk.of('a-task', store)}
+    backend.outbox.close()
     result = apps[1].AsyncResult('a-task-2')
     storing = threading.Timer(0.5, lambda: backend.store_result('a-task-2', 2, 'SUCCESS'))
     threading.setprofile(None)

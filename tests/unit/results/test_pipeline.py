@@ -28,11 +28,11 @@ def recorder() -> Recorder:
 @pytest.fixture
 def outbox(recorder: Recorder) -> Iterator[Outbox]:
     outbox = outbox_of(recorder)
-    outbox.pipeline.open(serve_children=False)
+    outbox.open(serve_children=False)
     yield outbox
     recorder.gate.set()
     recorder.outages = 0
-    outbox.pipeline.close()
+    outbox.close()
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_worker_that_must_stop_at_once_names_what_it_could_not_store(
 
 
 def test_closed_pipeline_takes_nothing(outbox: Outbox) -> None:
-    outbox.pipeline.close()
+    outbox.close()
     assert not outbox.is_open
     assert not outbox.hand_over(handed('a'), confirm=False)
 

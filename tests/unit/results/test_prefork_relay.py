@@ -31,7 +31,7 @@ def outbox(recorder: Recorder) -> Iterator[Outbox]:
     outbox = outbox_of(recorder)
     yield outbox
     recorder.gate.set()
-    outbox.pipeline.close()
+    outbox.close()
 
 
 def start(check: Callable[[], bool]) -> int:
@@ -63,7 +63,7 @@ def hand(outbox: Outbox, *ids: str, confirm: bool = False) -> bool:
 
 
 def test_child_hands_over_to_its_parent(outbox: Outbox, recorder: Recorder) -> None:
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     child = start(lambda: hand(outbox, 'a', 'b', 'c'))
     assert ended(child) == 0
     outbox.pipeline.wait()
@@ -72,7 +72,7 @@ def test_child_hands_over_to_its_parent(outbox: Outbox, recorder: Recorder) -> N
 
 def test_everything_that_an_ended_child_has_sent_is_before_the_next_mark(outbox: Outbox, recorder: Recorder) -> None:
     """So an acknowledgement that follows cannot be stored before these results."""
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     recorder.gate.clear()
     names = [f'{n}' for n in range(50)]
     # The child's end stands for the message by which a child tells that its task has ended.
@@ -86,7 +86,7 @@ def test_everything_that_an_ended_child_has_sent_is_before_the_next_mark(outbox:
 
 
 def test_several_concurrent_children(outbox: Outbox, recorder: Recorder) -> None:
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     names = [[f'{n}-{m}' for m in range(20)] for n in range(5)]
     children = [start(lambda own=own: hand(outbox, *own)) for own in names]  # type: ignore[misc]
     assert [ended(child) for child in children] == [0] * 5
@@ -95,7 +95,7 @@ def test_several_concurrent_children(outbox: Outbox, recorder: Recorder) -> None
 
 
 def test_confirmed_result_is_stored_when_the_child_goes_on(outbox: Outbox, recorder: Recorder) -> None:
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     recorder.gate.clear()
     seen, see = os.pipe()
 
@@ -115,7 +115,7 @@ def test_confirmed_result_is_stored_when_the_child_goes_on(outbox: Outbox, recor
 
 
 def test_child_stores_a_confirmed_result_itself_if_its_parent_cannot(outbox: Outbox, recorder: Recorder) -> None:
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     recorder.outages = 1
     assert ended(start(lambda: not hand(outbox, 'lost response', confirm=True))) == 0
     recorder.refused.add('refused')
@@ -123,7 +123,7 @@ def test_child_stores_a_confirmed_result_itself_if_its_parent_cannot(outbox: Out
 
 
 def test_child_reads_its_own_result_only_when_it_is_stored(outbox: Outbox, recorder: Recorder) -> None:
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     recorder.gate.clear()
     seen, see = os.pipe()
 
@@ -146,12 +146,12 @@ def test_child_reads_its_own_result_only_when_it_is_stored(outbox: Outbox, recor
 
 
 def test_child_without_a_parent_that_serves_it_stores_results_itself(outbox: Outbox) -> None:
-    outbox.pipeline.open(serve_children=False)
+    outbox.open(serve_children=False)
     assert ended(start(lambda: not outbox.is_open and not hand(outbox, 'a'))) == 0
 
 
 def test_large_result_is_not_handed_over(outbox: Outbox) -> None:
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     large = handed('a', value='x' * MAX_BYTES)
     assert ended(start(lambda: not outbox.hand_over(large, confirm=False))) == 0
     assert not outbox.hand_over(large, confirm=False)
@@ -160,14 +160,14 @@ def test_large_result_is_not_handed_over(outbox: Outbox) -> None:
 def test_relay_leaves_no_files(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A killed process could not delete its files."""
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     assert ended(start(lambda: hand(outbox, 'a') and not [*tmp_path.iterdir()])) == 0
     assert not [*tmp_path.iterdir()]
 
 
 def test_other_processes_cannot_reach_the_parent(outbox: Outbox) -> None:
     """The sockets have no name: a path would need access rights, and an abstract name has none."""
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     ends = outbox._relay._parent_end, outbox._relay._child_end
     assert all(end is not None and (end.getsockname(), end.getpeername()) == ('', '') for end in ends)
 
@@ -185,17 +185,17 @@ def test_child_stores_results_itself_if_the_parent_has_too_many_open_files(
         return call, [], flags, address
 
     monkeypatch.setattr(socket, 'recv_fds', too_many)
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     assert ended(start(lambda: (hand(outbox, 'a'), hand(outbox, 'b')) == (False, True))) == 0
 
 
 def test_child_stores_results_itself_if_the_parent_does_not_respond(recorder: Recorder) -> None:
     outbox = outbox_of(recorder, timeout=0.2)
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     recorder.gate.clear()
     assert ended(start(lambda: not hand(outbox, 'a', confirm=True))) == 0
     recorder.gate.set()
-    outbox.pipeline.close()
+    outbox.close()
 
 
 def test_child_stores_results_itself_after_its_parent_ended(recorder: Recorder) -> None:
@@ -203,7 +203,7 @@ def test_child_stores_results_itself_after_its_parent_ended(recorder: Recorder) 
     results, report = os.pipe()
     parent = os.fork()
     if not parent:
-        outbox.pipeline.open(serve_children=True)
+        outbox.open(serve_children=True)
         killed = os.getpid()
 
         def orphaned(before: bool) -> bool:
@@ -231,7 +231,7 @@ def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(recorder: R
     held, hold = os.pipe()
     parent = os.fork()
     if not parent:
-        outbox.pipeline.open(serve_children=True)
+        outbox.open(serve_children=True)
 
         def waits() -> bool:
             hand(outbox, 'a', confirm=True)
@@ -257,7 +257,7 @@ def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(recorder: R
 
 def test_interrupted_task_leaves_no_response_for_the_next(outbox: Outbox, recorder: Recorder) -> None:
     """A soft time limit may interrupt a task anywhere, also between a message and its response."""
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
     recorder.refused.add('b')
 
     def check() -> bool:
@@ -286,7 +286,7 @@ def test_interrupted_task_leaves_no_response_for_the_next(outbox: Outbox, record
 
 
 def test_unfinished_message_of_a_killed_child_is_ignored(outbox: Outbox, recorder: Recorder) -> None:
-    outbox.pipeline.open(serve_children=True)
+    outbox.open(serve_children=True)
 
     def check() -> bool:
         hand(outbox, 'a')
