@@ -9,7 +9,7 @@ import multiprocessing
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -24,7 +24,8 @@ from celery.exceptions import TaskRevokedError, TimeoutError
 from requests.adapters import HTTPAdapter
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
-from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing
 from tests.conftest import PATIENCE, PATIENT
 
@@ -734,3 +735,33 @@ def test_result_that_is_too_large_is_a_failure(working: Celery, apache_couchdb: 
         ResultTooLarge, match=r'too_large .* 9,\d+,\d+ bytes are more than .* max_document_size .*8,000,000'
     ):
         working.tasks['too_large'].delay().get(timeout=PATIENCE, interval=0.05)
+
+
+def test_refused_result_that_was_handed_over_becomes_a_failure(
+    backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a result that its task stores itself: Celery makes a failure of it."""
+    write = backend.store.client.bulk
+
+    def small_documents_only(docs: Sequence[Document], *, texts: Sequence[bytes]) -> list[WriteResult]:
+        return [
+            write([doc], texts=[text])[0]
+            if len(text) < 2000
+            else WriteResult.refused(doc['_id'], 'document_too_large', 'too large')
+            for doc, text in zip(docs, texts, strict=True)
+        ]
+
+    monkeypatch.setattr(backend.store.client, 'bulk', small_documents_only)
+    backend.open_outbox(serve_children=False)
+    try:
+        backend.mark_as_done('large', 'x' * 3000, request=Context(id='large', task='shop.export'))
+        backend.mark_as_done('small', 'x', request=Context(id='small', task='shop.export'))
+        backend.outbox.pipeline.wait()
+        backend.outbox.pipeline.wait()  # for the failure
+    finally:
+        backend.outbox.close()
+    assert backend.get_result('small') == 'x'
+    meta = backend.get_task_meta('large')
+    assert meta['status'] == 'FAILURE'
+    assert isinstance(meta['result'], ResultTooLarge)
+    assert 'the result of shop.export cannot be stored' in str(meta['result'])

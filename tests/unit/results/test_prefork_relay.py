@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,10 +272,8 @@ def test_interrupted_task_leaves_no_response_for_the_next(outbox: Outbox, record
         connection = outbox._relay._connection
         assert connection is not None
 
-        class Interrupting:
-            sendall, recv = connection.sendall, interrupted
-
-        outbox._relay._connection = Interrupting()  # type: ignore[assignment]
+        interrupting = SimpleNamespace(sendall=connection.sendall, recv=interrupted)
+        outbox._relay._connection = interrupting  # type: ignore[assignment]
         try:
             hand(outbox, 'a', confirm=True)
         except Interrupted:
