@@ -43,6 +43,10 @@ _MANY_CONSUMERS = 64
 #: the queue again before it claims any: the others have probably claimed most of them.
 _MANY_LEFT = 32
 
+#: If other consumers serve the queue and its candidates are all known, this consumer claims beyond its prefetch count
+#: only if at least this many are its own share: the others have as many, and need none of these soon.
+_MIN_OWN_AHEAD = 64
+
 
 class QueueCandidates:
     """The candidates of one queue, sorted by `Candidate.order`."""
@@ -87,6 +91,19 @@ class QueueCandidates:
         self._stale = True
 
     # -- the other consumers
+
+    @property
+    def may_claim_ahead(self) -> bool:
+        """Whether this consumer may claim beyond its prefetch count: no other one needs these messages soon."""
+        return self._turns.idle <= 1 or self._stale or self._has_own(_MIN_OWN_AHEAD)
+
+    @property
+    def leaves_none(self) -> bool:
+        """Whether consumers that are not known to be busy may find nothing to claim."""
+        return self._turns.idle > 1 and not self._stale and not self._has_own(1)
+
+    def _has_own(self, count: int) -> bool:
+        return len(list(itertools.islice(self._own(), count))) == count
 
     def set_consumers(self, own: str, names: Sequence[str]) -> None:
         """Set the consumers of the queue: `names`, with this consumer (`own`) among them."""
