@@ -76,10 +76,11 @@ class Claims:
         )
         reserved: dict[str, list[Subscription]] = {}
         in_turn = claimable[first:] + claimable[:first]
-        for queue, ahead in [(each, False) for each in in_turn] + [
-            (each, True) for each in in_turn if candidates[each].may_claim_ahead
+        for queue, most, ahead in [
+            *((each, share, False) for each in in_turn),
+            *((each, candidates[each].most_ahead(share), True) for each in in_turn),
         ]:
-            while len(reserved.get(queue, ())) < share and (s := self._unacked.reserve(queue, ahead=ahead)):
+            while len(reserved.get(queue, ())) < most and (s := self._unacked.reserve(queue, ahead=ahead)):
                 reserved.setdefault(queue, []).append(s)
         docs: dict[str, list[Document]] = {}
         try:
