@@ -43,6 +43,10 @@ _MANY_CONSUMERS = 64
 #: the queue again before it claims any: the others have probably claimed most of them.
 _MANY_LEFT = 32
 
+#: If other consumers serve the queue and its messages are all known, this consumer claims beyond its prefetch count
+#: only while it leaves this many that are its own share: the others have as many, and need none of these soon.
+_MIN_OWN_LEFT = 64
+
 
 class QueueCandidates:
     """The candidates of one queue, sorted by `Candidate.order`."""
@@ -87,6 +91,22 @@ class QueueCandidates:
         self._stale = True
 
     # -- the other consumers
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether all messages are known, and other consumers that are not known to be busy may need them."""
+        return self._turns.idle > 1 and not self._stale
+
+    def most_ahead(self, count: int) -> int:
+        """Return how many of `count` messages may be claimed now if this consumer claims beyond its prefetch count."""
+        if not self.is_contended:
+            return count
+        return len(list(itertools.islice(self._own(), count + _MIN_OWN_LEFT))) - _MIN_OWN_LEFT
+
+    @property
+    def leaves_none(self) -> bool:
+        """Whether consumers that are not known to be busy may find nothing to claim."""
+        return self.is_contended and next(self._own(), None) is None
 
     def set_consumers(self, own: str, names: Sequence[str]) -> None:
         """Set the consumers of the queue: `names`, with this consumer (`own`) among them."""

@@ -60,8 +60,11 @@ class Claims:
 
     def claim_for_credit(
         self, credit: Mapping[str, int], candidates: Mapping[str, QueueCandidates], writes: list[PendingWrite]
-    ) -> None:
-        """Add claims to `writes`, for as many messages as there is credit for."""
+    ) -> int:
+        """Add claims to `writes`, for as many messages as there is credit for, including what may be claimed ahead.
+
+        Return how many there are.
+        """
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         claimable = [queue for queue in served if candidates[queue].has_claimable]
@@ -72,9 +75,13 @@ class Claims:
             next(self._rotation) % max(1, len(claimable)),
         )
         reserved: dict[str, list[Subscription]] = {}
-        for queue in claimable[first:] + claimable[:first]:
-            while len(reserved.get(queue, ())) < share and (subscription := self._unacked.reserve(queue)):
-                reserved.setdefault(queue, []).append(subscription)
+        in_turn = claimable[first:] + claimable[:first]
+        for queue, most, ahead in [
+            *((each, share, False) for each in in_turn),
+            *((each, candidates[each].most_ahead(share), True) for each in in_turn),
+        ]:
+            while len(reserved.get(queue, ())) < most and (s := self._unacked.reserve(queue, ahead=ahead)):
+                reserved.setdefault(queue, []).append(s)
         docs: dict[str, list[Document]] = {}
         try:
             docs = self.reader.take(candidates, {queue: len(found) for queue, found in reserved.items()})
@@ -87,6 +94,7 @@ class Claims:
                 self._claim(doc, s.credit, s, queue_candidates=candidates[queue])
                 for doc, s in zip(docs[queue], found, strict=False)
             ]
+        return sum(map(len, docs.values()))
 
     def _body(self, doc: Document) -> Body:
         """Read an attached body before the claim of a `basic_get`: with `no_ack`, the claim deletes the document."""

@@ -89,17 +89,20 @@ class Cycle:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
         if self.unacked.awaiting_bodies():
             return -inf
+        if self._wanted_by_others():
+            return -inf
         times = [self._poll_at]
+        times += [at for at in (self.unacked.overdue_at,) if at is not None]
         if self.lease.written:
             times += [self.lease.next_heartbeat, self.sweeper.due]
         times += [at for at in (self._notifier.due_at(),) if at is not None]
-        credit = self.unacked.credit()
+        credit, low = self.unacked.credit(), self.unacked.low()
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) > 0:
                 at = candidates.wake_at()
                 if candidates.is_stale and at is None:
-                    return -inf
-                times += [] if at is None else [at]
+                    at = -inf
+                times += [] if at is None else [at if queue in low else max(at, self.unacked.pace.next_at)]
         return min(times)
 
     def on_outage(self) -> None:
@@ -118,10 +121,13 @@ class Cycle:
 
     def run(self) -> None:
         """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""
+        self.unacked.pace.begin()
         set_aside(self._client)
         self.unacked.retry_unique_jobs(self._client.fetch)
-        pending, pulls = self.order.writable(self.unacked.take_writes()), list(self._claims.pulls)
-        queues, credit = self.unacked.queues, self.unacked.credit()
+        pulls = list(self._claims.pulls)
+        self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
+        pending = self.order.writable(self.unacked.take_writes())
+        queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         claims: list[PendingWrite] = []
         self._candidates = {
             queue: self._candidates[queue] if queue in self._candidates else self._new_candidates(queue)
@@ -142,7 +148,7 @@ class Cycle:
                 self._commits.write(pending)
                 self._offer(self.unacked.take_released())
             self._claims.claim_for_pulls(pulls, claims)
-            self._claims.claim_for_credit(credit, self._candidates, claims)
+            self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
             if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(each.is_stale or len(each) for each in self._candidates.values())
@@ -207,12 +213,24 @@ class Cycle:
         # The feed does not report when a due date has come.
         due = [self._candidates[queue] for queue in self._candidates if queue in with_credit]
         self._claims.reader.refill([each for each in due if not each.is_stale and (poll or each.is_due)])
+        self._notifier.feed_interval = self.unacked.pace.feed_interval
         items, broadcasts = self._notifier.take(self._candidates, with_credit)
         for queue, candidates in self._candidates.items():
             candidates.set_consumers(self.lease.id, self._notifier.peers.of(queue, self.lease.id))
         self._offer(items)
         for queue, message in broadcasts:
             self.unacked.broadcast(queue, message)
+
+    def _wanted_by_others(self) -> set[str]:
+        """Return the queues with messages claimed ahead and no others, that another consumer or channel could serve."""
+        shelved = self.unacked.shelved
+        credit = self.unacked.credit() if shelved else {}
+        return {
+            queue
+            for queue, each in self._candidates.items()
+            if queue in shelved
+            and (each.leaves_none or (credit.get(queue, 0) > 0 and not (each.is_stale or len(each))))
+        }
 
     def _offer(self, items: list[Document]) -> None:
         for doc in items:

@@ -12,16 +12,12 @@ from kombu.utils.json import object_hook
 from ..couchdb.client import Document
 from ..documents import workitem
 from ..documents.validation import is_deeper
+from .rate import Rate
 
 __all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
 
 #: The prefix of the delivery tags of broadcasts.
 BROADCAST_TAG = 'broadcast-'
-
-#: How long an ack waits for other acks, or for a claim, to share one request, in seconds: if there is nothing to claim,
-#: and if there is. In the second case the ack does not wait if at least half of the credit is free, or if there is no
-#: prefetch limit. Separate requests for acks and claims would be twice the work.
-_IDLE_DELAY_SECONDS, _BUSY_DELAY_SECONDS = 0.02, 0.005
 
 
 @dataclass(eq=False)
@@ -38,17 +34,32 @@ class Credit:
     delivered: int = 0
     #: Without a limit: how many messages are claimed ahead. The number grows with the demand, see `subscriptions`.
     ahead: int = 1
+    #: How many of the messages that are held were put into the mailbox: never more than the limit.
+    handed: int = 0
+    #: The messages that were claimed beyond the limit, by delivery tag, in the order of their claims; see `shelf`.
+    shelf: dict[str, Delivery] = field(default_factory=dict, repr=False)
+    #: With a limit: how fast the messages are worked off.
+    rate: Rate = field(default_factory=Rate, repr=False)
 
     @property
     def free(self) -> int:
         """How many more may be claimed now. Without a limit a message counts until kombu's thread asks for more."""
         return self.limit - self.held if self.limit else self.ahead - self.waiting - self.delivered
 
-    def ack_delay(self, *, more_to_claim: bool) -> float:
-        """Return how long an ack may wait for others, in seconds; `more_to_claim`: whether messages can be claimed."""
-        if not more_to_claim:
-            return _IDLE_DELAY_SECONDS
-        return 0.0 if not self.limit or 2 * self.free >= self.limit else _BUSY_DELAY_SECONDS
+    @property
+    def surplus(self) -> int:
+        """How many messages may be claimed now beyond the limit."""
+        return self.rate.ahead(self.limit, time.monotonic()) if self.limit else 0
+
+    def room(self, *, ahead: bool) -> int:
+        """Return how many more may be claimed now; with `ahead`, also beyond the limit."""
+        return self.free + (self.surplus if ahead else 0)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether at least half of what may be claimed is worked off, or there is no limit: to claim more is urgent."""
+        surplus = self.surplus
+        return not self.limit or 2 * (self.free + surplus) >= self.limit + surplus
 
 
 @dataclass(eq=False)
@@ -81,6 +92,10 @@ class Delivery:
     body: bytes | None = None
     #: Whether the body has not been read yet.
     needs_body: bool = False
+    #: Whether the message was put into the mailbox and kombu has not decided about it; see `shelf`.
+    handed: bool = False
+    #: The monotonic time at which it was put on the shelf.
+    shelved: float = 0.0
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -47,6 +47,8 @@ class Notifier:
         self._client, self._name = client, name
         self._topology, self._routes, self._limits = topology, topology.routes, topology.limits
         self._feed: ContinuousFeed | None = None
+        #: The least seconds between two looks at the feed, if they are more than its own.
+        self.feed_interval = 0.0
         self._received: deque[tuple[list[Row], Any] | CouchDBError] = deque()
         #: The revisions of the polled documents, by id.
         self._known_revs: dict[str, str] = {}
@@ -182,6 +184,7 @@ class Notifier:
         self._since, self._followed = since, queues
         self._routes.follow(math.inf)
         if self._feed is not None:
+            self._feed.min_interval = self.feed_interval
             self._feed.watch(since, _selector(queues))
 
     def _stop_feed(self) -> None:

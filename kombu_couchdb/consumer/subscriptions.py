@@ -45,19 +45,25 @@ class Subscriptions:
             credit.delivered, credit.ahead = 0, 1
             self._delivered.discard(credit)
 
-    def credit(self) -> dict[str, int]:
-        """Return for each queue how many messages may be claimed for it now."""
+    def credit(self, *, ahead: bool = False) -> dict[str, int]:
+        """Return for each queue how many messages may be claimed for it now; see `Credit.room`."""
         credit: dict[str, int] = {}
         for subscription in self._subscriptions:
-            credit[subscription.queue] = credit.get(subscription.queue, 0) + max(0, subscription.credit.free)
+            free = max(0, subscription.credit.room(ahead=ahead))
+            credit[subscription.queue] = credit.get(subscription.queue, 0) + free
         return credit
 
-    def next(self, queue: str) -> Subscription | None:
-        """Return the queue's subscription with the most credit; among equals, the one with the fewest messages."""
-        fit = [subscription for subscription in self._subscriptions if subscription.queue == queue]
-        return max(
-            fit, key=lambda subscription: (subscription.credit.free, -self._subscriptions[subscription]), default=None
-        )
+    def low(self) -> set[str]:
+        """Return the queues with a subscription whose messages are about to run out."""
+        return {subscription.queue for subscription in self._subscriptions if subscription.credit.is_low}
+
+    def next(self, queue: str, *, ahead: bool = False) -> Subscription | None:
+        """Return the queue's subscription with the most credit; among equals, the one with the fewest messages.
+
+        With `ahead`, what may be claimed beyond the prefetch count is credit, too.
+        """
+        free = {each: each.credit.room(ahead=ahead) for each in self._subscriptions if each.queue == queue}
+        return max(free, key=lambda each: (free[each], -self._subscriptions[each]), default=None)
 
     def count_message(self, subscription: Subscription, amount: int = 1) -> None:
         """Count a message for a subscription, or with `amount` -1 undo that: no message was found."""

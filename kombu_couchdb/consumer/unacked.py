@@ -7,8 +7,9 @@ frees credit at once, so that the next claim can share a request with the ack.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..couchdb.client import Document
@@ -18,9 +19,8 @@ from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
 from .mailbox import Mailbox
-from .pending_writes import PendingWrites
 from .pull import Pull
-from .subscriptions import Subscriptions
+from .reservations import Reservations
 
 __all__ = ['Unacked']
 
@@ -38,17 +38,16 @@ _DEAD_LETTERED = 'dead-lettered message %s of queue %s, attempt %s (not stored y
 _EXPIRED = 'dropped expired message %s of queue %s, attempt %s (not stored yet)'
 
 
-class Unacked(PendingWrites):
+class Unacked(Reservations):
     """Subscriptions, the messages claimed for them, and the pending writes. Any thread may call any method."""
 
     def __init__(
         self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int
     ) -> None:
-        super().__init__()
-        self._lease, self._mailbox, self._clock = lease, mailbox, clock
+        super().__init__(mailbox, unlimited)
+        self._lease, self._clock = lease, clock
         #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
-        self._subscriptions = Subscriptions(unlimited)
         self._held: dict[str, Delivery] = {}  # by delivery tag
         #: By queue: broadcasts that wait until this connection subscribes to the queue again.
         self._waiting_broadcasts: dict[str, deque[Document]] = {}
@@ -93,7 +92,10 @@ class Unacked(PendingWrites):
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Set the most messages that a channel may have unacknowledged; 0 is no limit."""
         with self._lock:
+            if limit and limit < credit.limit:
+                self._give_back(self._shelf.having(lambda delivery: delivery.credit is credit))
             credit.limit = limit
+            self._shelf.refill(credit)
             self.wakeup.set()
 
     def deliver(self, delivery: Delivery) -> bool:
@@ -162,10 +164,12 @@ class Unacked(PendingWrites):
                 )
                 return
             delivery = self._held[tag]
+            delivery.credit.rate.note(time.monotonic())
             self._end(tag, change, log_text)
             # The messages in `next` of a unique job wait for its ack: write it at once.
             may_wait = may_wait and not workitem.is_unique(delivery.doc)
-            self.wakeup.set(delivery.credit.ack_delay(more_to_claim=self.more_to_claim) if may_wait else 0.0)
+            delay = self.pace.ack_delay(delivery.credit, more_to_claim=self.more_to_claim)
+            self.wakeup.set(delay if may_wait else 0.0)
 
     # -- for the I/O thread
 
@@ -181,49 +185,10 @@ class Unacked(PendingWrites):
             self.retired = not self.busy
             return self.retired
 
-    @property
-    def queues(self) -> set[str]:
-        """The queues of the subscriptions."""
-        with self._lock:
-            return self._subscriptions.queues
-
     def ids(self) -> set[str]:
         """Return the ids of the messages that the database may show as claimed by this consumer."""
         with self._lock:
             return self._unstored | {delivery.doc['_id'] for delivery in self._held.values()}
-
-    def credit(self) -> dict[str, int]:
-        """Return for each queue how many messages may be claimed for it now."""
-        with self._lock:
-            return self._subscriptions.credit()
-
-    def reserve(self, queue: str) -> Subscription | None:
-        """Take credit for one message from the subscription with the most credit; return it, or None without credit."""
-        with self._lock:
-            best = self._subscriptions.next(queue)
-            if best is None or best.credit.free <= 0:
-                return None
-            self.take_credit(best.credit)
-            self._subscriptions.count_message(best)
-            return best
-
-    def unreserve(self, subscription: Subscription) -> None:
-        """Undo `reserve`: no message was found for the subscription."""
-        with self._lock:
-            self.return_credit(subscription.credit)
-            self._subscriptions.count_message(subscription, -1)
-
-    def take_credit(self, credit: Credit) -> None:
-        """Take one from a channel's credit, for a claim."""
-        with self._lock:
-            credit.waiting += 1
-            credit.held += 1
-
-    def return_credit(self, credit: Credit) -> None:
-        """Return one to a channel's credit: the claim failed."""
-        with self._lock:
-            credit.waiting -= 1
-            credit.held -= 1
 
     def add_claimed(self, delivery: Delivery) -> None:
         """Hold a claimed message, and put it into the mailbox unless it needs its body first.
@@ -233,7 +198,8 @@ class Unacked(PendingWrites):
         with self._lock:
             self.hold(delivery)
             if delivery.subscription is None or delivery.subscription in self._subscriptions:
-                self._mailbox.put([] if delivery.needs_body else [delivery])
+                if not delivery.needs_body:
+                    self._shelf.hand_over(delivery)
             else:
                 self._release_one_undelivered(delivery)
                 self.wakeup.set()
@@ -256,10 +222,16 @@ class Unacked(PendingWrites):
                 return
             delivery.body, delivery.needs_body = body, False
             if body is not None:
-                self._mailbox.put([delivery])
+                self._shelf.hand_over(delivery)
             else:
                 delivery.credit.waiting -= 1
                 self.dead_letter(delivery.tag, reason)
+
+    def give_back(self, queues: Collection[str]) -> None:
+        """Give back the messages claimed ahead from these queues, and those of channels that have become slow."""
+        with self._lock:
+            self._give_back(self._shelf.overdue())
+            self._give_back(self._shelf.having(lambda delivery: delivery.doc['queue'] in queues))
 
     def broadcast(self, queue: str, message: Document) -> None:
         """Put a broadcast into the mailbox, or keep it until this connection subscribes to the queue."""
@@ -281,7 +253,7 @@ class Unacked(PendingWrites):
                 )
             for delivery in lost:
                 delivery.credit.held -= 1
-                delivery.credit.waiting -= delivery.needs_body
+                delivery.credit.waiting -= self._shelf.take_out(delivery) or delivery.needs_body
             self.wakeup.set()
             return len(lost)
 
@@ -294,12 +266,17 @@ class Unacked(PendingWrites):
 
     def _release_undelivered(self, which: Callable[[Delivery], bool]) -> None:
         """Release the messages that kombu has not received and for which `which(delivery)` is true."""
+        self._give_back(self._shelf.having(which))  # first: they would take the places of the others
         for item in [
             *self._mailbox.discard(lambda d: isinstance(d, Delivery) and which(d)),
             *filter(which, self.awaiting_bodies()),
         ]:
             assert isinstance(item, Delivery)
             self._release_one_undelivered(item)
+
+    def _give_back(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self._release_one_undelivered(delivery)
 
     def _release_one_undelivered(self, delivery: Delivery) -> None:
         delivery.credit.waiting -= 1
@@ -310,5 +287,7 @@ class Unacked(PendingWrites):
         """Stop holding a message and add the write of `change(document)`."""
         delivery = self._held.pop(tag)
         delivery.credit.held -= 1
+        self._shelf.take_out(delivery)
+        self._shelf.refill(delivery.credit)
         self.add_write(delivery.doc, change)
         logger.debug(log_text, delivery.doc['_id'], delivery.doc['queue'], delivery.doc['attempts'])

@@ -1,8 +1,8 @@
 """Write order: what must be stored before a decision about a message is written.
 
 A worker stores the result of a task a moment after the task has ended (see `celery_couchdb.results.pipeline`). If it
-stored the acknowledgement before and were killed then, the result would be lost. So each decision (ack, release, dead
-letter) waits until everything is stored that was handed over before it.
+stored the acknowledgement before and were killed then, the result would be lost. So an acknowledgement, or a dead
+letter, waits until everything is stored that was handed over before it. A release does not wait: the task runs again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from ..documents import workitem
 from .pending_writes import PendingWrite
 
 __all__ = ['Precondition', 'WriteOrder', 'register', 'stored', 'unregister']
@@ -73,9 +74,9 @@ class WriteOrder:
         """Return those of these decisions, and of the waiting ones, that may be written now. The others wait."""
         if not _preconditions and not self._waiting:
             return decisions
-        if decisions:
-            self._waiting.append((decisions, dict.fromkeys(_preconditions)))
-        found: list[PendingWrite] = []
+        found = [write for write in decisions if workitem.is_waiting(write[0])]
+        if final := [write for write in decisions if not workitem.is_waiting(write[0])]:
+            self._waiting.append((final, dict.fromkeys(_preconditions)))
         for group in list(self._waiting):
             if self._is_ready(group[1]):
                 found += group[0]

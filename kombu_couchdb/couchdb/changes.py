@@ -128,6 +128,8 @@ class ContinuousFeed:
         self._request: tuple[Any, Document] | None = None
         self._closed = False
         self._last_start = float('-inf')
+        #: The least seconds between two longpolls, if more than `_MIN_INTERVAL_SECONDS`. Any thread may set it.
+        self.min_interval = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -164,7 +166,7 @@ class ContinuousFeed:
                 since, body = self._request
                 self._request = None
                 generation = self._longpoll.generation
-                seconds = self._last_start + _MIN_INTERVAL_SECONDS - time.monotonic()
+                seconds = self._last_start + max(_MIN_INTERVAL_SECONDS, self.min_interval) - time.monotonic()
             try:
                 if seconds > 0:
                     # Changes in quick succession share one response, and their messages one claim request.

@@ -51,9 +51,11 @@ class Protocol(RuleBasedStateMachine):
         credit=st.integers(1, 2),
         salt=st.integers(0, 9),
         wrong=st.sampled_from(PUBLISHED),
+        ahead=st.integers(0, 2),
     )
-    def begin(self, skews: tuple[float, ...], credit: int, salt: int, wrong: float = 0.0) -> None:
+    def begin(self, skews: tuple[float, ...], credit: int, salt: int, wrong: float = 0.0, ahead: int = 0) -> None:
         self._world = World(self.nodes, salt)
+        self.world.ahead = ahead
         self.stack.enter_context(self.world.in_place())
         self.world.wrong = wrong
         for name in ('a', 'b'):
@@ -151,6 +153,12 @@ class Protocol(RuleBasedStateMachine):
         """A message is requeued."""
         self.those('working', which).requeue()
 
+    @rule(who=PROCESS, limit=st.integers(1, 2))
+    def set_prefetch(self, who: int, limit: int) -> None:
+        """The prefetch count is set. If it is less than before, the messages claimed ahead are given back."""
+        process = self.world.processes[who]
+        process.set_prefetch(min(limit, process.credit))
+
     @rule(who=PROCESS)
     def crash(self, who: int) -> None:
         """A process is killed, and another starts in its place."""
@@ -201,6 +209,7 @@ class Protocol(RuleBasedStateMachine):
         if self._world:
             self.one_holder()
             self.nothing_is_lost()
+            self.prefetch_count_holds()
             # In a cluster, only the holder may know that its lease is proven, so that others may end it early.
             assert self.nodes > 1 or not self.world.robbed, f'leases ended too early: {self.world.robbed}'
 
@@ -214,6 +223,11 @@ class Protocol(RuleBasedStateMachine):
         for name in {'a', 'b'} - self.world.acked:
             tree = self.world.couchdb.tree(name)
             assert any(not tree[rev].deleted for rev in leaves(tree)), f'{name} is lost'
+
+    def prefetch_count_holds(self) -> None:
+        """Check that kombu never has more messages than its prefetch count, whatever is claimed ahead."""
+        for process in self.world.processes:
+            assert process.handed <= process.credit, f'kombu has {process.handed} messages'
 
     # -- in the end
 

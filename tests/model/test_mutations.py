@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kombu_couchdb.consumer.heartbeat import Heartbeat
+from kombu_couchdb.consumer.shelf import Shelf
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
@@ -58,6 +59,14 @@ FAULTS = [
         'deliver',
         'or not self._lease.valid',
         '',
+    ),
+    Fault(
+        'kombu gets what is claimed ahead',
+        Single,
+        Shelf,
+        'refill',
+        'credit.handed < credit.limit',
+        'True',
     ),
     Fault(
         'the sweep trusts the wall clock',

@@ -30,6 +30,7 @@ from kombu_couchdb import errors
 from kombu_couchdb.consumer import io_thread, pending_writes
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.consumer.mailbox import Mailbox
+from kombu_couchdb.consumer.rate import Rate
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
@@ -56,12 +57,16 @@ TIMED = {
     'candidates',
     'conflicts',
     'cycle',
+    'delivery',
     'io_thread',
     'janitor',
     'lease',
+    'pace',
     'probes',
     'purge',
+    'shelf',
     'sweeper',
+    'unacked',
     'unproven',
     'watch',
 }
@@ -97,6 +102,8 @@ class World:
         self.acked: set[str] = set()
         #: Consumers whose leases another process ended while they were still valid.
         self.robbed: list[str] = []
+        #: How many messages each consumer may claim beyond its prefetch count.
+        self.ahead = 0
         self._serial = itertools.count(1)
 
     def publish(self, name: str) -> None:
@@ -150,6 +157,8 @@ class World:
             (io_thread, 'threading', SimpleNamespace(Thread=_Thread, Event=_Event)),
             (io_thread, 'atexit', mock.Mock()),
             (pending_writes, 'Wakeup', _Wakeup),
+            # Nobody works at a rate here: the consumers claim ahead as if they did.
+            (Rate, 'ahead', lambda rate, limit, now: self.ahead),
             *(
                 (module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
                 for module in (conflicts, sweeper)
@@ -188,7 +197,8 @@ class Process:
             'model',
         )
         self.unacked = self.consumer.unacked
-        self.unacked.subscribe(Subscription(QUEUE, Credit(credit)))
+        self._subscription = Subscription(QUEUE, Credit(credit))
+        self.unacked.subscribe(self._subscription)
         #: Deliveries that kombu has received and neither acknowledged nor released.
         self.working: list[Delivery] = []
         self._thread: greenlet = self.consumer._thread.greenlet  # type: ignore[attr-defined]
@@ -302,6 +312,15 @@ class Process:
     def requeue(self) -> None:
         """Release the oldest delivery."""
         self.unacked.release(self.working.pop(0).tag)
+
+    def set_prefetch(self, limit: int) -> None:
+        """Set the prefetch count."""
+        self.unacked.set_credit(self._subscription.credit, limit)
+
+    @property
+    def handed(self) -> int:
+        """How many messages kombu has received, or can receive from the mailbox."""
+        return sum(delivery.handed for delivery in self.unacked._held.values())
 
     @property
     def held(self) -> Mapping[str, Document]:

@@ -811,3 +811,47 @@ def test_of_many_consumers_several_update_the_index(store: FakeStore) -> None:
         store.passed += 1.01
         queue_candidates.refill()
     assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') >= 2
+
+
+# -- claiming ahead
+
+
+def test_lone_consumer_may_claim_everything_ahead(store: FakeStore) -> None:
+    for n in range(5):
+        store.add(f'item{n}')
+    alone = candidates_of(store)
+    alone.refill()
+    assert alone.most_ahead(5) == 5
+    alone.take(5)
+    assert not alone.leaves_none
+
+
+def test_consumer_leaves_messages_to_others_that_may_be_idle(store: FakeStore) -> None:
+    own = names_for(0)
+    for _ in range(100):
+        store.add(next(own))
+    add_foreign(store, 10)
+    shared = placed(store)
+    shared.refill()
+    assert shared.most_ahead(20) == 20
+    assert shared.most_ahead(128) == 36
+    assert not shared.leaves_none
+    shared.take(100)
+    assert shared.most_ahead(128) < 0
+    assert shared.leaves_none
+
+
+def test_consumer_may_claim_ahead_from_a_queue_that_it_has_not_read_to_the_end(store: FakeStore) -> None:
+    shared = placed(store)
+    assert shared.is_stale
+    assert shared.most_ahead(128) == 128
+    assert not shared.leaves_none
+
+
+def test_busy_consumers_need_no_messages(store: FakeStore) -> None:
+    [foreign] = add_foreign(store, 1)
+    shared = placed(store)
+    shared.refill()
+    shared.won(foreign)
+    assert shared.most_ahead(128) == 128
+    assert not shared.leaves_none

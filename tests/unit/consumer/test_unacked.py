@@ -38,9 +38,9 @@ class Desk:
         self.unacked.subscribe(subscription)
         return subscription
 
-    def claim(self, name: str = 'a', queue: str = 'q') -> Delivery:
+    def claim(self, name: str = 'a', queue: str = 'q', *, ahead: bool = False) -> Delivery:
         """Claim a message of a queue, as the I/O thread does."""
-        subscription = self.unacked.reserve(queue)
+        subscription = self.unacked.reserve(queue, ahead=ahead)
         assert subscription is not None
         doc: Any = {**workitem.new(name, queue, {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '1-a'}
         delivery = Delivery({**workitem.claim(doc, 'me', NOW), '_rev': '2-b'}, subscription.credit, subscription)

@@ -1,0 +1,62 @@
+"""The pace of a consumer's cycles: while messages flow, they share cycles; a message after a quiet time waits for none.
+
+A cycle costs the server a request or two, whether it writes one document or twenty. The consumer works on meanwhile:
+messages that it has claimed ahead bridge the pause.
+"""
+
+from __future__ import annotations
+
+import time
+
+from .delivery import Credit
+
+__all__ = ['Pace']
+
+#: The time from the beginning of one cycle to that of the next while messages flow, in seconds.
+_CYCLE_SECONDS = 0.028
+
+#: Messages flow if a cycle claimed at least this many in the last so many seconds. Somebody who sends one task, waits
+#: for its result and sends the next never makes it two.
+_MIN_CLAIMS, _FLOW_SECONDS = 2, 0.1
+
+#: How long an ack waits for other acks, or for a claim, to share one request, in seconds. Separate requests for acks
+#: and claims would be twice the work. If there is nothing to claim, an ack waits for a short time, or, while messages
+#: flow, until the feed reports the next ones. If there is, it waits at least for the third time and until `next_at`.
+_IDLE_DELAY_SECONDS, _FLOWING_DELAY_SECONDS, _BUSY_DELAY_SECONDS = 0.02, 0.045, 0.005
+
+
+class Pace:
+    """When the next cycle should begin. The I/O thread notes its cycles; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._began = self._flowed = float('-inf')  # monotonic times
+
+    def begin(self) -> None:
+        """Note that a cycle begins."""
+        self._began = time.monotonic()
+
+    def claimed(self, count: int) -> None:
+        """Note that the cycle claims this many messages for subscriptions."""
+        if count >= _MIN_CLAIMS:
+            self._flowed = time.monotonic()
+
+    @property
+    def flowing(self) -> bool:
+        """Whether messages arrive, or wait, in such numbers that cycles should be shared."""
+        return time.monotonic() - self._flowed < _FLOW_SECONDS
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time of the next cycle, if nothing is urgent."""
+        return self._began + _CYCLE_SECONDS
+
+    @property
+    def feed_interval(self) -> float:
+        """The least seconds between two looks at the changes feed; 0.0: as the feed likes."""
+        return _CYCLE_SECONDS if self.flowing else 0.0
+
+    def ack_delay(self, credit: Credit, *, more_to_claim: bool) -> float:
+        """Return how long an ack may wait for others, in seconds; `more_to_claim`: whether messages can be claimed."""
+        if not more_to_claim:
+            return _FLOWING_DELAY_SECONDS if self.flowing else _IDLE_DELAY_SECONDS
+        return 0.0 if credit.is_low else max(_BUSY_DELAY_SECONDS, self.next_at - time.monotonic())

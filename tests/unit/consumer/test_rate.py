@@ -1,0 +1,80 @@
+"""How many messages a channel may claim ahead (`kombu_couchdb.consumer.rate`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_couchdb.consumer.rate import Rate
+
+
+def rate(count: int, interval: float) -> Rate:
+    """Return a rate after `count` decisions, the last one at the time 0."""
+    rate = Rate()
+    for n in range(count):
+        rate.note((n + 1 - count) * interval)
+    return rate
+
+
+def test_nothing_is_claimed_ahead_before_two_rounds_of_the_prefetch_count() -> None:
+    assert rate(63, 0.001).ahead(32, 0.001) == 0
+    assert rate(64, 0.001).ahead(32, 0.001) > 0
+    assert rate(15, 0.001).ahead(1, 0.001) == 0
+
+
+@pytest.mark.parametrize(
+    ('interval', 'limit', 'ahead'),
+    [(0.001, 8, 50), (0.001, 40, 35), (0.001, 100, 0), (0.01, 1, 5), (0.01, 8, 0), (1.0, 1, 0), (0.1, 1, 0)],
+)
+def test_prefetch_count_and_surplus_last_for_75_ms_and_the_surplus_for_50(
+    interval: float, limit: int, ahead: int
+) -> None:
+    assert rate(512, interval).ahead(limit, interval) == ahead
+
+
+def test_tasks_that_end_together_are_not_fast() -> None:
+    rate = Rate()
+    for second in range(10):
+        for n in range(8):
+            rate.note(second + n / 1000)
+    assert rate.ahead(8, 9.01) == 0
+
+
+def test_rate_falls_while_nothing_is_decided() -> None:
+    fast = rate(100, 0.001)
+    assert [fast.ahead(1, now) for now in (0.001, 0.1, 1.0)] == [50, 6, 0]
+
+
+def test_rate_is_measured_anew_after_a_stall() -> None:
+    fast = rate(100, 0.001)
+    fast.stalled()
+    assert fast.ahead(1, 0.001) == 0
+    for n in range(32):
+        assert fast.ahead(1, 1.0) == 0
+        fast.note(1.0 + n / 1000)
+    assert fast.ahead(1, 1.032) > 0
+
+
+def decisions_until_ahead(rate: Rate) -> int:
+    for n in range(10_000):
+        if rate.ahead(1, n / 1000):
+            return n
+        rate.note(n / 1000)
+    raise AssertionError('never')
+
+
+def test_repeated_stalls_make_each_measurement_begin_later() -> None:
+    found = rate(100, 0.001)
+    waits = []
+    for _ in range(4):
+        found.stalled()
+        waits.append(decisions_until_ahead(found))
+    assert waits == [32, 48, 80, 144]
+
+
+def test_stall_is_forgiven_after_a_while() -> None:
+    found = rate(100, 0.001)
+    found.stalled()
+    for n in range(100):
+        found.note(n / 1000)
+    found.stalled()
+    assert decisions_until_ahead(found) == 32
