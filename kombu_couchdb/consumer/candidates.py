@@ -17,8 +17,10 @@ from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..leases.peers import Turns
 from ..queues.waiting import HORIZON_SECONDS, Page
+from .ending import MANY_LEFT, Ending
 from .paging import Paging, Reading
 from .probes import STAGGER_SECONDS, Candidate, Probes
+from .runs import Runs
 
 __all__ = ['Candidate', 'QueueCandidates']
 
@@ -39,10 +41,6 @@ _MIN_PAUSE_INTERVAL_SECONDS = 1.0
 #: `peers.Turns`).
 _MANY_CONSUMERS = 64
 
-#: If this consumer has only messages left that others may claim first, and more of them than this, it reads the head of
-#: the queue again before it claims any: the others have probably claimed most of them.
-_MANY_LEFT = 32
-
 
 class QueueCandidates:
     """The candidates of one queue, sorted by `Candidate.order`."""
@@ -55,7 +53,7 @@ class QueueCandidates:
         self._verified_at = float('-inf')
         self._verifying = False  # whether the next read of the head is to show which candidates still exist
         self._share_only = False  # whether this consumer leaves to the others what they may claim first
-        self._turns = Turns()
+        self._turns, self._runs, self._ending = Turns(), Runs(), Ending()
         #: The other consumers that have claimed a message, or may have claimed one that this consumer lost.
         self._seen_claiming: set[str] = set()
         self._probes = Probes()
@@ -75,7 +73,13 @@ class QueueCandidates:
     @property
     def needs_page(self) -> bool:
         """Whether the view should be read now: it is outdated, or it is stale and no candidate can be claimed."""
-        return self.is_outdated or (self._stale and not self.has_claimable and time.monotonic() >= self._paused_until)
+        may_read = time.monotonic() >= self._paused_until and not self._ending.rests
+        return self.is_outdated or (self._stale and may_read and not self.has_claimable)
+
+    @property
+    def reads_head_next(self) -> bool:
+        """Whether the next read of the view is that of the head: after it, the candidates may be complete."""
+        return self._stale and self._paging.last is None
 
     @property
     def is_stale(self) -> bool:
@@ -114,13 +118,13 @@ class QueueCandidates:
         """Note that this consumer claimed a message: the consumers that could claim it first count as busy."""
         if len(self._turns) > 1:
             first = self._probes.won(doc_id)
-            if self._turns.note(busy=self._turns.before(doc_id) if first is None else [first]):
+            if self._turns.note(busy=self._turns.before(self._runs.key(doc_id)) if first is None else [first]):
                 self._update_turns()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
         """Note that another consumer (`to`, if it is known) claimed a message: it no longer counts as busy."""
         self._probes.lost(doc_id)
-        before = [to] if to else self._turns.before(doc_id)
+        before = [to] if to else self._turns.before(self._runs.key(doc_id))
         # Without `to`, any consumer that comes before this one may have claimed it. If they are many, only the first
         # one stops counting as busy; later claims show whether others should.
         idle = before if len(before) <= _MAX_STAGGERED else before[:1]
@@ -130,18 +134,18 @@ class QueueCandidates:
 
     def _update_turns(self, since: float | None = None) -> None:
         for candidate in self._candidates.values():
-            candidate.turn = self._turns.idle_before(candidate.id)
+            key = self._runs.key(candidate.id)
+            candidate.turn = self._turns.idle_before(key)
             if since is not None:
                 candidate.since = max(candidate.since, since)
-            candidate.at = candidate.since + self._delay(candidate.id)
+            candidate.at = candidate.since + self._delay(key, candidate.turn)
         self._sorted = None
 
-    def _delay(self, doc_id: str) -> float:
-        turn = self._turns.idle_before(doc_id)
+    def _delay(self, key: str, turn: int) -> float:
         if not turn:
             # The consumer that may claim first counts as busy, perhaps wrongly. Give it a moment to claim the message
             # and so prove that it is not busy.
-            return _MOMENT_SECONDS if self._turns.busy and self._turns.first(doc_id) in self._turns.busy else 0.0
+            return _MOMENT_SECONDS if self._turns.busy and self._turns.first(key) in self._turns.busy else 0.0
         return (
             min(turn, _MAX_STAGGERED) * STAGGER_SECONDS + max(0, turn - _MAX_STAGGERED) % _MAX_MOMENTS * _MOMENT_SECONDS
         )
@@ -172,10 +176,15 @@ class QueueCandidates:
         if self._share_only and self._probes.wants_more:
             for candidate in before.values():
                 if candidate.turn:
-                    self._probes.note(self._turns.first_idle(candidate.id), candidate)
+                    self._probes.note(self._turns.first_idle(self._runs.key(candidate.id)), candidate)
+        self._runs.read(rows, len(self._turns))
         for row in rows:
             self._add_row(row, before[row.id].since if row.id in before else None)
         self._share_only = page.last is not None and any(not c.turn for c in self._candidates.values())
+        if reading.is_head:
+            self._verified_at = time.monotonic()  # what others have claimed is gone
+        left_before, left = (sum(c.turn > 0 for c in each.values()) for each in (before, self._candidates))
+        self._stale |= self._ending.read(left_before, left, is_end=page.last is None)
         return True
 
     # -- candidates
@@ -207,9 +216,11 @@ class QueueCandidates:
         now = time.monotonic()
         if since is None or due is not None:
             since = now + max(0.0, due - self._clock.now()) if due is not None else now
-        wait = self._delay(doc_id)
+        key = self._runs.key(doc_id)
+        turn = self._turns.idle_before(key)
+        wait = self._delay(key, turn)
         self._candidates[doc_id] = Candidate(
-            doc_id, rank, date, self._turns.idle_before(doc_id), since, since + wait, now, None if wait else doc
+            doc_id, rank, date, turn, since, since + wait, now, None if wait else doc
         )
         self._sorted = None
 
@@ -227,7 +238,7 @@ class QueueCandidates:
         if not chosen and others:
             eligible = list(self._eligible())
             if (
-                len(eligible) > _MANY_LEFT
+                len(eligible) > MANY_LEFT
                 and now - self._verified_at >= STAGGER_SECONDS
                 and len(self._candidates) < self._read_ahead
             ):
@@ -272,8 +283,12 @@ class QueueCandidates:
 
     def _eligible(self) -> Iterator[Candidate]:
         """Yield the candidates that could be claimed now, sorted by `Candidate.order`."""
-        now = time.monotonic()
-        return (c for c in self._in_order() if c.at <= now and not (self._share_only and c.turn))
+        now, own_only = time.monotonic(), self._own_only
+        return (c for c in self._in_order() if c.at <= now and not (own_only and c.turn))
+
+    @property
+    def _own_only(self) -> bool:
+        return self._share_only or self._ending.leaves
 
     def _in_order(self) -> list[Candidate]:
         if self._sorted is None:
@@ -288,15 +303,17 @@ class QueueCandidates:
         """Forget everything: the queue must be read again."""
         self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
         self._probes.clear()
+        self._runs.clear()
         self._paging.forget()
 
     def wake_at(self) -> float | None:
         """Return the monotonic time at which, without any change in the database, a message may become claimable."""
-        times = [max(c.at, self._paused_until) for c in self._candidates.values() if not (self._share_only and c.turn)]
+        own_only = self._own_only
+        times = [max(c.at, self._paused_until) for c in self._candidates.values() if not (own_only and c.turn)]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._clock.now())
-        if self._stale and time.monotonic() < self._paused_until:
-            times.append(self._paused_until)
+        if self._stale and time.monotonic() < (again := max(self._paused_until, self._ending.until)):
+            times.append(again)
         return min(times, default=None)
 
     @property

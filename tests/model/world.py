@@ -56,6 +56,7 @@ TIMED = {
     'candidates',
     'conflicts',
     'cycle',
+    'ending',
     'io_thread',
     'janitor',
     'lease',
