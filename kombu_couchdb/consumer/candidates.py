@@ -17,21 +17,12 @@ from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..leases.peers import Turns
 from ..queues.waiting import HORIZON_SECONDS, Page
+from .claim_order import MAX_STAGGERED, ClaimOrder
 from .ending import MANY_LEFT, Ending
 from .paging import Paging, Reading
 from .probes import STAGGER_SECONDS, Candidate, Probes
-from .runs import Runs
 
 __all__ = ['Candidate', 'QueueCandidates']
-
-#: A consumer waits before it claims a message that other consumers (not counting busy ones) may claim first:
-#: `STAGGER_SECONDS` for each of the first `_MAX_STAGGERED` of them, and `_MOMENT_SECONDS` for each further one. So they
-#: do not all try it at once.
-_MAX_STAGGERED, _MOMENT_SECONDS = 5, 0.01
-
-#: The number of further consumers after which the moments start again at zero, so that no consumer waits longer than
-#: 0.8 seconds: any member of the database may write Consumer documents that have no consumer.
-_MAX_MOMENTS = 30
 
 #: After a consumer joined or left a queue, the others claim nothing for `STAGGER_SECONDS`. They do not pause again
 #: until this number of seconds after the end of the last pause.
@@ -53,7 +44,7 @@ class QueueCandidates:
         self._verified_at = float('-inf')
         self._verifying = False  # whether the next read of the head is to show which candidates still exist
         self._share_only = False  # whether this consumer leaves to the others what they may claim first
-        self._turns, self._runs, self._ending = Turns(), Runs(), Ending()
+        self._order, self._ending = ClaimOrder(), Ending()
         #: The other consumers that have claimed a message, or may have claimed one that this consumer lost.
         self._seen_claiming: set[str] = set()
         self._probes = Probes()
@@ -94,15 +85,15 @@ class QueueCandidates:
 
     def set_consumers(self, own: str, names: Sequence[str]) -> None:
         """Set the consumers of the queue: `names`, with this consumer (`own`) among them."""
-        if (own, tuple(names)) == (self._turns.own, self._turns.names):
+        if (own, tuple(names)) == (self._order.turns.own, self._order.turns.names):
             return
-        if len(names) <= len(self._turns) and self._turns.own:
+        if len(names) <= len(self._order.turns) and self._order.turns.own:
             # A consumer has left. The messages that it had, or could claim first, are at the head of the queue.
             self._paging.forget()
-        alone_before = len(self._turns) == 1
+        alone_before = len(self._order.turns) == 1
         self._seen_claiming &= {*names}
         unseen = {*names} - self._seen_claiming if len(names) > _MANY_CONSUMERS else set[str]()
-        self._turns = Turns(names, own, self._turns.busy | unseen)
+        self._order.set_turns(Turns(names, own, self._order.turns.busy | unseen))
         if len(names) > 1 or not alone_before:
             # The claim order has changed. Some consumers may not know that yet and claim in the old order: pause, and
             # read the documents again.
@@ -116,45 +107,35 @@ class QueueCandidates:
 
     def won(self, doc_id: str) -> None:
         """Note that this consumer claimed a message: the consumers that could claim it first count as busy."""
-        if len(self._turns) > 1:
+        if len(self._order.turns) > 1:
             first = self._probes.won(doc_id)
-            if self._turns.note(busy=self._turns.before(self._runs.key(doc_id)) if first is None else [first]):
+            if self._order.note(busy=self._order.before(doc_id) if first is None else [first]):
                 self._update_turns()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
         """Note that another consumer (`to`, if it is known) claimed a message: it no longer counts as busy."""
         self._probes.lost(doc_id)
-        before = [to] if to else self._turns.before(self._runs.key(doc_id))
+        before = [to] if to else self._order.before(doc_id)
         # Without `to`, any consumer that comes before this one may have claimed it. If they are many, only the first
         # one stops counting as busy; later claims show whether others should.
-        idle = before if len(before) <= _MAX_STAGGERED else before[:1]
+        idle = before if len(before) <= MAX_STAGGERED else before[:1]
         self._seen_claiming.update(idle)
-        if len(self._turns) > 1 and self._turns.note(idle=idle):
+        if len(self._order.turns) > 1 and self._order.note(idle=idle):
             self._update_turns()
 
     def _update_turns(self, since: float | None = None) -> None:
         for candidate in self._candidates.values():
-            key = self._runs.key(candidate.id)
-            candidate.turn = self._turns.idle_before(key)
+            candidate.turn, wait = self._order.of(candidate.id)
             if since is not None:
                 candidate.since = max(candidate.since, since)
-            candidate.at = candidate.since + self._delay(key, candidate.turn)
+            candidate.at = candidate.since + wait
         self._sorted = None
-
-    def _delay(self, key: str, turn: int) -> float:
-        if not turn:
-            # The consumer that may claim first counts as busy, perhaps wrongly. Give it a moment to claim the message
-            # and so prove that it is not busy.
-            return _MOMENT_SECONDS if self._turns.busy and self._turns.first(key) in self._turns.busy else 0.0
-        return (
-            min(turn, _MAX_STAGGERED) * STAGGER_SECONDS + max(0, turn - _MAX_STAGGERED) % _MAX_MOMENTS * _MOMENT_SECONDS
-        )
 
     # -- reading
 
     def next_reading(self) -> Reading:
         """Return what to read next."""
-        return self._paging.next(self._turns, self._claimed)
+        return self._paging.next(self._order.turns, self._claimed)
 
     def add_page(self, reading: Reading, page: Page) -> bool:
         """Add the messages of a page; return False if another page must be read."""
@@ -176,8 +157,8 @@ class QueueCandidates:
         if self._share_only and self._probes.wants_more:
             for candidate in before.values():
                 if candidate.turn:
-                    self._probes.note(self._turns.first_idle(self._runs.key(candidate.id)), candidate)
-        self._runs.read(rows, len(self._turns))
+                    self._probes.note(self._order.first_idle(candidate.id), candidate)
+        self._order.read(rows)
         for row in rows:
             self._add_row(row, before[row.id].since if row.id in before else None)
         self._share_only = page.last is not None and any(not c.turn for c in self._candidates.values())
@@ -216,12 +197,8 @@ class QueueCandidates:
         now = time.monotonic()
         if since is None or due is not None:
             since = now + max(0.0, due - self._clock.now()) if due is not None else now
-        key = self._runs.key(doc_id)
-        turn = self._turns.idle_before(key)
-        wait = self._delay(key, turn)
-        self._candidates[doc_id] = Candidate(
-            doc_id, rank, date, turn, since, since + wait, now, None if wait else doc
-        )
+        turn, wait = self._order.of(doc_id)
+        self._candidates[doc_id] = Candidate(doc_id, rank, date, turn, since, since + wait, now, None if wait else doc)
         self._sorted = None
 
     def choose(self, count: int, *, others: bool) -> list[Candidate]:
@@ -246,7 +223,7 @@ class QueueCandidates:
                 self._verifying = self._stale = True
                 self._paging.restart()
                 return []
-            chosen = eligible[: max(1, count // self._turns.idle)]
+            chosen = eligible[: max(1, count // self._order.turns.idle)]
         for candidate in chosen:
             self._candidates.pop(candidate.id, None)
         if chosen:
@@ -260,7 +237,9 @@ class QueueCandidates:
 
     def may_be_claimed(self, candidate: Candidate) -> bool:
         """Tell whether other consumers may have claimed a candidate since its document was read."""
-        return len(self._turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > STAGGER_SECONDS
+        return (
+            len(self._order.turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > STAGGER_SECONDS
+        )
 
     def claimable(self, chosen: Iterable[Candidate]) -> list[Document]:
         """Return the documents that can be claimed now; messages that are not due yet are passed to `offer` again."""
@@ -303,7 +282,7 @@ class QueueCandidates:
         """Forget everything: the queue must be read again."""
         self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
         self._probes.clear()
-        self._runs.clear()
+        self._order.clear()
         self._paging.forget()
 
     def wake_at(self) -> float | None:

@@ -546,7 +546,7 @@ def test_probes_find_busy_consumers_in_a_long_queue(store: FakeStore) -> None:
         claimed(store, docs)
         taken += names(docs)
         store.passed += 0.11
-    assert queue_candidates.queue_candidates._turns.busy == {'m2', 'm3'}
+    assert queue_candidates.queue_candidates._order.turns.busy == {'m2', 'm3'}
     assert {turns.first(name) for name in taken} == {'m0', 'm2', 'm3'}
 
 
@@ -701,7 +701,7 @@ def test_messages_that_others_claim_quickly_are_left_to_them(store: FakeStore) -
 def test_messages_that_others_leave_are_claimed(store: FakeStore) -> None:
     queue_candidates, left = at_the_end(store)
     assert names(queue_candidates.take(64)) == left[:32]  # nothing was claimed since the last read
-    assert queue_candidates._turns.idle == 2
+    assert queue_candidates._order.turns.idle == 2
 
 
 def test_messages_that_others_claim_slowly_are_claimed(store: FakeStore) -> None:
