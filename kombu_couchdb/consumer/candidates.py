@@ -147,7 +147,8 @@ class QueueCandidates:
             if self._paging.is_flooded(len(new)):
                 self._candidates, self._sorted = {}, None
                 self._paging.last = None
-            return bool(self._candidates)
+            # If all candidates are left to others, read the next page in the same cycle.
+            return self.has_claimable if self._share_only else bool(self._candidates)
         if reading.is_head:
             # The page lacks some of the candidates: they were claimed, or this copy of the index does not have them
             # yet. The queue stays stale, so it is read again.
