@@ -34,8 +34,13 @@ class CandidateReader:
         """Return up to `wanted` documents of each queue, in the order of the claims, and remove their candidates."""
         taken: dict[str, list[Document]] = {queue: [] for queue in wanted}
         self._choose(candidates, wanted, taken)
-        # The candidates were not enough, and the view may have more.
-        lacking = [queue for queue, count in wanted.items() if len(taken[queue]) < count and candidates[queue].is_stale]
+        # The candidates were not enough, and the view may have more. The head is read in the next cycle, after the
+        # notifier has noted an update sequence.
+        lacking = [
+            queue
+            for queue, count in wanted.items()
+            if len(taken[queue]) < count and candidates[queue].is_stale and not candidates[queue].reads_head_next
+        ]
         if lacking:
             self.refill([candidates[queue] for queue in lacking])
             self._choose(candidates, {queue: wanted[queue] for queue in lacking}, taken)

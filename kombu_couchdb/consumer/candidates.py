@@ -17,19 +17,12 @@ from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..leases.peers import Turns
 from ..queues.waiting import HORIZON_SECONDS, Page
+from .claim_order import MAX_STAGGERED, ClaimOrder
+from .ending import MANY_LEFT, Ending
 from .paging import Paging, Reading
 from .probes import STAGGER_SECONDS, Candidate, Probes
 
 __all__ = ['Candidate', 'QueueCandidates']
-
-#: A consumer waits before it claims a message that other consumers (not counting busy ones) may claim first:
-#: `STAGGER_SECONDS` for each of the first `_MAX_STAGGERED` of them, and `_MOMENT_SECONDS` for each further one. So they
-#: do not all try it at once.
-_MAX_STAGGERED, _MOMENT_SECONDS = 5, 0.01
-
-#: The number of further consumers after which the moments start again at zero, so that no consumer waits longer than
-#: 0.8 seconds: any member of the database may write Consumer documents that have no consumer.
-_MAX_MOMENTS = 30
 
 #: After a consumer joined or left a queue, the others claim nothing for `STAGGER_SECONDS`. They do not pause again
 #: until this number of seconds after the end of the last pause.
@@ -38,10 +31,6 @@ _MIN_PAUSE_INTERVAL_SECONDS = 1.0
 #: In a queue with more consumers than this, those that were never seen to claim anything count as busy (see
 #: `peers.Turns`).
 _MANY_CONSUMERS = 64
-
-#: If this consumer has only messages left that others may claim first, and more of them than this, it reads the head of
-#: the queue again before it claims any: the others have probably claimed most of them.
-_MANY_LEFT = 32
 
 #: If other consumers serve the queue and its messages are all known, this consumer claims beyond its prefetch count
 #: only while it leaves this many that are its own share: the others have as many, and need none of these soon.
@@ -59,7 +48,7 @@ class QueueCandidates:
         self._verified_at = float('-inf')
         self._verifying = False  # whether the next read of the head is to show which candidates still exist
         self._share_only = False  # whether this consumer leaves to the others what they may claim first
-        self._turns = Turns()
+        self._order, self._ending = ClaimOrder(), Ending()
         #: The other consumers that have claimed a message, or may have claimed one that this consumer lost.
         self._seen_claiming: set[str] = set()
         self._probes = Probes()
@@ -79,7 +68,13 @@ class QueueCandidates:
     @property
     def needs_page(self) -> bool:
         """Whether the view should be read now: it is outdated, or it is stale and no candidate can be claimed."""
-        return self.is_outdated or (self._stale and not self.has_claimable and time.monotonic() >= self._paused_until)
+        may_read = time.monotonic() >= self._paused_until and not self._ending.rests
+        return self.is_outdated or (self._stale and may_read and not self.has_claimable)
+
+    @property
+    def reads_head_next(self) -> bool:
+        """Whether the next read of the view is that of the head: after it, the candidates may be complete."""
+        return self._stale and self._paging.last is None
 
     @property
     def is_stale(self) -> bool:
@@ -95,7 +90,7 @@ class QueueCandidates:
     @property
     def is_contended(self) -> bool:
         """Whether all messages are known, and other consumers that are not known to be busy may need them."""
-        return self._turns.idle > 1 and not self._stale
+        return self._order.turns.idle > 1 and not self._stale
 
     def most_ahead(self, count: int) -> int:
         """Return how many of `count` messages may be claimed now if this consumer claims beyond its prefetch count."""
@@ -110,15 +105,15 @@ class QueueCandidates:
 
     def set_consumers(self, own: str, names: Sequence[str]) -> None:
         """Set the consumers of the queue: `names`, with this consumer (`own`) among them."""
-        if (own, tuple(names)) == (self._turns.own, self._turns.names):
+        if (own, tuple(names)) == (self._order.turns.own, self._order.turns.names):
             return
-        if len(names) <= len(self._turns) and self._turns.own:
+        if len(names) <= len(self._order.turns) and self._order.turns.own:
             # A consumer has left. The messages that it had, or could claim first, are at the head of the queue.
             self._paging.forget()
-        alone_before = len(self._turns) == 1
+        alone_before = len(self._order.turns) == 1
         self._seen_claiming &= {*names}
         unseen = {*names} - self._seen_claiming if len(names) > _MANY_CONSUMERS else set[str]()
-        self._turns = Turns(names, own, self._turns.busy | unseen)
+        self._order.set_turns(Turns(names, own, self._order.turns.busy | unseen))
         if len(names) > 1 or not alone_before:
             # The claim order has changed. Some consumers may not know that yet and claim in the old order: pause, and
             # read the documents again.
@@ -132,45 +127,35 @@ class QueueCandidates:
 
     def won(self, doc_id: str) -> None:
         """Note that this consumer claimed a message: the consumers that could claim it first count as busy."""
-        if len(self._turns) > 1:
+        if len(self._order.turns) > 1:
             first = self._probes.won(doc_id)
-            if self._turns.note(busy=self._turns.before(doc_id) if first is None else [first]):
+            if self._order.note(busy=self._order.before(doc_id) if first is None else [first]):
                 self._update_turns()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
         """Note that another consumer (`to`, if it is known) claimed a message: it no longer counts as busy."""
         self._probes.lost(doc_id)
-        before = [to] if to else self._turns.before(doc_id)
+        before = [to] if to else self._order.before(doc_id)
         # Without `to`, any consumer that comes before this one may have claimed it. If they are many, only the first
         # one stops counting as busy; later claims show whether others should.
-        idle = before if len(before) <= _MAX_STAGGERED else before[:1]
+        idle = before if len(before) <= MAX_STAGGERED else before[:1]
         self._seen_claiming.update(idle)
-        if len(self._turns) > 1 and self._turns.note(idle=idle):
+        if len(self._order.turns) > 1 and self._order.note(idle=idle):
             self._update_turns()
 
     def _update_turns(self, since: float | None = None) -> None:
         for candidate in self._candidates.values():
-            candidate.turn = self._turns.idle_before(candidate.id)
+            candidate.turn, wait = self._order.of(candidate.id)
             if since is not None:
                 candidate.since = max(candidate.since, since)
-            candidate.at = candidate.since + self._delay(candidate.id)
+            candidate.at = candidate.since + wait
         self._sorted = None
-
-    def _delay(self, doc_id: str) -> float:
-        turn = self._turns.idle_before(doc_id)
-        if not turn:
-            # The consumer that may claim first counts as busy, perhaps wrongly. Give it a moment to claim the message
-            # and so prove that it is not busy.
-            return _MOMENT_SECONDS if self._turns.busy and self._turns.first(doc_id) in self._turns.busy else 0.0
-        return (
-            min(turn, _MAX_STAGGERED) * STAGGER_SECONDS + max(0, turn - _MAX_STAGGERED) % _MAX_MOMENTS * _MOMENT_SECONDS
-        )
 
     # -- reading
 
     def next_reading(self) -> Reading:
         """Return what to read next."""
-        return self._paging.next(self._turns, self._claimed)
+        return self._paging.next(self._order.turns, self._claimed)
 
     def add_page(self, reading: Reading, page: Page) -> bool:
         """Add the messages of a page; return False if another page must be read."""
@@ -182,7 +167,8 @@ class QueueCandidates:
             if self._paging.is_flooded(len(new)):
                 self._candidates, self._sorted = {}, None
                 self._paging.last = None
-            return bool(self._candidates)
+            # If all candidates are left to others, read the next page in the same cycle.
+            return self.has_claimable if self._share_only else bool(self._candidates)
         if reading.is_head:
             # The page lacks some of the candidates: they were claimed, or this copy of the index does not have them
             # yet. The queue stays stale, so it is read again.
@@ -192,10 +178,15 @@ class QueueCandidates:
         if self._share_only and self._probes.wants_more:
             for candidate in before.values():
                 if candidate.turn:
-                    self._probes.note(self._turns.first_idle(candidate.id), candidate)
+                    self._probes.note(self._order.first_idle(candidate.id), candidate)
+        self._order.read(rows)
         for row in rows:
             self._add_row(row, before[row.id].since if row.id in before else None)
         self._share_only = page.last is not None and any(not c.turn for c in self._candidates.values())
+        if reading.is_head:
+            self._verified_at = time.monotonic()  # what others have claimed is gone
+        left_before, left = (sum(c.turn > 0 for c in each.values()) for each in (before, self._candidates))
+        self._stale |= self._ending.read(left_before, left, is_end=page.last is None)
         return True
 
     # -- candidates
@@ -227,10 +218,8 @@ class QueueCandidates:
         now = time.monotonic()
         if since is None or due is not None:
             since = now + max(0.0, due - self._clock.now()) if due is not None else now
-        wait = self._delay(doc_id)
-        self._candidates[doc_id] = Candidate(
-            doc_id, rank, date, self._turns.idle_before(doc_id), since, since + wait, now, None if wait else doc
-        )
+        turn, wait = self._order.of(doc_id)
+        self._candidates[doc_id] = Candidate(doc_id, rank, date, turn, since, since + wait, now, None if wait else doc)
         self._sorted = None
 
     def choose(self, count: int, *, others: bool) -> list[Candidate]:
@@ -247,7 +236,7 @@ class QueueCandidates:
         if not chosen and others:
             eligible = list(self._eligible())
             if (
-                len(eligible) > _MANY_LEFT
+                len(eligible) > MANY_LEFT
                 and now - self._verified_at >= STAGGER_SECONDS
                 and len(self._candidates) < self._read_ahead
             ):
@@ -255,7 +244,7 @@ class QueueCandidates:
                 self._verifying = self._stale = True
                 self._paging.restart()
                 return []
-            chosen = eligible[: max(1, count // self._turns.idle)]
+            chosen = eligible[: max(1, count // self._order.turns.idle)]
         for candidate in chosen:
             self._candidates.pop(candidate.id, None)
         if chosen:
@@ -269,7 +258,9 @@ class QueueCandidates:
 
     def may_be_claimed(self, candidate: Candidate) -> bool:
         """Tell whether other consumers may have claimed a candidate since its document was read."""
-        return len(self._turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > STAGGER_SECONDS
+        return (
+            len(self._order.turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > STAGGER_SECONDS
+        )
 
     def claimable(self, chosen: Iterable[Candidate]) -> list[Document]:
         """Return the documents that can be claimed now; messages that are not due yet are passed to `offer` again."""
@@ -292,8 +283,12 @@ class QueueCandidates:
 
     def _eligible(self) -> Iterator[Candidate]:
         """Yield the candidates that could be claimed now, sorted by `Candidate.order`."""
-        now = time.monotonic()
-        return (c for c in self._in_order() if c.at <= now and not (self._share_only and c.turn))
+        now, own_only = time.monotonic(), self._own_only
+        return (c for c in self._in_order() if c.at <= now and not (own_only and c.turn))
+
+    @property
+    def _own_only(self) -> bool:
+        return self._share_only or self._ending.leaves
 
     def _in_order(self) -> list[Candidate]:
         if self._sorted is None:
@@ -308,15 +303,17 @@ class QueueCandidates:
         """Forget everything: the queue must be read again."""
         self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
         self._probes.clear()
+        self._order.clear()
         self._paging.forget()
 
     def wake_at(self) -> float | None:
         """Return the monotonic time at which, without any change in the database, a message may become claimable."""
-        times = [max(c.at, self._paused_until) for c in self._candidates.values() if not (self._share_only and c.turn)]
+        own_only = self._own_only
+        times = [max(c.at, self._paused_until) for c in self._candidates.values() if not (own_only and c.turn)]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._clock.now())
-        if self._stale and time.monotonic() < self._paused_until:
-            times.append(self._paused_until)
+        if self._stale and time.monotonic() < (again := max(self._paused_until, self._ending.until)):
+            times.append(again)
         return min(times, default=None)
 
     @property

@@ -105,8 +105,12 @@ class Notifier:
         if any(candidates[queue].is_stale for queue in with_credit):
             self._stop_feed()
             self._busy_at = now
-            if self._checkpoint is None or any(candidates[queue].is_outdated for queue in with_credit):
+            if self._checkpoint is None or any(
+                candidates[queue].reads_head_next and candidates[queue].needs_page for queue in with_credit
+            ):
                 # If the feed starts at this point, it does not report older changes: read all queues after this point.
+                # Only a read of the head can make the candidates of a queue complete. CouchDB reads each document that
+                # changed after this point for the feed, so the point is not older than that read.
                 self._checkpoint = self._client.sequence()
                 for queue_candidates in candidates.values():
                     queue_candidates.mark_stale()
@@ -163,7 +167,8 @@ class Notifier:
                 queue_candidates.clear()
         complete = frozenset(queue for queue, queue_candidates in candidates.items() if not queue_candidates.is_stale)
         if self._since is None:
-            since = self._client.sequence() if self._checkpoint is None else self._checkpoint
+            # The checkpoint may be old. If no candidates are complete, no queue needs the changes since then.
+            since = self._client.sequence() if self._checkpoint is None or not complete else self._checkpoint
             docs = self._poll(candidates)
             self._start_feed(since, complete)
             self._checkpoint = None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import Client, Document
-from ..couchdb.shapes import Shape, exactly, items, members, number, revision, text
+from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.workitem import HIGHEST
 
@@ -21,7 +21,25 @@ __all__ = ['BEGIN', 'HORIZON_SECONDS', 'Ask', 'Cursor', 'Page', 'count', 'planne
 #: Consumers read planned messages this many seconds before they are due, to have them in time.
 HORIZON_SECONDS = 5.0
 
-_ROW = members(id=text, key=exactly(text, number, number), value=exactly(number, revision))
+
+def _row(row: Any) -> bool:
+    """Shape of a row; without `members` and `exactly`, which need three times as long for thousands of rows."""
+    if not isinstance(row, dict) or not isinstance(row.get('id'), str):
+        return False
+    key, value = row.get('key'), row.get('value')
+    return (
+        isinstance(key, list)
+        and len(key) == 3
+        and isinstance(key[0], str)
+        and number(key[1])
+        and number(key[2])
+        and isinstance(value, list)
+        and len(value) == 2
+        and number(value[0])
+        and revision(value[1])
+    )
+
+
 _COUNT = members(value=number)
 
 #: In a cursor, instead of a row: this part of the queue was read to its end.
@@ -66,14 +84,14 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     check its document. *Raises* the errors of `Client`.
     """
     queries = [query for ask in asks for query in _queries(ask, until)]
-    results = iter(query(client, queries, _ROW, {'update': update} if update != 'true' else {}))
+    results = iter(query(client, queries, _row, {'update': update} if update != 'true' else {}))
     return [_page(ask, results) for ask in asks]
 
 
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
     """Return rows of up to `limit` messages of these queues with due dates from `after` on, the soonest first."""
     ranges = [{**design.rows_of(queue, design.PLANNED, after), 'limit': limit, 'reduce': False} for queue in queues]
-    rows = [WaitingRow.of(row) for rows in query(client, ranges, _ROW) for row in rows]
+    rows = [WaitingRow.of(row) for rows in query(client, ranges, _row) for row in rows]
     return sorted(rows, key=lambda row: (row.date, row.id))[:limit]
 
 

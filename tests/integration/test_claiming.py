@@ -14,7 +14,7 @@ from kombu import Connection
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import encoded
 from kombu_couchdb.errors import DocumentTooLarge
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, replace_in_clients
 
 CONSUMERS = 8
@@ -103,6 +103,44 @@ def test_each_message_goes_to_exactly_one_of_many_consumers(
     assert (
         claims.lost < 2 * count
     )  # without a claim order there are six times as many conflicts; a busy machine has some
+
+
+def test_shares_of_busy_and_stopped_consumers_are_claimed_by_others(
+    connect: Callable[..., Connection], client: Client
+) -> None:
+    count, prefetch = 600, 16
+    publish_many(connect(), range(count))
+    got: Counter[int] = Counter()
+    finished, working = threading.Event(), [threading.Event() for _ in range(2)]
+    busy = Inbox(connect(), ack=False, prefetch=prefetch)
+    busy.drain_until(lambda: len(busy.messages) == prefetch, 'the busy consumer to use its credit')
+
+    def consume(connection: Connection, works: threading.Event) -> None:
+        inbox = Inbox(connection, prefetch=prefetch)
+        while not finished.is_set():
+            inbox.drain(0.2)
+            if inbox.messages:
+                works.set()
+        got.update(inbox.bodies)
+
+    threads = [threading.Thread(target=consume, args=(connect(), works)) for works in working]
+    for thread in threads:
+        thread.start()
+    try:
+        for works in working:
+            assert works.wait(PATIENCE)
+        stopped = Inbox(connect(), prefetch=prefetch)
+        stopped.drain_until(lambda: stopped.messages or not items(client), 'the third consumer to work')
+        stopped.connection.release()  # it has prefetched more messages
+        got.update(stopped.bodies)
+        wait_for(lambda: len(items(client)) == prefetch, 'the shares of the others to be claimed')
+        busy.connection.release()
+        wait_for(lambda: not items(client), 'all messages to be acknowledged')
+    finally:
+        finished.set()
+        for thread in threads:
+            thread.join()
+    assert got == Counter(range(count))
 
 
 def test_messages_published_while_many_consumers_wait(

@@ -58,6 +58,7 @@ TIMED = {
     'conflicts',
     'cycle',
     'delivery',
+    'ending',
     'io_thread',
     'janitor',
     'lease',

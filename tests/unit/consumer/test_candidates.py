@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from kombu_couchdb import design
-from kombu_couchdb.consumer import candidates, paging, probes
+from kombu_couchdb.consumer import candidates, ending, paging, probes
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
+from kombu_couchdb.consumer.runs import Runs
 from kombu_couchdb.couchdb.unusable import Unusable
+from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.leases.peers import Turns
 from kombu_couchdb.queues.waiting import HORIZON_SECONDS
@@ -119,7 +121,7 @@ class Consumer:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     store = FakeStore()
-    for module in (paging, candidates, probes):
+    for module in (paging, candidates, probes, ending):
         monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
     return store
 
@@ -544,7 +546,7 @@ def test_probes_find_busy_consumers_in_a_long_queue(store: FakeStore) -> None:
         claimed(store, docs)
         taken += names(docs)
         store.passed += 0.11
-    assert queue_candidates.queue_candidates._turns.busy == {'m2', 'm3'}
+    assert queue_candidates.queue_candidates._order.turns.busy == {'m2', 'm3'}
     assert {turns.first(name) for name in taken} == {'m0', 'm2', 'm3'}
 
 
@@ -612,6 +614,13 @@ def claimed(store: FakeStore, docs: Sequence[Any]) -> None:
         store.docs[doc['_id']] = workitem.claim(doc, 'me', NOW)
 
 
+def owned(page: Sequence[str], position: int, members: int = 2) -> list[str]:
+    """Return the ids on a page of a long queue that the consumer at `position` claims first."""
+    runs, turns = Runs(), Turns([f'm{number}' for number in range(members)], f'm{position}')
+    runs.read([WaitingRow(name, 9, NOW, '1-a', planned=False) for name in page], members)
+    return [name for name in page if turns.idle_before(runs.key(name)) == 0]
+
+
 def test_long_queue_is_read_page_by_page(store: FakeStore) -> None:
     items = fill(store, 300)
     queue_candidates = candidates_of(store)
@@ -659,10 +668,55 @@ def test_in_a_long_queue_messages_of_others_are_left_to_them(store: FakeStore) -
     items = fill(store, 400)
     queue_candidates.refill()
     store.passed += 0.5
-    share = [name for name in items[:256] if Turns(['m0', 'm1'], 'm0').idle_before(name) == 0]
+    share = owned(items[:256], 0)
+    assert 64 < len(share) < 192
     assert names(queue_candidates.take(1000)) == share
     assert queue_candidates.take(1000) == []
     assert queue_candidates.wake_at() is None
+
+
+def at_the_end(store: FakeStore) -> tuple[Consumer, list[str]]:
+    """Return a consumer that has claimed its share of a queue, and the ids that it leaves to the other consumer."""
+    queue_candidates = placed(store)
+    items = fill(store, 200)
+    queue_candidates.refill()
+    claimed(store, queue_candidates.take(1000))
+    store.passed += 0.15
+    return queue_candidates, [name for name in items if name not in owned(items, 0)]
+
+
+def test_messages_that_others_claim_quickly_are_left_to_them(store: FakeStore) -> None:
+    queue_candidates, left = at_the_end(store)
+    claimed(store, [store.docs[name] for name in left[:40]])
+    assert queue_candidates.take(64) == []  # it reads the head before it claims messages of others
+    assert len(queue_candidates) == len(left) - 40
+    assert not queue_candidates.has_claimable
+    assert not queue_candidates.needs_page
+    assert queue_candidates.is_stale  # the feed is not followed
+    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 0.25)
+    store.passed += 0.25
+    assert names(queue_candidates.take(64)) == left[40:72]  # the other consumer has stopped
+
+
+def test_messages_that_others_leave_are_claimed(store: FakeStore) -> None:
+    queue_candidates, left = at_the_end(store)
+    assert names(queue_candidates.take(64)) == left[:32]  # nothing was claimed since the last read
+    assert queue_candidates._order.turns.idle == 2
+
+
+def test_messages_that_others_claim_slowly_are_claimed(store: FakeStore) -> None:
+    queue_candidates, left = at_the_end(store)
+    claimed(store, [store.docs[left[0]]])
+    assert names(queue_candidates.take(64)) == left[1:33]
+
+
+def test_few_messages_of_others_are_followed_by_the_feed(store: FakeStore) -> None:
+    queue_candidates, left = at_the_end(store)
+    claimed(store, [store.docs[name] for name in left[20:]])
+    store.passed += 0.3
+    queue_candidates.refill()
+    assert not queue_candidates.is_stale
+    assert sorted(names(queue_candidates.take(64) + queue_candidates.take(64))) == left[:20]
 
 
 def test_head_is_read_again_for_higher_priorities(store: FakeStore) -> None:
