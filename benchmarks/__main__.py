@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import signal
 import time
+from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 
-from .cases import Results
+from .cases import Case, Results
 from .measures import MEASURES
 from .report import Run, write
 from .run import run
@@ -21,11 +22,15 @@ from .systems import NAMES, reachable
 
 @click.command(
     epilog='The URLs of the servers come from COUCHDB_URL, REDIS_URL, POSTGRES_URL and RABBITMQ_URL; the default is '
-    'localhost.'
+    'localhost. REDIS_ALWAYS_URL is a Redis with the settings `appendonly yes` and `appendfsync always`.'
 )
 @click.option('--quick', 'size', flag_value='quick', help='A check that everything works; about a minute.')
 @click.option('--full', 'size', flag_value='full', help='Large backlogs and more rounds; takes hours.')
-@click.option('--rounds', type=click.IntRange(1), help='The number of rounds: each case is measured once a round.')
+@click.option(
+    '--rounds',
+    type=click.IntRange(1),
+    help='The number of rounds, for all cases. By default what takes long is measured in the first round only.',
+)
 @click.option(
     '-m',
     '--measure',
@@ -47,7 +52,6 @@ def main(
 ) -> None:
     """Measure the transport and the result backend beside other brokers of kombu and bare CouchDB."""
     chosen = SIZES[size or 'default']
-    rounds = rounds or chosen.rounds
     systems, absent = reachable(names or NAMES)
     for name, reason in absent.items():
         tell(f'{name} is left out: {reason}')
@@ -60,7 +64,10 @@ def main(
     }
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up and report then, too
     started = time.monotonic()
-    cases, results = [case for measure in wanted.values() for case in measure.cases(chosen)], Results()
+    cases: list[Case] = [case for measure in wanted.values() for case in measure.cases(chosen)]
+    if rounds:
+        cases = [replace(case, rounds=None) for case in cases]
+    rounds, results = rounds or chosen.rounds, Results()
     try:
         run(cases, systems, rounds, results, lambda text: tell(f'{elapsed(started)} {text}'))
     except KeyboardInterrupt:

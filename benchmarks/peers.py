@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,9 @@ from typing import Any
 
 from . import loops
 from .systems import Place
+from .worker import app_of
 
-__all__ = ['consume', 'listening', 'loading']
+__all__ = ['consume', 'listening', 'loading', 'storing']
 
 #: Spawned, not forked: the children must not inherit connections and threads of this process.
 _context = multiprocessing.get_context('spawn')
@@ -25,6 +27,8 @@ _PATIENCE = 300.0
 _LOOK = 0.1
 #: How long Celery waits for events in one call, in seconds. Transports that poll sleep at most this long.
 _DRAIN = 2.0
+#: When a result is stored, in seconds: by then the program waits for it.
+_SOON = (0.05, 0.1)
 
 
 def consume(places: Sequence[Place], prefetch: int, take: int, *, whole: bool) -> float:
@@ -100,6 +104,36 @@ def _listen(place: Place, prefetch: int, probes: int, work: float, gate: Any, an
     loops.wait_until(lambda: len(delays) >= probes, lambda: taker.take(_DRAIN), _PATIENCE)
     answers.put(delays)
     taker.close()
+
+
+@contextmanager
+def storing(place: Place) -> Iterator[tuple[Callable[[str], None], Callable[[], list[tuple[float, float]]]]]:
+    """Run a process that stores results.
+
+    Yield a function that makes it store a result in a moment, and one that ends it and returns for each result the
+    times before and after it was stored (`time.time()`).
+    """
+    gate, ids, answers = _context.Barrier(2), _context.Queue(), _context.Queue()
+    with _running(gate, [(_store, (place, gate, ids, answers))]) as processes:
+        gate.wait(_PATIENCE)
+
+        def times() -> list[tuple[float, float]]:
+            ids.put(None)
+            return list(_answer(answers, processes))
+
+        yield ids.put, times
+
+
+def _store(place: Place, gate: Any, ids: Any, answers: Any) -> None:
+    app, times = app_of(place), []
+    gate.wait(_PATIENCE)
+    while (task_id := ids.get(timeout=_PATIENCE)) is not None:
+        time.sleep(random.uniform(*_SOON))
+        before = time.time()
+        app.backend.store_result(task_id, 1, 'SUCCESS')
+        times.append((before, time.time()))
+    answers.put(times)
+    app.close()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ['cpu_of', 'memory_of', 'server_of']
+__all__ = ['Spent', 'cpu_of', 'memory_of', 'server_of']
 
 
 def server_of(host: str, port: int) -> int | None:
@@ -43,3 +43,19 @@ def cpu_of(pid: int) -> float:
         except psutil.NoSuchProcess:
             pass  # it has just ended: its parent's times include it
     return total
+
+
+class Spent:
+    """The CPU time that a server has used since this object was created, or None if it cannot be measured."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = server_of(host, port)
+        self._before = self._now()
+
+    def milliseconds(self) -> float | None:
+        """Return the milliseconds."""
+        now = self._now()
+        return None if now is None or self._before is None else (now - self._before) * 1000
+
+    def _now(self) -> float | None:
+        return None if self._server is None else cpu_of(self._server)

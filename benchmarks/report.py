@@ -22,11 +22,11 @@ EXPLAINED = """\
 Each figure is the median of the rounds. In a round the systems take turns on each case. A figure is followed by its
 ratio to that of this project (*couchdb*) and, in brackets, to the raw limit (*raw*): the same documents written, read
 by a view and deleted by the simplest loop over HTTP, without claims and so without a safe delivery. Publishing returns
-when the server has the message: CouchDB and PostgreSQL have it on the disk then, RabbitMQ has confirmed it, and Redis
-has it in memory, unless it is configured otherwise. Consuming begins with an open connection and a full queue. A delay
-is that of one queue with one consumer; the busy consumer gets 50 other messages a second and works 5 ms on each.
-kombu's SQLAlchemy transport asks for messages once a second. The number of requests includes those of connecting. The
-processor time of a server is all that it uses, its housekeeping included."""
+when the server has the message: CouchDB, PostgreSQL and *redis-always* have it on the disk then, RabbitMQ has confirmed
+it, and *redis* has it in memory. Consuming begins with an open connection and a full queue. A delay is that of one
+queue with one consumer; the busy consumer gets 50 other messages a second and works 5 ms on each. kombu's SQLAlchemy
+transport asks for messages once a second. The number of requests includes those of connecting. The processor time of a
+server is all that it uses, its housekeeping and other programs' requests included."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ class Size:
     probes: int
     #: The number of tasks sent to a Celery worker.
     tasks: int
+    #: The number of tasks of a group, and of the header of a chord.
+    group: int
+    chord: int
+    #: How long tasks are sent at a steady rate, in seconds.
+    steady: float
     #: The number of results to store and get.
     results: int
     #: The number of scheduled tasks while the memory of a worker is measured, with and without batches.
@@ -40,7 +45,8 @@ class Size:
     counted: int
     #: How long an idle worker is observed, in seconds.
     idle: float
-    #: The number of rounds for what takes long (idle worker, Celery job, large backlogs) or hardly varies (requests).
+    #: The number of rounds for what takes long (idle worker, Celery job, large backlogs) or hardly varies (requests),
+    #: unless the command line gives the number of rounds.
     long_rounds: int
     #: Measures that run only if the command line names them.
     skipped: frozenset[str] = frozenset()
@@ -62,6 +68,9 @@ SIZES = {
         _FEW,
         probes=20,
         tasks=100,
+        group=50,
+        chord=30,
+        steady=3.0,
         results=50,
         planned={True: 500, False: 100},
         counted=200,
@@ -74,8 +83,11 @@ SIZES = {
         {200: 400, 2000: 400, 100_000: 50},
         (1, 8),
         (*_PREFETCH, *_CONSUMERS, *_BODIES),
-        probes=40,
+        probes=100,
         tasks=2000,
+        group=500,
+        chord=300,
+        steady=10.0,
         results=100,
         planned={True: 20_000, False: 2000},
         counted=500,
@@ -89,6 +101,9 @@ SIZES = {
         (*(Load(prefetch, consumers) for prefetch in (1, 8, 64, 256) for consumers in (1, 4, 8)), *_BODIES, *_LONG),
         probes=200,
         tasks=2000,
+        group=500,
+        chord=300,
+        steady=30.0,
         results=1000,
         planned={True: 1_000_000, False: 10_000},
         counted=2000,

@@ -45,10 +45,17 @@ def app_of(place: Place) -> Celery:
 
 
 @contextmanager
-def working(place: Place, app: Celery, concurrency: int = 2) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker with a prefork pool that has run some tasks; *raises* `RuntimeError` if it runs none."""
+def working(
+    place: Place, app: Celery, concurrency: int = 2, requests: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker with a prefork pool that has run some tasks; *raises* `RuntimeError` if it runs none.
+
+    It records its HTTP requests in the file `requests`, if that is given: see `counting`.
+    """
     # The settings contain passwords: they are passed in the environment only.
     environment = {**os.environ, 'BENCHMARK_SETTINGS': json.dumps(settings_of(place)), 'PYTHONPATH': str(_ROOT)}
+    if requests is not None:
+        environment['BENCHMARK_REQUESTS'] = str(requests)
     with TemporaryFile() as log:
         process = subprocess.Popen(
             [

@@ -7,12 +7,14 @@ machine share and no fault changes.
 ============ ===========================================================================================
 Event        Members
 ============ ===========================================================================================
-``accepted`` ``order``; ``keys``, the ids of its tasks; ``tries``, how often each runs by design; ``kind``
+``accepted`` ``order``; ``keys``, the ids of its tasks; ``tries``, how often each runs by design; ``kind``;
+             whether its tasks are acknowledged ``early``, and whether they store ``results``
 ``due``      ``key``, ``try``, ``at``: the time before which this try must not run
 ``received`` ``key``, ``try``, ``at``, ``worker``, ``delivery``: a worker received a message, identified by
              document and revision
 ``start``    the same, ``pid``, ``astray``: a run begins; whether the clock of the worker is wrong
 ``end``      the same; the run has ended
+``stored``   ``keys``: the tasks with a result of success in the database when all workers have stopped
 ``told``     ``number``, ``at``: a publisher sent an event
 ``heard``    the same: the listener received it
 ``fault``    ``name``, ``began``, ``ended``; whether it ``interrupts`` runs, or is ``deadly`` to a process;

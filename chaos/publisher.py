@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 
-from celery import chord, group
+from celery import chain, chord, group
 
 from .plan import Order
 from .tasks import app, body, early, late, ledger, part, tried
@@ -21,8 +21,11 @@ _BALLAST = 'ballast ' * 12_500
 
 def send(order: Order, name: str) -> list[str]:
     """Send an order and return the ids of its tasks. If it raises, it is unknown whether anything was sent."""
-    if order.kind in ('group', 'chord'):
+    if order.kind in ('group', 'chord', 'chain'):
         keys = [f'{name}/{number}' for number in range(order.size)]
+        if order.kind == 'chain':
+            chain(part.si(order.seconds, number).set(task_id=key) for number, key in enumerate(keys)).apply_async()
+            return keys
         parts = [part.s(order.seconds, number).set(task_id=key) for number, key in enumerate(keys)]
         if order.kind == 'group':
             group(parts).apply_async()
@@ -31,7 +34,7 @@ def send(order: Order, name: str) -> list[str]:
         return [*keys, f'{name}/body']
     if order.kind == 'planned':
         ledger.note('due', key=name, at=time.monotonic() + order.countdown, **{'try': 0})
-        late.apply_async((order.seconds,), task_id=name, countdown=order.countdown)
+        late.apply_async((order.seconds,), task_id=name, countdown=order.countdown, ignore_result=True)
     elif order.kind == 'tried':
         tried.apply_async((order.seconds, order.size), task_id=name)
     elif order.kind == 'large':
@@ -73,6 +76,8 @@ def main() -> None:
                 kind=order.kind,
                 keys=keys,
                 tries=order.size if order.kind == 'tried' else 1,
+                early=order.kind == 'early' or not app.conf.task_acks_late,
+                results=order.kind != 'planned',
             )
             break
 

@@ -18,6 +18,7 @@ def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
         'Chords among them': [verdict.chords for verdict in verdicts.values()],
         'Faults survived': [verdict.faults.total() for verdict in verdicts.values()],
         'Lost': [len(verdict.lost) for verdict in verdicts.values()],
+        'Results lost': [len(verdict.results_lost) for verdict in verdicts.values()],
         'Twice, without a fault': [len(verdict.twice) for verdict in verdicts.values()],
         'Twice, because of a fault': [len(verdict.explained) for verdict in verdicts.values()],
         'Sent twice': [len(verdict.sent_twice) for verdict in verdicts.values()],
@@ -25,6 +26,9 @@ def verdicts_table(verdicts: Mapping[str, Verdict]) -> str:
         'Listeners that miss the last event': [int(verdict.deaf) for verdict in verdicts.values()],
         'Left in the databases': [len(verdict.remains) for verdict in verdicts.values()],
         'Acknowledged early, lost with a killed process': [len(verdict.at_most_once) for verdict in verdicts.values()],
+        'Results of such, lost with a killed process': [
+            len(verdict.results_at_most_once) for verdict in verdicts.values()
+        ],
         'Pauses by the machine itself': [verdict.pauses for verdict in verdicts.values()],
         'Longest standstill': [f'{verdict.standstill:.1f} s' for verdict in verdicts.values()],
     }
@@ -54,6 +58,7 @@ def complaints(verdict: Verdict) -> str:
     """Return one line for each broken promise."""
     found = {
         'lost': verdict.lost,
+        'result lost': verdict.results_lost,
         'twice': verdict.twice,
         'sent twice': verdict.sent_twice,
         'too early': verdict.too_early,

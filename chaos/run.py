@@ -17,11 +17,11 @@ from .plan import Order, Plan, Strike
 from .site import Site
 from .verdict import Verdict, judge
 
-__all__ = ['run']
+__all__ = ['UNDER_WAY', 'run']
 
 #: How many tasks may be sent and not ended, and how many may be sent beyond the next fault: enough to keep all workers
 #: busy, few enough that faults also affect publishers and all happen while there is work.
-_UNDER_WAY = 100
+UNDER_WAY = 100
 
 #: The maximum number of faults at the same time.
 _AT_ONCE = 3
@@ -34,30 +34,46 @@ _ANSWERED, _CALLED = 5.0, 120.0
 
 
 def run(
-    plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]
+    plan: Plan,
+    site: Site,
+    kinds: Mapping[str, type[Fault]],
+    patience: float,
+    tell: Callable[[str], None],
+    under_way: int = UNDER_WAY,
 ) -> Verdict:
-    """Carry out the plan and return the verdict. Give up after `patience` seconds without progress."""
-    conductor = _Conductor(plan, site, kinds, patience, tell)
+    """Carry out the plan and return the verdict. Give up after `patience` seconds without progress.
+
+    At most `under_way` tasks are sent ahead.
+    """
+    conductor = _Conductor(plan, site, kinds, patience, tell, under_way)
     with pauses_noted(site.ledger):
         try:
             conductor.work()
         finally:
             conductor.heal()
         conductor.call()
-    conductor.progress.update()
+        remains = conductor.troubles + conductor.settle()
+    conductor.look_up_results()
     verdict = judge(conductor.progress.events)
-    verdict.remains = conductor.troubles + conductor.settle()
+    verdict.remains = remains
     return verdict
 
 
 class _Conductor:
     def __init__(
-        self, plan: Plan, site: Site, kinds: Mapping[str, type[Fault]], patience: float, tell: Callable[[str], None]
+        self,
+        plan: Plan,
+        site: Site,
+        kinds: Mapping[str, type[Fault]],
+        patience: float,
+        tell: Callable[[str], None],
+        under_way: int,
     ) -> None:
         self.progress = Progress(site.ledger)
         #: What went wrong with the run itself, in sentences.
         self.troubles: list[str] = []
         self._plan, self._site, self._kinds, self._patience, self._tell = plan, site, kinds, patience, tell
+        self._under_way = under_way
         self._unsent, self._strikes, self._sent = deque(plan.orders), deque(plan.strikes), 0
         self._slots = threading.Semaphore(_AT_ONCE)
         self._happening: list[threading.Thread] = []
@@ -73,7 +89,7 @@ class _Conductor:
                 self.troubles.append(f'no progress for {self._patience:g} s')
                 break
             reached = min([len(self.progress.ended), *(strike.after for strike in islice(self._strikes, 1))])
-            while self._unsent and self._sent - reached < _UNDER_WAY:
+            while self._unsent and self._sent - reached < self._under_way:
                 order = self._unsent.popleft()
                 self._site.send(asdict(order))
                 self._sent += order.tasks
@@ -112,7 +128,7 @@ class _Conductor:
         if self._site.listener is not None:
             living.add(self._site.listener.process.pid)
         deadline = time.monotonic() + self._patience
-        while (found := self._site.remains(living)) and time.monotonic() < deadline:
+        while (found := self._site.remains(living, self._unfinished())) and time.monotonic() < deadline:
             time.sleep(0.5)
         stubborn = [place.worker for place in self._site.places if not place.stop()]
         if self._site.listener is not None:
@@ -121,8 +137,18 @@ class _Conductor:
             *(f'{name} ended unexpectedly' for name in ended),
             *found,
             *(f'{name} did not stop' for name in stubborn),
-            *self._site.remains(set()),
+            *self._site.remains(set(), self._unfinished()),
         ]
+
+    def look_up_results(self) -> None:
+        """Record which results are stored. Only a worker that has stopped stores no more."""
+        self.progress.update()
+        self._site.ledger.note('stored', keys=self._site.stored(sorted(self.progress.accepted)))
+        self.progress.update()
+
+    def _unfinished(self) -> int:
+        self.progress.update()
+        return judge(self.progress.events).unfinished
 
     def _is_done(self) -> bool:
         if (
@@ -133,7 +159,9 @@ class _Conductor:
         ):
             return False
         # The full check is slow: it runs only when nearly all tasks have ended.
-        return len(self.progress.accepted - self.progress.ended) < _UNDER_WAY and not judge(self.progress.events).lost
+        return (
+            len(self.progress.accepted - self.progress.ended) < self._under_way and not judge(self.progress.events).lost
+        )
 
     def _begin(self, strike: Strike) -> None:
         fault = self._kinds[strike.fault](self._site, strike.target)

@@ -19,12 +19,14 @@ _PATIENCE = 60.0
 
 @dataclass
 class Server:
-    """A server at a URL, and the commands that start, stop and kill it; without commands it is not touched."""
+    """A server at a URL, and the commands that change its state; without commands it is not touched."""
 
     url: str
     starting: str | None = None
     stopping: str | None = None
     killing: str | None = None
+    pausing: str | None = None
+    resuming: str | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -72,6 +74,14 @@ class Server:
     def kill(self) -> None:
         """Kill the server; *raises* `CalledProcessError`."""
         self._run(self.killing)
+
+    def pause(self) -> None:
+        """Pause the server; *raises* `CalledProcessError`."""
+        self._run(self.pausing)
+
+    def resume(self) -> None:
+        """Make a paused server continue; *raises* `CalledProcessError`."""
+        self._run(self.resuming)
 
     def _run(self, command: str | None) -> None:
         assert command is not None

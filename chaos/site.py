@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ from .ledger import Ledger
 from .proxy import Proxy
 from .server import Server
 
-__all__ = ['LEASE', 'Site']
+__all__ = ['LEASE', 'Site', 'merged']
 
 #: The visibility timeout of all workers, in seconds.
 LEASE = 5.0
@@ -34,12 +34,18 @@ _OPTIONS = {
 
 _PUBLISHERS = 2
 
+#: How many results are read in a request.
+_PART = 1000
+
 
 class Site:
-    """A context manager. On exit the processes end and the databases are deleted; the folder stays."""
+    """A context manager. On exit the processes end and the databases are deleted; the folder stays.
 
-    def __init__(self, server: Server, folder: Path) -> None:
-        self.server, self.folder = server, folder
+    `changes` are settings of Celery for all processes, in place of the suite's own; dictionaries are merged.
+    """
+
+    def __init__(self, server: Server, folder: Path, changes: Mapping[str, Any] | None = None) -> None:
+        self.server, self.folder, self._changes = server, folder, changes or {}
         folder.mkdir(parents=True, exist_ok=True)
         self.database = f'chaos-{uuid.uuid4().hex[:12]}'
         self.results = f'{self.database}-results'
@@ -70,8 +76,20 @@ class Site:
         """Send an order; the publishers take turns."""
         self.publishers[next(self._numbers) % _PUBLISHERS].send(json.dumps(order))
 
-    def remains(self, living: set[int]) -> list[str]:
-        """Return, in sentences, what should not be in the databases when only the processes in `living` run."""
+    def stored(self, keys: Sequence[str]) -> list[str]:
+        """Return the keys of those tasks that have a result of success."""
+        found: list[str] = []
+        for start in range(0, len(keys), _PART):
+            part = keys[start : start + _PART]
+            docs = self.result_client.fetch([f'celery-task-meta-{key}' for key in part])
+            found += [key for key, doc in zip(part, docs, strict=True) if doc and doc.get('status') == 'SUCCESS']
+        return found
+
+    def remains(self, living: set[int], unfinished: int = 0) -> list[str]:
+        """Return, in sentences, what should not be in the databases when only the processes in `living` run.
+
+        The documents of `unfinished` chords, which can never end, may remain until they expire.
+        """
         now = status(self.client, temporary=True)
         found = [
             f'{count} messages are {state} in queue {name}'
@@ -80,13 +98,17 @@ class Site:
             if (count := queue[state])
         ]
         found += [f'{consumer["id"]} has a heartbeat' for consumer in now['consumers'] if consumer['pid'] not in living]
-        found += [f'{row["id"]} is a leftover of a chord' for row in self.result_client.id_range('chord-unlock-')]
-        return found
+        leftovers = [row['id'] for row in self.result_client.id_range('chord-unlock-')]
+        chords = {doc_id.partition(':')[0] for doc_id in leftovers}
+        return found + [f'{doc_id} is a leftover of a chord' for doc_id in leftovers if len(chords) > unfinished]
 
     def _settings(self, proxy: Proxy) -> Settings:
         # Passwords are in URLs: they are passed to the processes in the environment only.
         broker, results = (self.server.url_through(proxy.port, name) for name in (self.database, self.results))
-        return {'CHAOS_LEDGER': str(self.ledger.path), 'CHAOS_SETTINGS': json.dumps(_celery(broker, results))}
+        return {
+            'CHAOS_LEDGER': str(self.ledger.path),
+            'CHAOS_SETTINGS': json.dumps(merged(_celery(broker, results), self._changes)),
+        }
 
     def __enter__(self) -> Site:
         self.start()
@@ -111,6 +133,19 @@ class Site:
                 pass
 
 
+def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with changes; a dictionary in both has the members of both."""
+    return {
+        **settings,
+        **{
+            name: {**settings[name], **value}
+            if isinstance(settings.get(name), dict) and isinstance(value, dict)
+            else value
+            for name, value in changes.items()
+        },
+    }
+
+
 def _celery(broker: str, results: str) -> dict[str, Any]:
     return {
         'broker_url': broker,
@@ -122,7 +157,6 @@ def _celery(broker: str, results: str) -> dict[str, Any]:
         'broker_connection_max_retries': None,
         'task_acks_late': True,
         'task_reject_on_worker_lost': True,
-        'task_ignore_result': True,
         'task_publish_retry_policy': {
             'max_retries': None,
             'interval_start': 0.1,

@@ -70,7 +70,7 @@ def tried(self: Any, seconds: float, tries: int) -> None:
         raise self.retry(countdown=countdown)
 
 
-@app.task(name='part', bind=True, ignore_result=False)
+@app.task(name='part', bind=True)
 def part(self: Any, seconds: float, number: int) -> int:
     """Return a number."""
     with noted(self.request):
@@ -78,7 +78,7 @@ def part(self: Any, seconds: float, number: int) -> int:
         return number
 
 
-@app.task(name='body', bind=True, ignore_result=False)
+@app.task(name='body', bind=True)
 def body(self: Any, numbers: list[int]) -> int:
     """Receive the results of the parts, in order."""
     if numbers != list(range(len(numbers))):

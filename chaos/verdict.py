@@ -1,13 +1,11 @@
 """The verdict: judges from the events of a ledger whether the promises hold. A pure function.
 
-*Lost* is an accepted task whose last try did not end. *Twice* is a try that began twice without an explanation. A
-fault that interrupts explains a second run if it affected one of the two workers after the first of the two messages
+*Lost* is an accepted task whose last try did not end, and a *lost result* that of a task that ended and whose result is
+not stored; `losses` says what early acknowledgements excuse. *Twice* is a try that began twice without an explanation.
+A fault that interrupts explains a second run if it affected one of the two workers after the first of the two messages
 was received and before the second run began. *Sent twice* is a message that was received in two documents for the same
 try: no fault of a worker explains that. *Deaf* is a listener that did not receive the last event, which is sent after
 the end of all faults.
-
-Tasks that are acknowledged early are an exception: Celery removes them from the queue before they run, so that a fault
-that kills the worker, or the child that runs the task, loses them.
 """
 
 from __future__ import annotations
@@ -17,12 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from .blame import Try, by_try, hits
 from .ledger import Event
+from .losses import losses
 
 __all__ = ['Verdict', 'judge']
-
-#: A try of a task: the key of the task and the number of the try, from 0.
-Try = tuple[str, int]
 
 #: How long a worker may still use the wrong time after the server's clock was corrected, in seconds: it learns the
 #: right time with its next heartbeat at the latest.
@@ -43,8 +40,14 @@ class Verdict:
     #: How often the operating system paused a worker or the proxies for more than 1 s, without a fault as the cause.
     pauses: int = 0
     lost: list[str] = field(default_factory=list)
-    #: Acknowledged early, and lost with the process that ran them.
+    #: Tasks that ended and whose results are not stored.
+    results_lost: list[str] = field(default_factory=list)
+    #: Tasks acknowledged early, and lost with the process that ran them.
     at_most_once: list[str] = field(default_factory=list)
+    #: Tasks acknowledged early whose results were lost with the process that ran them.
+    results_at_most_once: list[str] = field(default_factory=list)
+    #: The number of chords whose bodies never run, because of what was acknowledged early and lost.
+    unfinished: int = 0
     twice: list[str] = field(default_factory=list)
     #: Tries that ran twice because of a fault.
     explained: list[str] = field(default_factory=list)
@@ -60,7 +63,15 @@ class Verdict:
     @property
     def holds(self) -> bool:
         """Whether all promises were kept."""
-        return not (self.lost or self.twice or self.sent_twice or self.too_early or self.deaf or self.remains)
+        return not (
+            self.lost
+            or self.results_lost
+            or self.twice
+            or self.sent_twice
+            or self.too_early
+            or self.deaf
+            or self.remains
+        )
 
 
 def judge(events: Iterable[Event]) -> Verdict:
@@ -72,10 +83,14 @@ def judge(events: Iterable[Event]) -> Verdict:
     faults = by_kind['fault'] + by_kind['machine']
     verdict.faults = Counter(fault['name'] for fault in by_kind['fault'])
     verdict.pauses = sum(not _is_explained(pause, by_kind['fault']) for pause in by_kind['machine'])
-    received, starts, ends = (_by_try(by_kind[kind]) for kind in ('received', 'start', 'end'))
-    _judge_losses(verdict, by_kind['accepted'], received, ends, faults)
-    _judge_doubles(verdict, received, starts, faults)
-    for which, dues in _by_try(by_kind['due']).items():
+    verdict.tasks = sum(len(order['keys']) for order in by_kind['accepted'])
+    verdict.chords = sum(order['kind'] == 'chord' for order in by_kind['accepted'])
+    lost = losses(by_kind)
+    verdict.lost, verdict.at_most_once, verdict.unfinished = lost.tasks, lost.at_most_once, lost.unfinished
+    verdict.results_lost, verdict.results_at_most_once = lost.results, lost.results_at_most_once
+    received, starts = (by_try(by_kind[kind]) for kind in ('received', 'start'))
+    _judge_doubles(verdict, by_kind['accepted'], received, starts, faults)
+    for which, dues in by_try(by_kind['due']).items():
         # A task that ran twice asked for its next try twice: that try may run when the first request is due.
         for run in starts.get(which, ()):
             if run['at'] < dues[0]['at'] - (_ASTRAY if run['astray'] else 0.0) and not _clock_was_ahead(
@@ -88,43 +103,19 @@ def judge(events: Iterable[Event]) -> Verdict:
     return verdict
 
 
-def _by_try(events: Iterable[Event]) -> dict[Try, list[Event]]:
-    found: defaultdict[Try, list[Event]] = defaultdict(list)
-    for event in events:
-        found[event['key'], event['try']].append(event)
-    return found
-
-
-def _judge_losses(
+def _judge_doubles(
     verdict: Verdict,
     accepted: Iterable[Event],
     received: dict[Try, list[Event]],
-    ends: dict[Try, list[Event]],
+    starts: dict[Try, list[Event]],
     faults: Sequence[Event],
 ) -> None:
-    for order in accepted:
-        verdict.tasks += len(order['keys'])
-        verdict.chords += order['kind'] == 'chord'
-        for key in order['keys']:
-            last = (key, order['tries'] - 1)
-            if last in ends:
-                continue
-            excused = order['kind'] == 'early' and any(
-                fault['deadly'] and _hits({**fault, 'pid': None}, one) and fault['ended'] >= one['at']
-                for one in received.get(last, ())
-                for fault in faults
-            )
-            (verdict.at_most_once if excused else verdict.lost).append(key)
-
-
-def _judge_doubles(
-    verdict: Verdict, received: dict[Try, list[Event]], starts: dict[Try, list[Event]], faults: Sequence[Event]
-) -> None:
     repeated = {which for which, runs in starts.items() if len(runs) > 1}
+    links = {key: before for order in accepted if order['kind'] == 'chain' for before, key in pairwise(order['keys'])}
     for which, runs in starts.items():
         key, number = which
-        # A task that ran twice also asked for its next try twice.
-        inherited = (key, number - 1) in repeated
+        # A task that ran twice also asked for its next try, or sent the next task of its chain, twice.
+        inherited = (key, number - 1) in repeated or (not number and (links.get(key, ''), 0) in repeated)
         sent = {one['delivery'].rpartition(':')[0] for one in received.get(which, ())}
         if not inherited and len(sent) > 1:
             verdict.sent_twice.append(key)
@@ -135,7 +126,7 @@ def _judge_doubles(
             since = min(came.get((run['worker'], run['delivery']), float(run['at'])) for run in (first, second))
             explained = inherited or any(
                 fault['interrupts']
-                and (_hits(fault, first) or _hits(fault, second))
+                and (hits(fault, first) or hits(fault, second))
                 and fault['began'] <= second['at']
                 and fault['ended'] >= since
                 and (fault.get('since') is None or first['at'] >= fault['since'])
@@ -157,14 +148,6 @@ def _is_explained(pause: Event, faults: Iterable[Event]) -> bool:
         return False
     worker = {'worker': pause['workers'][0]}
     return any(
-        _hits(fault, worker) and fault['began'] <= pause['ended'] and fault['ended'] >= pause['began']
+        hits(fault, worker) and fault['began'] <= pause['ended'] and fault['ended'] >= pause['began']
         for fault in faults
     )
-
-
-def _hits(fault: Event, run: Event) -> bool:
-    """Return whether a fault affected the worker of a run. `w1.4@chaos` is the fourth worker at the place w1."""
-    if fault['workers'] is None:
-        return True
-    name = run['worker']
-    return bool({name, name.partition('.')[0]} & set(fault['workers'])) and fault.get('pid') in (None, run.get('pid'))

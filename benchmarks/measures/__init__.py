@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import consume, delay, idle, job, memory, publish, requests, results
+from . import consume, delay, idle, job, memory, publish, requests, results, steady
 
 __all__ = ['MEASURES']
 
@@ -13,6 +13,7 @@ MEASURES: dict[str, ModuleType] = {
     'consume': consume,
     'delay': delay,
     'job': job,
+    'steady': steady,
     'results': results,
     'requests': requests,
     'idle': idle,

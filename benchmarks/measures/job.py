@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+
+from celery import Celery, chord, group
+from celery.result import AsyncResult
 
 from .. import sending
 from ..cases import Case, Figure, NotMeasured
+from ..processes import Spent
 from ..sizes import Size
 from ..systems import System
 from ..worker import app_of, working
@@ -18,43 +22,143 @@ TITLE = 'A whole Celery job'
 _PATIENCE = 300.0
 #: The pool size of the headline cases.
 _FEW = 2
+#: How long a server may still work after the last result, on acknowledgements for example, in seconds.
+_REST = 0.5
+
+_SENT, _COLLECTED = Figure('tasks/s', name='sent'), Figure('tasks/s', name='sent, run and collected')
+_SHARE = Figure('share', name='collected, of the rate of sending alone')
+_CPU = Figure('ms', False, 'CPU of the server, per task')
 
 
 def cases(size: Size) -> Iterator[Case]:
-    """Yield the cases: tasks sent one by one, in a batch, and in a batch to a larger pool."""
-    figures = (Figure('tasks/s', name='sent'), Figure('tasks/s', name='sent, run and collected'))
-    for together, concurrency in ((False, 2), (True, 2), (True, 8)):
-        label = f'{size.tasks:,} tasks{" in a batch" if together else ""}, prefork {concurrency}'
+    """Yield the cases: tasks sent one by one, in a batch, in a batch to a larger pool, a group and a chord."""
+    rounds, tasks = size.long_rounds, size.tasks
+    yield Case(
+        'job',
+        f'{tasks:,} tasks, prefork {_FEW}',
+        (_SENT, _COLLECTED, _SHARE, _CPU),
+        partial(one_by_one, tasks),
+        rounds,
+        headline=True,
+    )
+    for pool in (_FEW, 8):
         yield Case(
             'job',
-            label,
-            figures,
-            partial(job, size.tasks, together, concurrency),
-            rounds=size.long_rounds,
-            headline=concurrency == _FEW,
+            f'{tasks:,} tasks in a batch, prefork {pool}',
+            (_SENT, _COLLECTED, _CPU),
+            partial(in_a_batch, tasks, pool),
+            rounds,
+            headline=pool == _FEW,
         )
+    yield Case(
+        'job',
+        f'group of {size.group}, prefork {_FEW}',
+        (Figure('s', False, 'sent, run and joined'), _CPU),
+        partial(joined_group, size.group),
+        rounds,
+    )
+    yield Case(
+        'job',
+        f'chord of {size.chord}, prefork {_FEW}',
+        (Figure('s', False, "sent, run, and the body's result"), _CPU),
+        partial(whole_chord, size.chord),
+        rounds,
+    )
 
 
-def job(tasks: int, together: bool, concurrency: int, system: System) -> Sequence[float]:
-    """Return the tasks per second that were sent, and that were sent, run and collected."""
+def one_by_one(tasks: int, system: System) -> Sequence[float | None]:
+    """Return tasks per second sent and collected, the latter also as a share of what is sent to no worker, and CPU."""
+    alone = sending_alone(max(1, tasks // 4), system)
+
+    def send(app: Celery) -> list[AsyncResult]:
+        return [app.send_task('add', (number, 1)) for number in range(tasks)]
+
+    sent, collected, spent = measured(system, _FEW, tasks, partial(rates, tasks, send))
+    return [sent, collected, None if collected is None else collected / alone, spent]
+
+
+def in_a_batch(tasks: int, pool: int, system: System) -> Sequence[float | None]:
+    """Return tasks per second sent and collected, and CPU."""
+
+    def send(app: Celery) -> list[AsyncResult]:
+        if not sending.in_batches(app):
+            raise NotMeasured('kombu has no batches for it')
+        return sending.send(app, 'add', ((number, 1) for number in range(tasks)))
+
+    return measured(system, pool, tasks, partial(rates, tasks, send))
+
+
+def joined_group(tasks: int, system: System) -> Sequence[float | None]:
+    """Return the seconds from sending a group to its joined results, and CPU."""
+
+    def join(app: Celery) -> list[float]:
+        started = time.monotonic()
+        result = group([app.signature('add', (number, 1)) for number in range(tasks)]).apply_async()
+        verify(sum(result.get(timeout=_PATIENCE)), tasks)
+        return [time.monotonic() - started]
+
+    return measured(system, _FEW, tasks, join)
+
+
+def whole_chord(tasks: int, system: System) -> Sequence[float | None]:
+    """Return the seconds from sending a chord to the result of its body, and CPU."""
+    if not system.keeps_results:
+        raise NotMeasured('its result backend has no chords')
+
+    def wait(app: Celery) -> list[float]:
+        started = time.monotonic()
+        result = chord([app.signature('add', (number, 1)) for number in range(tasks)])(app.signature('total'))
+        verify(result.get(timeout=_PATIENCE), tasks)
+        return [time.monotonic() - started]
+
+    return measured(system, _FEW, tasks, wait)
+
+
+def measured(
+    system: System, pool: int, tasks: int, work: Callable[[Celery], Sequence[float]]
+) -> Sequence[float | None]:
+    """Return what `work` returns with a running worker, and the CPU milliseconds of the server per task."""
     with system.place() as place:
         if place.raw:
             raise NotMeasured('no Celery')
         app = app_of(place)
         try:
-            if together and not sending.in_batches(app):
-                raise NotMeasured('kombu has no batches for it')
-            with working(place, app, concurrency):
-                started = time.monotonic()
-                if together:
-                    results = sending.send(app, 'add', ((number, 1) for number in range(tasks)))
-                else:
-                    results = [app.send_task('add', (number, 1)) for number in range(tasks)]
-                sent = time.monotonic()
-                for number, result in enumerate(results):
-                    if result.get(timeout=_PATIENCE) != number + 1:
-                        raise ValueError('a result is wrong')
-                done = time.monotonic()
+            with working(place, app, pool):
+                spent = Spent(system.host, system.port)
+                values = work(app)
+                time.sleep(_REST)
+                used = spent.milliseconds()
         finally:
             app.close()
-    return [tasks / (sent - started), tasks / (done - started)]
+    return [*values, None if used is None else used / tasks]
+
+
+def rates(tasks: int, send: Callable[[Celery], Sequence[AsyncResult]], app: Celery) -> Sequence[float]:
+    """Return the tasks per second that were sent, and that were sent, run and collected."""
+    started = time.monotonic()
+    results = send(app)
+    sent = time.monotonic()
+    verify(sum(result.get(timeout=_PATIENCE) for result in results), tasks)
+    return [tasks / (sent - started), tasks / (time.monotonic() - started)]
+
+
+def sending_alone(tasks: int, system: System) -> float:
+    """Return the tasks per second that are sent one by one while no worker runs."""
+    with system.place() as place:
+        if place.raw:
+            raise NotMeasured('no Celery')
+        app = app_of(place)
+        try:
+            app.send_task('add', (0, 1))  # what the first task creates is created now
+            started = time.monotonic()
+            for number in range(tasks):
+                app.send_task('add', (number, 1))
+            return tasks / (time.monotonic() - started)
+        finally:
+            app.close()
+
+
+def verify(total: int, tasks: int) -> None:
+    """Raise `ValueError` if the sum of all results is wrong."""
+    if total != tasks * (tasks + 1) // 2:
+        raise ValueError('a result is wrong')

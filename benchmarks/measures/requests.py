@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from requests.adapters import HTTPAdapter
-
 from .. import loops
 from ..cases import Case, Figure, NotMeasured
+from ..counting import counting
 from ..sizes import Size
 from ..systems import Place, System
 
-__all__ = ['TITLE', 'Count', 'cases', 'written']
+__all__ = ['TITLE', 'cases']
 
 TITLE = 'Requests and writes for each message'
-
-
-class Count:
-    """The number of requests sent, and of documents that they wrote or deleted."""
-
-    requests = writes = 0
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -75,29 +65,3 @@ def consume(prefetch: int, place: Place, number: int) -> None:
     taker.start()
     loops.wait_until(lambda: len(bodies) >= number, lambda: taker.take(1.0))
     taker.close()
-
-
-@contextmanager
-def counting() -> Iterator[Count]:
-    """Count the requests that this process sends with the library `requests`."""
-    count, send = Count(), HTTPAdapter.send
-
-    def counted(self: HTTPAdapter, request: Any, *args: Any, **kwargs: Any) -> Any:
-        count.requests += 1
-        count.writes += written(request.method, request.url, request.body)
-        return send(self, request, *args, **kwargs)
-
-    HTTPAdapter.send = counted  # type: ignore[method-assign]
-    try:
-        yield count
-    finally:
-        HTTPAdapter.send = send  # type: ignore[method-assign]
-
-
-def written(method: str, url: str, body: Any) -> int:
-    """Return the number of documents that a request writes or deletes."""
-    path = url.partition('?')[0]
-    if method == 'POST' and path.endswith('/_bulk_docs'):
-        # A large body is a file in memory, which is read in blocks.
-        return len(json.loads(body.getvalue() if isinstance(body, io.BytesIO) else body)['docs'])
-    return 1 if method in ('PUT', 'DELETE') else 0

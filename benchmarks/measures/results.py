@@ -1,4 +1,4 @@
-"""Measure: store results as a worker does, and get them one by one as a caller does."""
+"""Measure: store results as a worker does, get them one by one as a caller does, and wait for one that is stored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from .. import loops, raw
+from .. import loops, peers, raw
 from ..cases import Case, Figure, NotMeasured
+from ..figures import percentile
 from ..sizes import Size
 from ..systems import Place, System
 from ..worker import app_of
@@ -17,12 +18,16 @@ from ..worker import app_of
 __all__ = ['TITLE', 'cases']
 
 TITLE = 'Store and get results'
+#: The first results are not counted: connections and changes feeds are still being opened.
+_FIRST = 3
 
 
 def cases(size: Size) -> Iterator[Case]:
-    """Yield the one case."""
+    """Yield the cases: many results, and a single one that a program waits for."""
     figures = (Figure('results/s', name='store'), Figure('results/s', name='get'))
     yield Case('results', '200 B', figures, partial(store_and_get, size.results), headline=True)
+    pushed = (Figure('ms', False, 'from its storing, p50'), Figure('ms', False, 'since it is stored, p50'))
+    yield Case('results', 'push of a single result', pushed, partial(push, size.probes))
 
 
 def store_and_get(number: int, system: System) -> Sequence[float]:
@@ -43,6 +48,33 @@ def store_and_get(number: int, system: System) -> Sequence[float]:
         got = time.monotonic()
         close()
     return [number / (stored - started), number / (got - stored)]
+
+
+def push(number: int, system: System) -> Sequence[float]:
+    """Return the median time until a program that waits for a result has it, in milliseconds.
+
+    The first figure is the time since the other process called `store_result`, the second the time since that returned.
+    The second is negative if the result arrives before the confirmation of its storage.
+    """
+    if not system.keeps_results:
+        raise NotMeasured('its results are messages to the sender')
+    with system.place() as place:
+        if place.raw:
+            raise NotMeasured('its loop does not wait for results')
+        app = app_of(place)
+        arrived: list[float] = []
+        with peers.storing(place) as (store, times):
+            for task_id in (str(uuid4()) for _ in range(_FIRST + number)):
+                result = app.AsyncResult(task_id)
+                store(task_id)
+                result.get(timeout=60)
+                arrived.append(time.time())
+            called, stored = zip(*times(), strict=True)
+        app.close()
+    return [
+        percentile([end - start for start, end in zip(starts, arrived, strict=True)][_FIRST:], 0.5) * 1000
+        for starts in (called, stored)
+    ]
 
 
 def _celery(place: Place) -> tuple[Any, Any, Any]:

@@ -10,15 +10,16 @@ from .base import Place, System
 from .couchdb import CouchDB, Raw
 from .postgresql import PostgreSQL
 from .rabbitmq import RabbitMQ
-from .redis import Redis
+from .redis import Redis, RedisAlways
 
 __all__ = ['NAMES', 'Place', 'System', 'reachable']
 
-#: Each system with the environment variable of its URL and the default.
-_KNOWN: tuple[tuple[type[System], str, str], ...] = (
+#: Each system with the environment variable of its URL and the default, or None if it must be set.
+_KNOWN: tuple[tuple[type[System], str, str | None], ...] = (
     (CouchDB, 'COUCHDB_URL', 'http://localhost:5984'),
     (Raw, 'COUCHDB_URL', 'http://localhost:5984'),
     (Redis, 'REDIS_URL', 'redis://localhost:6379/0'),
+    (RedisAlways, 'REDIS_ALWAYS_URL', None),  # Redis does not sync each write by default
     (PostgreSQL, 'POSTGRES_URL', 'postgresql://postgres@localhost:5432/postgres'),
     (RabbitMQ, 'RABBITMQ_URL', 'amqp://guest:guest@localhost:5672//'),
 )
@@ -32,7 +33,11 @@ def reachable(names: Iterable[str]) -> tuple[dict[System, str], dict[str, str]]:
     for kind, variable, default in _KNOWN:
         if kind.name not in names:
             continue
-        system = kind(os.environ.get(variable) or default)
+        url = os.environ.get(variable) or default
+        if url is None:
+            absent[kind.name] = f'{variable} is not set'
+            continue
+        system = kind(url)
         try:
             found[system] = system.version()
         except ImportError as exc:

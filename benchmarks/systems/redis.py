@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from .base import Place, System, fresh_name
 
-__all__ = ['Redis']
+__all__ = ['Redis', 'RedisAlways']
 
 
 class Redis(System):
@@ -38,3 +38,19 @@ class Redis(System):
             with redis.Redis.from_url(self.url) as client:
                 for key in client.scan_iter(f'*{name}*', count=10_000):
                     client.unlink(key)
+
+
+class RedisAlways(Redis):
+    """A Redis that has each write on the disk before it answers, as CouchDB does: `appendfsync always`."""
+
+    name, title = 'redis-always', 'the same on a Redis that syncs each write (``appendfsync always``)'
+
+    def version(self) -> str:
+        """Return the version of the server; *raises* `ValueError` if it does not sync each write."""
+        import redis
+
+        with redis.Redis.from_url(self.url, socket_connect_timeout=4, decode_responses=True) as client:
+            found = client.config_get('append*')
+        if (found.get('appendonly'), found.get('appendfsync')) != ('yes', 'always'):
+            raise ValueError('this Redis does not have the settings appendonly yes and appendfsync always')
+        return super().version()

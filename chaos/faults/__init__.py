@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .base import Fault
 from .network import BlackHole, Broken, ClockSet, Cut, Failing, Narrow, Refused, Slow, TooMany, Unavailable
-from .server import ServerKilled, ServerStopped
+from .server import ServerKilled, ServerPaused, ServerStopped
 from .workers import ChildKilled, ChildPaused, ClockAstray, ListenerPaused, WorkerKilled, WorkerPaused, WorkerStopped
 
 __all__ = ['Fault', 'faults_of']
@@ -32,7 +32,7 @@ _ALWAYS: tuple[type[Fault], ...] = (
 )
 
 
-def faults_of(*, stopping: bool, killing: bool) -> Mapping[str, type[Fault]]:
-    """Return the kinds of faults by name; faults of the server only if it may be stopped or killed."""
-    kinds: list[type[Fault]] = [*_ALWAYS, *([ServerStopped] if stopping else []), *([ServerKilled] if killing else [])]
-    return {kind.name: kind for kind in kinds}
+def faults_of(*, stopping: bool, killing: bool, pausing: bool = False) -> Mapping[str, type[Fault]]:
+    """Return the kinds of faults by name; faults of the server only if it may be stopped, killed or paused."""
+    allowed: Mapping[type[Fault], bool] = {ServerStopped: stopping, ServerKilled: killing, ServerPaused: pausing}
+    return {kind.name: kind for kind in (*_ALWAYS, *(kind for kind, may in allowed.items() if may))}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from .base import WHILE, Fault
 
-__all__ = ['ServerKilled', 'ServerStopped']
+__all__ = ['ServerKilled', 'ServerPaused', 'ServerStopped']
 
 
 class ServerFault(Fault):
@@ -43,3 +43,17 @@ class ServerKilled(ServerFault):
     def begin(self, children: Mapping[str, int]) -> None:
         """Kill the server."""
         self.site.server.kill()
+
+
+class ServerPaused(ServerFault):
+    """The server is paused: it accepts connections, and does not respond."""
+
+    name = 'server paused'
+
+    def begin(self, children: Mapping[str, int]) -> None:
+        """Pause the server."""
+        self.site.server.pause()
+
+    def heal(self) -> None:
+        """Resume the server."""
+        self.site.server.resume()

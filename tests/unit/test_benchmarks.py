@@ -10,13 +10,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import requests
 from click.testing import CliRunner
+from requests.adapters import HTTPAdapter
 
 from benchmarks.__main__ import main
 from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
+from benchmarks.counting import Count, counting, record, recorded, written
 from benchmarks.figures import median_of, number, percentile, ratio, times
 from benchmarks.loops import body_of
-from benchmarks.measures.requests import written
 from benchmarks.plot import plot
 from benchmarks.report import Run, inserted, page, write
 from benchmarks.run import run
@@ -230,6 +232,11 @@ def test_an_unreachable_server_is_reported_without_its_password(
     assert 'secret' not in absent['rabbitmq']
 
 
+def test_redis_that_syncs_each_write_has_no_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('REDIS_ALWAYS_URL', raising=False)
+    assert reachable(['redis-always']) == ({}, {'redis-always': 'REDIS_ALWAYS_URL is not set'})
+
+
 def test_without_any_server_there_is_one_sentence_and_no_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -260,6 +267,44 @@ def test_writes_are_counted_and_reads_are_not(
     method: str, url: str, body: bytes | Upload | None, expected: int
 ) -> None:
     assert written(method, url, body) == expected
+
+
+class Unsent(Exception):
+    """A request arrived at the adapter's own `send`."""
+
+
+@pytest.fixture
+def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(*args: Any, **kwargs: Any) -> None:
+        raise Unsent
+
+    monkeypatch.setattr(HTTPAdapter, 'send', send)
+
+
+def request(method: str, url: str, body: str | None = None) -> None:
+    with pytest.raises(Unsent):
+        requests.request(method, url, data=body, timeout=1)
+
+
+@pytest.mark.usefixtures('nothing_sent')
+def test_requests_are_counted_by_database() -> None:
+    with counting() as all_, counting('one') as one:
+        request('GET', 'http://h/one/_changes')
+        request('POST', 'http://h/one/_bulk_docs?x=1', '{"docs": [{}, {}]}')
+        request('PUT', 'http://h/two/id', '{}')
+    request('PUT', 'http://h/one/id', '{}')
+    assert (all_, one) == (Count(3, 3), Count(2, 2))
+
+
+@pytest.mark.usefixtures('nothing_sent')
+def test_requests_of_a_process_are_recorded_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / 'requests'
+    assert recorded(file) == Count()
+    with counting():  # it restores what `record` replaces
+        record(file)
+        request('GET', 'http://h/one')
+        request('POST', 'http://h/one/_bulk_docs', '{"docs": [{}, {}]}')
+    assert recorded(file) == Count(2, 2)
 
 
 @pytest.mark.parametrize('size', [200, 2000, 100_000])

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click import UsageError
 
+from chaos.__main__ import changed
 from chaos.faults import faults_of
 from chaos.ledger import Event, Ledger, Progress
 from chaos.machine import pauses_noted
 from chaos.plan import KINDS, plan
 from chaos.report import complaints, faults_table, verdicts_table
+from chaos.site import merged
 from chaos.verdict import Verdict, judge
 from tests.conftest import wait_for
 
@@ -46,17 +49,54 @@ def test_faults_come_in_order_and_before_the_work_is_done() -> None:
 
 
 def test_server_is_left_alone_unless_it_may_be_stopped() -> None:
-    assert set(faults_of(stopping=True, killing=True)) - set(faults_of(stopping=False, killing=False)) == {
-        'server stopped',
-        'server killed',
+    all_ = set(faults_of(stopping=True, killing=True, pausing=True))
+    assert all_ - set(faults_of(stopping=False, killing=False)) == {'server stopped', 'server killed', 'server paused'}
+
+
+def test_plan_without_early_acknowledgements_is_the_same_otherwise() -> None:
+    planned, late = plan(7, 500, 20, SPANS), plan(7, 500, 20, SPANS, early=False)
+    assert late.strikes == planned.strikes
+    assert [order.kind for order in late.orders] == [
+        'late' if order.kind == 'early' else order.kind for order in planned.orders
+    ]
+
+
+def test_options_become_settings_of_celery() -> None:
+    assert changed('mixed', False, None, []) == changed('late', False, None, []) == {}
+    assert changed('early', True, 32, [('result_backend_transport_options', '{"request_timeout": 1}')]) == {
+        'task_acks_late': False,
+        'worker_prefetch_multiplier': 32,
+        'result_backend_transport_options': {'request_timeout': 1, 'confirm_results': True},
+    }
+    with pytest.raises(UsageError, match='--set task_acks_late is not JSON'):
+        changed('late', False, None, [('task_acks_late', 'yes')])
+
+
+def test_settings_are_merged() -> None:
+    assert merged({'a': 1, 'b': {'c': 2, 'd': 3}}, {'a': 4, 'b': {'d': 5}, 'e': {}}) == {
+        'a': 4,
+        'b': {'c': 2, 'd': 5},
+        'e': {},
     }
 
 
 # -- the verdict
 
 
-def accepted(*keys: str, kind: str = 'late', tries: int = 1) -> Event:
-    return {'event': 'accepted', 'order': keys[0], 'kind': kind, 'keys': list(keys), 'tries': tries}
+def accepted(*keys: str, kind: str = 'late', tries: int = 1, early: bool = False, results: bool = True) -> Event:
+    return {
+        'event': 'accepted',
+        'order': keys[0],
+        'kind': kind,
+        'keys': list(keys),
+        'tries': tries,
+        'early': early,
+        'results': results,
+    }
+
+
+def stored(*keys: str) -> Event:
+    return {'event': 'stored', 'keys': list(keys)}
 
 
 def due(key: str, at: float, try_: int = 0) -> Event:
@@ -149,8 +189,73 @@ def test_order_that_was_not_accepted_need_not_run() -> None:
     ],
 )
 def test_task_acknowledged_early_may_be_lost_with_its_process(fault: Event, excused: bool) -> None:
-    verdict = judge([accepted('a', kind='early'), *run_of('a', 1.0, ends=False), fault])
+    verdict = judge([accepted('a', kind='early', early=True), *run_of('a', 1.0, ends=False), fault])
     assert (verdict.at_most_once, verdict.lost) == ((['a'], []) if excused else ([], ['a']))
+
+
+def killed(began: float, *, pid: int | None = None) -> Event:
+    return fault(began, began + 1.0, ['w1.1@chaos'], deadly=True, pid=pid)
+
+
+@pytest.mark.parametrize(
+    ('order', 'events', 'lost', 'at_most_once'),
+    [
+        # The second link was never sent: the first one's process was killed after its end, or it was not.
+        (('chain', ['a', 'b', 'c']), [*run_of('a', 1.0), killed(1.6)], [], ['b', 'c']),
+        (('chain', ['a', 'b', 'c']), [*run_of('a', 1.0), killed(60.0)], ['b', 'c'], []),
+        (('chain', ['a', 'b']), [*run_of('a', 1.0, ends=False), killed(1.1)], [], ['a', 'b']),
+        (('chord', ['c/0', 'c/1', 'body']), [*run_of('c/0', 1.0), *run_of('c/1', 1.0), killed(1.6)], [], ['body']),
+        (('chord', ['c/0', 'c/1', 'body']), [*run_of('c/0', 1.0), *run_of('c/1', 1.0)], ['body'], []),
+    ],
+)
+def test_what_a_lost_task_would_have_sent_is_lost_with_it(
+    order: tuple[str, list[str]], events: list[Event], lost: list[str], at_most_once: list[str]
+) -> None:
+    kind, keys = order
+    early, late = (judge([accepted(*keys, kind=kind, early=early), *events]) for early in (True, False))
+    assert (early.lost, early.at_most_once) == (lost, at_most_once)
+    assert (late.lost, late.at_most_once) == (lost + at_most_once, [])
+    assert early.unfinished == (kind == 'chord' and not lost)
+
+
+def test_next_try_is_lost_with_the_one_before() -> None:
+    events = [accepted('a', kind='tried', tries=2, early=True), *run_of('a', 1.0)]
+    assert judge(events).lost == ['a']
+    assert judge([*events, killed(1.6)]).at_most_once == ['a']
+
+
+@pytest.mark.parametrize(
+    ('faults', 'excused'),
+    [
+        ([], False),
+        ([killed(1.6)], True),
+        ([killed(1.6, pid=1)], True),
+        ([killed(1.6, pid=2)], False),  # another child
+        ([killed(0.0)], False),  # before the end, at 1.5
+        ([killed(30.0)], False),  # the result had enough time
+        ([fault(2.0, 29.0, ['w1']), killed(30.0)], True),  # the network was cut meanwhile
+        ([fault(2.0, 29.0, ['w2']), killed(30.0)], False),
+        ([fault(1.6, 2.6, ['w1.1@chaos'])], False),  # not deadly
+    ],
+)
+def test_result_of_a_task_acknowledged_early_may_be_lost_with_its_process(faults: list[Event], excused: bool) -> None:
+    verdict = judge([accepted('a', early=True), *run_of('a', 1.0), stored(), *faults])
+    assert (verdict.results_at_most_once, verdict.results_lost) == ((['a'], []) if excused else ([], ['a']))
+    assert verdict.holds == excused
+    assert judge([accepted('a'), *run_of('a', 1.0), stored(), *faults]).results_lost == ['a']
+
+
+def test_results_are_stored() -> None:
+    runs = [*run_of('a', 1.0), *run_of('b', 1.0), *run_of('c', 1.0)]
+    orders = [accepted('a'), accepted('b'), accepted('c', results=False)]
+    assert judge([*orders, *runs, stored('a', 'b')]).holds
+    assert judge([*orders, *runs, stored('a')]).results_lost == ['b']
+    assert judge([*orders, *runs]).holds  # nobody has looked yet
+
+
+def test_task_that_never_ended_has_no_lost_result() -> None:
+    verdict = judge([accepted('a'), stored()])
+    assert (verdict.lost, verdict.results_lost) == (['a'], [])
 
 
 @pytest.mark.parametrize(
@@ -201,6 +306,14 @@ def test_tries_are_not_doubles_and_doubles_are_inherited() -> None:
     again = [*run_of('a', 11.0, delivery=2), *run_of('a', 12.0, try_=1, sent=2)]
     assert judge([accepted('a', tries=2), *tries, *again, fault(1.2, 1.2, None)]).holds
     assert judge([accepted('a', tries=2), *tries, *again]).twice == ['a']
+
+
+def test_link_of_a_chain_is_sent_twice_only_by_one_that_ran_twice() -> None:
+    links = [accepted('a', 'b', 'c', kind='chain'), *(one for key in 'abc' for one in run_of(key, 1.0))]
+    again = [one for key in 'bc' for one in run_of(key, 11.0, sent=2, delivery=2)]
+    assert judge([*links, *run_of('a', 10.0, delivery=2), *again, fault(1.1, 1.1, None)]).holds
+    alone = judge([*links, *again, fault(1.1, 1.1, None)])
+    assert (alone.sent_twice, alone.explained) == (['b'], ['b', 'c'])
 
 
 def test_body_of_a_chord_that_was_sent_twice() -> None:
