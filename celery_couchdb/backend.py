@@ -23,7 +23,7 @@ from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 
-from . import brevity, expiry, redaction, startup
+from . import brevity, expiry, groups, redaction, startup
 from .chords.completion import ChordMixin
 from .chords.counter import Chords
 from .options import Options
@@ -39,6 +39,7 @@ from .waiting.subscriber import Subscriber
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
 redaction.install()
+groups.install()
 
 logger = get_logger(__name__)
 

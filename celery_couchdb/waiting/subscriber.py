@@ -62,6 +62,7 @@ class Mailbox:
         self._items: deque[Document | CouchDBError] = deque()
         self._condition = threading.Condition()
         self._revs: dict[str, str] = {}
+        self._interrupted = False
 
     def deliver(self, item: Document | CouchDBError) -> None:
         """Put in a document, unless the same revision was delivered before; or the error that prevents delivery."""
@@ -74,8 +75,9 @@ class Mailbox:
             self._condition.notify()
 
     def interrupt(self) -> None:
-        """End a running `receive` early."""
+        """End a running `receive` early, or else the next one."""
         with self._condition:
+            self._interrupted = True
             self._condition.notify()
 
     def receive(self, timeout: float | None) -> list[Document]:
@@ -84,8 +86,9 @@ class Mailbox:
         *Raises* a delivered error once no document is left to return.
         """
         with self._condition:
-            if not self._items:
+            if not self._items and not self._interrupted:
                 self._condition.wait(timeout)
+            self._interrupted = False
             items = list(self._items)
             self._items.clear()
         docs = [item for item in items if isinstance(item, dict)]
