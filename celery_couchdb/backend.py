@@ -79,7 +79,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         )
         self.store, self.client = self.subscriber.store, self.subscriber.store.client
         self.callbacks = Callbacks(self.subscriber, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
-        self.read_ahead = ReadAhead(self.store, self.callbacks.following)
+        self.read_ahead = ReadAhead(self.store, self.callbacks.following, self.subscriber.received)
         self.chords = Chords(
             self.store,
             self.chord_keyprefix,
@@ -133,8 +133,9 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists. Two requests."""
-        self.read_ahead.clear()
+        self._drop_received(bytes_to_str(key))
         self.store.delete(bytes_to_str(key))
+        self._drop_received(bytes_to_str(key))  # another thread may have read it meanwhile
 
     def get_many(
         self,
@@ -269,6 +270,10 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             return UnpickleableExceptionWrapper.from_exception(found)
         return found
 
+    def _drop_received(self, doc_id: str) -> None:
+        self.read_ahead.clear()
+        self.subscriber.drop(doc_id)
+
     def _chord_lifetime(self) -> float | None:
         """Return how long the results of a chord are kept at least, in seconds; None if they do not expire.
 
@@ -286,5 +291,5 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         final_stays: bool = False,
         also: ChordPart | None = None,
     ) -> None:
-        self.read_ahead.clear()
+        self._drop_received(doc['_id'])
         self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)

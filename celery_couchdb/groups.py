@@ -37,7 +37,8 @@ def _apply_tasks(
         if isinstance(own, CollectingProducer) or not isinstance(own.connection.transport, Transport):
             yield from _apply_one_by_one(self, tasks, own, app, *args, **kwargs)
             return
-        collecting = CollectingProducer(own, always_retry=bool(_is_next_task and _is_next_task.get()))
+        retries = app.conf.task_publish_retry if kwargs.get('retry') is None else kwargs['retry']
+        collecting = CollectingProducer(own, always_retry=bool(retries and _is_next_task and _is_next_task.get()))
         results = _apply_one_by_one(self, _bound(tasks, collecting), collecting, app, *args, **kwargs)
         yield from results
         with own.connection._reraise_as_library_errors():

@@ -21,7 +21,8 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document
-from .subscriber import Mailbox, Subscriber
+from .mailbox import Mailbox
+from .subscriber import Subscriber
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet

@@ -19,8 +19,9 @@ from kombu_couchdb.errors import RETRIED
 from ..results.documents import Document, is_final
 from ..results.store import Store
 from .callbacks import Callbacks, groups_of
+from .mailbox import Mailbox
 from .read_ahead import ReadAhead
-from .subscriber import Mailbox, Subscriber
+from .subscriber import Subscriber
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -31,6 +32,10 @@ Meta = dict[str, Any]
 
 #: The least time between two checks for failures of earlier tasks in a chain, in seconds for each of these tasks.
 _PAUSE_PER_ANCESTOR_SECONDS = 0.005
+
+
+#: Before the timeout of a shorter wait, in seconds, the document is read, even if the subscriber watches it.
+_MIN_TIMEOUT_SECONDS = 1.0
 
 
 class PushMixin:
@@ -172,7 +177,9 @@ class PushMixin:
         ids = {self.get_key_for_task(task_id): task_id for task_id in (*task_ids, *before)}
         found: list[Document | None] = []
         try:
-            if len(awaited) == 1:  # earlier tasks matter only if this result is not ready
+            if len(awaited) == 1 and not before and self._is_covered(next(iter(awaited)), timeout):
+                pass  # the subscriber has read it, and delivers every change
+            elif len(awaited) == 1:  # earlier tasks matter only if this result is not ready
                 found = [doc := self.read_ahead.read(next(iter(awaited)))]
                 if before and not is_final(doc or {}):
                     found += self.store.read_many(self.get_key_for_task(task_id) for task_id in before)
@@ -203,7 +210,8 @@ class PushMixin:
                     raise TimeoutError('The operation timed out.')
                 if mailbox is None:
                     mailbox = Mailbox()
-                    self.subscriber.watch(mailbox, ids)
+                    ahead = self.read_ahead.next_ids(next(iter(awaited))) if len(awaited) == 1 else ()
+                    self.subscriber.watch(mailbox, ids, ahead)
                 elif on_interval is not None:
                     on_interval()
                 pause = interval or 0.5
@@ -211,6 +219,10 @@ class PushMixin:
         finally:
             if mailbox is not None:
                 self.subscriber.unwatch(mailbox, ids)
+
+    def _is_covered(self, doc_id: str, timeout: float | None) -> bool:
+        """Tell whether the subscriber would deliver a result long before `timeout` if it were stored already."""
+        return (timeout is None or timeout >= _MIN_TIMEOUT_SECONDS) and self.subscriber.covers(doc_id)
 
 
 def _ancestors(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
