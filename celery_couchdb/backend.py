@@ -133,9 +133,11 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists. Two requests."""
-        self._drop_received(bytes_to_str(key))
-        self.store.delete(bytes_to_str(key))
-        self._drop_received(bytes_to_str(key))  # another thread may have read it meanwhile
+        doc_id = bytes_to_str(key)
+        self.read_ahead.clear()
+        self.subscriber.drop(doc_id)
+        self.store.delete(doc_id)
+        self.subscriber.drop(doc_id)  # another thread may have read it meanwhile
 
     def get_many(
         self,
@@ -270,10 +272,6 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             return UnpickleableExceptionWrapper.from_exception(found)
         return found
 
-    def _drop_received(self, doc_id: str) -> None:
-        self.read_ahead.clear()
-        self.subscriber.drop(doc_id)
-
     def _chord_lifetime(self) -> float | None:
         """Return how long the results of a chord are kept at least, in seconds; None if they do not expire.
 
@@ -291,5 +289,5 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         final_stays: bool = False,
         also: ChordPart | None = None,
     ) -> None:
-        self._drop_received(doc['_id'])
+        self.read_ahead.clear()
         self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -82,7 +83,9 @@ class PushMixin:
         self._ensure_not_eager()
         # In each interval Celery reads the states of all earlier results, in case one has failed. That is seldom
         # useful, because then this result fails, too. So the interval is longer if there are more earlier results.
-        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * sum(1 for _ in _ancestors(result)))
+        ancestors = list(_ancestors(result))
+        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * len(ancestors))
+        on_interval = on_interval and partial(self._on_interval, on_interval, ancestors)
         before = {task.id: task for group in groups_of(result) for task in _ancestors(group)}
         for task_id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval, before):
             if task_id in before:
@@ -219,6 +222,11 @@ class PushMixin:
         finally:
             if mailbox is not None:
                 self.subscriber.unwatch(mailbox, ids)
+
+    def _on_interval(self, on_interval: Callable[[], Any], ancestors: Collection[AsyncResult]) -> None:
+        """Read the unfinished earlier results together, and let Celery check them."""
+        self.read_ahead.load([self.get_key_for_task(task.id) for task in ancestors if task._cache is None])
+        on_interval()
 
     def _is_covered(self, doc_id: str, timeout: float | None) -> bool:
         """Tell whether the subscriber would deliver a result long before `timeout` if it were stored already."""

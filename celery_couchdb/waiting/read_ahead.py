@@ -106,6 +106,18 @@ class ReadAhead:
         local.update(docs=docs, reads=reads, last=time.monotonic())
         return docs.pop(doc_id)
 
+    def load(self, ids: list[str]) -> None:
+        """Read the documents that this thread reads next: one request for each 250."""
+        if len(ids) < _MIN_READS:
+            return
+        try:
+            docs = dict(zip(ids, self._store.read_many(ids), strict=True))
+        except CouchDBError as exc:
+            logger.debug('results cannot be read ahead, and are read one by one: %s', exc)
+        else:
+            until = time.monotonic() + _FRESH_SECONDS
+            self._local.__dict__.update(docs=docs, count=len(docs), until=until)
+
     def _next_ids(self, doc_id: str, count: int) -> list[str]:
         found = self._following(doc_id, count)
         thread = self._sent.get(doc_id)

@@ -157,7 +157,7 @@ class Subscriber:
         return None if doc is None or is_expired(doc, self.store.client.clock.now()) else doc
 
     def drop(self, doc_id: str) -> None:
-        """Forget what was received of a document, because this process changes it."""
+        """Forget what was received of a document, because this process deletes it."""
         with self._condition:
             self._ahead.pop(doc_id, None)
             if doc_id not in self._mailboxes:
