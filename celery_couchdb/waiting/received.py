@@ -96,6 +96,6 @@ class Ahead(dict[str, Document | None]):
         else:
             self[doc['_id']] = doc
 
-    def forget_states(self) -> None:
-        """Forget the states: all documents are read again."""
-        self.update(dict.fromkeys(self))
+    def forget_states(self, ids: Iterable[str]) -> None:
+        """Forget the states of documents that were deleted, or are read again."""
+        self.update(dict.fromkeys(doc_id for doc_id in ids if doc_id in self))

@@ -40,8 +40,8 @@ logger = get_logger(__name__)
 #: document. To begin with every change costs two more requests.
 _MAX_DOC_IDS = 10
 
-#: The most changes in one response while every change is received.
-_MAX_CHANGES = 2000
+#: The most changes in one response while every change is received: without their documents, and with them.
+_MAX_CHANGES, _MAX_CHANGES_WITH_DOCS = 2000, 250
 
 #: Responses contain the documents of all changes if at least this share of the changes concerned watched documents.
 #: Otherwise the documents are read by another request.
@@ -219,7 +219,7 @@ class Subscriber:
         many = len(watched) > self._max_doc_ids
         if self._since is None or many != self._receives_all:
             with self._condition:
-                self._ahead.forget_states()
+                self._ahead.forget_states(self._ahead.copy())
             self._since, self._receives_all, unread = self.store.sequence() if many else 0, many, watched
         if many:
             # Read from every copy: the feed never reports a change that its node had received before `_since`, and a
@@ -227,8 +227,8 @@ class Subscriber:
             self._deliver(self.store.read_many(unread, everywhere=True))
         since = 0 if unread and not many else self._since
         body = {} if many else {'doc_ids': sorted(watched)}
-        limit = _MAX_CHANGES if many else len(watched)
         docs = (self._may_have_docs and self._with_docs) or not many
+        limit = len(watched) if not many else _MAX_CHANGES_WITH_DOCS if docs else _MAX_CHANGES
         if unread and self._polls:
             # New ids cannot interrupt this request, so threads that began to wait earlier receive what exists for them.
             self._process(self.store.client.changes(since, body, limit, docs=docs), watched, docs)
@@ -254,11 +254,10 @@ class Subscriber:
         self._spacing = self._pacing.pause(count, others, waiting, time.monotonic())
 
     def _process(self, response: Document, watched: set[str], docs: bool) -> int:
-        """Deliver the documents that a response of the changes feed names, and return their number.
-
-        `docs` says whether the response contains the documents.
-        """
+        """Deliver the documents that a response of the changes feed names, or has with `docs`; return their number."""
         changes = response['results']
+        with self._condition:
+            self._ahead.forget_states([row['id'] for row in changes if row.get('deleted')])
         rows = [row for row in changes if row['id'] in watched and not row.get('deleted')]
         self._since = response['last_seq']
         if self._receives_all and changes:

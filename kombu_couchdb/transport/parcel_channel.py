@@ -41,8 +41,6 @@ class ParcelChannel(Channel):
             self._refuse(_ONLY_TASKS)
         info, now = message['properties']['delivery_info'], self.connection.couchdb.clock.now()
         docs = [parcel.new(message, info['exchange'], info['routing_key'], now)]
-        if batch is not None and again:
-            docs = self.connection.store.unpublished(docs)
         self._store_or_add(docs, message, again=again, batch=batch)
 
     def store_docs(self, docs: Sequence[Published], *, again: bool = False) -> None:

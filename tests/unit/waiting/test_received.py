@@ -63,7 +63,7 @@ def test_ahead_keeps_states_while_they_are_watched() -> None:
     assert 'b' in received
     assert 'other' not in received
     assert ahead.extend(['a', 'b', 'c']) == {'c'}
-    ahead.forget_states()
+    ahead.forget_states(['a', 'other'])
     assert ahead == {'a': None, 'c': None}
 
 
