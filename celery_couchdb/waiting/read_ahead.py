@@ -83,6 +83,7 @@ class ReadAhead:
         """
         local, now = self._local.__dict__, time.monotonic()
         if (doc := self._received.take(doc_id)) is not None and not is_expired(doc, self._store.client.clock.now()):
+            local.get('docs', {}).pop(doc_id, None)  # used: the next request is larger
             local.update(reads=local.get('reads', 0) + 1, last=now)
             return doc
         docs: dict[str, Document | None] = local.get('docs', {})
