@@ -23,7 +23,7 @@ from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 
-from . import brevity, expiry, redaction, startup
+from . import brevity, expiry, groups, redaction, startup
 from .chords.completion import ChordMixin
 from .chords.counter import Chords
 from .handover import HandOverMixin
@@ -40,6 +40,7 @@ from .waiting.subscriber import Subscriber
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
 redaction.install()
+groups.install()
 
 logger = get_logger(__name__)
 
@@ -79,7 +80,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         )
         self.store, self.client = self.subscriber.store, self.subscriber.store.client
         self.callbacks = Callbacks(self.subscriber, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
-        self.read_ahead = ReadAhead(self.store, self.callbacks.following)
+        self.read_ahead = ReadAhead(self.store, self.callbacks.following, self.subscriber.received)
         self.chords = Chords(
             self.store,
             self.chord_keyprefix,
@@ -133,8 +134,11 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
 
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists. Two requests."""
+        doc_id = bytes_to_str(key)
         self.read_ahead.clear()
-        self.store.delete(bytes_to_str(key))
+        self.subscriber.drop(doc_id)
+        self.store.delete(doc_id)
+        self.subscriber.drop(doc_id)  # another thread may have read it meanwhile
 
     def get_many(
         self,

@@ -21,7 +21,8 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document
-from .subscriber import Mailbox, Subscriber
+from .mailbox import Mailbox
+from .subscriber import Subscriber
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -69,6 +70,8 @@ class Callbacks:
         self._held: dict[str, dict[int, Callable[[], Any]]] = {}
         self._watched: set[str] = set()
         self._running = False
+        #: Whether the thread would notice a new entry of the queue only after `_CHECK_SECONDS`.
+        self._sleeps = False
 
     def add(self, result: AsyncResult) -> None:
         """Call the callbacks of a result when it is ready. In a worker, do nothing."""
@@ -79,7 +82,8 @@ class Callbacks:
             if not self._running:
                 threading.Thread(target=self._run, name='celery-couchdb-callbacks', daemon=True).start()
                 self._running = True
-        self._mailbox.interrupt()
+        if self._sleeps:  # a group adds hundreds of results, and waking the thread for each costs as much as sending
+            self._mailbox.interrupt()
 
     def remove(self, result: Any) -> None:
         """Remove a result. Destructors call this at any time, so it must not acquire a lock."""
@@ -127,7 +131,11 @@ class Callbacks:
         while True:
             now = time.monotonic()
             try:
-                for doc in self._mailbox.receive(_QUIET_SECONDS if self._queue else _CHECK_SECONDS):
+                self._sleeps = True  # before the queue is checked, so that no entry is missed
+                self._sleeps = not self._queue
+                docs = self._mailbox.receive(_CHECK_SECONDS if self._sleeps else _QUIET_SECONDS)
+                self._sleeps = False
+                for doc in docs:
                     self._call(doc)
                 now = time.monotonic()
                 if not queued:

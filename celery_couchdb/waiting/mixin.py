@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -19,8 +20,9 @@ from kombu_couchdb.errors import RETRIED
 from ..results.documents import Document, is_final
 from ..results.store import Store
 from .callbacks import Callbacks, groups_of
+from .mailbox import Mailbox
 from .read_ahead import ReadAhead
-from .subscriber import Mailbox, Subscriber
+from .subscriber import Subscriber
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -31,6 +33,10 @@ Meta = dict[str, Any]
 
 #: The least time between two checks for failures of earlier tasks in a chain, in seconds for each of these tasks.
 _PAUSE_PER_ANCESTOR_SECONDS = 0.005
+
+
+#: Before the timeout of a shorter wait, in seconds, the document is read, even if the subscriber watches it.
+_MIN_TIMEOUT_SECONDS = 1.0
 
 
 class PushMixin:
@@ -77,7 +83,9 @@ class PushMixin:
         self._ensure_not_eager()
         # In each interval Celery reads the states of all earlier results, in case one has failed. That is seldom
         # useful, because then this result fails, too. So the interval is longer if there are more earlier results.
-        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * sum(1 for _ in _ancestors(result)))
+        ancestors = list(_ancestors(result))
+        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * len(ancestors))
+        on_interval = on_interval and partial(self._on_interval, on_interval, ancestors)
         before = {task.id: task for group in groups_of(result) for task in _ancestors(group)}
         for task_id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval, before):
             if task_id in before:
@@ -172,7 +180,9 @@ class PushMixin:
         ids = {self.get_key_for_task(task_id): task_id for task_id in (*task_ids, *before)}
         found: list[Document | None] = []
         try:
-            if len(awaited) == 1:  # earlier tasks matter only if this result is not ready
+            if len(awaited) == 1 and not before and self._is_covered(next(iter(awaited)), timeout):
+                pass  # the subscriber has read it, and delivers every change
+            elif len(awaited) == 1:  # earlier tasks matter only if this result is not ready
                 found = [doc := self.read_ahead.read(next(iter(awaited)))]
                 if before and not is_final(doc or {}):
                     found += self.store.read_many(self.get_key_for_task(task_id) for task_id in before)
@@ -203,7 +213,8 @@ class PushMixin:
                     raise TimeoutError('The operation timed out.')
                 if mailbox is None:
                     mailbox = Mailbox()
-                    self.subscriber.watch(mailbox, ids)
+                    ahead = self.read_ahead.next_ids(next(iter(awaited))) if len(awaited) == 1 else ()
+                    self.subscriber.watch(mailbox, ids, ahead)
                 elif on_interval is not None:
                     on_interval()
                 pause = interval or 0.5
@@ -211,6 +222,15 @@ class PushMixin:
         finally:
             if mailbox is not None:
                 self.subscriber.unwatch(mailbox, ids)
+
+    def _on_interval(self, on_interval: Callable[[], Any], ancestors: Collection[AsyncResult]) -> None:
+        """Read the unfinished earlier results together, and let Celery check them."""
+        self.read_ahead.load([self.get_key_for_task(task.id) for task in ancestors if task._cache is None])
+        on_interval()
+
+    def _is_covered(self, doc_id: str, timeout: float | None) -> bool:
+        """Tell whether the subscriber would deliver a result long before `timeout` if it were stored already."""
+        return (timeout is None or timeout >= _MIN_TIMEOUT_SECONDS) and self.subscriber.covers(doc_id)
 
 
 def _ancestors(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:

@@ -1,9 +1,9 @@
 """Subscriber to the changes feed: one thread that delivers results to everything that waits in this process.
 
-The subscriber watches only the documents that something waits for, and sends no requests when there are none. For up
-to `_MAX_DOC_IDS` documents, CouchDB looks each of them up by its id, regardless of the length of the history, and
-responds at once if it exists: one request both reads the documents and waits for them. For more documents it is
-cheaper to receive every change, without the documents, and to read those that are watched.
+The subscriber watches only the documents that something waits for, and those that are likely to be asked for next: one
+response then serves many calls of `get`. It sends no requests when nothing waits. For up to `_MAX_DOC_IDS` documents,
+CouchDB looks each of them up by its id, regardless of the length of the history, and responds at once if it exists: one
+request both reads the documents and waits for them. For more documents it is cheaper to receive every change.
 
 While the connection is down no change is lost: afterwards all watched documents are read again.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -26,22 +25,35 @@ from kombu_couchdb.errors import RETRIED, AccessDenied, AnswerTooLarge, Configur
 from kombu_couchdb.log import get_logger
 
 from ..options import Options
-from ..results.documents import Document
+from ..results.documents import Document, is_expired
 from ..results.store import Store
+from .mailbox import Mailbox
+from .pacing import Pacing
+from .received import Ahead, Received
 
-__all__ = ['Mailbox', 'Subscriber']
+__all__ = ['Subscriber']
 
 logger = get_logger(__name__)
 
-#: Up to this number of ids, CouchDB looks each of them up. It is the default limit of CouchDB up to 3.4; 3.5 has 1,000.
-_MAX_DOC_IDS = 100
+#: Up to this number of ids, CouchDB looks each of them up. Measured on CouchDB 3.5, in ms of the server's processor: a
+#: request for one id 2.4 to 4, for 10 ids 7, for 100 ids 16; for every change 2.5, and 0.25 for each change with its
+#: document. To begin with every change costs two more requests.
+_MAX_DOC_IDS = 10
 
-#: The most changes in one response while every change is received.
-_MAX_CHANGES = 2000
+#: The most changes in one response while every change is received: without their documents, and with them.
+_MAX_CHANGES, _MAX_CHANGES_WITH_DOCS = 2000, 250
 
-#: After a response the subscriber pauses, in seconds for each watched document, with a minimum and a maximum. During
-#: the pause, threads that have received their documents stop watching, and changes in quick succession are collected.
-_PAUSE_PER_DOC_SECONDS, _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1 / 20_000, 0.002, 0.05
+#: Responses contain the documents of all changes if at least this share of the changes concerned watched documents.
+#: Otherwise the documents are read by another request.
+_MIN_OWN_SHARE = 0.25
+
+#: Documents that nothing waits for yet are watched for so long after the last thread has stopped waiting, in seconds,
+#: and until the server's next empty line.
+_LINGER_SECONDS = 0.1
+
+#: After a response the subscriber pauses at least for so long, in seconds, see also `pacing`. During the pause, threads
+#: that have received their documents stop watching.
+_MIN_PAUSE_SECONDS = 0.002
 
 #: If new ids interrupt a wait that took less time than `_SHORT_WAIT_SECONDS`, more new ids are likely. Then the
 #: subscriber polls, with a pause of `_POLL_SECONDS` after each request, until no new ids come. A wait would be
@@ -55,57 +67,12 @@ _IDLE_SECONDS = 10.0
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
 
 
-class Mailbox:
-    """Documents for one waiting thread, from the subscriber's thread."""
-
-    def __init__(self) -> None:
-        self._items: deque[Document | CouchDBError] = deque()
-        self._condition = threading.Condition()
-        self._revs: dict[str, str] = {}
-
-    def deliver(self, item: Document | CouchDBError) -> None:
-        """Put in a document, unless the same revision was delivered before; or the error that prevents delivery."""
-        if isinstance(item, dict):
-            if self._revs.get(item['_id']) == item['_rev']:
-                return
-            self._revs[item['_id']] = item['_rev']
-        with self._condition:
-            self._items.append(item)
-            self._condition.notify()
-
-    def interrupt(self) -> None:
-        """End a running `receive` early."""
-        with self._condition:
-            self._condition.notify()
-
-    def receive(self, timeout: float | None) -> list[Document]:
-        """Return the delivered documents, waiting up to `timeout` seconds for the first.
-
-        *Raises* a delivered error once no document is left to return.
-        """
-        with self._condition:
-            if not self._items:
-                self._condition.wait(timeout)
-            items = list(self._items)
-            self._items.clear()
-        docs = [item for item in items if isinstance(item, dict)]
-        errors = [item for item in items if not isinstance(item, dict)]
-        if errors and not docs:
-            raise errors[0]
-        with self._condition:
-            self._items.extendleft(errors[:1])  # the next call raises it, after these documents
-        return docs
-
-    def forget_revision(self, doc_id: str) -> None:
-        """Forget which revision of a document was delivered: nothing watches it any more."""
-        self._revs.pop(doc_id, None)
-
-
 class Subscriber:
     """Delivers watched documents to mailboxes: first the existing document, then every change of it. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.received = Received()
         self.reset()
         reset_in_child(self)
 
@@ -133,14 +100,37 @@ class Subscriber:
         self._max_doc_ids = _MAX_DOC_IDS
         #: Whether new ids come too often to wait for changes.
         self._polls = False
+        self.received.reset()
+        self._ahead = Ahead(self.received)
+        self._left_at = 0.0  # when the last thread stopped waiting
+        self._pacing, self._spacing = Pacing(), 0.0
+        #: Whether responses may contain documents while every change is received, and whether that is worth it.
+        self._may_have_docs = self._with_docs = True
 
-    def watch(self, mailbox: Mailbox, ids: Iterable[str]) -> None:
-        """Deliver the documents with these ids to `mailbox`, until `unwatch`."""
+    def covers(self, doc_id: str) -> bool:
+        """Tell whether this document needs no read: the subscriber watches it already, and has read it or will."""
+        return self._since is not None and doc_id in self._ahead
+
+    def watch(self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str] = ()) -> None:
+        """Deliver the documents with these ids to `mailbox`, until `unwatch`.
+
+        The documents with the ids `ahead` are watched as well. Successes among them are put into `received`.
+        """
         with self._condition:
+            is_new = False
             for doc_id in ids:
                 self._mailboxes.setdefault(doc_id, set()).add(mailbox)
-                self._unread.add(doc_id)
-            self._longpoll.interrupt()
+                known = self.take(doc_id)
+                if known is None and doc_id in self._ahead:
+                    known = self._ahead.pop(doc_id)  # later changes are delivered to the mailbox
+                elif known is None:
+                    self._unread.add(doc_id)
+                    is_new = True
+                if known is not None:
+                    mailbox.deliver(known)
+            if is_new:
+                self._unread |= self._ahead.extend(doc_id for doc_id in ahead if doc_id not in self._mailboxes)
+                self._longpoll.interrupt()
             self._condition.notify_all()
             if not self._running:
                 threading.Thread(target=self._run, name='celery-couchdb-results', daemon=True).start()
@@ -157,7 +147,22 @@ class Subscriber:
                     self._mailboxes.pop(doc_id, None)
                     self._unread.discard(doc_id)
             if not self._mailboxes:
-                self._longpoll.interrupt()
+                self._left_at = time.monotonic()
+                if not self._ahead:
+                    self._longpoll.interrupt()
+
+    def take(self, doc_id: str) -> Document | None:
+        """Return a success that was received before, once; None if there is none or it has expired."""
+        doc = self.received.take(doc_id)
+        return None if doc is None or is_expired(doc, self.store.client.clock.now()) else doc
+
+    def drop(self, doc_id: str) -> None:
+        """Forget what was received of a document, because this process deletes it."""
+        with self._condition:
+            self._ahead.pop(doc_id, None)
+            if doc_id not in self._mailboxes:
+                self._unread.discard(doc_id)
+            self.received.take(doc_id)
 
     def is_watching(self, mailbox: Mailbox, doc_id: str) -> bool:
         """Tell whether a document is still delivered to `mailbox`: not after an error was delivered in its place."""
@@ -170,7 +175,11 @@ class Subscriber:
         while self._wait_for_mailboxes():
             time.sleep(pause)  # limits the number of requests
             with self._condition:
-                watched, unread, self._unread = set(self._mailboxes), self._unread, set()
+                if self._spacing:  # a document that nothing has watched before does not wait
+                    self._condition.wait_for(lambda: self._unread, self._spacing)
+                    self._spacing = 0.0
+                watched = self._mailboxes.keys() | self._ahead.keys()
+                unread, self._unread = self._unread, set()
                 generation = self._longpoll.generation
             if not watched:
                 continue
@@ -182,7 +191,8 @@ class Subscriber:
             except RETRIED as exc:
                 if isinstance(exc, AnswerTooLarge) and self._max_doc_ids:
                     # The results are large. From now on receive changes without documents.
-                    self._max_doc_ids, pause = 0, 0.0
+                    self._max_doc_ids, self._may_have_docs, pause = 0, False, 0.0
+                    self._clear_ahead()
                     continue
                 level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one warning for each outage
                 logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
@@ -193,8 +203,12 @@ class Subscriber:
     def _wait_for_mailboxes(self) -> bool:
         """Wait until a document is watched; return False if the thread should end, because none was for a long time."""
         with self._condition:
+            if not self._mailboxes and self._ahead:
+                self._condition.wait_for(lambda: self._mailboxes, _LINGER_SECONDS)
             if not self._mailboxes:
+                self._clear_ahead()
                 self._since, self._max_doc_ids = None, _MAX_DOC_IDS
+                self._may_have_docs = self._with_docs = True
                 self._condition.wait_for(lambda: self._mailboxes, _IDLE_SECONDS)
             if not self._mailboxes:
                 self._running = False
@@ -204,6 +218,8 @@ class Subscriber:
         """Deliver existing documents, wait for changes and deliver them; return the pause after that, in seconds."""
         many = len(watched) > self._max_doc_ids
         if self._since is None or many != self._receives_all:
+            with self._condition:
+                self._ahead.forget_states(self._ahead.copy())
             self._since, self._receives_all, unread = self.store.sequence() if many else 0, many, watched
         if many:
             # Read from every copy: the feed never reports a change that its node had received before `_since`, and a
@@ -211,38 +227,55 @@ class Subscriber:
             self._deliver(self.store.read_many(unread, everywhere=True))
         since = 0 if unread and not many else self._since
         body = {} if many else {'doc_ids': sorted(watched)}
-        limit = _MAX_CHANGES if many else len(watched)
+        docs = (self._may_have_docs and self._with_docs) or not many
+        limit = len(watched) if not many else _MAX_CHANGES_WITH_DOCS if docs else _MAX_CHANGES
         if unread and self._polls:
             # New ids cannot interrupt this request, so threads that began to wait earlier receive what exists for them.
-            self._process(self.store.client.changes(since, body, limit, docs=not many), watched)
+            self._process(self.store.client.changes(since, body, limit, docs=docs), watched, docs)
             return _POLL_SECONDS
         began = time.monotonic()
-        response = self._longpoll.wait(generation, since, body, docs=not many, limit=limit)
+        response = self._longpoll.wait(generation, since, body, docs=docs, limit=limit, is_wanted=self._is_wanted)
         self._polls = response is None and time.monotonic() - began < _SHORT_WAIT_SECONDS
         if response is None:
             if unread and not many:
                 self._since = None  # the unread documents are still unread
             return 0.0
-        self._process(response, watched)
-        return max(_MIN_PAUSE_SECONDS, min(len(watched) * _PAUSE_PER_DOC_SECONDS, _MAX_PAUSE_SECONDS))
+        self._space(self._process(response, watched, docs))
+        return _MIN_PAUSE_SECONDS
 
-    def _process(self, response: Document, watched: set[str]) -> None:
-        """Deliver the documents that a response of the changes feed names."""
-        rows = [row for row in response['results'] if row['id'] in watched and not row.get('deleted')]
+    def _is_wanted(self) -> bool:
+        return bool(self._mailboxes) or time.monotonic() - self._left_at < _LINGER_SECONDS
+
+    def _space(self, count: int) -> None:
+        """Set the additional pause after a response with `count` watched documents."""
+        with self._condition:
+            waiting = len(self._mailboxes)
+            others = len(self._ahead) + waiting - len(set().union(*self._mailboxes.values()))
+        self._spacing = self._pacing.pause(count, others, waiting, time.monotonic())
+
+    def _process(self, response: Document, watched: set[str], docs: bool) -> int:
+        """Deliver the documents that a response of the changes feed names, or has with `docs`; return their number."""
+        changes = response['results']
+        with self._condition:
+            self._ahead.forget_states([row['id'] for row in changes if row.get('deleted')])
+        rows = [row for row in changes if row['id'] in watched and not row.get('deleted')]
         self._since = response['last_seq']
-        if not self._receives_all:
+        if self._receives_all and changes:
+            self._with_docs = len(rows) >= _MIN_OWN_SHARE * len(changes)
+        if docs:
             self._deliver(row.get('doc') for row in rows)
-            return
-        docs = self.store.read_many(row['id'] for row in rows)
-        self._deliver(docs)
+            return len(rows)
+        found = self.store.read_many(row['id'] for row in rows)
+        self._deliver(found)
         # In a cluster, the nodes that have read a document may not have received its change yet.
         late = {
             row['id']
-            for row, doc in zip(rows, docs, strict=True)
+            for row, doc in zip(rows, found, strict=True)
             if doc is None or _generation(doc['_rev']) < _generation(row['changes'][0]['rev'])
         }
         with self._condition:
-            self._unread |= late & self._mailboxes.keys()
+            self._unread |= late & (self._mailboxes.keys() | self._ahead.keys())
+        return len(rows)
 
     def _deliver(self, docs: Iterable[Document | None]) -> None:
         with self._condition:
@@ -250,11 +283,22 @@ class Subscriber:
                 if doc is not None and not doc.get('_deleted'):
                     for mailbox in tuple(self._mailboxes.get(doc['_id'], ())):
                         mailbox.deliver(doc)
+                    self._ahead.keep(doc)
+
+    def _clear_ahead(self) -> None:
+        with self._condition:
+            self._unread -= self._ahead.keys() - self._mailboxes.keys()
+            self._ahead.clear()
 
     def _fail(self, watched: set[str], exc: Exception) -> None:
         """Deliver an error to the mailboxes of the documents that cause it, or of all if no document causes it."""
         errors: dict[str, CouchDBError] = {}
         self._since = None  # the next request reads everything again, also what was unread now
+        if self._ahead or (self._receives_all and self._may_have_docs):
+            # The error may concern a document that nothing waits for.
+            self._clear_ahead()
+            self._may_have_docs = False
+            return
         if not isinstance(exc, (AccessDenied, NotCouchDB, ConfigurationError)):
             for doc_id in watched:
                 try:

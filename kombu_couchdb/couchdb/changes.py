@@ -59,13 +59,21 @@ class Longpoll:
                     logger.debug('the longpoll ends with the next line from the server: %r', exc)
 
     def wait(
-        self, generation: int, since: Any, body: Document, *, docs: bool = True, limit: int = LIMIT
+        self,
+        generation: int,
+        since: Any,
+        body: Document,
+        *,
+        docs: bool = True,
+        limit: int = LIMIT,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Document | None:
         """Wait for a change after `since` and return `{'results', 'last_seq'}`; return None if interrupted.
 
         `generation` is the value of the attribute before the caller checked that it has to wait. `body` is
         `{'selector': …}`, `{'doc_ids': […]}` or, for all changes, empty. At most `limit` rows are returned, with their
-        documents if `docs` is true.
+        documents if `docs` is true. The wait also ends if `is_wanted()` is false when the server sends something, at
+        the latest its next empty line.
 
         *Raises* the errors of `Client`.
         """
@@ -82,7 +90,7 @@ class Longpoll:
             with self._lock:
                 self._response = response
             for chunk in response.iter_content(None):
-                if generation != self._generation:
+                if generation != self._generation or not is_wanted():
                     return None
                 text += chunk
         except requests.RequestException as exc:

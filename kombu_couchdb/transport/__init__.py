@@ -3,6 +3,7 @@
 It may import every other folder but `admin` and `embedded`. Nothing but kombu, Celery's side and tests import it.
 """
 
+from .collector import CollectingProducer
 from .connection import Transport
 
-__all__ = ['Transport']
+__all__ = ['CollectingProducer', 'Transport']

@@ -41,12 +41,11 @@ class ParcelChannel(Channel):
             self._refuse(_ONLY_TASKS)
         info, now = message['properties']['delivery_info'], self.connection.couchdb.clock.now()
         docs = [parcel.new(message, info['exchange'], info['routing_key'], now)]
-        if again:
-            docs = self.connection.store.unpublished(docs)
-        if batch is not None:
-            batch.add(docs)
-        else:
-            _store(self.connection.store, docs)
+        self._store_or_add(docs, message, again=again, batch=batch)
+
+    def store_docs(self, docs: Sequence[Published], *, again: bool = False) -> None:
+        """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
+        _store(self.connection.store, self.connection.store.unpublished(docs) if again else docs)
 
     def _put_fanout(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse(_ONLY_TASKS)

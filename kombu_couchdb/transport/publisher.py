@@ -9,8 +9,7 @@ the dead letters of this transport.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from copy import deepcopy
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from kombu.transport import virtual
@@ -20,9 +19,10 @@ from ..documents import workitem
 from ..documents.body import decoded, encoded
 from ..documents.compressed import check_unpacked
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
-from ..documents.types import WorkItem
+from ..documents.types import Published, WorkItem
 from ..documents.validation import check_names, check_value
 from ..errors import ServerUnavailable
+from .collector import collector
 from .exchanges import EXCHANGE_TYPES
 from .publish_batch import PublishBatch
 
@@ -71,8 +71,8 @@ class Publisher(virtual.Channel):
         again = isinstance(properties.get('delivery_tag'), _PublishTag)
         message = self._prepared(message, exchange, routing_key)
         properties['delivery_tag'] = message['properties']['delivery_tag']
-        if _publish_batch is not None:
-            message = deepcopy(message)  # the caller may change the message before the batch is stored
+        if _publish_batch is not None or collector() is not None:
+            message = _copied(message)  # the caller may change the message before the batch is stored
         if exchange:
             self.typeof(exchange).deliver(message, exchange, routing_key, again=again, batch=_publish_batch)
         else:  # AMQP's default exchange: the routing key is the name of the queue
@@ -118,15 +118,28 @@ class Publisher(virtual.Channel):
         self, queues: Collection[str], message: Document, *, again: bool = False, batch: PublishBatch | None = None
     ) -> None:
         """Store a copy of a message for each queue, or add the copies to a batch. `again` says that this is a retry."""
-        docs = self._items(queues, message)
-        once = is_fixed() and batch is None
-        if (again or is_fixed()) and not once:
-            docs = self.connection.store.unpublished(docs)
-        if not docs:
-            return
+        self._store_or_add(self._items(queues, message), message, again=again, batch=batch)
+
+    def _store_or_add(
+        self, docs: Sequence[Published], message: Document, *, again: bool, batch: PublishBatch | None
+    ) -> None:
+        """Store the documents of a message, or add them to a batch or to the messages that are collected."""
         if batch is not None:
-            batch.add(docs)
-        elif refused := self.connection.store_items(docs, once=once):
+            batch.add(self.connection.store.unpublished(docs) if again or is_fixed() else docs)
+        elif not again and (collecting := collector()) is not None and not any('key' in doc for doc in docs):
+            collecting.add(docs, len(message['body']))
+        else:
+            self.store_docs(docs, again=again)
+
+    def store_docs(self, docs: Sequence[Any], *, again: bool = False) -> None:
+        """Store the documents of messages; *raises* the errors of `Store.publish`.
+
+        `again` says that an earlier attempt may have stored them: then none is stored twice.
+        """
+        once = is_fixed()
+        if again and not once:
+            docs = self.connection.store.unpublished(docs)
+        if docs and (refused := self.connection.store_items(docs, once=once)):
             raise refused[0].exception(self.connection.couchdb.url)
 
     def _put_fanout(
@@ -153,6 +166,13 @@ class Publisher(virtual.Channel):
             for queue in sorted(queues)
             if queue
         ]
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a message; faster than `deepcopy`."""
+    if isinstance(value, dict):
+        return {key: _copied(member) for key, member in value.items()}
+    return [_copied(element) for element in value] if isinstance(value, (list, tuple)) else value
 
 
 def closed() -> ServerUnavailable:

@@ -20,7 +20,7 @@ from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.waiting.subscriber import Mailbox
+from celery_couchdb.waiting.mailbox import Mailbox
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 from tests.conftest import PATIENCE, PATIENT, wait_for
@@ -91,9 +91,14 @@ class Waiting(threading.Thread):
 def is_listening(sent: list[Request], *task_ids: str) -> bool:
     """Return whether a longpoll for all these results has been sent."""
     wanted = {f'celery-task-meta-{task_id}' for task_id in task_ids}
-    return any(
-        request.path == '/_changes' and wanted <= set((request.body or {}).get('doc_ids', ())) for request in sent
-    )
+    read = set[str]()
+    for request in list(sent):
+        body = request.body or {}
+        if request.path == '/_bulk_get':
+            read |= {doc['id'] for doc in body['docs']}
+        elif request.path == '/_changes' and wanted <= (set(body['doc_ids']) if 'doc_ids' in body else read):
+            return True
+    return False
 
 
 def ids(count: int) -> list[str]:
@@ -633,3 +638,123 @@ def test_state_of_a_result_needs_no_subscriber(app: Celery, worker: CouchDBBacke
     result: AsyncResult = app.AsyncResult(task_id)
     assert (result.state, result.ready()) == (states.STARTED, False)
     assert threads_named(READER) == 0
+
+
+# -- results that are watched before the program asks for them
+
+
+def sent_tasks(app: Celery, count: int) -> list[AsyncResult]:
+    """Return the results of tasks that this process has sent, in this order."""
+    names = ids(count)
+    for name in names:
+        app.backend.on_task_call(None, name)
+    return [app.AsyncResult(name) for name in names]
+
+
+def is_known(app: Celery, result: AsyncResult) -> bool:
+    key = app.backend.get_key_for_task(result.id)
+    return key in app.backend.subscriber.received
+
+
+def test_one_look_serves_the_results_that_are_asked_for_next(
+    app: Celery, worker: CouchDBBackend, sent: list[Request]
+) -> None:
+    results = sent_tasks(app, 5)
+    waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
+    for number, result in reversed(list(enumerate(results))):
+        worker.mark_as_done(result.id, number)
+    assert waiting.value() == 0
+    assert all(is_known(app, result) for result in results[1:])
+    sent.clear()
+    assert [result.get(timeout=PATIENCE) for result in results[1:]] == [1, 2, 3, 4]
+    assert not [request for request in sent if request.path != '/_changes']
+
+
+def test_state_that_was_received_before_is_delivered(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    """The next result fails, and a thread asks for it while the subscriber watches it already."""
+    results = sent_tasks(app, 3)
+    waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
+    worker.mark_as_failure(results[1].id, ValueError('no'))
+    key = app.backend.get_key_for_task(results[1].id)
+    wait_for(lambda: app.backend.subscriber._ahead.get(key), 'the failure')
+    seen = list[str]()
+    second = Waiting(lambda: results[1].get(timeout=PATIENCE, on_message=lambda meta: seen.append(meta['status'])))
+    assert isinstance(second.value(), ValueError)
+    assert seen == ['FAILURE']
+    worker.mark_as_done(results[0].id, 1)
+    assert waiting.value() == 1
+
+
+def test_failure_that_a_later_delivery_replaces_is_not_kept(
+    app: Celery, worker: CouchDBBackend, sent: list[Request]
+) -> None:
+    results = sent_tasks(app, 2)
+    key = app.backend.get_key_for_task(results[1].id)
+    waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
+    worker.mark_as_failure(results[1].id, ValueError('no'))
+    wait_for(lambda: app.backend.subscriber._ahead.get(key), 'the failure')
+    worker.mark_as_done(results[0].id, 1)
+    assert waiting.value() == 1
+    wait_for(lambda: not app.backend.subscriber._ahead, 'the end of the watch')
+    doc = worker.store.read(key)
+    assert doc is not None
+    worker.store.put({**doc, 'status': 'SUCCESS', 'value': {**doc['value'], 'status': 'SUCCESS', 'result': 2}})
+    assert results[1].get(timeout=PATIENCE) == 2
+
+
+def test_forgotten_result_is_not_kept(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    results = sent_tasks(app, 3)
+    waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
+    for result in reversed(results):
+        worker.mark_as_done(result.id, 1)
+    assert waiting.value() == 1
+    wait_for(lambda: is_known(app, results[1]), 'the next result')
+    results[1].forget()
+    assert app.AsyncResult(results[1].id).state == states.PENDING
+    app.backend.on_task_call(None, results[2].id)  # the same id is sent again
+    assert not is_known(app, results[2])
+
+
+def test_results_of_other_threads_are_not_watched(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    [own] = sent_tasks(app, 1)
+    [other] = Waiting(lambda: sent_tasks(app, 1)).value()
+    waiting = Waiting(partial(own.get, timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, own.id), 'the longpoll')
+    assert not is_listening(sent, own.id, other.id)
+    worker.mark_as_done(own.id, 1)
+    assert waiting.value() == 1
+
+
+def test_nothing_is_requested_when_nothing_waits(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    results = sent_tasks(app, 20)
+    with pytest.raises(TimeoutError):
+        results[0].get(timeout=0.5)
+    wait_for(lambda: not app.backend.subscriber._ahead, 'the end of the watch')
+    sent.clear()
+    for result in results:
+        worker.mark_as_done(result.id, 1)
+    assert {request.method for request in sent} == {'PUT'}
+
+
+def test_many_results_in_turn_take_few_requests(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
+    results = sent_tasks(app, 300)
+    first = Waiting(lambda: [result.get(timeout=PATIENCE) for result in results])
+    wait_for(lambda: is_listening(sent, results[0].id), 'the longpoll')
+    for start in range(0, 300, 50):
+        worker.client.bulk(
+            [
+                {
+                    '_id': worker.get_key_for_task(result.id),
+                    'type': 'Result',
+                    'status': 'SUCCESS',
+                    'value': {'status': 'SUCCESS', 'result': start, 'task_id': result.id},
+                }
+                for result in results[start : start + 50]
+            ]
+        )
+    assert first.value() == [number // 50 * 50 for number in range(300)]
+    assert len(sent) < 100

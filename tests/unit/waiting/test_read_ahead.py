@@ -71,6 +71,39 @@ def test_slow_reader_reads_little_in_vain(store: FakeStore) -> None:
     assert max(store.requests) == 8
 
 
+def test_successes_stay_valid_for_a_slow_reader_and_requests_grow(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_many(ids: Iterable[str]) -> list[Document]:
+        return [{**doc, 'status': 'SUCCESS'} for doc in FakeStore.read_many(store, ids)]
+
+    monkeypatch.setattr(store, 'read_many', read_many)
+    monkeypatch.setattr(store, 'client', SimpleNamespace(clock=SimpleNamespace(now=lambda: 0.0)), raising=False)
+    ahead = reading(store, IDS)
+    for doc_id in IDS:
+        doc = ahead.read(doc_id)
+        assert doc is not None
+        assert doc['_id'] == doc_id
+        store.now += 0.03
+    assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
+
+
+def test_documents_can_be_read_together(store: FakeStore) -> None:
+    ahead = reading(store, [])
+    ahead.load(IDS[:100])
+    ask(store, ahead, IDS[:100], 0.0001)
+    assert store.requests == [100]
+
+
+def test_window_grows_while_the_thread_goes_on_waiting(store: FakeStore) -> None:
+    ahead = reading(store, IDS)
+    assert ahead.next_ids(IDS[0]) == IDS[1:9]
+    assert ahead.next_ids(IDS[9]) == IDS[10:26]
+    assert ahead.next_ids(IDS[590]) == IDS[591:]
+    store.now += 100.0
+    assert ahead.next_ids(IDS[0]) == IDS[1:9]
+
+
 def test_occasional_reads_read_nothing_ahead(store: FakeStore) -> None:
     ask(store, reading(store, IDS), IDS[:20], 0.06)
     assert store.requests == [1] * 20

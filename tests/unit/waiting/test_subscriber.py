@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from celery_couchdb.results.store import Store
-from celery_couchdb.waiting.subscriber import Mailbox, Subscriber
+from celery_couchdb.waiting.mailbox import Mailbox
+from celery_couchdb.waiting.subscriber import Subscriber
 from kombu_couchdb.errors import RequestRefused, ServerUnavailable
 
 

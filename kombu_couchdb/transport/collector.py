@@ -1,0 +1,106 @@
+"""A collecting producer: it stores the messages of many calls of `publish` in few requests, and retries those requests.
+
+`Producer.batch()` of kombu 5.7 does not work with the option `retry`, and older versions of kombu have no batches. A
+`CollectingProducer` takes the place of a producer, and each of its requests is retried as the messages in it ask for.
+
+Unique jobs and broadcasts are not collected: their publisher learns at once what happened to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from ..documents.types import Published
+
+__all__ = ['CollectingProducer', 'collector']
+
+#: The messages are stored when there are so many of them, or so many characters in them; `_OTHER_CHARACTERS` is about
+#: what a message has besides its body.
+_MAX_DOCS, _MAX_CHARACTERS, _OTHER_CHARACTERS = 1000, 1_000_000, 1000
+
+#: How often a request is retried that a worker sends after a task, if the retry policy has no limit. It is Celery's.
+_MAX_RETRIES = 3
+
+_collector: ContextVar[CollectingProducer | None] = ContextVar('kombu_couchdb_collector', default=None)
+
+
+def collector() -> CollectingProducer | None:
+    """Return the producer that collects the message which is being published now, or None."""
+    return _collector.get()
+
+
+class CollectingProducer:
+    """Collects the messages that are published through it, and stores them when there are many, or when it is flushed.
+
+    `producer` is a kombu producer of a connection to CouchDB; all other attributes are those of `producer`. A producer
+    that failed to store messages cannot be used again. With `always_retry` it retries also the messages that were
+    published without the option `retry`, as their `retry_policy` says, but not for ever.
+    """
+
+    def __init__(self, producer: Any, *, always_retry: bool = False) -> None:
+        self._producer, self._always_retry = producer, always_retry
+        self._docs: list[Published] = []
+        self._characters = 0
+        self._policy: dict[str, Any] | None = None
+        self._tried = False
+        self._failure: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __deepcopy__(self, memo: Any) -> CollectingProducer:
+        return self  # Celery copies the options of tasks, which may contain this object
+
+    def publish(
+        self, body: Any, *args: Any, retry: bool = False, retry_policy: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        """Add a message; the parameters are those of `kombu.Producer.publish`. Store the messages if there are many.
+
+        *Raises* the errors of `flush`, and those of kombu if the message cannot be encoded or its queue declared.
+        """
+        if self._failure is not None:
+            raise self._failure
+        policy = dict(retry_policy or {}) if retry or self._always_retry else None
+        if policy and self._always_retry and policy.get('max_retries', 0) is None:
+            policy['max_retries'] = _MAX_RETRIES
+        if policy != self._policy:
+            self.flush()
+        self._policy = policy
+        token = _collector.set(self)
+        try:
+            self._producer.publish(body, *args, retry=retry, retry_policy=retry_policy, **options)
+        finally:
+            _collector.reset(token)
+        if len(self._docs) >= _MAX_DOCS or self._characters >= _MAX_CHARACTERS:
+            self.flush()
+
+    def add(self, docs: Sequence[Published], characters: int) -> None:
+        """Add the documents of a message whose body has this many characters. The channel calls this."""
+        self._docs += docs
+        self._characters += (characters + _OTHER_CHARACTERS) * len(docs)
+
+    def flush(self) -> None:
+        """Store the collected messages, and retry that as the retry policy of the messages says.
+
+        *Raises* what `kombu.Producer.publish` raises. Then some of the messages may be stored and others not.
+        """
+        if not self._docs:
+            return
+        self._tried = False
+        connection = self._producer.connection
+        try:
+            if self._policy is None:
+                self._store()
+            else:
+                connection.ensure(self._producer, self._store, **self._policy)()
+        except BaseException as exc:
+            self._failure = exc
+            raise
+        finally:
+            self._docs, self._characters = [], 0
+
+    def _store(self) -> None:
+        again, self._tried = self._tried, True
+        self._producer.channel.store_docs(self._docs, again=again)

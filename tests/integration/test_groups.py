@@ -1,0 +1,274 @@
+"""Groups and headers of chords: their messages are stored in few requests, or the caller gets an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group, signals
+from kombu import Exchange, Queue
+from kombu.exceptions import EncodeError, OperationalError
+
+from celery_couchdb.unique import UniqueTask
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.idempotency import idempotent
+from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.transport import collector
+from tests.support import Inbox, Request, items, replace_in_clients
+
+RETRIES = {'interval_start': 0, 'interval_step': 0, 'max_retries': 3}
+
+
+@pytest.fixture
+def add(app: Celery) -> Any:
+    @app.task(name='add', shared=False)
+    def add(left: int, right: int) -> int:
+        return left + right
+
+    add.delay(0, 0)  # declares the queue
+    return add
+
+
+def writes(sent: list[Request]) -> list[int]:
+    """Return the number of messages in each request that publishes some."""
+    found = [sum(doc.get('type') == 'WorkItem' for doc in request.docs) for request in sent]
+    return [count for count in found if count]
+
+
+def task_ids(client: Client) -> set[str]:
+    return {item['message']['headers']['id'] for item in items(client)}
+
+
+def test_group_is_stored_in_one_request(add: Any, client: Client, sent: list[Request]) -> None:
+    sent.clear()
+    result = group(add.s(number, 1) for number in range(50)).apply_async()
+    assert writes(sent) == [50]
+    assert {child.id for child in result.results} <= task_ids(client)
+
+
+def test_messages_of_a_group_keep_their_order(add: Any, app: Celery, client: Client) -> None:
+    result = group(add.s(number, 1) for number in range(20)).apply_async()
+    stored = [item['message']['headers']['id'] for item in sorted(items(client), key=lambda item: item['_id'])]
+    assert stored[1:] == [child.id for child in result.results]
+
+
+def test_header_of_a_chord_is_stored_in_one_request(add: Any, client: Client, sent: list[Request]) -> None:
+    sent.clear()
+    chord([add.s(number, 1) for number in range(20)])(add.si(1, 1))
+    assert writes(sent) == [20]
+
+
+def test_chains_and_groups_within_a_group_share_its_request(add: Any, client: Client, sent: list[Request]) -> None:
+    sent.clear()
+    parts = [
+        add.s(1, 1),
+        chain(add.s(1, 1), add.s(2)),
+        group(add.s(1, 1), add.s(2, 2)),
+        chain(chain(add.s(1, 1)), add.s(1)),
+    ]
+    group(parts).apply_async()
+    assert writes(sent) == [5]
+    messages = [item['message'] for item in items(client)]
+    assert all('producer' not in str(message) for message in messages)
+
+
+def test_chord_within_a_group_is_stored_with_its_size(
+    add: Any, app: Celery, client: Client, sent: list[Request]
+) -> None:
+    sent.clear()
+    group([add.s(1, 1), chord([add.s(1, 1), add.s(2, 2), add.s(3, 3)], add.si(0, 0))]).apply_async()
+    assert sorted(writes(sent)) == [1, 3]
+    [found] = [
+        row['doc']
+        for row in app.backend.client.request('GET', '/_all_docs', {'include_docs': True})['rows']
+        if row['doc'].get('type') == 'Chord'
+    ]
+    assert found['size'] == 3
+
+
+def test_chunks_share_one_request(add: Any, client: Client, sent: list[Request]) -> None:
+    sent.clear()
+    add.chunks([(number, 1) for number in range(40)], 10).apply_async()
+    assert writes(sent) == [4]
+
+
+def test_generator_is_stored_in_parts(
+    add: Any, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, '_MAX_DOCS', 10)
+    made, stored = list[int](), list[int]()
+
+    def signatures() -> Iterator[Any]:
+        for number in range(35):
+            made.append(number)
+            stored.append(sum(writes(sent)))
+            yield add.s(number, 1)
+
+    sent.clear()
+    group(signatures()).apply_async()
+    assert writes(sent) == [10, 10, 10, 5]
+    assert all(number - count <= 12 for number, count in zip(made, stored, strict=True))
+
+
+def test_large_messages_are_stored_in_parts(
+    add: Any, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, '_MAX_CHARACTERS', 50_000)
+    sent.clear()
+    group(add.s('x' * 9000, 1) for _ in range(12)).apply_async()
+    assert writes(sent) == [5, 5, 2]
+
+
+def test_other_messages_are_not_held_back(add: Any, app: Celery, client: Client) -> None:
+    """A task that a generator or a signal's receiver sends on its own is stored at once, with a producer of its own."""
+    seen = list[bool]()
+
+    def signatures() -> Iterator[Any]:
+        for number in range(3):
+            seen.append(add.delay(number, 1).id in task_ids(client))
+            yield add.s(number, 1)
+
+    @signals.before_task_publish.connect(weak=False)
+    def on_publish(headers: dict[str, Any], **_: Any) -> None:
+        if not headers.get('stop') and not headers['argsrepr'].startswith('(7'):
+            seen.append(add.delay(7, 7).id in task_ids(client))
+
+    try:
+        group(signatures()).apply_async()
+    finally:
+        signals.before_task_publish.disconnect(on_publish)
+    assert len(seen) > 6
+    assert all(seen)
+
+
+def test_signals_are_sent_for_each_task(add: Any) -> None:
+    heard = list[tuple[str, str]]()
+
+    @signals.before_task_publish.connect(weak=False)
+    def before(headers: dict[str, Any], **_: Any) -> None:
+        heard.append(('before', headers['id']))
+
+    @signals.after_task_publish.connect(weak=False)
+    def after(headers: dict[str, Any], **_: Any) -> None:
+        heard.append(('after', headers['id']))
+
+    try:
+        result = group(add.s(number, 1) for number in range(3)).apply_async()
+    finally:
+        signals.before_task_publish.disconnect(before)
+        signals.after_task_publish.disconnect(after)
+    assert heard == [(what, child.id) for child in result.results for what in ('before', 'after')]
+
+
+def test_tasks_go_to_their_own_queues(add: Any, app: Celery, client: Client, sent: list[Request]) -> None:
+    exchange = Exchange('topics', type='topic')
+    app.amqp.queues.add(Queue('both', exchange, routing_key='#'))
+    app.amqp.queues.add(Queue('cats', exchange, routing_key='cat'))
+    topic = {'exchange': 'topics', 'declare': [app.amqp.queues['both'], app.amqp.queues['cats']]}
+    parts = [add.s(1, 1), add.s(1, 1).set(queue='other'), add.s(2, 2).set(routing_key='cat', **topic)]
+    group(parts).apply_async()
+    queues = [item['queue'] for item in items(client)]
+    assert sorted(queues) == ['both', 'cats', 'celery', 'celery', 'other']
+    assert writes(sent)[-1] == 4
+
+
+def test_unique_jobs_in_a_group_know_their_outcome(app: Celery, client: Client) -> None:
+    outcomes = list[str]()
+
+    class Recording(UniqueTask):
+        abstract = True
+
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            result = super().apply_async(*args, **options)
+            outcomes.append(result.outcome)
+            return result
+
+    @app.task(name='recording', base=Recording, shared=False)
+    def recording(number: int) -> int:
+        return number
+
+    group([recording.s(number).set(job_key='k') for number in range(3)]).apply_async()
+    assert outcomes == ['enqueued', 'moved', 'moved']
+    assert len(items(client)) == 1
+
+
+def test_eager_group_publishes_nothing(add: Any, app: Celery, client: Client) -> None:
+    app.conf.task_always_eager = True
+    assert group(add.s(number, 1) for number in range(3)).apply_async().get() == [1, 2, 3]
+    assert len(items(client)) == 1
+
+
+def test_foreign_broker_is_untouched(url: str, client: Client) -> None:
+    app = Celery('other', set_as_current=False, broker='memory://', backend=url)
+    assert app.backend is not None
+
+    @app.task(name='add', shared=False)
+    def add(left: int, right: int) -> int:
+        return left + right
+
+    group(add.s(number, 1) for number in range(3)).apply_async()
+    with app.connection_for_read() as connection:
+        assert connection.default_channel._size('celery') == 3
+    app.close()
+
+
+# -- failures
+
+
+def test_task_that_cannot_be_encoded_drops_the_group(add: Any, client: Client) -> None:
+    before = task_ids(client)
+    with pytest.raises(EncodeError):
+        group([add.s(1, 1), add.s(2, 2), add.s(object(), 1)]).apply_async()
+    assert task_ids(client) == before
+
+
+def test_lost_response_is_retried_and_nothing_is_stored_twice(
+    add: Any, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All messages were stored although the response was lost, and a consumer has taken one of them since."""
+    request, lost = Client.request, list[object]()
+
+    def request_and_lose(self: Client, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        answer = request(self, method, path, *args, **kwargs)
+        if path == '/_bulk_docs' and not lost:
+            lost.append(answer)
+            taken = Inbox(add.app.connection_for_read(), 'celery', prefetch=1)
+            taken.wait(2)
+            taken.connection.release()
+            raise ServerUnavailable('the answer was lost')
+        return answer
+
+    replace_in_clients(monkeypatch, database, 'request', request_and_lose)
+    result = group(add.s(number, 1) for number in range(5)).apply_async(retry=True, retry_policy=RETRIES)
+    assert len(lost) == 1
+    assert task_ids(client) == {child.id for child in result.results[1:]}
+    assert len(items(client)) == 4
+
+
+@pytest.mark.parametrize('retry', [False, True], ids=['without retry', 'with retry'])
+def test_outage_raises_the_error_of_publishing(
+    add: Any, client: Client, database: str, retry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, tries = Client.request, list[str]()
+
+    def fail(self: Client, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        if path == '/_bulk_docs':
+            tries.append(path)
+            raise ServerUnavailable('no response')
+        return request(self, method, path, *args, **kwargs)
+
+    replace_in_clients(monkeypatch, database, 'request', fail)
+    with pytest.raises(OperationalError):
+        group(add.s(number, 1) for number in range(5)).apply_async(retry=retry, retry_policy=RETRIES)
+    assert len(tries) == (4 if retry else 1)
+    assert len(items(client)) == 1
+
+
+def test_parts_are_published_once_by_the_worker_that_repeats_a_chord(add: Any, client: Client) -> None:
+
+    parts = group([add.s(number, 1).set(task_id=f'part {number}') for number in range(4)])
+    for _ in range(2):
+        with idempotent('the chord'):
+            parts.apply_async()
+    assert len(items(client)) == 5
