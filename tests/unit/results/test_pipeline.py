@@ -225,7 +225,9 @@ class Decisions:
         self.order = WriteOrder(self.woken.set)
 
     def writable(self, *ids: str) -> list[str]:
-        return [str(doc['_id']) for doc, _ in self.order.writable([({'_id': each}, ignore) for each in ids])]
+        """Pass on acknowledgements, and releases if their ids say so."""
+        decisions = [({'_id': each, '_deleted': not each.startswith('release')}, ignore) for each in ids]
+        return [str(doc['_id']) for doc, _ in self.order.writable(decisions)]
 
 
 def ignore(result: WriteResult) -> None:
@@ -243,6 +245,13 @@ def test_decision_waits_for_the_results_before_it(pipeline: Pipeline, recorder: 
     recorder.gate.set()
     wait_for(decisions.woken.is_set, 'the consumer to be woken')
     wait_for(lambda: decisions.writable() == ['ack 1', 'ack 2'], 'the decisions to be writable')
+
+
+def test_release_does_not_wait(pipeline: Pipeline, recorder: Recorder) -> None:
+    """The message is delivered again in any case."""
+    decisions = Decisions()
+    hold(pipeline, recorder)
+    assert decisions.writable('ack', 'release') == ['release']
 
 
 def test_decision_waits_while_there_is_no_room_for_the_results(
