@@ -50,7 +50,7 @@ class HandOverMixin:
         outbox = Outbox(store)
         outbox.pipeline.on_stored = Counting(self.count_parts).add
         outbox.pipeline.on_refused = self._on_refused
-        outbox.pipeline.is_cold = _must_stop_at_once
+        outbox.pipeline.is_busy, outbox.pipeline.is_cold = _has_waiting_tasks, _must_stop_at_once
         return outbox
 
     def open_outbox(self, *, serve_children: bool) -> None:
@@ -101,6 +101,12 @@ class HandOverMixin:
             return Handed.of({**head, 'status': states.FAILURE, **pack(payload, self.content_type)})
         logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), handed.id, head.get('status'), error)
         return None
+
+
+def _has_waiting_tasks() -> bool:
+    """Tell whether this worker has received more tasks than it runs."""
+    state = import_module('celery.worker.state')
+    return len(state.reserved_requests) > len(state.active_requests)
 
 
 def _must_stop_at_once() -> bool:

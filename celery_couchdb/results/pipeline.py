@@ -1,7 +1,7 @@
 """Pipeline of results: a task hands its result over and ends; the worker's process stores what has gathered.
 
-A result that comes alone is stored at once. While results come quickly, those of up to `_GATHER_SECONDS` share a
-request: for CouchDB, a request with one document costs as much as one with 30. While CouchDB does not respond, results
+A result that comes alone is stored at once. Results that come quickly share a request: for CouchDB, a request with one
+document costs as much as one with 30. While CouchDB does not respond, results
 wait in memory; if there are too many (see `backlog`), whoever hands over another one waits, too.
 
 An acknowledgement waits for the results that were handed over before it, see `kombu_couchdb.consumer.write_order`.
@@ -31,9 +31,13 @@ __all__ = ['Pipeline']
 
 logger = get_logger(__name__)
 
-#: While results come quickly, they share a request until none comes for `_QUIET_SECONDS`, for up to `_GATHER_SECONDS`
-#: or `_ENOUGH` results.
-_QUIET_SECONDS, _GATHER_SECONDS, _ENOUGH = 0.004, 0.04, 64
+#: While results come quickly, they share a request until none comes for the first number of seconds, or for up to the
+#: second number. A worker that has more tasks waiting than running gathers for longer.
+_QUIET_SECONDS, _GATHER_SECONDS = 0.004, 0.01
+_BUSY_QUIET_SECONDS, _BUSY_GATHER_SECONDS = 0.02, 0.08
+
+#: The number of results for which a request costs so little for each that it does not wait for more.
+_ENOUGH = 64
 
 #: The first and the longest pause while CouchDB does not respond, in seconds.
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
@@ -61,6 +65,8 @@ class Pipeline:
         self._writer, self._relay = writer, relay
         self.on_stored: Callable[[Sequence[Handed], Done], None] = _call_done
         self.on_refused: Callable[[Handed, CouchDBError], Handed | None] = _log_refusal
+        #: Tells whether the worker has more tasks waiting than running.
+        self.is_busy: Callable[[], bool] = lambda: False
         #: Tells whether the worker must stop at once.
         self.is_cold: Callable[[], bool] = lambda: False
         self.reset()
@@ -252,16 +258,19 @@ class Pipeline:
 
     def _gather(self) -> None:
         """While results come quickly, wait for more of them."""
-        until = time.monotonic() + _GATHER_SECONDS
+        began = grown = time.monotonic()
         self._take_in()
-        while self._backlog.is_flowing and not self._closing:
-            count = len(self._backlog)
-            if count >= _ENOUGH or time.monotonic() >= until:
+        count = len(self._backlog)
+        while self._backlog.is_flowing and count < _ENOUGH and not self._closing:
+            is_busy = self.is_busy()
+            quiet, most = (_BUSY_QUIET_SECONDS, _BUSY_GATHER_SECONDS) if is_busy else (_QUIET_SECONDS, _GATHER_SECONDS)
+            now = time.monotonic()
+            if now - grown >= quiet or now - began >= most:
                 return
             time.sleep(_QUIET_SECONDS)
             self._take_in()
-            if len(self._backlog) == count:
-                return
+            if len(self._backlog) > count:
+                count, grown = len(self._backlog), time.monotonic()
 
     def _store(self, batch: list[Handed], *, uncertain: bool) -> None:
         try:

@@ -13,12 +13,12 @@ __all__ = ['SHELF_SECONDS', 'Rate']
 
 #: For how long a message that was claimed ahead should wait for credit, in seconds. It is given back after twice as
 #: long: then the rate has fallen.
-SHELF_SECONDS = 0.05
+SHELF_SECONDS = 0.1
 
 #: For how long the messages of a channel should last in all, those that kombu holds and those claimed ahead, in
 #: seconds: for the pause between two cycles and for the requests of one. A prefetch count that lasts so long needs no
 #: more.
-_STOCK_SECONDS = 0.075
+_STOCK_SECONDS = 0.15
 
 #: The fewest and the most decisions that are measured.
 _MIN_DECISIONS, _MAX_DECISIONS = 16, 512

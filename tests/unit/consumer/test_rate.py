@@ -23,9 +23,18 @@ def test_nothing_is_claimed_ahead_before_two_rounds_of_the_prefetch_count() -> N
 
 @pytest.mark.parametrize(
     ('interval', 'limit', 'ahead'),
-    [(0.001, 8, 50), (0.001, 40, 35), (0.001, 100, 0), (0.01, 1, 5), (0.01, 8, 0), (1.0, 1, 0), (0.1, 1, 0)],
+    [
+        (0.001, 8, 100),
+        (0.001, 80, 70),
+        (0.001, 200, 0),
+        (0.01, 1, 10),
+        (0.01, 8, 7),
+        (0.01, 16, 0),
+        (1.0, 1, 0),
+        (0.1, 1, 0),
+    ],
 )
-def test_prefetch_count_and_surplus_last_for_75_ms_and_the_surplus_for_50(
+def test_prefetch_count_and_surplus_last_for_150_ms_and_the_surplus_for_100(
     interval: float, limit: int, ahead: int
 ) -> None:
     assert rate(512, interval).ahead(limit, interval) == ahead
@@ -41,7 +50,7 @@ def test_tasks_that_end_together_are_not_fast() -> None:
 
 def test_rate_falls_while_nothing_is_decided() -> None:
     fast = rate(100, 0.001)
-    assert [fast.ahead(1, now) for now in (0.001, 0.1, 1.0)] == [50, 6, 0]
+    assert [fast.ahead(1, now) for now in (0.001, 0.1, 1.0, 10.0)] == [100, 13, 1, 0]
 
 
 def test_rate_is_measured_anew_after_a_stall() -> None:

@@ -13,6 +13,7 @@ from celery_couchdb.results.handed import Handed
 from celery_couchdb.results.outbox import Outbox
 from celery_couchdb.results.pipeline import Pipeline
 from kombu_couchdb.consumer import write_order
+from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb.write_result import WriteResult
 from tests.conftest import wait_for
@@ -226,7 +227,9 @@ class Decisions:
 
     def writable(self, *ids: str) -> list[str]:
         """Pass on acknowledgements, and releases if their ids say so."""
-        decisions = [({'_id': each, '_deleted': not each.startswith('release')}, ignore) for each in ids]
+        decisions: list[PendingWrite] = [
+            ({'_id': each, '_deleted': not each.startswith('release')}, ignore) for each in ids
+        ]
         return [str(doc['_id']) for doc, _ in self.order.writable(decisions)]
 
 
