@@ -62,9 +62,9 @@ def stored() -> None:
 class WriteOrder:
     """The decisions of one consumer that wait; for its I/O thread alone, except `wake_if_ready` and `wait`."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake()` makes the I/O thread call `writable` again."""
-        self._wake = wake
+    def __init__(self, wake: Callable[[], None], preconditions: list[Precondition] = _preconditions) -> None:
+        """`wake()` makes the I/O thread call `writable` again; `preconditions` are those of this process."""
+        self._wake, self._preconditions = wake, preconditions
         #: Decisions, and the marks that they wait for; None: the mark is not known yet.
         self._waiting: list[tuple[list[PendingWrite], dict[Precondition, int | None]]] = []
         with _lock:
@@ -72,11 +72,11 @@ class WriteOrder:
 
     def writable(self, decisions: list[PendingWrite]) -> list[PendingWrite]:
         """Return those of these decisions, and of the waiting ones, that may be written now. The others wait."""
-        if not _preconditions and not self._waiting:
+        if not self._preconditions and not self._waiting:
             return decisions
         found = [write for write in decisions if workitem.is_waiting(write[0])]
         if final := [write for write in decisions if not workitem.is_waiting(write[0])]:
-            self._waiting.append((final, dict.fromkeys(_preconditions)))
+            self._waiting.append((final, dict.fromkeys(self._preconditions)))
         for group in list(self._waiting):
             if self._is_ready(group[1]):
                 found += group[0]
@@ -92,7 +92,7 @@ class WriteOrder:
 
     def wait(self) -> None:
         """Wait until all decisions can be written, or what they wait for is given up: the consumer is closed."""
-        for each in tuple(_preconditions):
+        for each in tuple(self._preconditions):
             each.wait()
 
     def _is_ready(self, marks: dict[Precondition, int | None]) -> bool:
@@ -102,4 +102,4 @@ class WriteOrder:
         return all(self._is_stored(each, mark) for each, mark in marks.items())
 
     def _is_stored(self, precondition: Precondition, mark: int | None) -> bool:
-        return precondition not in _preconditions or (mark is not None and precondition.is_stored(mark))
+        return precondition not in self._preconditions or (mark is not None and precondition.is_stored(mark))

@@ -144,8 +144,14 @@ class Protocol(RuleBasedStateMachine):
     @rule(which=PROCESS)
     @precondition(lambda self: self.those('working'))
     def ack(self, which: int) -> None:
-        """A task succeeds, and its message is acknowledged."""
+        """A task succeeds, hands over its result, and its message is acknowledged."""
         self.those('working', which).ack()
+
+    @rule(which=PROCESS)
+    @precondition(lambda self: self.those('has_results'))
+    def store_result(self, which: int) -> None:
+        """The oldest result that a process has handed over is stored."""
+        self.those('has_results', which).results.store_next()
 
     @rule(which=PROCESS)
     @precondition(lambda self: self.those('working'))
@@ -209,6 +215,7 @@ class Protocol(RuleBasedStateMachine):
         if self._world:
             self.one_holder()
             self.nothing_is_lost()
+            self.results_come_first()
             self.prefetch_count_holds()
             # In a cluster, only the holder may know that its lease is proven, so that others may end it early.
             assert self.nodes > 1 or not self.world.robbed, f'leases ended too early: {self.world.robbed}'
@@ -223,6 +230,12 @@ class Protocol(RuleBasedStateMachine):
         for name in {'a', 'b'} - self.world.acked:
             tree = self.world.couchdb.tree(name)
             assert any(not tree[rev].deleted for rev in leaves(tree)), f'{name} is lost'
+
+    def results_come_first(self) -> None:
+        """Check that an item exists as long as its result is not stored."""
+        for name in {'a', 'b'} - self.world.results:
+            tree = self.world.couchdb.tree(name)
+            assert any(not tree[rev].deleted for rev in leaves(tree)), f'{name} was completed without a result'
 
     def prefetch_count_holds(self) -> None:
         """Check that kombu never has more messages than its prefetch count, whatever is claimed ahead."""
@@ -265,6 +278,8 @@ class Protocol(RuleBasedStateMachine):
             self.deliver(process)
         while process.working:
             process.ack()
+        while process.has_results:
+            process.results.store_next()
 
     def unfinished(self) -> list[str]:
         """Return what is still to be done, as sentences."""

@@ -15,6 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from kombu_couchdb.consumer.heartbeat import Heartbeat
 from kombu_couchdb.consumer.shelf import Shelf
 from kombu_couchdb.consumer.unacked import Unacked
+from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
 
@@ -66,6 +67,14 @@ FAULTS = [
         Shelf,
         'refill',
         'credit.handed < credit.limit',
+        'True',
+    ),
+    Fault(
+        'an acknowledgement does not wait for the result',
+        Single,
+        WriteOrder,
+        'writable',
+        'self._is_ready(group[1])',
         'True',
     ),
     Fault(

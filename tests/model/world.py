@@ -31,6 +31,7 @@ from kombu_couchdb.consumer import io_thread, pending_writes
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.consumer.mailbox import Mailbox
 from kombu_couchdb.consumer.rate import Rate
+from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
@@ -101,6 +102,8 @@ class World:
         #: How often each item was delivered to kombu, and the items that were acknowledged.
         self.delivered: Counter[str] = Counter()
         self.acked: set[str] = set()
+        #: The items whose results are stored.
+        self.results: set[str] = set()
         #: Consumers whose leases another process ended while they were still valid.
         self.robbed: list[str] = []
         #: How many messages each consumer may claim beyond its prefetch count.
@@ -200,6 +203,9 @@ class Process:
         self.unacked = self.consumer.unacked
         self._subscription = Subscription(QUEUE, Credit(credit))
         self.unacked.subscribe(self._subscription)
+        #: The results of its tasks. The world decides when one is stored.
+        self.results = Results(world)
+        self.consumer._cycle.order = WriteOrder(self.unacked.wakeup.set, [self.results])
         #: Deliveries that kombu has received and neither acknowledged nor released.
         self.working: list[Delivery] = []
         self._thread: greenlet = self.consumer._thread.greenlet  # type: ignore[attr-defined]
@@ -267,6 +273,11 @@ class Process:
         return not self.ended and isinstance(self.waiting, Request)
 
     @property
+    def has_results(self) -> bool:
+        """Whether results were handed over that are not stored."""
+        return bool(self.results.waiting)
+
+    @property
     def write(self) -> Write | None:
         """The write whose response the I/O thread waits for, or None."""
         return self.waiting.write if isinstance(self.waiting, Request) else None
@@ -308,6 +319,7 @@ class Process:
         delivery = self.working.pop(0)
         if delivery.tag in self.unacked._held:
             self._world.acked.add(delivery.doc['_id'])
+        self.results.waiting.append(delivery.doc['_id'])
         self.unacked.ack(delivery.tag)
 
     def requeue(self) -> None:
@@ -329,6 +341,28 @@ class Process:
         if self.ended or not self.consumer._cycle.lease.valid:
             return {}
         return {delivery.doc['_id']: delivery.doc for delivery in self.unacked._held.values()}
+
+
+class Results:
+    """The results that the tasks of one process have handed over: a precondition of its acknowledgements."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._stored = world, 0
+        self.waiting: list[str] = []
+
+    def store_next(self) -> None:
+        """Store the result that was handed over first."""
+        self._world.results.add(self.waiting.pop(0))
+        self._stored += 1
+
+    def mark(self) -> int:
+        return self._stored + len(self.waiting)
+
+    def is_stored(self, mark: int) -> bool:
+        return self._stored >= mark
+
+    def wait(self) -> None:
+        """A process that ends does not wait here: what is not stored then is lost."""
 
 
 class ModelClock:
