@@ -41,7 +41,7 @@ class HandOverMixin:
         content_type: str
         encode: Callable[[Any], str | bytes]
         prepare_exception: Callable[[BaseException], Any]
-        get_key_for_task: Callable[[str], str]
+        task_keyprefix: str
         packed_body: Callable[[Any], Packed | None]
         count_parts: Callable[[str, list[str], Packed], None]
 
@@ -88,17 +88,22 @@ class HandOverMixin:
     def _on_refused(self, handed: Handed, error: CouchDBError) -> Handed | None:
         """Return the failure to be stored in the place of a result that is too large; log any other refused result."""
         head = handed.head
-        if isinstance(error, DocumentTooLarge) and head.get('status') == states.SUCCESS:
-            failure = ResultTooLarge(f'the result of {head.get("task")} cannot be stored: {error}')
-            meta = {
-                'status': states.FAILURE,
-                'result': self.prepare_exception(failure),
-                'traceback': None,
-                'children': [],
-            }
-            task_id = handed.id.removeprefix(self.get_key_for_task(''))
-            payload = self.encode({**meta, 'task_id': task_id, 'date_done': None})
-            return Handed.of({**head, 'status': states.FAILURE, **pack(payload, self.content_type)})
+        if isinstance(error, DocumentTooLarge) and states.SUCCESS in (head.get('status'), head.get('state')):
+            failure = ResultTooLarge(f'the result of {head.get("task") or handed.id} cannot be stored: {error}')
+            result = self.prepare_exception(failure)
+            if head['type'] == 'Part':
+                value = pack(self.encode({'result': result}), self.content_type)
+                doc: dict[str, Any] = {**head, 'state': states.FAILURE, 'value': value}
+            else:
+                task_id = handed.id.removeprefix(self.task_keyprefix)
+                meta = {'task_id': task_id, 'status': states.FAILURE, 'result': result, 'traceback': None}
+                payload = self.encode({**meta, 'children': [], 'date_done': None})
+                doc = {**head, 'status': states.FAILURE, **pack(payload, self.content_type)}
+            # Its part of a chord is counted with the failure.
+            instead = Handed.of(doc)
+            instead.part_id, instead.part = handed.part_id, handed.part
+            instead.group_id, instead.body = handed.group_id, handed.body
+            return instead
         logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), handed.id, head.get('status'), error)
         return None
 

@@ -126,13 +126,25 @@ class ChordMixin:
     def count_parts(self, group_id: str, part_ids: list[str], body: Packed) -> None:
         """Count parts that were stored just now, and complete their chord if all its parts have ended."""
         chord = self._claim(group_id, part_ids)
-        if chord is not None:
-            self._complete(group_id, chord, maybe_signature(self.decode(unpack(body))['body'], app=self.app))
+        if chord is None:
+            return
+        found = self.decode(unpack(body))
+        callback = maybe_signature(found['body'], app=self.app)
+        for name, value in found['options'].items():
+            callback.options.setdefault(name, value)
+        self._complete(group_id, chord, callback)
 
     def packed_body(self, request: Any) -> Packed | None:
-        """Return the encoded body of the chord that a part belongs to; None if it cannot be encoded, or is large."""
+        """Return the encoded body of the chord that a part belongs to; None if it cannot be encoded, or is large.
+
+        With it are the options that the body would get from the part if the task of the part sent it.
+        """
+        options = {'parent_id': request.id, 'root_id': getattr(request, 'root_id', None) or request.id}
+        priority = (getattr(request, 'delivery_info', None) or {}).get('priority')
+        if self.app.conf.task_inherit_parent_priority and priority is not None:
+            options['priority'] = priority
         try:
-            payload = self.encode({'body': request.chord})
+            payload = self.encode({'body': request.chord, 'options': options})
         except Exception:  # whatever the serializer raises: then this process counts the part, and needs no copy
             return None
         return pack(payload, self.content_type) if len(payload) <= _MAX_BODY_BYTES else None

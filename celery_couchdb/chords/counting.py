@@ -56,7 +56,7 @@ class Counting:
             for group_id, parts in groups.items():
                 try:
                     self._count(group_id, [each.part_id or each.id for each, _ in parts], parts[0][0].packed_body())
-                except Exception:  # a sweep completes the chord; the other chords are counted nevertheless
+                except BaseException:  # also what a callback raises to end its process; a sweep completes the chord
                     logger.exception('the parts of chord %s cannot be counted', group_id)
                 for each, done in parts:
                     done([each])

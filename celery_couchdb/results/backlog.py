@@ -19,7 +19,7 @@ __all__ = ['Backlog']
 _MAX_RESULTS, _MAX_BYTES = 10_000, 64_000_000
 
 #: Results come quickly if each comes at most this number of seconds after the one before.
-_FLOW_SECONDS = 0.02
+_FLOW_SECONDS = 0.008
 
 #: Called with True when everything up to a number is done, and with False if that takes too long.
 Respond = Callable[[bool], None]
@@ -35,7 +35,8 @@ class Backlog:
         #: Whether results come quickly.
         self.is_flowing = False
         self._last_at = float('-inf')
-        self._bytes = 0
+        #: The number and the bytes of the results that are not stored.
+        self._unstored = self._bytes = 0
         #: By number: the results that are not done.
         self._open: dict[int, Handed] = {}
         #: By document id, in the order of the writes: the results that no request contains yet.
@@ -48,15 +49,18 @@ class Backlog:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more results should be handed over now."""
-        return len(self._open) >= _MAX_RESULTS or self._bytes >= _MAX_BYTES
+        """Whether no more results should be handed over now.
+
+        Only results that are not stored count: to complete a chord may make other results, which must find room.
+        """
+        return self._unstored >= _MAX_RESULTS or self._bytes >= _MAX_BYTES
 
     def add(self, result: Handed) -> None:
         """Add a result. Results of one task that no request contains yet become one."""
         with self.changed:
             self.number = result.number = self.number + 1
             self._open[result.number] = result
-            self._bytes += result.size
+            self._unstored, self._bytes = self._unstored + 1, self._bytes + result.size
             self._last_at, last = time.monotonic(), self._last_at
             self.is_flowing = self._last_at - last < _FLOW_SECONDS
             before = self._waiting.pop(result.id, None)
@@ -80,20 +84,25 @@ class Backlog:
         with self.changed:
             for each in results:
                 for one in (each, *each.replaced):
-                    one.is_stored = True
+                    self._leave(one)
             self.changed.notify_all()
 
     def note_done(self, results: Sequence[Handed]) -> None:
         """Note that nothing is left to do for these results."""
         with self.changed:
             for each in [one for result in results for one in (result, *result.replaced)]:
-                if self._open.pop(each.number, None):
-                    self._bytes -= each.size
+                self._leave(each)
+                self._open.pop(each.number, None)
             ended = [wait for wait in self._waits if self.is_done(wait[0])]
             self._waits = [wait for wait in self._waits if wait not in ended]
             for _, respond in ended:
                 respond(True)
             self.changed.notify_all()
+
+    def _leave(self, result: Handed) -> None:
+        if not result.is_stored and result.number in self._open:
+            self._unstored, self._bytes = self._unstored - 1, self._bytes - result.size
+        result.is_stored = True
 
     def is_done(self, number: int) -> bool:
         """Tell whether all results up to this number are done."""

@@ -76,7 +76,7 @@ class BatchWriter:
         return conflicting
 
     def _with_known_revision(self, each: Handed) -> Handed:
-        each.rev = self._store.known_revision(each.id)
+        each.rev = self._store.known_revision(each.head)
         return each
 
     def _newer_than_stored(self, batch: Sequence[Handed]) -> list[Handed]:

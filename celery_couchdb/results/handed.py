@@ -68,10 +68,9 @@ class Handed:
         """The id of the document."""
         return str(self.head['_id'])
 
-    @property
-    def size(self) -> int:
-        """The number of bytes that it occupies."""
-        return len(self.text) + len(self.part) + len(self.body)
+    def __post_init__(self) -> None:
+        #: The number of bytes that it occupies.
+        self.size = len(self.text) + len(self.part) + len(self.body)
 
     def docs(self) -> tuple[list[Document], list[bytes]]:
         """Return the documents to write, without their values, and the same documents as JSON."""

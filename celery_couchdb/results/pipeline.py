@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import atexit
 import logging
-import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from kombu_couchdb.consumer import write_order
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
-from kombu_couchdb.errors import RETRIED, CouchDBError
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 from kombu_couchdb.log import get_logger
 
 from .backlog import Backlog
 from .batch_writer import MAX_RESULTS, BatchWriter
 from .handed import Handed
-from .prefork_relay import Kind, Received, Relay
+from .intake import Intake
+from .prefork_relay import Relay
 
 __all__ = ['Pipeline']
 
@@ -75,8 +74,9 @@ class Pipeline:
     def reset(self) -> None:
         """Forget everything in a forked child: the thread and what waits belong to the parent process."""
         self._backlog = Backlog()
+        self._intake = Intake(self._backlog, self._relay)
         self._thread: threading.Thread | None = None
-        self._is_signalled = self._closing = False
+        self._closing = False
         self._gives_up_at: float | None = None
 
     @property
@@ -86,27 +86,28 @@ class Pipeline:
 
     def open(self, *, serve_children: bool) -> None:
         """Start the thread; with `serve_children`, the children that are forked from now on can hand over results."""
-        if self._thread is None:
-            self._selector = selectors.DefaultSelector()
-            self._wake_end, self._signal_end = socket.socketpair()
-            self._wake_end.setblocking(False)
-            self._selector.register(self._wake_end, selectors.EVENT_READ)
+        if self._thread is None or (self._closing and not self._thread.is_alive()):
+            self.reset()
+            self._intake.open()
             self._thread = threading.Thread(target=self._run, name='celery-couchdb-store', daemon=True)
             self._thread.start()
             write_order.register(self)
             atexit.register(self._at_exit)
         if serve_children:
-            self._relay.open(self._selector)
+            self._intake.serve_children()
 
     # -- for tasks
 
     def hand(self, result: Handed) -> None:
-        """Store a result soon. If too many wait, this waits, too."""
+        """Store a result soon. If too many wait, this waits, too, unless children hand over results to this process.
+
+        The main process of a pool has few results of its own, and its event loop must not wait.
+        """
         with self._backlog.changed:
-            while self._backlog.is_full and self.is_open:
+            while self._backlog.is_full and self.is_open and not self._relay.is_open and not self._gives_up():
                 self._backlog.changed.wait(_CHECK_SECONDS)
             self._backlog.add(result)
-        self._signal()
+        self._intake.signal()
 
     def hand_and_wait(self, result: Handed, timeout: float) -> bool:
         """Store a result and wait up to `timeout` seconds for that; tell whether it is stored."""
@@ -115,7 +116,7 @@ class Pipeline:
         with self._backlog.changed:
             self._backlog.add(result)
             self._backlog.when_done(responses.append)
-            self._signal()
+            self._intake.signal()
             self._backlog.changed.wait_for(lambda: responses, timeout)
         return responses == [True]
 
@@ -134,7 +135,7 @@ class Pipeline:
 
         None if there is no room to receive it now.
         """
-        return self._backlog.number if self._take_in() else None
+        return self._backlog.number if self._intake.take_in() else None
 
     def is_stored(self, mark: int) -> bool:
         """Tell whether all results up to this number are done."""
@@ -142,7 +143,7 @@ class Pipeline:
 
     def wait(self) -> None:
         """Wait until all results handed over before are done; a worker that must stop at once waits 5 seconds only."""
-        self._take_in()
+        self._intake.take_in()
         with self._backlog.changed:
             mark = self._backlog.number
             while not self._backlog.is_done(mark) and not self._gives_up():
@@ -154,7 +155,7 @@ class Pipeline:
             return
         self.wait()
         self._closing = True
-        self._signal()
+        self._intake.signal()
         self._thread.join(_COLD_SECONDS)
         write_order.unregister(self)
         atexit.unregister(self._at_exit)
@@ -162,10 +163,9 @@ class Pipeline:
             logger.error(
                 '%d results could not be stored before the worker ended: %s', len(lost), ', '.join(lost[:_MAX_LOGGED])
             )
-        self._relay.close()
-        self._selector.close()
-        self._wake_end.close()
-        self._signal_end.close()
+        if self._thread.is_alive():
+            return  # it ends with its request
+        self._intake.close()
         self.reset()
 
     def _at_exit(self) -> None:
@@ -178,34 +178,6 @@ class Pipeline:
             self._gives_up_at = time.monotonic() + _COLD_SECONDS
         return self._gives_up_at is not None and time.monotonic() >= self._gives_up_at
 
-    # -- taking in
-
-    def _signal(self) -> None:
-        with self._backlog.changed:
-            if not self._is_signalled:
-                self._is_signalled = True
-                self._signal_end.send(b'.')
-
-    def _take_in(self) -> bool:
-        """Receive what children have sent; return False if there is no room for it."""
-        with self._backlog.changed:
-            if self._backlog.is_full:
-                return False
-            messages = self._relay.receive()
-            for received in messages:
-                self._accept(received)
-        if messages and threading.current_thread() is not self._thread:
-            self._signal()  # the thread may wait for these messages
-        return True
-
-    def _accept(self, received: Received) -> None:
-        if received.kind is not Kind.FLUSH:
-            result = Handed.from_bytes(received.message)
-            result.is_awaited = received.kind is Kind.CONFIRM
-            self._backlog.add(result)
-        if received.kind is not Kind.HAND:
-            self._backlog.when_done(received.respond)
-
     # -- in the thread
 
     def _run(self) -> None:
@@ -216,7 +188,7 @@ class Pipeline:
                 batch = self._backlog.take(MAX_RESULTS)
             try:
                 self._store(batch, uncertain=retry > 0)
-            except RETRIED as exc:
+            except CouchDBError as exc:  # also if a proxy responds with a page of its own
                 level = logging.DEBUG if retry else logging.WARNING  # one warning for each outage
                 logger.log(level, 'results are not stored: %s; they wait until CouchDB responds', exc)
                 retry = min(max(2 * retry, _FIRST_RETRY_SECONDS), _LAST_RETRY_SECONDS)
@@ -235,31 +207,19 @@ class Pipeline:
         while not (batch or self._backlog):
             if self._closing:
                 return False
-            self._receive(None)
+            self._intake.wait(None)
         return not (self._closing and self._gives_up())
 
     def _receive_for(self, seconds: float) -> None:
         """Take in what is handed over in the next `seconds`."""
         until = time.monotonic() + seconds
         while not self._closing and (rest := until - time.monotonic()) > 0:
-            self._receive(rest)
-
-    def _receive(self, timeout: float | None) -> None:
-        """Wait up to `timeout` seconds until something is handed over, and take it in."""
-        if self._backlog.is_full:
-            with self._backlog.changed:
-                self._backlog.changed.wait(_CHECK_SECONDS)
-        else:
-            self._selector.select(timeout)
-        with self._backlog.changed:
-            self._is_signalled = False
-            _drain(self._wake_end)
-        self._take_in()
+            self._intake.wait(rest)
 
     def _gather(self) -> None:
         """While results come quickly, wait for more of them."""
         began = grown = time.monotonic()
-        self._take_in()
+        self._intake.take_in()
         count = len(self._backlog)
         while self._backlog.is_flowing and count < _ENOUGH and not self._closing:
             is_busy = self.is_busy()
@@ -268,29 +228,47 @@ class Pipeline:
             if now - grown >= quiet or now - began >= most:
                 return
             time.sleep(_QUIET_SECONDS)
-            self._take_in()
+            self._intake.take_in()
             if len(self._backlog) > count:
                 count, grown = len(self._backlog), time.monotonic()
 
     def _store(self, batch: list[Handed], *, uncertain: bool) -> None:
+        """Store results; *raises* the errors of an outage, also if a proxy responds with a page of its own."""
         try:
             refusals = self._writer.write(batch, uncertain=uncertain)
-        except RETRIED:
-            raise
-        except CouchDBError as exc:
+        except (AccessDenied, ConfigurationError) as exc:
             refusals = [(each, exc) for each in batch]
-        except Exception as exc:  # the thread must go on: later results do not have this problem
+        except CouchDBError:
+            raise
+        except Exception as exc:  # the thread must go on
+            if len(batch) > 1:
+                for each in batch:  # only the result that causes the error is lost
+                    self._store([each], uncertain=True)
+                return
             logger.exception('unexpected error in the thread that stores results')
-            refusals = [(each, CouchDBError(f'an unexpected error: {exc!r}')) for each in batch]
+            refusals = [(batch[0], CouchDBError(f'an unexpected error: {exc!r}'))]
         for each, error in refusals:
-            self._backlog.end_waits([each])
-            if not each.is_awaited and (instead := self.on_refused(each, error)) is not None:
-                self._backlog.add(instead)
+            self._refuse(each, error)
         refused = [each for each, _ in refusals]
-        self._done(refused)
         stored = [each for each in batch if each not in refused]
         self._backlog.note_stored(stored)
-        self.on_stored(stored, self._done)
+        try:
+            self.on_stored(stored, self._done)
+        except Exception:  # nothing waits for ever for these results; a sweep completes their chords
+            logger.exception('unexpected error in the thread that stores results')
+            self._done(stored)
+
+    def _refuse(self, result: Handed, error: CouchDBError) -> None:
+        self._backlog.end_waits([result])
+        instead = None
+        if not result.is_awaited:
+            try:
+                instead = self.on_refused(result, error)
+            except Exception:
+                logger.exception('unexpected error in the thread that stores results')
+        if instead is not None:
+            self._backlog.add(instead)
+        self._done([result])
 
     def _done(self, results: Sequence[Handed]) -> None:
         if results:
@@ -305,11 +283,3 @@ def _call_done(results: Sequence[Handed], done: Done) -> None:
 def _log_refusal(result: Handed, error: CouchDBError) -> None:
     head = result.head
     logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), result.id, head.get('status'), error)
-
-
-def _drain(end: socket.socket) -> None:
-    try:
-        while end.recv(4096):
-            pass
-    except BlockingIOError:
-        pass

@@ -107,6 +107,11 @@ class Relay:
             self._parent_end, self._child_end, self._served = None, None, {}
 
     @property
+    def is_open(self) -> bool:
+        """Whether this process serves children."""
+        return self._parent_end is not None
+
+    @property
     def is_child(self) -> bool:
         """Whether this process is a child whose parent may serve it."""
         return self._child_end is not None and self._owner_pid != os.getpid()
@@ -166,8 +171,8 @@ class Relay:
             # Connections that are accepted now may have messages already.
             while self._accept(self._parent_end):
                 pass
-            ready = [key.fileobj for key, _ in self._selector.select(0)]
-            return [message for end in ready if end in self._served for message in self._read(self._served[end])]
+            # Every socket is read: what the selector reports may be behind while another thread asks it.
+            return [message for served in list(self._served.values()) for message in self._read(served)]
 
     def _accept(self, parent_end: socket.socket) -> bool:
         try:

@@ -84,7 +84,7 @@ class Store:
         self._commit = GroupCommit(client)
         #: Called with the ids of documents that are read or written next: results that were handed over come first.
         self.before_access: Callable[[Sequence[str]], None] = no_wait
-        self._revs: Recent[str] = Recent(_REMEMBERED_REVISIONS)
+        self._revs: Recent[tuple[str, Mapping[str, Any]]] = Recent(_REMEMBERED_REVISIONS)
 
     # -- reading
 
@@ -137,7 +137,7 @@ class Store:
         doc_id = doc['_id']
         self.before_access([doc_id])
         # The remembered revision may be outdated: then CouchDB reports a conflict.
-        rev = self._revs.pop(doc_id, None)
+        rev = self.known_revision(doc)
         for _ in range(_ATTEMPTS):
             new_rev = self._put_retried({**doc, '_rev': rev} if rev else doc, also)
             if new_rev is not None:
@@ -219,16 +219,20 @@ class Store:
         """Write documents, given without their values and as JSON, and return the result for each; one request."""
         return self.database.call(lambda docs: self.client.bulk(docs, texts=texts), docs)
 
-    def known_revision(self, doc_id: str) -> str | None:
-        """Return the revision of an unfinished result that this process has stored, and forget it."""
-        return self._revs.pop(doc_id, None)
+    def known_revision(self, doc: Mapping[str, Any]) -> str | None:
+        """Return the revision of the unfinished result that `doc` replaces, if this process has stored that.
+
+        None if the stored one is of a newer delivery: then the write conflicts, and the results are compared.
+        """
+        rev, stored = self._revs.pop(doc['_id'], (None, {}))
+        return None if rev is None or is_outdated(doc, stored) else rev
 
     def note_stored(self, doc: Mapping[str, Any], rev: str) -> None:
         """Remember the revision of a result that was stored, if its task is unfinished."""
         if doc.get('type') == 'Result':
             logger.debug('%s is stored with the state %s', doc['_id'], doc['status'])
             if not is_final(doc):
-                self._revs[doc['_id']] = rev
+                self._revs[doc['_id']] = rev, {name: doc.get(name) for name in ('status', 'delivery')}
 
     def current_many(self, ids: Sequence[str]) -> list[Document | None]:
         """Return documents even if they have expired, and None for missing ones; one request.

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from ..couchdb.fork_safety import reset_in_child
 from ..documents import workitem
 from .pending_writes import PendingWrite
 
@@ -31,30 +32,42 @@ class Precondition(Protocol):
         """Wait until everything is stored that was handed over before, or until it is given up."""
 
 
-_preconditions: list[Precondition] = []
-_orders: weakref.WeakSet[WriteOrder] = weakref.WeakSet()
-_lock = threading.Lock()
+class _Registry:
+    """The preconditions and the orders of this process."""
+
+    def __init__(self) -> None:
+        self.preconditions: list[Precondition] = []
+        self.orders: weakref.WeakSet[WriteOrder] = weakref.WeakSet()
+        self.reset()
+        reset_in_child(self)
+
+    def reset(self) -> None:
+        """Make a new lock in a forked child."""
+        self.lock = threading.Lock()
+
+
+_process = _Registry()
 
 
 def register(precondition: Precondition) -> None:
     """Let decisions of all consumers of this process wait for `precondition`; it calls `stored` after each write."""
-    with _lock:
-        if precondition not in _preconditions:
-            _preconditions.append(precondition)
+    with _process.lock:
+        if precondition not in _process.preconditions:
+            _process.preconditions.append(precondition)
 
 
 def unregister(precondition: Precondition) -> None:
     """Let decisions wait for `precondition` no more."""
-    with _lock:
-        if precondition in _preconditions:
-            _preconditions.remove(precondition)
+    with _process.lock:
+        if precondition in _process.preconditions:
+            _process.preconditions.remove(precondition)
     stored()
 
 
 def stored() -> None:
     """Wake the consumers whose decisions may be written now."""
-    with _lock:
-        orders = list(_orders)
+    with _process.lock:
+        orders = list(_process.orders)
     for order in orders:
         order.wake_if_ready()
 
@@ -62,21 +75,26 @@ def stored() -> None:
 class WriteOrder:
     """The decisions of one consumer that wait; for its I/O thread alone, except `wake_if_ready` and `wait`."""
 
-    def __init__(self, wake: Callable[[], None], preconditions: list[Precondition] = _preconditions) -> None:
+    def __init__(self, wake: Callable[[], None], preconditions: list[Precondition] = _process.preconditions) -> None:
         """`wake()` makes the I/O thread call `writable` again; `preconditions` are those of this process."""
         self._wake, self._preconditions = wake, preconditions
         #: Decisions, and the marks that they wait for; None: the mark is not known yet.
         self._waiting: list[tuple[list[PendingWrite], dict[Precondition, int | None]]] = []
-        with _lock:
-            _orders.add(self)
+        with _process.lock:
+            _process.orders.add(self)
 
     def writable(self, decisions: list[PendingWrite]) -> list[PendingWrite]:
         """Return those of these decisions, and of the waiting ones, that may be written now. The others wait."""
         if not self._preconditions and not self._waiting:
             return decisions
-        found = [write for write in decisions if workitem.is_waiting(write[0])]
-        if final := [write for write in decisions if not workitem.is_waiting(write[0])]:
-            self._waiting.append((final, dict.fromkeys(self._preconditions)))
+        found: list[PendingWrite] = []
+        waiting: list[PendingWrite] = []
+        for write in decisions:
+            # The acknowledgement of a unique job puts the next message in its place, so that it looks like a release.
+            is_release = workitem.is_waiting(write[0]) and not workitem.is_unique(write[0])
+            (found if is_release else waiting).append(write)
+        if waiting:
+            self._waiting.append((waiting, dict.fromkeys(self._preconditions)))
         for group in list(self._waiting):
             if self._is_ready(group[1]):
                 found += group[0]

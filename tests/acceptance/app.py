@@ -150,3 +150,9 @@ def own_states(self: Any) -> list[str]:
     states = [result.state]
     self.update_state(state='HALF', meta={'done': 50})
     return [*states, result.state, app.AsyncResult(self.request.id).state]
+
+
+@app.task(name='lineage', bind=True)
+def lineage(self: Any, numbers: list[int]) -> list[Any]:
+    """Return the ids of the parent and of the root, and the priority."""
+    return [self.request.parent_id, self.request.root_id, self.request.delivery_info.get('priority')]

@@ -132,6 +132,17 @@ def test_chord_is_counted_with_the_results(site: Site, pool: str, confirm: bool)
     assert body.get(timeout=PATIENCE) == sum(range(1, 61))
 
 
+def test_body_of_a_chord_knows_its_parent(site: Site) -> None:
+    """As if the last part had sent it."""
+    site.worker(pool='prefork', task_inherit_parent_priority=True)
+    header = [site.app.signature('add', (number, 1), priority=7) for number in range(3)]
+    body = chord(header, app=site.app)(site.app.signature('lineage'))
+    parent_id, root_id, priority = body.get(timeout=PATIENCE)
+    assert parent_id in [result.id for result in body.parent.results]
+    assert root_id
+    assert priority == 7
+
+
 def test_chord_of_tasks_that_store_no_result(site: Site) -> None:
     site.worker(pool='prefork', task_ignore_result=True)
     header = [site.app.signature('add', (number, 1)) for number in range(8)]

@@ -47,13 +47,13 @@ def test_children_of_a_large_pool_store_results_through_the_main_process(site: S
 #: An app whose worker logs that it stores results for its children.
 APP = b"""
 from tests.acceptance.app import app
-from celery_couchdb.results.pipeline import Pipeline
-taken = Pipeline._accept
+from celery_couchdb.results.intake import Intake
+taken = Intake._accept
 
 def noted(self, received):
     print('the parent stores', flush=True)
     return taken(self, received)
-Pipeline._accept = noted
+Intake._accept = noted
 """
 
 

@@ -737,13 +737,13 @@ def test_result_that_is_too_large_is_a_failure(working: Celery, apache_couchdb: 
         working.tasks['too_large'].delay().get(timeout=PATIENCE, interval=0.05)
 
 
-def test_refused_result_that_was_handed_over_becomes_a_failure(
-    backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with a result that its task stores itself: Celery makes a failure of it."""
+def refuse_large_documents(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let CouchDB refuse documents of more than 2,000 bytes in requests of the pipeline."""
     write = backend.store.client.bulk
 
-    def small_documents_only(docs: Sequence[Document], *, texts: Sequence[bytes]) -> list[WriteResult]:
+    def bulk(docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
+        if texts is None:
+            return write(docs)
         return [
             write([doc], texts=[text])[0]
             if len(text) < 2000
@@ -751,7 +751,14 @@ def test_refused_result_that_was_handed_over_becomes_a_failure(
             for doc, text in zip(docs, texts, strict=True)
         ]
 
-    monkeypatch.setattr(backend.store.client, 'bulk', small_documents_only)
+    monkeypatch.setattr(backend.store.client, 'bulk', bulk)
+
+
+def test_refused_result_that_was_handed_over_becomes_a_failure(
+    backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a result that its task stores itself: Celery makes a failure of it."""
+    refuse_large_documents(backend, monkeypatch)
     backend.open_outbox(serve_children=False)
     try:
         backend.mark_as_done('large', 'x' * 3000, request=Context(id='large', task='shop.export'))
@@ -765,3 +772,35 @@ def test_refused_result_that_was_handed_over_becomes_a_failure(
     assert meta['status'] == 'FAILURE'
     assert isinstance(meta['result'], ResultTooLarge)
     assert 'the result of shop.export cannot be stored' in str(meta['result'])
+
+
+def test_state_of_an_older_delivery_does_not_replace_a_newer_one(backend: CouchDBBackend) -> None:
+    """The worker's process stores the results of all children, and remembers the revisions of all."""
+    backend.open_outbox(serve_children=False)
+    try:
+        backend.store_result('a', {}, 'STARTED', request=run('a', 4))
+        backend.outbox.pipeline.wait()
+        backend.mark_as_failure('a', ValueError('of the older delivery'), request=run('a', 2))
+        backend.outbox.pipeline.wait()
+    finally:
+        backend.outbox.close()
+    assert backend.get_state('a') == 'STARTED'
+
+
+def test_refused_part_that_was_handed_over_ends_its_chord(
+    backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = backend.app.signature('total').freeze().id
+    callback = backend.app.signature('total', task_id=body)
+    backend.apply_chord(('group', []), callback)
+    backend.set_chord_size('group', 1)
+    refuse_large_documents(backend, monkeypatch)
+    backend.open_outbox(serve_children=False)
+    try:
+        request = Context(id='part', group='group', group_index=0, chord=dict(callback), ignore_result=True)
+        backend.mark_as_done('part', 'x' * 3000, request=request)
+        backend.outbox.pipeline.wait()
+        backend.outbox.pipeline.wait()
+    finally:
+        backend.outbox.close()
+    assert backend.get_state(body) == 'FAILURE'

@@ -12,7 +12,7 @@ from celery_couchdb.results.documents import ChordPart
 from celery_couchdb.results.handed import Handed
 from celery_couchdb.results.outbox import Outbox
 from celery_couchdb.results.store import Store
-from kombu_couchdb.errors import AccessDenied, ServerUnavailable
+from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
 from tests.conftest import PATIENCE
 
 
@@ -27,6 +27,7 @@ class Recorder:
         #: The ids that are refused, and how many writes get no response.
         self.refused: set[str] = set()
         self.outages = 0
+        self.error: CouchDBError = ServerUnavailable('no response')
         #: Writes wait until it is set.
         self.gate = threading.Event()
         self.gate.set()
@@ -36,7 +37,7 @@ class Recorder:
         assert self.gate.wait(PATIENCE)
         if self.outages:
             self.outages -= 1
-            raise ServerUnavailable('no response')
+            raise self.error
         refusals: list[Refusal] = [(each, AccessDenied('refused')) for each in batch if each.id in self.refused]
         stored = [each for each in batch if each.id not in self.refused]
         self.written += [each.id for each in stored]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from celery_couchdb.results import backlog
+from celery_couchdb.results.batch_writer import Refusal
 from celery_couchdb.results.handed import Handed
 from celery_couchdb.results.outbox import Outbox
 from celery_couchdb.results.pipeline import Pipeline
@@ -16,6 +17,8 @@ from kombu_couchdb.consumer import write_order
 from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb.write_result import WriteResult
+from kombu_couchdb.documents.ids import JOB
+from kombu_couchdb.errors import AccessDenied, NotCouchDB
 from tests.conftest import wait_for
 
 from .recording import Recorder, handed, outbox_of
@@ -146,6 +149,58 @@ def test_refused_result(outbox: Outbox, recorder: Recorder, caplog: pytest.LogCa
     assert not caplog.records
 
 
+def test_page_of_a_proxy_is_an_outage(pipeline: Pipeline, recorder: Recorder) -> None:
+    recorder.error = NotCouchDB('a page of a proxy')
+    recorder.outages = 1
+    pipeline.hand(handed('a'))
+    mark = pipeline.mark()
+    assert mark == 1
+    pipeline.wait()
+    assert (recorder.written, recorder.tried) == (['a'], [['a'], ['a']])
+
+
+def test_wrong_password_loses_results_as_it_does_without_a_pipeline(
+    pipeline: Pipeline, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.error = AccessDenied('wrong password')
+    recorder.outages = 1
+    pipeline.hand(handed('a'))
+    pipeline.wait()
+    assert caplog.messages == ['the result of None[a] (SUCCESS) is lost: wrong password']
+
+
+def test_unexpected_error_loses_only_the_result_that_causes_it(
+    pipeline: Pipeline, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = recorder.write
+
+    def fails(batch: Sequence[Handed], *, uncertain: bool = False) -> list[Refusal]:
+        if any(each.id == 'bad' for each in batch):
+            raise KeyError('unexpected')
+        return write(batch, uncertain=uncertain)
+
+    hold(pipeline, recorder)
+    monkeypatch.setattr(recorder, 'write', fails)
+    for name in ('a', 'bad', 'b'):
+        pipeline.hand(handed(name))
+    recorder.gate.set()
+    pipeline.wait()
+    assert recorder.written == ['held', 'a', 'b']
+
+
+@pytest.mark.parametrize('hook', ['on_stored', 'on_refused'])
+def test_error_in_a_hook_does_not_end_the_thread(pipeline: Pipeline, recorder: Recorder, hook: str) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    setattr(pipeline, hook, fails)
+    recorder.refused.add('a')
+    pipeline.hand(handed('a'))
+    pipeline.hand(handed('b'))
+    pipeline.wait()
+    assert recorder.written == ['b']
+
+
 def test_result_in_the_place_of_a_refused_one(pipeline: Pipeline, recorder: Recorder) -> None:
     recorder.refused.add('a')
     pipeline.on_refused = lambda result, error: handed('instead', 'FAILURE')
@@ -184,6 +239,37 @@ def test_full_backlog_lets_tasks_wait(pipeline: Pipeline, recorder: Recorder, mo
     thread.join()
     pipeline.wait()
     assert recorder.written == ['held', '1', '2', '3']
+
+
+def test_worker_that_must_stop_at_once_does_not_wait_for_room(
+    pipeline: Pipeline, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, '_MAX_RESULTS', 1)
+    monkeypatch.setattr('celery_couchdb.results.pipeline._COLD_SECONDS', 0.1)
+    hold(pipeline, recorder)
+    pipeline.is_cold = lambda: True
+    pipeline.hand(handed('1'))
+    recorder.gate.set()
+
+
+def test_stored_parts_leave_room_for_what_completes_their_chord(
+    pipeline: Pipeline, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, '_MAX_RESULTS', 2)
+
+    def complete(results: Sequence[Handed], done: Callable[[Sequence[Handed]], None]) -> None:
+        if results[0].part_id:
+            pipeline.hand(handed('failure of the body'))
+            pipeline.hand(handed('failure of the next step'))
+        done(results)
+
+    pipeline.on_stored = complete
+    hold(pipeline, recorder)
+    pipeline.hand(handed('a', part='part'))
+    recorder.gate.set()
+    pipeline.wait()
+    pipeline.wait()
+    assert recorder.written == ['held', 'a', 'failure of the body', 'failure of the next step']
 
 
 def test_settle_waits_for_the_asked_results_only(pipeline: Pipeline, recorder: Recorder) -> None:
@@ -248,6 +334,17 @@ def test_decision_waits_for_the_results_before_it(pipeline: Pipeline, recorder: 
     recorder.gate.set()
     wait_for(decisions.woken.is_set, 'the consumer to be woken')
     wait_for(lambda: decisions.writable() == ['ack 1', 'ack 2'], 'the decisions to be writable')
+
+
+def test_acknowledgement_of_a_unique_job_with_a_successor_waits(pipeline: Pipeline, recorder: Recorder) -> None:
+    """It puts the next message in the place of the acknowledged one, and looks like a release."""
+    decisions = Decisions()
+    hold(pipeline, recorder)
+    assert decisions.writable(f'release {JOB}') == [f'release {JOB}']
+    job: PendingWrite = ({'_id': f'{JOB}report', 'type': 'WorkItem', 'claimed': None}, ignore)
+    assert decisions.order.writable([job]) == []
+    recorder.gate.set()
+    wait_for(lambda: decisions.order.writable([]) == [job], 'the acknowledgement to be writable')
 
 
 def test_release_does_not_wait(pipeline: Pipeline, recorder: Recorder) -> None:
