@@ -27,7 +27,7 @@ _is_next_task = getattr(amqp, '_callback_publish_retry', None)
 def _apply_tasks(
     self: group, tasks: Iterable[Any], producer: Any = None, app: Any = None, *args: Any, **kwargs: Any
 ) -> Iterator[Any]:
-    """Publish the tasks of a group and yield their results; the last one when all tasks are stored.
+    """Publish the tasks of a group and yield their results. All tasks are stored when the iterator is exhausted.
 
     *Raises* the errors of publishing one task. If a task cannot be published, those that are not stored yet are
     dropped.
