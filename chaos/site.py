@@ -158,7 +158,8 @@ def _celery(broker: str, results: str) -> dict[str, Any]:
         'task_acks_late': True,
         'task_reject_on_worker_lost': True,
         'task_publish_retry_policy': {
-            'max_retries': None,
+            # For the next step of a chain, Celery 5.7 tries only four times if there is no limit.
+            'max_retries': 1000,
             'interval_start': 0.1,
             'interval_step': 0.2,
             'interval_max': 1.0,
