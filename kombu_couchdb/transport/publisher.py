@@ -25,6 +25,7 @@ from ..errors import ServerUnavailable
 from .collector import collector
 from .exchanges import EXCHANGE_TYPES
 from .publish_batch import PublishBatch
+from .republished import Republished
 
 __all__ = ['Publisher', 'closed']
 
@@ -67,16 +68,23 @@ class Publisher(virtual.Channel):
             raise closed()
         if not exchange and self.connection.topology.is_broadcast(routing_key):
             exchange = routing_key
-        properties = message['properties']
+        given, properties = message, message['properties']
+        failed = Republished.of(self.connection.couchdb.address.url)
+        if failed_id := failed.take(message, exchange, routing_key):
+            properties['delivery_tag'] = _PublishTag(failed_id)
         again = isinstance(properties.get('delivery_tag'), _PublishTag)
         message = self._prepared(message, exchange, routing_key)
         properties['delivery_tag'] = message['properties']['delivery_tag']
         if _publish_batch is not None or collector() is not None:
             message = _copied(message)  # the caller may change the message before the batch is stored
-        if exchange:
-            self.typeof(exchange).deliver(message, exchange, routing_key, again=again, batch=_publish_batch)
-        else:  # AMQP's default exchange: the routing key is the name of the queue
-            self._put([routing_key or self.deadletter_queue], message, again=again, batch=_publish_batch)
+        try:
+            if exchange:
+                self.typeof(exchange).deliver(message, exchange, routing_key, again=again, batch=_publish_batch)
+            else:  # AMQP's default exchange: the routing key is the name of the queue
+                self._put([routing_key or self.deadletter_queue], message, again=again, batch=_publish_batch)
+        except ServerUnavailable:
+            failed.note(given, exchange, routing_key, properties['delivery_tag'])
+            raise
         properties['delivery_tag'] = str(properties['delivery_tag'])
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:

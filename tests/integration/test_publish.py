@@ -101,6 +101,30 @@ def test_retry_does_not_store_a_message_that_was_completed(
     assert items(client) == []
 
 
+def test_task_that_is_published_again_after_an_error_is_stored_once(
+    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery 5.7 makes a new message for each attempt to publish the next step of a chain."""
+    publish(connection, 'the first may set the database up')
+    request, lost = Client.request, list[object]()
+
+    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
+        answer = request(self, method, *args, **kwargs)
+        if method == 'PUT' and not lost:
+            lost.append(answer)
+            raise ServerUnavailable('500, though done')
+        return answer
+
+    replace_in_clients(monkeypatch, database, 'request', request_and_lose)
+    with pytest.raises(connection.connection_errors):
+        publish(connection, 'step', headers={'id': 'a-task', 'retries': 0})
+    publish(connection, 'another step', headers={'id': 'a-task', 'retries': 0})
+    publish(connection, 'step', headers={'id': 'a-task', 'retries': 0})
+    assert len(items(client)) == 3
+    publish(connection, 'step', headers={'id': 'a-task', 'retries': 0})  # no attempt has failed since
+    assert len(items(client)) == 4
+
+
 def test_message_published_twice_is_two_messages(connection: Connection, client: Client) -> None:
     producer, inbox = connection.Producer(), Inbox(connection)
     producer.publish('hello', routing_key='q', serializer='json')
