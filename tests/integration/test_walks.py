@@ -103,15 +103,18 @@ def test_message(walk: Walk, connect: Callable[..., Connection], client: Client)
     published = walk.of('a-body', lambda: publish(publisher, 'a-body-1'))
     assert published - drawn('A published message') == set()
     assert {'kombu_couchdb.transport.publisher', 'kombu_couchdb.queues.store'} <= published
-    inbox = Inbox(connect(), ack=False, prefetch=8)
+    inbox = Inbox(connect(), ack=False, prefetch=2)
     inbox.wait(2)
-    for message in inbox.messages:
-        message.ack()
-    inbox.messages.clear()
-    inbox.drain_until(lambda: not items(client), 'the first messages to be deleted')
-    publish(publisher, 'a-body-2')
-    [item] = items(client)
-    claimed = walk.of(item['_id'], lambda: inbox.wait(1))
+    publish(publisher, 'a-body-2')  # it is not claimed before the walk begins: the prefetch count is used up
+    [item] = [each for each in items(client) if not each['claimed']]
+
+    def claim() -> None:
+        for message in inbox.messages:
+            message.ack()
+        inbox.messages.clear()
+        inbox.wait(1)
+
+    claimed = walk.of(item['_id'], claim)
 
     def ack() -> None:
         inbox.messages.pop().ack()
