@@ -6,6 +6,7 @@ requests to the server, `waiting` waits for results, `chords.completion` ends ch
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
@@ -25,7 +26,7 @@ from kombu_couchdb.log import get_logger
 
 from . import brevity, expiry, groups, redaction, startup
 from .chords.completion import ChordMixin
-from .chords.counter import Chords
+from .chords.counter import LAG_SECONDS, Chords
 from .handover import HandOverMixin
 from .options import Options
 from .results.address import address_of
@@ -232,7 +233,11 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         except (NotFound, DatabaseMissing):
             self.store.database.set_up()
-            unfinished = expiry.sweep(self.store, self.chords, is_over)
+            try:
+                unfinished = expiry.sweep(self.store, self.chords, is_over)
+            except NotFound:  # the server, or another node of a cluster, may not show the new design document yet
+                time.sleep(LAG_SECONDS)
+                unfinished = expiry.sweep(self.store, self.chords, is_over)
         self.complete_unfinished_chords(unfinished)
         self.resolver.resolve_if_due()
 
