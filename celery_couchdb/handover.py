@@ -49,7 +49,7 @@ class HandOverMixin:
         """Return an outbox that counts the parts of chords, and that is not open."""
         outbox = Outbox(store)
         outbox.pipeline.on_stored = Counting(self.count_parts).add
-        outbox.pipeline.on_refused = self._on_refused
+        outbox.pipeline.on_refused = self._failure_instead
         outbox.pipeline.is_busy, outbox.pipeline.is_cold = _has_waiting_tasks, _must_stop_at_once
         return outbox
 
@@ -85,27 +85,27 @@ class HandOverMixin:
         """Tell whether no acknowledgement is stored before the results that were handed over before it."""
         return self._has_our_broker or not any(task.acks_late for task in self.app.tasks.values())
 
-    def _on_refused(self, handed: Handed, error: CouchDBError) -> Handed | None:
-        """Return the failure to be stored in the place of a result that is too large; log any other refused result."""
+    def _failure_instead(self, handed: Handed, error: CouchDBError) -> Handed | None:
+        """Return the failure to be stored in the place of a success that is too large, or None."""
         head = handed.head
-        if isinstance(error, DocumentTooLarge) and states.SUCCESS in (head.get('status'), head.get('state')):
-            failure = ResultTooLarge(f'the result of {head.get("task") or handed.id} cannot be stored: {error}')
-            result = self.prepare_exception(failure)
-            if head['type'] == 'Part':
-                value = pack(self.encode({'result': result}), self.content_type)
-                doc: dict[str, Any] = {**head, 'state': states.FAILURE, 'value': value}
-            else:
-                task_id = handed.id.removeprefix(self.task_keyprefix)
-                meta = {'task_id': task_id, 'status': states.FAILURE, 'result': result, 'traceback': None}
-                payload = self.encode({**meta, 'children': [], 'date_done': None})
-                doc = {**head, 'status': states.FAILURE, **pack(payload, self.content_type)}
-            # Its part of a chord is counted with the failure.
-            instead = Handed.of(doc)
-            instead.part_id, instead.part = handed.part_id, handed.part
-            instead.group_id, instead.body = handed.group_id, handed.body
-            return instead
-        logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), handed.id, head.get('status'), error)
-        return None
+        is_success = states.SUCCESS in (head.get('status'), head.get('state'))
+        if not (is_success and isinstance(error, DocumentTooLarge)):
+            return None
+        failure = ResultTooLarge(f'the result of {head.get("task") or handed.id} cannot be stored: {error}')
+        result = self.prepare_exception(failure)
+        if head['type'] == 'Part':
+            value = pack(self.encode({'result': result}), self.content_type)
+            doc: dict[str, Any] = {**head, 'state': states.FAILURE, 'value': value}
+        else:
+            task_id = handed.id.removeprefix(self.task_keyprefix)
+            meta = {'task_id': task_id, 'status': states.FAILURE, 'result': result, 'traceback': None}
+            payload = self.encode({**meta, 'children': [], 'date_done': None})
+            doc = {**head, 'status': states.FAILURE, **pack(payload, self.content_type)}
+        # Its part of a chord is counted with the failure.
+        instead = Handed.of(doc)
+        instead.part_id, instead.part = handed.part_id, handed.part
+        instead.group_id, instead.body = handed.group_id, handed.body
+        return instead
 
 
 def _has_waiting_tasks() -> bool:

@@ -11,6 +11,7 @@ from kombu_couchdb.log import get_logger
 
 from ..results.documents import Packed
 from ..results.handed import Handed
+from ..results.pipeline import Done
 
 __all__ = ['Counting']
 
@@ -18,8 +19,6 @@ logger = get_logger(__name__)
 
 #: Called with the id of a group, the ids of parts that were stored just now, and the encoded body of the chord.
 Count = Callable[[str, list[str], Packed], None]
-
-Done = Callable[[Sequence[Handed]], None]
 
 
 class Counting:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_couchdb.couchdb.client import chunks
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
@@ -12,7 +11,7 @@ from .documents import Document, is_expired, is_outdated
 from .handed import Handed
 from .store import Store
 
-__all__ = ['BatchWriter', 'Refusal']
+__all__ = ['MAX_RESULTS', 'BatchWriter', 'Refusal']
 
 logger = get_logger(__name__)
 
@@ -27,7 +26,7 @@ Refusal = tuple[Handed, CouchDBError]
 
 
 class BatchWriter:
-    """Writes results with different ids to one store."""
+    """Writes up to `MAX_RESULTS` results with different ids at a time to one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,10 +42,7 @@ class BatchWriter:
         for _ in range(_ATTEMPTS):
             if not left:
                 return refusals
-            conflicting: list[Handed] = []
-            for part in chunks(left, MAX_RESULTS):
-                conflicting += self._write(part, refusals)
-            left = self._newer_than_stored(conflicting)
+            left = self._newer_than_stored(self._write(left, refusals))
         return refusals + [(each, self._store.too_many_conflicts(each.id)) for each in left]
 
     def _write(self, batch: Sequence[Handed], refusals: list[Refusal]) -> list[Handed]:
@@ -55,20 +51,19 @@ class BatchWriter:
         texts: list[bytes] = []
         for each in batch:
             some, its_texts = each.docs()
-            docs, texts = docs + some, texts + its_texts
-        results = self._store.write_texts(docs, texts)
+            docs += some
+            texts += its_texts
+        results = iter(self._store.write_texts(docs, texts))
         where, conflicting = self._store.client.address.url, list[Handed]()
         for each in batch:
-            result, results = results[0], results[1:]
-            part = None
-            if each.part:
-                part, results = results[0], results[1:]
-                if part.is_stored or part.is_conflict:  # in conflict: it is stored already
-                    each.part = b''
+            result = next(results)
+            part = next(results) if each.part else None
+            if part is not None and not part.is_refused:  # in conflict: it is stored already
+                each.part = b''
             if result.is_conflict:
                 conflicting.append(each)
                 continue
-            refused = result if result.is_refused else part if part is not None and part.is_refused else None
+            refused = next((one for one in (result, part) if one is not None and one.is_refused), None)
             if refused is not None:
                 refusals.append((each, refused.exception(where)))
             else:

@@ -1,8 +1,8 @@
 """Pipeline of results: a task hands its result over and ends; the worker's process stores what has gathered.
 
 A result that comes alone is stored at once. Results that come quickly share a request: for CouchDB, a request with one
-document costs as much as one with 30. While CouchDB does not respond, results
-wait in memory; if there are too many (see `backlog`), whoever hands over another one waits, too.
+document costs as much as one with 30. While CouchDB does not respond, results wait in memory; if there are too many
+(see `backlog`), whoever hands over another one waits, too.
 
 An acknowledgement waits for the results that were handed over before it, see `kombu_couchdb.consumer.write_order`.
 """
@@ -26,7 +26,7 @@ from .handed import Handed
 from .intake import Intake
 from .prefork_relay import Relay
 
-__all__ = ['Pipeline']
+__all__ = ['Done', 'Pipeline']
 
 logger = get_logger(__name__)
 
@@ -50,6 +50,7 @@ _CHECK_SECONDS = 0.1
 #: The most ids in the log line about results that were not stored.
 _MAX_LOGGED = 20
 
+#: Called with results for which nothing is left to do.
 Done = Callable[[Sequence[Handed]], None]
 
 
@@ -57,13 +58,14 @@ class Pipeline:
     """Stores the results that threads and children of this process hand over, in a thread of its own.
 
     `on_stored(results, done)` is called after a write, and calls `done(results)` when nothing is left to do for them.
-    `on_refused(result, error)` is called for a result that CouchDB refuses, and may return another one to be stored.
+    `on_refused(result, error)` is called for a result that CouchDB refuses. It returns another one to be stored in its
+    place, or None: then the result is lost, and that is logged.
     """
 
     def __init__(self, writer: BatchWriter, relay: Relay) -> None:
         self._writer, self._relay = writer, relay
         self.on_stored: Callable[[Sequence[Handed], Done], None] = _call_done
-        self.on_refused: Callable[[Handed, CouchDBError], Handed | None] = _log_refusal
+        self.on_refused: Callable[[Handed, CouchDBError], Handed | None] = lambda result, error: None
         #: Tells whether the worker has more tasks waiting than running.
         self.is_busy: Callable[[], bool] = lambda: False
         #: Tells whether the worker must stop at once.
@@ -266,8 +268,11 @@ class Pipeline:
                 instead = self.on_refused(result, error)
             except Exception:
                 logger.exception('unexpected error in the thread that stores results')
-        if instead is not None:
-            self._backlog.add(instead)
+            if instead is not None:
+                self._backlog.add(instead)
+            else:
+                task, state = result.head.get('task'), result.head.get('status')
+                logger.error('the result of %s[%s] (%s) is lost: %s', task, result.id, state, error)
         self._done([result])
 
     def _done(self, results: Sequence[Handed]) -> None:
@@ -278,8 +283,3 @@ class Pipeline:
 
 def _call_done(results: Sequence[Handed], done: Done) -> None:
     done(results)
-
-
-def _log_refusal(result: Handed, error: CouchDBError) -> None:
-    head = result.head
-    logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), result.id, head.get('status'), error)

@@ -1,4 +1,7 @@
-"""How long the subscriber pauses after a response, so that the next one has several results if they come quickly."""
+"""Pacing: the subscriber's pause after a response of the changes feed.
+
+While results come quickly, the pause lets the next response have several of them.
+"""
 
 from __future__ import annotations
 
