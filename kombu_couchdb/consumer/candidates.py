@@ -15,9 +15,8 @@ from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
 from ..documents import workitem
-from ..leases.peers import Turns
 from ..queues.waiting import HORIZON_SECONDS, Page
-from .claim_order import MAX_STAGGERED, ClaimOrder
+from .claim_order import ClaimOrder
 from .ending import MANY_LEFT, Ending
 from .paging import Paging, Reading
 from .probes import STAGGER_SECONDS, Candidate, Probes
@@ -27,10 +26,6 @@ __all__ = ['Candidate', 'QueueCandidates']
 #: After a consumer joined or left a queue, the others claim nothing for `STAGGER_SECONDS`. They do not pause again
 #: until this number of seconds after the end of the last pause.
 _MIN_PAUSE_INTERVAL_SECONDS = 1.0
-
-#: In a queue with more consumers than this, those that were never seen to claim anything count as busy (see
-#: `peers.Turns`).
-_MANY_CONSUMERS = 64
 
 #: If other consumers serve the queue and its messages are all known, this consumer claims beyond its prefetch count
 #: only while it leaves this many that are its own share: the others have as many, and need none of these soon.
@@ -49,8 +44,6 @@ class QueueCandidates:
         self._verifying = False  # whether the next read of the head is to show which candidates still exist
         self._share_only = False  # whether this consumer leaves to the others what they may claim first
         self._order, self._ending = ClaimOrder(), Ending()
-        #: The other consumers that have claimed a message, or may have claimed one that this consumer lost.
-        self._seen_claiming: set[str] = set()
         self._probes = Probes()
         self._paused_until = float('-inf')
         self._stale = True
@@ -105,15 +98,14 @@ class QueueCandidates:
 
     def set_consumers(self, own: str, names: Sequence[str]) -> None:
         """Set the consumers of the queue: `names`, with this consumer (`own`) among them."""
-        if (own, tuple(names)) == (self._order.turns.own, self._order.turns.names):
+        turns = self._order.turns
+        if (own, tuple(names)) == (turns.own, turns.names):
             return
-        if len(names) <= len(self._order.turns) and self._order.turns.own:
+        if len(names) <= len(turns) and turns.own:
             # A consumer has left. The messages that it had, or could claim first, are at the head of the queue.
             self._paging.forget()
-        alone_before = len(self._order.turns) == 1
-        self._seen_claiming &= {*names}
-        unseen = {*names} - self._seen_claiming if len(names) > _MANY_CONSUMERS else set[str]()
-        self._order.set_turns(Turns(names, own, self._order.turns.busy | unseen))
+        alone_before = len(turns) == 1
+        self._order.set_consumers(own, names)
         if len(names) > 1 or not alone_before:
             # The claim order has changed. Some consumers may not know that yet and claim in the old order: pause, and
             # read the documents again.
@@ -127,20 +119,13 @@ class QueueCandidates:
 
     def won(self, doc_id: str) -> None:
         """Note that this consumer claimed a message: the consumers that could claim it first count as busy."""
-        if len(self._order.turns) > 1:
-            first = self._probes.won(doc_id)
-            if self._order.note(busy=self._order.before(doc_id) if first is None else [first]):
-                self._update_turns()
+        if len(self._order.turns) > 1 and self._order.won(doc_id, self._probes.won(doc_id)):
+            self._update_turns()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
         """Note that another consumer (`to`, if it is known) claimed a message: it no longer counts as busy."""
         self._probes.lost(doc_id)
-        before = [to] if to else self._order.before(doc_id)
-        # Without `to`, any consumer that comes before this one may have claimed it. If they are many, only the first
-        # one stops counting as busy; later claims show whether others should.
-        idle = before if len(before) <= MAX_STAGGERED else before[:1]
-        self._seen_claiming.update(idle)
-        if len(self._order.turns) > 1 and self._order.note(idle=idle):
+        if self._order.lost(doc_id, to):
             self._update_turns()
 
     def _update_turns(self, since: float | None = None) -> None:

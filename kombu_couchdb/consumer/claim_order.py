@@ -1,4 +1,4 @@
-"""The claim order of the messages of one queue: how many others may claim a message first, and the wait for them."""
+"""The claim order of one queue: which consumers may claim a message first, which of them do, and the wait for them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from ..leases.peers import Turns
 from .probes import STAGGER_SECONDS
 from .runs import Runs
 
-__all__ = ['MAX_STAGGERED', 'ClaimOrder']
+__all__ = ['ClaimOrder']
 
 #: A consumer waits before it claims a message that other consumers (not counting busy ones) may claim first:
-#: `STAGGER_SECONDS` for each of the first `MAX_STAGGERED` of them, and `_MOMENT_SECONDS` for each further one. So they
+#: `STAGGER_SECONDS` for each of the first `_MAX_STAGGERED` of them, and `_MOMENT_SECONDS` for each further one. So they
 #: do not all try it at once.
-MAX_STAGGERED, _MOMENT_SECONDS = 5, 0.01
+_MAX_STAGGERED, _MOMENT_SECONDS = 5, 0.01
 
 #: The number of further consumers after which the moments start again at zero, so that no consumer waits longer than
 #: 0.8 seconds: any member of the database may write Consumer documents that have no consumer.
 _MAX_MOMENTS = 30
+
+#: In a queue with more consumers than this, those that were never seen to claim anything count as busy (see
+#: `peers.Turns`).
+_MANY_CONSUMERS = 64
 
 
 class ClaimOrder:
@@ -28,13 +32,32 @@ class ClaimOrder:
         self.turns = Turns()
         self._runs = Runs()
         self._of_runs: dict[str, tuple[int, float]] = {}  # by the key of a run, see `of`
+        #: The other consumers that have claimed a message, or may have claimed one that this consumer lost.
+        self._seen_claiming: set[str] = set()
 
-    def set_turns(self, turns: Turns) -> None:
-        """Set the consumers of the queue."""
-        self.turns, self._of_runs = turns, {}
+    def set_consumers(self, own: str, names: Sequence[str]) -> None:
+        """Set the consumers of the queue: `names`, with this consumer (`own`) among them."""
+        self._seen_claiming &= {*names}
+        unseen = {*names} - self._seen_claiming if len(names) > _MANY_CONSUMERS else set[str]()
+        self.turns, self._of_runs = Turns(names, own, self.turns.busy | unseen), {}
 
-    def note(self, *, busy: Collection[str] = (), idle: Collection[str] = ()) -> bool:
-        """Note which consumers are busy or idle (see `Turns.note`); tell whether that changed the order."""
+    def won(self, doc_id: str, left_to: str | None) -> bool:
+        """Note that this consumer claimed a message: those that could claim it first count as busy.
+
+        `left_to` is the only one of them if the message was a probe. Tell whether that changed the order.
+        """
+        return self._note(busy=self.before(doc_id) if left_to is None else [left_to])
+
+    def lost(self, doc_id: str, to: str | None) -> bool:
+        """Note that another consumer (`to`, if it is known) claimed a message; tell whether that changed the order."""
+        before = [to] if to else self.before(doc_id)
+        # Without `to`, any consumer that comes before this one may have claimed it. If they are many, only the first
+        # one stops counting as busy; later claims show whether others should.
+        idle = before if len(before) <= _MAX_STAGGERED else before[:1]
+        self._seen_claiming.update(idle)
+        return len(self.turns) > 1 and self._note(idle=idle)
+
+    def _note(self, *, busy: Collection[str] = (), idle: Collection[str] = ()) -> bool:
         if not self.turns.note(busy=busy, idle=idle):
             return False
         self._of_runs = {}
@@ -75,5 +98,5 @@ class ClaimOrder:
             # and so prove that it is not busy.
             return _MOMENT_SECONDS if self.turns.busy and self.turns.first(key) in self.turns.busy else 0.0
         return (
-            min(turn, MAX_STAGGERED) * STAGGER_SECONDS + max(0, turn - MAX_STAGGERED) % _MAX_MOMENTS * _MOMENT_SECONDS
+            min(turn, _MAX_STAGGERED) * STAGGER_SECONDS + max(0, turn - _MAX_STAGGERED) % _MAX_MOMENTS * _MOMENT_SECONDS
         )
