@@ -96,6 +96,11 @@ class Ahead(dict[str, Document | None]):
         else:
             self[doc['_id']] = doc
 
+    def drop(self, doc_id: str) -> None:
+        """Forget a document, also if it was received as a success."""
+        self.pop(doc_id, None)
+        self._received.take(doc_id)
+
     def forget_states(self, ids: Iterable[str]) -> None:
         """Forget the states of documents that were deleted, or are read again."""
         self.update(dict.fromkeys(doc_id for doc_id in ids if doc_id in self))

@@ -29,7 +29,8 @@ from ..results.documents import Document, is_expired
 from ..results.store import Store
 from .mailbox import Mailbox
 from .pacing import Pacing
-from .received import Ahead, Received
+from .received import Received
+from .watched import Watched
 
 __all__ = ['Subscriber']
 
@@ -86,11 +87,10 @@ class Subscriber:
 
     def reset(self) -> None:
         """Start over in a forked child: the thread and the mailboxes belong to the parent process."""
-        self._condition = threading.Condition()
+        self.received.reset()
+        self._watched = Watched(self.received)
+        self._changed = self._watched.changed
         self._longpoll = Longpoll(self.store.client)
-        self._mailboxes: dict[str, set[Mailbox]] = {}
-        #: Watched ids whose documents were not read yet.
-        self._unread: set[str] = set()
         self._running = False
         #: The update sequence from which the next wait starts, for the watched ids except `_unread`.
         self._since: Any = None
@@ -100,56 +100,33 @@ class Subscriber:
         self._max_doc_ids = _MAX_DOC_IDS
         #: Whether new ids come too often to wait for changes.
         self._polls = False
-        self.received.reset()
-        self._ahead = Ahead(self.received)
-        self._left_at = 0.0  # when the last thread stopped waiting
         self._pacing, self._spacing = Pacing(), 0.0
         #: Whether responses may contain documents while every change is received, and whether that is worth it.
         self._may_have_docs = self._with_docs = True
 
     def covers(self, doc_id: str) -> bool:
         """Tell whether this document needs no read: the subscriber watches it already, and has read it or will."""
-        return self._since is not None and doc_id in self._ahead
+        return self._since is not None and doc_id in self._watched.ahead
 
     def watch(self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str] = ()) -> None:
         """Deliver the documents with these ids to `mailbox`, until `unwatch`.
 
         The documents with the ids `ahead` are watched as well. Successes among them are put into `received`.
         """
-        with self._condition:
-            is_new = False
-            for doc_id in ids:
-                self._mailboxes.setdefault(doc_id, set()).add(mailbox)
-                known = self.take(doc_id)
-                if known is None and doc_id in self._ahead:
-                    known = self._ahead.pop(doc_id)  # later changes are delivered to the mailbox
-                elif known is None:
-                    self._unread.add(doc_id)
-                    is_new = True
-                if known is not None:
-                    mailbox.deliver(known)
-            if is_new:
-                self._unread |= self._ahead.extend(doc_id for doc_id in ahead if doc_id not in self._mailboxes)
+        with self._changed:
+            if self._watched.add(mailbox, ids, ahead, self.take):
                 self._longpoll.interrupt()
-            self._condition.notify_all()
+            self._changed.notify_all()
             if not self._running:
                 threading.Thread(target=self._run, name='celery-couchdb-results', daemon=True).start()
                 self._running = True
 
     def unwatch(self, mailbox: Mailbox, ids: Iterable[str]) -> None:
         """Stop delivering the documents with these ids to `mailbox`."""
-        with self._condition:
-            for doc_id in ids:
-                mailboxes = self._mailboxes.get(doc_id, set())
-                mailboxes.discard(mailbox)
-                mailbox.forget_revision(doc_id)
-                if not mailboxes:
-                    self._mailboxes.pop(doc_id, None)
-                    self._unread.discard(doc_id)
-            if not self._mailboxes:
-                self._left_at = time.monotonic()
-                if not self._ahead:
-                    self._longpoll.interrupt()
+        with self._changed:
+            self._watched.remove(mailbox, ids)
+            if not self._watched:
+                self._longpoll.interrupt()
 
     def take(self, doc_id: str) -> Document | None:
         """Return a success that was received before, once; None if there is none or it has expired."""
@@ -158,15 +135,11 @@ class Subscriber:
 
     def drop(self, doc_id: str) -> None:
         """Forget what was received of a document, because this process deletes it."""
-        with self._condition:
-            self._ahead.pop(doc_id, None)
-            if doc_id not in self._mailboxes:
-                self._unread.discard(doc_id)
-            self.received.take(doc_id)
+        self._watched.drop(doc_id)
 
     def is_watching(self, mailbox: Mailbox, doc_id: str) -> bool:
         """Tell whether a document is still delivered to `mailbox`: not after an error was delivered in its place."""
-        return mailbox in self._mailboxes.get(doc_id, ())
+        return self._watched.has(mailbox, doc_id)
 
     # -- in the subscriber's thread
 
@@ -174,12 +147,11 @@ class Subscriber:
         pause, retry = 0.0, _MIN_RETRY_SECONDS
         while self._wait_for_mailboxes():
             time.sleep(pause)  # limits the number of requests
-            with self._condition:
+            with self._changed:
                 if self._spacing:  # a document that nothing has watched before does not wait
-                    self._condition.wait_for(lambda: self._unread, self._spacing)
+                    self._changed.wait_for(lambda: self._watched.unread, self._spacing)
                     self._spacing = 0.0
-                watched = self._mailboxes.keys() | self._ahead.keys()
-                unread, self._unread = self._unread, set()
+                watched, unread = self._watched.ids, self._watched.take_unread()
                 generation = self._longpoll.generation
             if not watched:
                 continue
@@ -192,7 +164,7 @@ class Subscriber:
                 if isinstance(exc, AnswerTooLarge) and self._max_doc_ids:
                     # The results are large. From now on receive changes without documents.
                     self._max_doc_ids, self._may_have_docs, pause = 0, False, 0.0
-                    self._clear_ahead()
+                    self._watched.clear_ahead()
                     continue
                 level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one warning for each outage
                 logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
@@ -202,15 +174,16 @@ class Subscriber:
 
     def _wait_for_mailboxes(self) -> bool:
         """Wait until a document is watched; return False if the thread should end, because none was for a long time."""
-        with self._condition:
-            if not self._mailboxes and self._ahead:
-                self._condition.wait_for(lambda: self._mailboxes, _LINGER_SECONDS)
-            if not self._mailboxes:
-                self._clear_ahead()
+        watched = self._watched
+        with self._changed:
+            if watched.ahead:
+                self._changed.wait_for(lambda: watched.mailboxes, _LINGER_SECONDS)
+            if not watched.mailboxes:
+                watched.clear_ahead()
                 self._since, self._max_doc_ids = None, _MAX_DOC_IDS
                 self._may_have_docs = self._with_docs = True
-                self._condition.wait_for(lambda: self._mailboxes, _IDLE_SECONDS)
-            if not self._mailboxes:
+                self._changed.wait_for(lambda: watched.mailboxes, _IDLE_SECONDS)
+            if not watched.mailboxes:
                 self._running = False
             return self._running
 
@@ -218,13 +191,12 @@ class Subscriber:
         """Deliver existing documents, wait for changes and deliver them; return the pause after that, in seconds."""
         many = len(watched) > self._max_doc_ids
         if self._since is None or many != self._receives_all:
-            with self._condition:
-                self._ahead.forget_states(self._ahead.copy())
+            self._watched.forget_states()
             self._since, self._receives_all, unread = self.store.sequence() if many else 0, many, watched
         if many:
             # Read from every copy: the feed never reports a change that its node had received before `_since`, and a
             # read from the other nodes only may miss that change.
-            self._deliver(self.store.read_many(unread, everywhere=True))
+            self._watched.deliver(self.store.read_many(unread, everywhere=True))
         since = 0 if unread and not many else self._since
         body = {} if many else {'doc_ids': sorted(watched)}
         docs = (self._may_have_docs and self._with_docs) or not many
@@ -244,59 +216,42 @@ class Subscriber:
         return _MIN_PAUSE_SECONDS
 
     def _is_wanted(self) -> bool:
-        return bool(self._mailboxes) or time.monotonic() - self._left_at < _LINGER_SECONDS
+        return bool(self._watched.mailboxes) or time.monotonic() - self._watched.left_at < _LINGER_SECONDS
 
     def _space(self, count: int) -> None:
         """Set the additional pause after a response with `count` watched documents."""
-        with self._condition:
-            waiting = len(self._mailboxes)
-            others = len(self._ahead) + waiting - len(set().union(*self._mailboxes.values()))
+        waiting, others = self._watched.counts()
         self._spacing = self._pacing.pause(count, others, waiting, time.monotonic())
 
     def _process(self, response: Document, watched: set[str], docs: bool) -> int:
         """Deliver the documents that a response of the changes feed names, or has with `docs`; return their number."""
         changes = response['results']
-        with self._condition:
-            self._ahead.forget_states([row['id'] for row in changes if row.get('deleted')])
+        self._watched.forget_states([row['id'] for row in changes if row.get('deleted')])
         rows = [row for row in changes if row['id'] in watched and not row.get('deleted')]
         self._since = response['last_seq']
         if self._receives_all and changes:
             self._with_docs = len(rows) >= _MIN_OWN_SHARE * len(changes)
         if docs:
-            self._deliver(row.get('doc') for row in rows)
+            self._watched.deliver(row.get('doc') for row in rows)
             return len(rows)
         found = self.store.read_many(row['id'] for row in rows)
-        self._deliver(found)
+        self._watched.deliver(found)
         # In a cluster, the nodes that have read a document may not have received its change yet.
         late = {
             row['id']
             for row, doc in zip(rows, found, strict=True)
             if doc is None or _generation(doc['_rev']) < _generation(row['changes'][0]['rev'])
         }
-        with self._condition:
-            self._unread |= late & (self._mailboxes.keys() | self._ahead.keys())
+        self._watched.read_again(late)
         return len(rows)
-
-    def _deliver(self, docs: Iterable[Document | None]) -> None:
-        with self._condition:
-            for doc in docs:
-                if doc is not None and not doc.get('_deleted'):
-                    for mailbox in tuple(self._mailboxes.get(doc['_id'], ())):
-                        mailbox.deliver(doc)
-                    self._ahead.keep(doc)
-
-    def _clear_ahead(self) -> None:
-        with self._condition:
-            self._unread -= self._ahead.keys() - self._mailboxes.keys()
-            self._ahead.clear()
 
     def _fail(self, watched: set[str], exc: Exception) -> None:
         """Deliver an error to the mailboxes of the documents that cause it, or of all if no document causes it."""
         errors: dict[str, CouchDBError] = {}
         self._since = None  # the next request reads everything again, also what was unread now
-        if self._ahead or (self._receives_all and self._may_have_docs):
+        if self._watched.ahead or (self._receives_all and self._may_have_docs):
             # The error may concern a document that nothing waits for.
-            self._clear_ahead()
+            self._watched.clear_ahead()
             self._may_have_docs = False
             return
         if not isinstance(exc, (AccessDenied, NotCouchDB, ConfigurationError)):
@@ -315,11 +270,7 @@ class Subscriber:
                 else CouchDBError(f'{self.store.client.address.url}: the subscriber to results failed: {exc!r}')
             )
             errors = dict.fromkeys(watched, error)
-        with self._condition:
-            failed = {(mailbox, errors[doc_id]) for doc_id in errors for mailbox in self._mailboxes.pop(doc_id, ())}
-            self._unread -= errors.keys()
-        for mailbox, error in failed:
-            mailbox.deliver(error)
+        self._watched.fail(errors)
 
 
 def _generation(rev: str) -> int:

@@ -191,7 +191,7 @@ def test_two_threads_wait_for_the_same_result(app: Celery, worker: CouchDBBacken
     [task_id] = ids(1)
     waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
     wait_for(
-        lambda: len(app.backend.subscriber._mailboxes.get(f'celery-task-meta-{task_id}', ())) == 2,
+        lambda: len(app.backend.subscriber._watched.mailboxes.get(f'celery-task-meta-{task_id}', ())) == 2,
         'both threads to wait',
     )
     worker.mark_as_done(task_id, 7)
@@ -330,7 +330,7 @@ def test_abandoned_iteration_frees_all_resources(app: Celery, worker: CouchDBBac
     assert next(iteration)[0] == first
     del iteration
     gc.collect()
-    assert app.backend.subscriber._mailboxes == {}
+    assert app.backend.subscriber._watched.mailboxes == {}
 
 
 # -- groups
@@ -441,7 +441,7 @@ def test_group_raises_the_error_of_the_task_before_it(
         worker.mark_as_failure(parent, LookupError('no'))
     outcome = waiting.value()
     assert isinstance(outcome, LookupError)
-    wait_for(lambda: not app.backend.subscriber._mailboxes, 'the end of all waits')
+    wait_for(lambda: not app.backend.subscriber._watched.mailboxes, 'the end of all waits')
 
 
 def test_group_that_is_never_sent_with_propagate_false(app: Celery, worker: CouchDBBackend) -> None:
@@ -678,7 +678,7 @@ def test_state_that_was_received_before_is_delivered(app: Celery, worker: CouchD
     wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
     worker.mark_as_failure(results[1].id, ValueError('no'))
     key = app.backend.get_key_for_task(results[1].id)
-    wait_for(lambda: app.backend.subscriber._ahead.get(key), 'the failure')
+    wait_for(lambda: app.backend.subscriber._watched.ahead.get(key), 'the failure')
     seen = list[str]()
     second = Waiting(lambda: results[1].get(timeout=PATIENCE, on_message=lambda meta: seen.append(meta['status'])))
     assert isinstance(second.value(), ValueError)
@@ -695,10 +695,10 @@ def test_failure_that_a_later_delivery_replaces_is_not_kept(
     waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
     wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
     worker.mark_as_failure(results[1].id, ValueError('no'))
-    wait_for(lambda: app.backend.subscriber._ahead.get(key), 'the failure')
+    wait_for(lambda: app.backend.subscriber._watched.ahead.get(key), 'the failure')
     worker.mark_as_done(results[0].id, 1)
     assert waiting.value() == 1
-    wait_for(lambda: not app.backend.subscriber._ahead, 'the end of the watch')
+    wait_for(lambda: not app.backend.subscriber._watched.ahead, 'the end of the watch')
     doc = worker.store.read(key)
     assert doc is not None
     worker.store.put({**doc, 'status': 'SUCCESS', 'value': {**doc['value'], 'status': 'SUCCESS', 'result': 2}})
@@ -733,7 +733,7 @@ def test_nothing_is_requested_when_nothing_waits(app: Celery, worker: CouchDBBac
     results = sent_tasks(app, 20)
     with pytest.raises(TimeoutError):
         results[0].get(timeout=0.5)
-    wait_for(lambda: not app.backend.subscriber._ahead, 'the end of the watch')
+    wait_for(lambda: not app.backend.subscriber._watched.ahead, 'the end of the watch')
     sent.clear()
     for result in results:
         worker.mark_as_done(result.id, 1)

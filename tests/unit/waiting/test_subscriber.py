@@ -25,8 +25,8 @@ class FailingStore:
 def test_outage_during_the_search_for_a_bad_document_leaves_everything_to_be_read_again() -> None:
     subscriber = Subscriber(cast(Store, FailingStore(ServerUnavailable('no response'))))
     mailbox = Mailbox()
-    subscriber._mailboxes['a'] = {mailbox}
+    subscriber._watched.mailboxes['a'] = {mailbox}
     subscriber._since = '5-x'
     subscriber._fail({'a'}, RequestRefused('odd'))
     assert subscriber._since is None
-    assert subscriber._mailboxes == {'a': {mailbox}}
+    assert subscriber._watched.mailboxes == {'a': {mailbox}}
