@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from celery import chord
@@ -33,14 +34,20 @@ def ended(site: Site, count: int) -> bool:
     return sum(line.startswith('end') for line in site.journalled()) >= count
 
 
+def run_to_the_end(site: Site, name: str, count: int) -> list[Any]:
+    """Send `count` tasks that return their numbers, wait until they have ended, and return their results."""
+    results = [site.send(name, str(site.journal), str(number), 0) for number in range(count)]
+    wait_for(lambda: ended(site, count), 'the tasks to end')
+    return results
+
+
 @pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])
 def test_acknowledgement_waits_for_the_result(site: Site, proxy: Proxy, pool: str) -> None:
     site.worker(pool=pool)
     site.send('add', 1, 1).get(timeout=PATIENCE)
     wait_for(lambda: not items(site.client), 'the first task to be acknowledged')
     proxy.hang()
-    results = [site.send('late_nap', str(site.journal), str(number), 0) for number in range(6)]
-    wait_for(lambda: ended(site, 6), 'the tasks to end')
+    results = run_to_the_end(site, 'late_nap', 6)
     assert len(items(site.client)) == 6
     proxy.go_on()
     assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(6)]
@@ -51,22 +58,20 @@ def test_acknowledgement_waits_for_the_result(site: Site, proxy: Proxy, pool: st
 def test_killed_worker_loses_no_result_of_a_late_acknowledged_task(site: Site, proxy: Proxy, pool: str) -> None:
     first = site.worker(pool=pool, **LEASE)
     proxy.hang()
-    results = [site.send('late_nap', str(site.journal), str(number), 0) for number in range(6)]
-    wait_for(lambda: ended(site, 6), 'the tasks to end')
+    results = run_to_the_end(site, 'late_nap', 6)
     first.kill()
     proxy.go_on()
     site.worker(pool=pool, **LEASE)
     assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(6)]
-    assert Counter(site.journalled())['end 0'] == 2
     wait_for(lambda: not items(site.client), 'the messages to be deleted')
+    assert Counter(site.journalled())['end 0'] == 2
 
 
 @pytest.mark.parametrize('pool', ['prefork', 'threads'])
 def test_tasks_run_on_while_results_cannot_be_stored(site: Site, proxy: Proxy, pool: str) -> None:
     worker = site.worker(pool=pool)
     proxy.refuse()
-    results = [site.send('nap', str(site.journal), str(number), 0) for number in range(40)]
-    wait_for(lambda: ended(site, 40), 'the tasks to end')
+    results = run_to_the_end(site, 'nap', 40)
     proxy.restore()
     assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(40)]
     assert worker.logs().count('results are not stored') == 1
@@ -76,8 +81,7 @@ def test_tasks_run_on_while_results_cannot_be_stored(site: Site, proxy: Proxy, p
 def test_warm_shutdown_ends_when_the_results_are_stored(site: Site, proxy: Proxy, pool: str) -> None:
     worker = site.worker(pool=pool)
     proxy.refuse()
-    results = [site.send('late_nap', str(site.journal), str(number), 0) for number in range(4)]
-    wait_for(lambda: ended(site, 4), 'the tasks to end')
+    results = run_to_the_end(site, 'late_nap', 4)
     worker.kill('SIGTERM')
     wait_for(lambda: 'Warm shutdown' in worker.logs(), 'the worker to begin its shutdown')
     with pytest.raises(subprocess.TimeoutExpired):

@@ -58,11 +58,8 @@ def test_ids_sort_by_time(connection: Connection, client: Client) -> None:
     assert [item['message']['body'] for item in items(client)] == [str(number) for number in range(20)]
 
 
-def test_retry_after_a_lost_response_stores_the_message_once(
-    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first attempt was stored, although its response was lost. The retry must not store a second message."""
-    publish(connection, 'the first may set the database up')
+def lose_first_response(monkeypatch: pytest.MonkeyPatch, database: str) -> list[object]:
+    """Let CouchDB store the next document, and let its response be lost; return a list that contains it then."""
     request, lost = Client.request, list[object]()
 
     def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -73,6 +70,15 @@ def test_retry_after_a_lost_response_stores_the_message_once(
         return answer
 
     replace_in_clients(monkeypatch, database, 'request', request_and_lose)
+    return lost
+
+
+def test_retry_after_a_lost_response_stores_the_message_once(
+    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt was stored, although its response was lost. The retry must not store a second message."""
+    publish(connection, 'the first may set the database up')
+    lost = lose_first_response(monkeypatch, database)
     publish(connection, 'hello', retry=True, retry_policy={'interval_start': 0, 'max_retries': 3})
     assert len(lost) == 1
     assert len(items(client)) == 2
@@ -106,16 +112,7 @@ def test_task_that_is_published_again_after_an_error_is_stored_once(
 ) -> None:
     """Celery 5.7 makes a new message for each attempt to publish the next step of a chain."""
     publish(connection, 'the first may set the database up')
-    request, lost = Client.request, list[object]()
-
-    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
-        answer = request(self, method, *args, **kwargs)
-        if method == 'PUT' and not lost:
-            lost.append(answer)
-            raise ServerUnavailable('500, though done')
-        return answer
-
-    replace_in_clients(monkeypatch, database, 'request', request_and_lose)
+    lose_first_response(monkeypatch, database)
     with pytest.raises(connection.connection_errors):
         publish(connection, 'step', headers={'id': 'a-task', 'retries': 0})
     publish(connection, 'another step', headers={'id': 'a-task', 'retries': 0})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -21,22 +21,14 @@ from kombu_couchdb.documents.ids import JOB
 from kombu_couchdb.errors import AccessDenied, NotCouchDB
 from tests.conftest import wait_for
 
-from .recording import Recorder, handed, outbox_of
+from .recording import Recorder, handed
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def outbox(recorder: Recorder) -> Iterator[Outbox]:
-    outbox = outbox_of(recorder)
+def outbox(outbox: Outbox) -> Outbox:
+    """An open outbox of a process without children."""
     outbox.open(serve_children=False)
-    yield outbox
-    recorder.gate.set()
-    recorder.outages = 0
-    outbox.close()
+    return outbox
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +20,6 @@ from tests.conftest import PATIENCE, wait_for
 from .recording import Recorder, handed, outbox_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def outbox(recorder: Recorder) -> Iterator[Outbox]:
-    outbox = outbox_of(recorder)
-    yield outbox
-    recorder.gate.set()
-    outbox.close()
 
 
 def start(check: Callable[[], bool]) -> int:
