@@ -106,7 +106,7 @@ class _Sender:
 
     def settle(self) -> None:
         # The transport of this project counts the messages, and so updates the index, when the count is first read.
-        assert self.declared.queue_declare(passive=True).message_count >= 0
+        assert self.declared.queue_declare().message_count >= 0
 
     def close(self) -> None:
         self.connection.release()
