@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections import defaultdict
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from celery_couchdb.limits import LimitedTask
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.errors import ConfigurationError
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 
 from .conftest import Site
@@ -63,15 +62,11 @@ def most_at_once(lines: list[str], killed: dict[int, float]) -> dict[str, int]:
 def test_no_key_exceeds_its_limit_while_workers_are_killed(site: Site) -> None:
     limited = task_of(site)
     keys = max(2, TASKS // 20)
-    options = {'visibility_timeout': 3}
-    settings = {'broker_transport_options': options, 'worker_prefetch_multiplier': 2}
-    site.app.conf.broker_transport_options = {**site.app.conf.broker_transport_options, **options}
-    results = [
-        limited.apply_async((str(site.journal), f'k{number % keys}', str(number), 0.05)) for number in range(TASKS)
-    ]
+    settings = {'broker_transport_options': SHORT_LEASE, 'worker_prefetch_multiplier': 2}
+    for number in range(TASKS):
+        limited.apply_async((str(site.journal), f'k{number % keys}', str(number), 0.05))
     living = [site.start(pool='threads', concurrency=4, **settings) for _ in range(4)]
     killed: dict[int, float] = {}
-    names: set[str] = set()
 
     def done() -> set[str]:
         return {line.split()[2] for line in site.journalled() if line.startswith('end')}
@@ -80,10 +75,8 @@ def test_no_key_exceeds_its_limit_while_workers_are_killed(site: Site) -> None:
     for number in range(kills):
         wait_for(lambda number=number: len(done()) >= TASKS * (number + 1) // (kills + 2), 'tasks to run')
         victim = living.pop(random.randrange(len(living)))
-        pid = victim.container.attrs['State']['Pid']
-        os.kill(pid, signal.SIGKILL)
-        victim.container.wait()
-        killed[pid] = time.time()
+        victim.kill()
+        killed[victim.container.pid] = time.time()
         living.append(site.start(pool='threads', concurrency=4, **settings))
     names = wait_for(lambda: len(done()) == TASKS and done(), 'all tasks to run')
     assert names == {str(number) for number in range(TASKS)}
@@ -93,21 +86,19 @@ def test_no_key_exceeds_its_limit_while_workers_are_killed(site: Site) -> None:
     print(f'{TASKS} tasks of {keys} keys, {kills} kills: at most {max(found.values())} at once')
     assert found.keys() == {f'k{number}' for number in range(keys)}
     assert max(found.values()) <= LIMIT
-    assert results
 
 
 @pytest.mark.parametrize('how', ['warm', 'cold'])
 def test_shutdown(site: Site, how: str) -> None:
     """At a warm shutdown the slots are free at once; at a cold one when the lease of the worker has ended."""
     limited = task_of(site)
-    options = {'broker_transport_options': {'visibility_timeout': 3}}
+    options = {'broker_transport_options': SHORT_LEASE}
     worker = site.worker('--prefetch-multiplier', '4', pool='prefork', concurrency=2, **options)
     for number in range(6):
         limited.delay(str(site.journal), 'k', str(number), None)
     wait_for(lambda: len(site.journalled()) == 2, 'two tasks to start')
     pids = {int(line.split()[3]) for line in site.journalled()}
-    pid = worker.container.attrs['State']['Pid']
-    os.kill(pid, signal.SIGTERM if how == 'warm' else signal.SIGQUIT)
+    worker.kill('SIGTERM' if how == 'warm' else 'SIGQUIT')
     if how == 'warm':
         site.go_on()
     worker.container.wait()
@@ -129,7 +120,7 @@ def test_failing_tasks_and_chains(site: Site) -> None:
     chain = (
         limited.si(str(site.journal), 'k', 'one', 0.1) | limited.si(str(site.journal), 'k', 'two', 0.1)
     ).apply_async()
-    assert chain.get(timeout=180) == 'two'
+    assert chain.get(timeout=PATIENCE) == 'two'
     assert isinstance(failing.get(propagate=False), TypeError)
     wait_for(lambda: not items(site.client) and not site.client.id_range('slot:'))
 

@@ -119,7 +119,9 @@ def test_consumer_without_credit_wakes_another(connect: Callable[..., Connection
 
 
 @pytest.mark.parametrize('how', ['requeue', 'reject', 'cancel and close'])
-def test_other_ends_of_a_message_free_its_slot(connect: Callable[..., Connection], client: Client, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ends_of_a_message_free_its_slot(
+    connect: Callable[..., Connection], client: Client, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
     inbox = Inbox(connect(), ack=False)
     inbox.wait(1)
