@@ -56,7 +56,9 @@ class Slots:
 
     def of(self, consumer: str) -> list[Document]:
         """Return the slots that a consumer has taken."""
-        rows = self.client.view(design.NAME, 'leases', _IDS, key=['slot', consumer], reduce=False)
+        rows = self.client.view(
+            design.NAME, 'leases', _IDS, startkey=['slot', consumer], endkey=['slot', consumer], reduce=False
+        )
         docs = self.client.fetch([row['id'] for row in rows]) if rows else []
         return [doc for doc in docs if doc and doc.get('type') == 'Slot' and doc.get('by') == consumer]
 

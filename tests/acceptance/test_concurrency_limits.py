@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,12 +43,13 @@ def most_at_once(lines: list[str], killed: dict[int, float]) -> dict[str, int]:
     """Return for each key how many runs overlapped at most. A run without an end ended when its process was killed."""
     runs: dict[str, list[tuple[float, int]]] = defaultdict(list)
     begun: dict[tuple[str, str, int], float] = {}
-    for what, key, name, pid, at in (line.split() for line in lines):
+    for what, key, name, process, time_ in map(str.split, lines):
+        run, at = (key, name, int(process)), float(time_)
         if what == 'start':
-            assert (key, name, int(pid)) not in begun
-            begun[key, name, int(pid)] = float(at)
+            assert run not in begun
+            begun[run] = at
         else:
-            runs[key] += [(begun.pop((key, name, int(pid))), 1), (float(at), -1)]
+            runs[key] += [(begun.pop(run), 1), (at, -1)]
     for (key, _, pid), at in begun.items():
         runs[key] += [(at, 1), (killed[pid], -1)]
     found = {}
@@ -71,9 +73,12 @@ def test_no_key_exceeds_its_limit_while_workers_are_killed(site: Site) -> None:
     def done() -> set[str]:
         return {line.split()[2] for line in site.journalled() if line.startswith('end')}
 
+    def has_done(count: int) -> bool:
+        return len(done()) >= count
+
     kills = 5
     for number in range(kills):
-        wait_for(lambda number=number: len(done()) >= TASKS * (number + 1) // (kills + 2), 'tasks to run')
+        wait_for(partial(has_done, TASKS * (number + 1) // (kills + 2)), 'tasks to run')
         victim = living.pop(random.randrange(len(living)))
         victim.kill()
         killed[victim.container.pid] = time.time()
