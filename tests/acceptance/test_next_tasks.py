@@ -83,6 +83,7 @@ def test_killed_worker_loses_no_step_of_a_late_acknowledged_task(site: Site, pro
 
 
 def test_step_that_is_refused_has_a_failure(site: Site) -> None:
+    site.set_up()
     site.client.put(NO_TOTALS)
     worker = site.worker(pool='prefork')
     step = site.app.signature
