@@ -74,7 +74,7 @@ class Handed:
     @property
     def is_message(self) -> bool:
         """Whether it is a message for the broker."""
-        return self.head['type'] == 'WorkItem'
+        return bool(self.head['type'] == 'WorkItem')
 
     @property
     def id(self) -> str:
