@@ -33,6 +33,9 @@ __all__ = ['Slots']
 
 logger = get_logger(__name__)
 
+#: In a cluster, how long a consumer waits before it looks for a free slot again, in seconds.
+_CLUSTER_PAUSE_SECONDS = 1.0
+
 #: A message that needs a slot, and its limit.
 _Wanted = tuple[Document, Concurrency]
 
@@ -60,8 +63,8 @@ class Slots:
         self._claiming: set[str] = set()
         #: By key: how many slots have become free since this consumer looked for messages that wait for them.
         self._freed: Counter[str] = Counter()
-        #: The limits of the messages that were parked since this consumer looked for free slots of their keys, by key.
-        self._parked: dict[str, int] = {}
+        #: By key of messages that were parked: their limit, and the monotonic time to look for a free slot.
+        self._parked: dict[str, tuple[int, float]] = {}
         #: By key: the monotonic time to look for such messages because a slot was not freed for certain.
         self._look_at: dict[str, float] = {}
         self._woken: list[Document] = []
@@ -74,7 +77,15 @@ class Slots:
     @property
     def due(self) -> float:
         """The monotonic time of the next cycle that this object needs; infinite if it needs none."""
-        return min([*self._look_at.values(), *self._unacked.may_run().values()], default=inf) if self.used else inf
+        if not self.used:
+            return inf
+        looks = [*self._look_at.values(), *(at for _, at in self._parked.values())]
+        return min([*looks, *self._unacked.may_run().values()], default=inf)
+
+    @property
+    def _pause(self) -> float:
+        """How many seconds this consumer waits before it looks again: a node of a cluster may be behind the others."""
+        return _CLUSTER_PAUSE_SECONDS if self._client.replicas > 1 else 0.0
 
     def revisions(self) -> dict[str, str]:
         """Return the revisions of the slots, by id."""
@@ -154,8 +165,9 @@ class Slots:
             if result.is_stored:
                 logger.debug('message %s waits for a slot of concurrency key %r', doc['_id'], limit.key)
             if not result.is_conflict:  # in conflict, another consumer has parked or claimed it
-                self._parked[limit.key] = max(limit.limit, self._parked.get(limit.key, 0))
-                self._unacked.wakeup.set()
+                most, _ = self._parked.get(limit.key, (0, 0.0))
+                self._parked[limit.key] = max(limit.limit, most), time.monotonic() + self._pause
+                self._unacked.wakeup.set(self._pause)
 
         return concurrency.park(doc, limit.key, self._client.clock.now()), on_result
 
@@ -176,11 +188,13 @@ class Slots:
         if self._freed:
             counts, self._freed = dict(self._freed), Counter()
             try:
-                docs = self._requests.first_parked(counts)
+                found = self._requests.first_parked(counts)
             except Exception:
                 self._freed.update(counts)
                 raise
-            writes += [self._wake(doc) for doc in docs]
+            writes += [self._wake(doc) for _, doc in found if doc]
+            # Another consumer was faster, for a slot that it has freed: look for the next message.
+            self._look_at.update({key: now + self._pause for key, doc in found if not doc})
         writes += [self._free(each) for each in self._spare()]
 
     def settle(self) -> list[Document]:
@@ -193,7 +207,8 @@ class Slots:
 
     def _look_for_free_slots(self) -> None:
         """Find out whether slots were freed before messages were parked: nobody would wake these messages."""
-        for key, limit in list(self._parked.items()):
+        now = time.monotonic()
+        for key, limit in [(key, limit) for key, (limit, at) in self._parked.items() if at <= now]:
             own = {each.number for each in self._slots.values() if each.key == key}
             if len(own) < limit and (free := set(range(limit)) - own - self._requests.taken(key)):
                 self._freed[key] += len(free)
@@ -236,4 +251,4 @@ class Slots:
 
     def wake_last(self) -> list[PendingWrite]:
         """Return the writes that wake messages for the slots that were freed last; *raises* the errors of `Client`."""
-        return [self._wake(doc) for doc in self._requests.first_parked(self._freed)] if self._freed else []
+        return [self._wake(doc) for _, doc in self._requests.first_parked(self._freed) if doc] if self._freed else []

@@ -53,11 +53,11 @@ class FreedSlots:
         keys = self._slots.parked_keys(_MAX_KEYS, self._last_key)
         self._last_key = keys[-1] if len(keys) == _MAX_KEYS else None
         free = {}
-        for doc in self._slots.first_parked(dict.fromkeys(keys, 1)):
-            key, limit = concurrency.parked_key(doc), concurrency.limit_of(doc)
-            assert key is not None
+        for key, doc in self._slots.first_parked(dict.fromkeys(keys, 1)):
+            limit = concurrency.limit_of(doc or {})
             count = len(set(range(limit.limit)) - self._slots.taken(key)) if limit else 1
             if count:
                 free[key] = count
-        if free and (count := self._slots.unpark(self._slots.first_parked(free))):
+        docs = [doc for _, doc in self._slots.first_parked(free) if doc]
+        if docs and (count := self._slots.unpark(docs)):
             logger.info('%d messages can be claimed again: their concurrency keys have free slots', count)

@@ -9,7 +9,7 @@ from .. import design
 from ..couchdb.bulk import deletion
 from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import members, text
-from ..documents import concurrency
+from ..documents import concurrency, workitem
 from . import waiting
 
 __all__ = ['Slots']
@@ -32,19 +32,24 @@ class Slots:
         numbers = (row['id'].removeprefix(start) for row in self.client.id_range(start))
         return {int(number) for number in numbers if number.isdecimal()}
 
-    def first_parked(self, counts: Mapping[str, int]) -> list[Document]:
+    def first_parked(self, counts: Mapping[str, int]) -> list[tuple[str, Document | None]]:
         """Return the first messages that wait for slots of these keys: as many of each key as `counts` says.
 
-        The highest priority is first, then the oldest message. Two requests for each 50 keys.
+        The highest priority is first, then the oldest message. Each comes with its key; it is None if it was changed
+        since the view read it, and does not wait any more. Two requests for each 50 keys.
         """
-        keys, ids = list(counts), list[str]()
+        keys, found = list(counts), list[tuple[str, str]]()
         for start in range(0, len(keys), _MAX_KEYS):
             queries = [
                 {**_rows_of(key), 'limit': counts[key], 'reduce': False} for key in keys[start : start + _MAX_KEYS]
             ]
-            for rows in waiting.query(self.client, queries, _IDS, view='leases'):
-                ids += [row['id'] for row in rows]
-        return [doc for doc in self.client.fetch(ids) if doc and concurrency.parked_key(doc) in counts] if ids else []
+            results = waiting.query(self.client, queries, _IDS, view='leases')
+            found += [(key, row['id']) for key, rows in zip(keys[start:], results, strict=False) for row in rows]
+        docs = self.client.fetch([doc_id for _, doc_id in found]) if found else []
+        return [
+            (key, doc if doc and workitem.is_waiting(doc) and concurrency.parked_key(doc) == key else None)
+            for (key, _), doc in zip(found, docs, strict=True)
+        ]
 
     def parked_keys(self, limit: int, after: str | None) -> list[str]:
         """Return up to `limit` keys that messages wait for, those that come after the key `after` first."""
