@@ -5,32 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kombu import Connection
 
-from celery_couchdb.cli import couchdb
 from kombu_couchdb.couchdb.client import Client
 from tests.support import Inbox, items, publish
 
-Run = Callable[..., Result]
+from .conftest import Run
 
 #: Characters that clear the screen or start a new line.
 EVIL = 'x\x1b[2J\x9b2J\r\nforged: removed\u202e'
-
-
-@pytest.fixture
-def run(app: Celery) -> Run:
-    """A function that runs a command like `celery -A app couchdb`."""
-
-    def run(*given: str, answer: str = '') -> Result:
-        return CliRunner().invoke(couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True))
-
-    return run
 
 
 @pytest.fixture
