@@ -32,10 +32,10 @@ class Traced:
     def __init__(self, site: Site, folder: Path, begin: Callable[[str], AbstractContextManager[Any]]) -> None:
         self.site, self._path, self.begin = site, folder / 'spans', begin
 
-    def start(self, pool: str = 'threads') -> None:
+    def start(self, pool: str = 'threads', **settings: Any) -> None:
         """Start a worker and wait until it is ready."""
         command = LocalWorkerContainer.command('--pool', pool, '--concurrency', '2')
-        environment = {**self.site.environment, 'SETTINGS': '{}', 'SPANS': str(self._path)}
+        environment = {**self.site.environment, 'SETTINGS': json.dumps(settings), 'SPANS': str(self._path)}
         app = b'import tests.acceptance.traced\nfrom tests.acceptance.app import app'
         self.site.run(command, environment, {'app.py': app}).ready()
 
@@ -88,19 +88,32 @@ def test_task_continues_the_trace_of_its_publisher(traced: Traced, pool: str) ->
     assert lineage(traced.spans('run/add'), result.id) == ['run/add', 'apply_async/add', 'request']
 
 
-def test_groups_chains_and_chords(traced: Traced) -> None:
+def test_groups_and_chains_are_one_trace(traced: Traced) -> None:
     traced.start()
-    add, total = (traced.site.app.signature(name) for name in ('add', 'total'))
+    add = traced.site.app.signature('add')
     with traced.begin('request'):
         parts = group(add.clone((i, 1)) for i in range(3)).apply_async()
         last = chain(add.clone((1, 2)), add.clone((3,)), add.clone((4,))).apply_async()
-        body = chord([add.clone((i, 1)) for i in range(3)], total).apply_async()
-    assert (parts.get(timeout=PATIENCE), last.get(timeout=PATIENCE), body.get(timeout=PATIENCE)) == ([1, 2, 3], 10, 6)
-    spans = traced.spans(*['run/add'] * 9, 'run/total')
+    assert (parts.get(timeout=PATIENCE), last.get(timeout=PATIENCE)) == ([1, 2, 3], 10)
+    spans = traced.spans(*['run/add'] * 6)
     for result in parts.results:
         assert lineage(spans, result.id) == ['run/add', 'apply_async/add', 'request']
     assert lineage(spans, last.id) == ['run/add', 'apply_async/add'] * 3 + ['request']
-    assert lineage(spans, body.id)[-3:] == ['run/add', 'apply_async/add', 'request']
+
+
+@pytest.mark.parametrize('confirm', [False, True])
+def test_body_of_a_chord_continues_the_trace_if_results_are_confirmed(traced: Traced, confirm: bool) -> None:
+    """Otherwise the worker sends it when it has stored all parts, outside of any task."""
+    traced.start(result_backend_transport_options={'confirm_results': confirm})
+    add, total = (traced.site.app.signature(name) for name in ('add', 'total'))
+    with traced.begin('request'):
+        body = chord([add.clone((i, 1)) for i in range(3)], total).apply_async()
+    assert body.get(timeout=PATIENCE) == 6
+    spans = traced.spans(*['run/add'] * 3, 'run/total')
+    for result in body.parent.results:
+        assert lineage(spans, result.id) == ['run/add', 'apply_async/add', 'request']
+    sent = ['run/total', 'apply_async/total']
+    assert lineage(spans, body.id) == sent + ['run/add', 'apply_async/add', 'request'] * confirm
 
 
 def test_retries_are_one_trace(traced: Traced) -> None:
