@@ -19,10 +19,10 @@ from .tables import echo, echo_styled
 if TYPE_CHECKING:
     from .metric_families import Reading
 
-__all__ = ['command']
+__all__ = ['command', 'parse_address']
 
 
-def _parse_address(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, int] | None:
+def parse_address(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, int] | None:
     """Return host and port of `host:port`, `[::1]:port`, `:port` (every interface) or `port` (127.0.0.1)."""
     if text is None:
         return None
@@ -37,7 +37,7 @@ def _parse_address(ctx: click.Context, param: click.Parameter, text: str | None)
     '--listen',
     'address',
     metavar='HOST:PORT',
-    callback=_parse_address,
+    callback=parse_address,
     help='Serve the metrics over HTTP, for example on 127.0.0.1:9808, instead of printing them once.',
 )
 @click.option(

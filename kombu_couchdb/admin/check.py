@@ -5,6 +5,7 @@ Each check returns findings. A failed check is a finding, too, not an exception;
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -38,21 +39,28 @@ def check_database(client: Client, designs: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_worker(client: Client, name: str, queue: str | None, host: str) -> Iterator[Finding]:
-    """Check that all consumers of a worker have a current lease; one request.
+    """Check that a worker's consumers have a current lease; one request.
 
-    `queue` is the worker's queue for remote control, by which it is found. None if workers have none: then all
-    consumers on the machine `host` are checked. `host` is '' if the machine is unknown.
+    `queue` is the worker's queue for remote control, by which its process is found. None if workers have none: then any
+    process on the machine `host` counts. `host` is '' if the machine is unknown.
     """
     known = consumers(client, f'{host}:' if host else '')
     processes = {(one['host'], one['pid']) for one in known if queue is None or queue in one['queues']}
     own = [one for one in known if (one['host'], one['pid']) in processes]
-    ages = [one['heartbeat'] for one in own if one['heartbeat'] is not None]
+    # A killed worker leaves consumers behind. The one that replaced it may even have the same process id, as in a
+    # container, but then it consumes the same queues.
+    current: dict[tuple[str, int | None], dict[tuple[str, ...], bool]] = defaultdict(dict)
+    for one in own:
+        of_process, queues = current[one['host'], one['pid']], tuple(one['queues'])
+        of_process[queues] = one['alive'] or of_process.get(queues, False)
+    is_alive = any(all(of_process.values()) for of_process in current.values())
+    age = min((one['heartbeat'] or 0.0 for one in own if one['alive'] is is_alive), default=0.0)
     if not own:
         yield Finding(False, f'worker {name} has no consumer: it is not running, or has another name')
-    elif all(one['alive'] for one in own):
-        yield Finding(True, f'worker {name} wrote a heartbeat {max(ages, default=0.0):.0f} s ago')
+    elif is_alive:
+        yield Finding(True, f'worker {name} wrote a heartbeat {age:.0f} s ago')
     else:
-        yield Finding(False, f'worker {name} is overdue: its last heartbeat is {max(ages, default=0.0):.0f} s old')
+        yield Finding(False, f'worker {name} is overdue: its last heartbeat is {age:.0f} s old')
 
 
 def check_backlog(
@@ -70,7 +78,7 @@ def check_backlog(
         if max_ready is not None and one['ready'] > max_ready:
             yield Finding(False, f'queue {name} has {one["ready"]:,} ready messages, more than {max_ready:,}')
         if max_oldest is not None and (one['oldest'] or 0.0) > max_oldest:
-            yield Finding(False, f'queue {name} has a message that is due for {one["oldest"]:.0f} s')
+            yield Finding(False, f'queue {name} has a message that has been due for {one["oldest"]:,.0f} s')
     empty = [QUEUE + name for name in queues if name not in found]
     for doc_id in _missing(client, empty) if empty else ():
         name = doc_id.removeprefix(QUEUE)

@@ -130,6 +130,17 @@ def test_every_consumer_of_the_process_must_be_alive(check: Run, client: Client)
     assert 'is overdue' in failed(check('-w', 'celery@%h'))
 
 
+@pytest.mark.parametrize('pid', [1, 2])
+def test_consumers_that_a_killed_worker_left_do_not_count(check: Run, client: Client, pid: int) -> None:
+    """In a container, the worker that replaced it has the same process id."""
+    heartbeat(client, 'old', HOST, 1, 'celery', expires_in=-60)
+    heartbeat(client, 'older', HOST, 1, mailbox(f'celery@{HOST}'), expires_in=-60)
+    assert 'is overdue' in failed(check('-w', 'celery@%h'))
+    heartbeat(client, 'new', HOST, pid, mailbox(f'celery@{HOST}'))
+    heartbeat(client, 'newer', HOST, pid, 'celery')
+    assert 'wrote a heartbeat 7 s ago' in passed(check('-w', 'celery@%h'))
+
+
 def test_worker_with_a_host_of_its_own_choice_is_found(check: Run, client: Client) -> None:
     heartbeat(client, 'a', HOST, 5, mailbox('shop@blue'))
     heartbeat(client, 'b', 'elsewhere', 5, mailbox('shop@green'), expires_in=-1)
@@ -160,7 +171,7 @@ def test_long_and_late_queues_fail(check: Run, connection: Connection, sent: lis
     publish_many(connection, range(9), 'later', headers=eta(3600))
     assert '; 6 ready messages' in passed(check('--max-ready', '5', '--max-oldest', '2000'))
     said = failed(check('--max-ready', '4', '--max-oldest', '500'))
-    assert said.startswith('Error: queue late has a message that is due for 100')
+    assert said.startswith('Error: queue late has a message that has been due for 1,00')
     assert said.endswith('; queue long has 5 ready messages, more than 4')
     sent.clear()
     check('--max-ready', '0', '--max-oldest', '0')

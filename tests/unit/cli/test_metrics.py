@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from click import Context
 from click.testing import CliRunner
 
-from celery_couchdb.cli.metrics import command
+from celery_couchdb.cli.metrics import command, parse_address
 from celery_couchdb.cli.time_limit import result_of, start
 from kombu_couchdb.admin.status import Consumer, Database, Queue, Status
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
@@ -232,9 +234,11 @@ def test_outage_is_one_line(source: Source, capsys: pytest.CaptureFixture[str]) 
 # -- HTTP
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server(('127.0.0.1', 0), exporter(lambda: Reading(a_status({'q': queue()}), 0)))
+@pytest.fixture(params=['127.0.0.1', '::1'])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    if request.param == '::1' and not socket.has_dualstack_ipv6():
+        pytest.skip('needs IPv6')
+    server = Server((request.param, 0), exporter(lambda: Reading(a_status({'q': queue()}), 0)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -262,6 +266,19 @@ def test_clients_that_hang_up_are_ignored(server: Server, capsys: pytest.Capture
     assert capsys.readouterr().err == ''
     fail(KeyError('a bug'))
     assert "KeyError: 'a bug'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('text', 'address'),
+    [
+        ('127.0.0.1:9808', ('127.0.0.1', 9808)),
+        ('[::1]:9808', ('::1', 9808)),
+        (':9808', ('', 9808)),
+        ('9808', ('127.0.0.1', 9808)),
+    ],
+)
+def test_address(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(Context(command), command.params[0], text) == address
 
 
 @pytest.mark.parametrize('address', ['', 'here', '127.0.0.1', '127.0.0.1:', ':70000', '::1:9808', 'h:p', 'h:-1', 'h:²'])
