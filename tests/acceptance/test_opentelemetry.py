@@ -88,8 +88,9 @@ def test_task_continues_the_trace_of_its_publisher(traced: Traced, pool: str) ->
     assert lineage(traced.spans('run/add'), result.id) == ['run/add', 'apply_async/add', 'request']
 
 
-def test_groups_and_chains_are_one_trace(traced: Traced) -> None:
-    traced.start()
+@pytest.mark.parametrize('pool', ['threads', 'prefork'])
+def test_groups_and_chains_are_one_trace(traced: Traced, pool: str) -> None:
+    traced.start(pool)
     add = traced.site.app.signature('add')
     with traced.begin('request'):
         parts = group(add.clone((i, 1)) for i in range(3)).apply_async()
