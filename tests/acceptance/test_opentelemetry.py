@@ -35,7 +35,12 @@ class Traced:
     def start(self, pool: str = 'threads', **settings: Any) -> None:
         """Start a worker and wait until it is ready."""
         command = LocalWorkerContainer.command('--pool', pool, '--concurrency', '2')
-        environment = {**self.site.environment, 'SETTINGS': json.dumps(settings), 'SPANS': str(self._path)}
+        environment = {
+            **self.site.environment,
+            'SETTINGS': json.dumps(settings),
+            'SPANS': str(self._path),
+            'TRACED_FROM': 'worker_process_init' if pool == 'prefork' else 'worker_init',
+        }
         app = b'import tests.acceptance.traced\nfrom tests.acceptance.app import app'
         self.site.run(command, environment, {'app.py': app}).ready()
 

@@ -1,4 +1,7 @@
-"""OpenTelemetry in a publisher, and in the worker that imports this module: spans are appended to the file `SPANS`."""
+"""OpenTelemetry in a publisher, and in a worker that imports this module: spans are appended to the file `SPANS`.
+
+A worker has the name of a signal of Celery in `TRACED_FROM`, as in docs/production/monitoring.rst.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from celery.signals import worker_init, worker_process_init
+from celery import signals
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
@@ -36,9 +39,9 @@ def trace(path: Path) -> TracerProvider:
     return provider
 
 
-@worker_init.connect(weak=False)  # for pools of threads and greenlets
-@worker_process_init.connect(weak=False)
 def _trace_worker(**_: Any) -> None:
-    if path := os.environ.get('SPANS'):  # the tests themselves have none
-        CeleryInstrumentor().uninstrument()  # of the parent process
-        trace(Path(path))
+    trace(Path(os.environ['SPANS']))
+
+
+if 'SPANS' in os.environ:  # the tests themselves have none
+    getattr(signals, os.environ['TRACED_FROM']).connect(_trace_worker)
