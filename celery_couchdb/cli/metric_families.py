@@ -65,7 +65,7 @@ def families(reading: Reading, queues: Collection[str] = ()) -> Iterator[Metric]
 def _queues(queues: dict[str, Queue], found: Status) -> Iterator[Metric]:
     messages = GaugeMetricFamily(
         'celery_couchdb_queue_messages',
-        'Messages by state: ready now, scheduled for later, held by a worker, or dead letters.',
+        'Messages by state: ready now, scheduled for later, parked by a limit, held by a worker, or dead letters.',
         labels=['queue', 'state'],
     )
     oldest = GaugeMetricFamily(
@@ -86,6 +86,7 @@ def _queues(queues: dict[str, Queue], found: Status) -> Iterator[Metric]:
         counts = {
             'ready': queue['ready'],
             'scheduled': queue['scheduled'],
+            'parked': queue['parked'],
             'held': queue['held'],
             'dead': queue['dead'],
         }

@@ -40,6 +40,8 @@ class Backlog(TypedDict):
     ready: int
     #: Messages with a due date in the future.
     scheduled: int
+    #: Messages that wait until fewer messages of their concurrency key are held.
+    parked: int
     #: How long the oldest ready message has been due, in seconds; None without ready messages.
     oldest: float | None
 
@@ -60,7 +62,7 @@ class Queue(Backlog):
 
 
 #: The backlog of a queue without unclaimed messages.
-_EMPTY: Backlog = {'ready': 0, 'scheduled': 0, 'oldest': None}
+_EMPTY: Backlog = {'ready': 0, 'scheduled': 0, 'parked': 0, 'oldest': None}
 
 
 class Consumer(TypedDict):
@@ -153,10 +155,12 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
 
 def backlog(client: Client) -> dict[str, Backlog]:
     """Return the messages that no consumer has claimed, by queue, for queues that have any; at most three requests."""
-    found = Counter[str]()
-    ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks with messages in the view `waiting`
+    found, parked = Counter[str](), Counter[str]()
+    ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks of its messages that are not parked
     for row in map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
-        if row.queue is not None:
+        if row.queue is not None and row.rank == design.PARKED:
+            parked[row.queue] = row.total
+        elif row.queue is not None:
             found[row.queue] += row.total
             ranks[row.queue].append(row.rank)
     now = client.clock.now()
@@ -164,11 +168,12 @@ def backlog(client: Client) -> dict[str, Backlog]:
     oldest = _oldest(client, ranks, now)
     return {
         name: {
-            'ready': max(0, total - scheduled.get(name, 0)),
+            'ready': max(0, found[name] - scheduled.get(name, 0)),
             'scheduled': scheduled.get(name, 0),
+            'parked': parked[name],
             'oldest': oldest.get(name),
         }
-        for name, total in found.items()
+        for name in {*found, *parked}
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,13 @@ def test_control_characters_of_documents_are_escaped(run: Run, queue: Callable[.
         'malformed: attempts is not a whole number, or too large'
     ]
     assert all(line.isprintable() for line in lines(done))
+
+
+def test_status_has_a_column_for_parked_messages_if_there_are_any(run: Run, queue: Callable[..., None]) -> None:
+    queue('waits')
+    assert 'PARKED' not in run('status').stdout
+    queue('parked', parked={'key': 'k', 'date': 1763709000.0})
+    assert re.search(r'READY +SCHEDULED +PARKED +HELD .*\ncelery +2 +0 +1 +0 ', run('status').stdout)
 
 
 def test_id_cannot_forge_a_log_line(

@@ -28,6 +28,7 @@ STATUS: Status = {
         'celery': {
             'ready': 1,
             'scheduled': 1,
+            'parked': 1,
             'held': 1,
             'running': 1,
             'dead': 1,

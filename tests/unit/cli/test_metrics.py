@@ -36,6 +36,7 @@ def queue(**members: Any) -> Queue:
     return {
         'ready': 0,
         'scheduled': 0,
+        'parked': 0,
         'oldest': None,
         'held': 0,
         'running': 0,
@@ -88,7 +89,10 @@ def of(status: Status, *queues: str) -> dict[Sample, float]:
 def test_all_of_a_status_is_exported() -> None:
     found = of(
         a_status(
-            {'q': queue(ready=26, scheduled=5, held=2, running=2, dead=1, oldest=23.5, rate=1.5), 'empty': queue()},
+            {
+                'q': queue(ready=26, scheduled=5, parked=4, held=2, running=2, dead=1, oldest=23.5, rate=1.5),
+                'empty': queue(),
+            },
             consumer('q'),
             consumer('q', 'empty'),
             consumer('q', alive=False),
@@ -104,8 +108,8 @@ def test_all_of_a_status_is_exported() -> None:
         ('up', ()): 1,
         ('server_info', (('vendor', 'Apache'), ('version', '3.5.0'))): 1,
         ('reading_seconds', ()): 0.25,
-        **states('q', ready=26, scheduled=5, held=2, dead=1),
-        **states('empty', ready=0, scheduled=0, held=0, dead=0),
+        **states('q', ready=26, scheduled=5, parked=4, held=2, dead=1),
+        **states('empty', ready=0, scheduled=0, parked=0, held=0, dead=0),
         ('queue_oldest_seconds', (('queue', 'q'),)): 23.5,
         ('queue_oldest_seconds', (('queue', 'empty'),)): 0,
         ('queue_acknowledged_per_second', (('queue', 'q'),)): 1.5,
