@@ -48,6 +48,8 @@ class _Slot:
     rev: str
     key: str
     number: int
+    #: The id of the lease under which it was taken: if that has ended, another consumer may have the slot.
+    lease: str
     #: The id of the message that it was taken for; None if no message may use it.
     item: str | None
 
@@ -124,7 +126,8 @@ class Slots:
 
     def _reuse(self, spare: list[_Slot], doc: Document, limit: Concurrency) -> bool:
         for each in spare:
-            if each.item is not None and each.key == limit.key and each.number < limit.limit:
+            usable = each.item is not None and each.lease == self._lease.id
+            if usable and each.key == limit.key and each.number < limit.limit:
                 spare.remove(each)
                 each.item = doc['_id']
                 return True
@@ -137,7 +140,7 @@ class Slots:
         """
         known: dict[str, set[int]] = defaultdict(set)
         for each in self._slots.values():
-            known[each.key].add(each.number)
+            known[each.key].add(each.number)  # it is taken, or freed with the next request
         left, tried, docs = list[_Wanted](), list[_Wanted](), list[Document]()
         for doc, limit in wanted:
             numbers = [n for n in range(limit.limit) if n not in known[limit.key] and n not in taken.get(limit.key, ())]
@@ -155,7 +158,7 @@ class Slots:
                 # Another consumer may hold a slot whose creation is unproven: it is freed in this cycle.
                 number = int(made['_id'].rpartition(':')[2])
                 item = doc['_id'] if result.is_proven else None
-                self._slots[made['_id']] = _Slot(made['_id'], result.rev, limit.key, number, item)
+                self._slots[made['_id']] = _Slot(made['_id'], result.rev, limit.key, number, self._lease.id, item)
             if not result.is_proven:
                 left.append((doc, limit))
         return left

@@ -118,15 +118,21 @@ def test_shutdown(site: Site, how: str) -> None:
 def test_failing_tasks_and_chains(site: Site) -> None:
     """A task that fails, a task in a chain and a revoked task free their slots."""
     limited = task_of(site, concurrency_limit=1)
-    site.worker(concurrency=4)
+    worker = site.worker(concurrency=4)
     failing = limited.apply_async((str(site.journal), 'k', 'failing', 'not a number'))
-    revoked = limited.apply_async((str(site.journal), 'k', 'revoked', None))
+    holder = limited.apply_async((str(site.journal), 'k', 'holder', None))
+    wait_for(lambda: any('holder' in line for line in site.journalled()), 'the slot to be taken')
+    revoked = limited.apply_async((str(site.journal), 'k', 'revoked', 0))
     revoked.revoke()
+    wait_for(lambda: 'flagged as revoked' in worker.logs(), 'the worker to know')
+    site.go_on()
     chain = (
         limited.si(str(site.journal), 'k', 'one', 0.1) | limited.si(str(site.journal), 'k', 'two', 0.1)
     ).apply_async()
     assert chain.get(timeout=PATIENCE) == 'two'
     assert isinstance(failing.get(propagate=False), TypeError)
+    assert holder.get(timeout=PATIENCE) == 'holder'
+    assert revoked.state == 'REVOKED'
     wait_for(lambda: not items(site.client) and not site.client.id_range('slot:'))
 
 

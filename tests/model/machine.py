@@ -320,17 +320,3 @@ class Cluster(Protocol):
     """Three nodes, each of which decides by its own copy."""
 
     nodes = 3
-
-
-class LimitedSingle(Single):
-    """One node, and items of which only one may be held at a time."""
-
-    headers: ClassVar[dict[str, Any]] = {'concurrency_key': 'k', 'concurrency_limit': 1}
-    most = 1
-
-
-class LimitedCluster(Cluster):
-    """Three nodes, and items of which only one may be held at a time."""
-
-    headers: ClassVar[dict[str, Any]] = LimitedSingle.headers
-    most = 1

@@ -21,7 +21,8 @@ from kombu_couchdb.leases.freed_slots import FreedSlots
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
 
-from .machine import Cluster, LimitedCluster, LimitedSingle, Protocol, Single
+from .limited import LimitedCluster, LimitedSingle
+from .machine import Cluster, Protocol, Single
 
 #: The maximum number of examples.
 MOST = 1000

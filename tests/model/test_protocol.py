@@ -6,7 +6,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from .machine import Cluster, LimitedCluster, LimitedSingle, Single
+from .limited import LimitedCluster, LimitedSingle
+from .machine import Cluster, Single
 
 #: `MODEL_EXAMPLES=20` explores twenty times as many examples, and different ones in each run.
 MORE = int(os.environ.get('MODEL_EXAMPLES', '0'))

@@ -1,0 +1,68 @@
+"""Concurrency keys: headers, slots, and parked items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.documents import concurrency, dead_letter, unique_merge, workitem
+from kombu_couchdb.documents.concurrency import Concurrency
+
+HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'concurrency_limit': 2}
+
+
+def item(published: float = 1.0, **headers: Any) -> Any:
+    message = {'body': '', 'headers': {**HEADERS, **headers}, 'properties': {'delivery_tag': str(published)}}
+    return {**workitem.new('id', 'q', message, published), '_rev': '1-a'}
+
+
+def leaf(rev: str, by: str, **more: Any) -> dict[str, Any]:
+    return {'_id': 'slot:k:0', '_rev': rev, 'by': by, **more}
+
+
+def test_limit_of_an_item() -> None:
+    assert concurrency.limit_of(item()) == Concurrency('k', 2)
+    assert concurrency.limit_of(item(concurrency_key=None, concurrency_limit=None)) is None
+    assert concurrency.limit_of({'message': None}) is None
+    malformed = item()
+    malformed['message']['headers']['concurrency_limit'] = []
+    assert concurrency.limit_of(malformed) is None
+    assert 'concurrency_limit' in str(workitem.flaw(malformed))
+
+
+@pytest.mark.parametrize(('one', 'other'), [('a', 'a:0'), ('a', 'a%3A'), ('a/b', 'a%2Fb'), ('é', 'e\u0301')])
+def test_keys_share_no_slot(one: str, other: str) -> None:
+    assert not concurrency.prefix(one).startswith(concurrency.prefix(other))
+    assert not concurrency.prefix(other).startswith(concurrency.prefix(one))
+
+
+def test_two_creations_of_a_slot_differ() -> None:
+    one, other = (concurrency.slot('k', 0, by, 1.0) for by in ('x', 'y'))
+    assert one['_id'] == other['_id'] == 'slot:k:0'
+    assert one != other
+
+
+def test_conflicting_slots() -> None:
+    """Only leaves of consumers that are gone are deleted."""
+    leaves = [leaf('1-a', 'alive'), leaf('1-b', 'gone'), leaf('2-c', 'gone', _deleted=True)]
+    assert concurrency.resolve(leaves, {'alive'}) == [{'_id': 'slot:k:0', '_rev': '1-b', '_deleted': True}]
+    assert concurrency.resolve([leaf('1-a', 'x'), leaf('1-b', 'y')], {'x', 'y'}) is None
+    assert concurrency.resolve([leaf('1-a', 'x')], {'x'}) == []
+
+
+def test_parked_item_becomes_claimable_again() -> None:
+    parked = concurrency.park(item(), 'k', 5.0)
+    assert concurrency.is_parked(parked)
+    assert workitem.is_waiting(parked)
+    assert concurrency.unpark(parked) == item()
+    assert not concurrency.is_parked(workitem.claim(workitem.checked(parked), 'c', 6.0))
+    assert not concurrency.is_parked(dead_letter.made_of(parked, 'reason', 6.0))
+
+
+@pytest.mark.parametrize('task_id', ['a', 'another'])
+def test_parked_unique_job_that_is_sent_again_is_claimable(task_id: str) -> None:
+    """Its due date or its limit may have changed."""
+    parked = concurrency.park(item(job_key='j'), 'k', 5.0)
+    [merged], _ = unique_merge.merge(parked, item(9.0, job_key='j', id=task_id), 9.0)
+    assert not concurrency.is_parked(merged)
