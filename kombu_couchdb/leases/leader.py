@@ -23,12 +23,16 @@ from ..documents.ids import LEADER
 from ..errors import CouchDBError
 from ..log import get_logger
 
-__all__ = ['LEASE_SECONDS', 'RENEWAL_SECONDS', 'Leader']
+__all__ = ['LEASE_SECONDS', 'LOOK_SECONDS', 'RENEWAL_SECONDS', 'Leader']
 
 logger = get_logger(__name__)
 
 #: The leader's lease, and the interval at which the leader renews it and the other processes read it.
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
+
+#: The interval at which other processes should read it that want to take over at most 20 seconds after a leader was
+#: killed, see `Leader.next_in`.
+LOOK_SECONDS = 3.0
 
 
 class Leader:
@@ -45,6 +49,14 @@ class Leader:
     def leads(self) -> bool:
         """Whether this process is the leader now."""
         return time.monotonic() < self._until
+
+    @property
+    def next_in(self) -> float:
+        """The seconds until the next call of `step` is useful, unless the current leader releases the lead."""
+        now = time.monotonic()
+        if now < self._until:
+            return max(0.0, self._until - LEASE_SECONDS + RENEWAL_SECONDS - now)
+        return max(0.0, min(LOOK_SECONDS, self._seen_since + LEASE_SECONDS - now)) if self._seen_rev else 0.0
 
     def step(self) -> bool:
         """Become the leader, renew the lease, or check the current leader; return `leads`.
