@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from celery.beat import ScheduleEntry
 from celery.schedules import BaseSchedule
@@ -224,4 +224,4 @@ def _plain(members: Mapping[str, Any]) -> dict[str, Any]:
                     f'{name} of a schedule entry must be values that JSON can hold: {exc}'
                 ) from exc
             check_value(name, found[name])
-    return cast('dict[str, Any]', found)
+    return found

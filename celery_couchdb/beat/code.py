@@ -77,8 +77,8 @@ def to_write(
         if old is not None and old.get('source') != 'app':
             replaced.append(entry.name)
         elif old is None or old.get('digest') != digest or old.get('removed'):
-            kept = {name: old[name] for name in ('_rev', 'enabled', 'start') if name in old} if old else {}
-            doc = {'_id': prefix + entry.name, 'type': 'Schedule', 'enabled': True, 'start': now, **kept}
+            kept = {name: value for name, value in (old or {}).items() if name in ('_rev', 'enabled', 'start')}
+            doc: Document = {'_id': prefix + entry.name, 'type': 'Schedule', 'enabled': True, 'start': now, **kept}
             if old is not None and (old.get('removed') or old.get('schedule') != description['schedule']):
                 doc['start'] = now
             found.append({**doc, **description, 'source': 'app', 'digest': digest})

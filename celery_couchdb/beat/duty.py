@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, Row, chunks
 from kombu_couchdb.log import get_logger
 
@@ -62,6 +63,7 @@ class Duty:
             name: Entry.of(name, doc, self._app, self._code.get(name)) for name, doc in docs.items()
         }
         self._plan(docs, states)
+        self._delete([doc for name, doc in states.items() if name not in docs])
         return since
 
     def apply(self, rows: Iterable[Row]) -> None:
@@ -71,15 +73,18 @@ class Duty:
         )
         # A row may be older than the document, and has none if the document cannot be decoded.
         docs = self._client.find([self._names.entries + name for name in changed])
+        deleted = []
         for name, doc in zip(changed, docs, strict=True):
             known = self._agenda.entries.get(name)
             if doc is None:
+                deleted.append(self._agenda.states.get(name))
                 self._agenda.remove(name)
             elif known is None or known.doc['_rev'] != doc['_rev']:
                 self._agenda.entries[name] = Entry.of(name, doc, self._app, self._code.get(name))
         names = [name for name in changed if name in self._agenda.entries]
         unknown = [name for name in names if name not in self._agenda.states]
         self._plan(names, self._find_states(unknown))
+        self._delete([state for state in deleted if state])
 
     def send_due(self) -> None:
         """Send all tasks that are due, while this process leads."""
@@ -176,7 +181,7 @@ class Duty:
             doc = stored.get(name)
             state = self._agenda.states.get(name) or state_of(doc)
             entry = self._agenda.entries[name]
-            wanted = planned(entry, state, self._names.states + name, doc and doc['_rev'], now)
+            wanted = planned(entry, state, self._names.states + name, doc['_rev'] if doc else None, now)
             if wanted is state:
                 self._agenda.set_state(name, state)
                 continue
@@ -184,6 +189,11 @@ class Duty:
             if wanted['error']:
                 logger.error('schedule entry %s is not sent: %s', name, wanted['error'])
         self._store(fresh)
+
+    def _delete(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Delete the states of deleted entries: a new entry of the same name must not continue them."""
+        for part in chunks(states, _READ_DOCS):
+            self._client.bulk([deletion(state) for state in part])
 
     def _store(self, states: Mapping[str, ScheduleState]) -> None:
         """Store states, and take over those that another process has changed instead."""

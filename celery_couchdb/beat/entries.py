@@ -126,7 +126,7 @@ _STATE: dict[str, Any] = {
     'key': lambda value: isinstance(value, str) and bool(re.fullmatch('[0-9a-f]{32}', value)),
     'plan': lambda value: isinstance(value, str),
     'anchor': is_number,
-    **dict.fromkeys(('due', 'last', 'sent'), lambda value: value is None or (is_number(value) and 0 <= value)),
+    **dict.fromkeys(('due', 'last', 'sent'), lambda value: value is None or (is_number(value) and value >= 0)),
     'task_id': lambda value: value is None or isinstance(value, str),
     **dict.fromkeys(('count', 'skipped'), lambda value: isinstance(value, int)),
     'error': lambda value: value is None or isinstance(value, str),
@@ -181,10 +181,7 @@ class Entry:
         try:
             _check(name, doc)
             rule = rule_of(doc['schedule'], app, code and code.schedule)
-            args, kwargs, options = (
-                _value(member, doc.get(member, default), doc.get('code', ()), code)
-                for member, default in zip(CODE_MEMBERS, ([], {}, {}), strict=True)
-            )
+            args, kwargs, options = (_value(member, doc, code) for member in CODE_MEMBERS)
         except Malformed as exc:
             return cls(name, doc, str(exc))
         return cls(
@@ -246,12 +243,13 @@ def _is_date(value: Any) -> bool:
     return is_number(value) and 0 <= value <= LATEST
 
 
-def _value(member: str, value: Any, code_members: Any, code: Any) -> Any:
+def _value(member: str, doc: Mapping[str, Any], code: Any) -> Any:
     """Return the value of `args`, `kwargs` or `options`, from the document or from the code of the app."""
-    if member in code_members:
+    if member in doc.get('code', ()):
         if code is None:
             raise Malformed(f'its {member} are in the code of the app, which has no entry of this name')
         return getattr(code, member)
+    value = doc.get(member, [] if member == 'args' else {})
     text = json.dumps(value)
     if '"__type__"' not in text:
         return value

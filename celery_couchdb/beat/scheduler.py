@@ -1,4 +1,4 @@
-"""The scheduler for `celery beat -S couchdb` and `celery worker -B -S couchdb`: the loop around the leader's duty.
+"""The scheduler for `celery beat -S couchdb` and `celery worker -B --scheduler couchdb`: the loop around the leader's duty.
 
 It waits for its turn to lead, does the duty, and goes on after any error. Its feed thread wakes it when an entry is
 changed, or when another leader stops.

@@ -145,7 +145,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
 @_members
 @click.option('--disabled', is_flag=True, help='Do not send anything until the entry is enabled.')
 @click.pass_context
-def add_(ctx: click.Context, name: str, task: str, disabled: bool, **options: Any) -> None:
+def add_(ctx: click.Context, /, name: str, task: str, disabled: bool, **options: Any) -> None:
     """Add an entry that sends TASK by --every, --crontab, --at or --solar."""
     members = _given(options)
     if 'schedule' not in members:
@@ -160,7 +160,7 @@ def add_(ctx: click.Context, name: str, task: str, disabled: bool, **options: An
 @click.option('--task', help='The name of the task.')
 @_members
 @click.pass_context
-def edit_(ctx: click.Context, name: str, **options: Any) -> None:
+def edit_(ctx: click.Context, /, name: str, **options: Any) -> None:
     """Change an entry. Everything that you do not give stays as it is."""
     members = _given(options)
     if not members:

@@ -4,7 +4,8 @@ The document `broker:leader:<name>` names the leader. The leader renews it every
 read it at the same interval. One of them becomes the leader if the document was released, or if its revision has not
 changed for `LEASE_SECONDS` by that process's own monotonic clock. The leader counts its lease from the time before it
 sent its last successful request. So two processes never lead at the same time, and clocks of different machines are
-never compared.
+not compared. (A process does not wait if the document is 5 seconds older than a lease by the server's time. All
+processes know that time to about two seconds, see `ServerClock`.)
 
 A process that is paused while it leads does not notice that until its next step. So a leader saves work, but no promise
 may depend on it alone: a leader's writes must be safe to repeat (see `Bulk.create_once`).
@@ -16,6 +17,7 @@ import os
 import socket
 import time
 import uuid
+from typing import Any
 
 from ..couchdb.client import Client
 from ..documents import types
@@ -29,6 +31,9 @@ logger = get_logger(__name__)
 
 #: The leader's lease, and the interval at which the leader renews it and the other processes read it.
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
+
+#: By how much the server's time may differ between two processes.
+_CLOCK_SECONDS = 5.0
 
 #: The interval at which other processes should read it that want to take over at most 20 seconds after a leader was
 #: killed, see `Leader.next_in`.
@@ -93,7 +98,12 @@ class Leader:
         if rev != self._seen_rev:
             self._seen_rev, self._seen_since = rev, time.monotonic()
         released = not isinstance(found.get('holder'), str)
-        return rev if released or asked - self._seen_since >= LEASE_SECONDS else None
+        silent = asked - self._seen_since >= LEASE_SECONDS or self._is_outdated(found.get('date'))
+        return rev if released or silent else None
+
+    def _is_outdated(self, date: Any) -> bool:
+        """Tell whether the document is so old by the server's time that its writer's lease must have ended."""
+        return isinstance(date, (int, float)) and self._client.clock.now() - date > LEASE_SECONDS + _CLOCK_SECONDS
 
     def _write(self, rev: str, holder: str, asked: float) -> None:
         [result] = self._client.bulk([{**self._document(holder), **({'_rev': rev} if rev else {})}])
