@@ -1,7 +1,7 @@
-"""The scheduler for `celery beat -S couchdb` and `celery worker -B --scheduler couchdb`: the loop around the leader's duty.
+"""The scheduler for `celery beat -S couchdb`, and for workers with `-B --scheduler couchdb`.
 
-It waits for its turn to lead, does the duty, and goes on after any error. Its feed thread wakes it when an entry is
-changed, or when another leader stops.
+The loop around the leader's duty: wait for the turn to lead, do the duty, and go on after any error. The feed thread
+wakes it when an entry is changed, or when another leader stops.
 """
 
 from __future__ import annotations
