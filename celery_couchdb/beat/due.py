@@ -38,12 +38,11 @@ def planned(entry: Entry, state: ScheduleState | None, doc_id: str, rev: str | N
     """
     if state is not None and state['plan'] == entry.plan and (entry.error is None or state['error'] == entry.error):
         return state
-    anchor = now if entry.start is None else float(entry.start)
-    fresh: ScheduleState = {**(state or new_state(doc_id, rev)), 'plan': entry.plan, 'anchor': anchor, 'due': None}
-    fresh['error'] = entry.error
+    fresh: ScheduleState = {**(state or new_state(doc_id, rev)), 'plan': entry.plan, 'due': None, 'error': entry.error}
     if entry.rule is not None and entry.enabled:
+        fresh['anchor'] = now if entry.start is None else float(entry.start)
         try:
-            fresh['due'] = entry.rule.next(anchor, anchor)
+            fresh['due'] = entry.rule.next(fresh['anchor'], fresh['anchor'])
         except Exception as exc:  # schedules in the code of the app may raise anything
             fresh['error'] = f'its next due date cannot be computed: {exc!r:.300}'
     return fresh
