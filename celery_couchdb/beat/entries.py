@@ -289,9 +289,17 @@ def new_state(doc_id: str, rev: str | None) -> ScheduleState:
 
 def task_id_of(state: ScheduleState, due: float) -> str:
     """Return the id of the task for a due date. All processes compute the same id."""
-    return str(uuid5(UUID(state['key']), f'{state["_id"]} {due!r}'))
+    return str(uuid5(UUID(state['key']), f'{state["_id"]} {due:.3f}'))
 
 
 def digest_of(value: Any) -> str:
-    """Return the digest of a JSON value."""
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+    """Return the digest of a JSON value. It is the same for 5 and 5.0: some servers return the one for the other."""
+    return sha256(json.dumps(_with_whole_numbers(value), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(member) for member in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -9,10 +9,10 @@ import pytest
 from celery import Celery
 from kombu.utils.json import dumps, loads
 
-from celery_couchdb.beat.entries import Entry, Names
+from celery_couchdb.beat.entries import Entry, Names, task_id_of
 from kombu_couchdb.errors import ConfigurationError
 
-from .conftest import Make
+from .conftest import STATE, Make
 
 
 def test_least_that_an_entry_needs(entry: Make) -> None:
@@ -80,3 +80,10 @@ def test_names() -> None:
     for wrong in ('Blog', 'a:b', '', 'x' * 41):
         with pytest.raises(ConfigurationError, match='transport option schedule must be'):
             Names.of(wrong)
+
+
+def test_numbers_without_fraction_may_come_back_as_integers(entry: Make) -> None:
+    """The embedded server returns 5 for 5.0."""
+    assert entry(schedule={'every': 5.0}, start=7.0).plan == entry(schedule={'every': 5}, start=7).plan
+    assert entry(schedule={'every': 5.5}).plan != entry(schedule={'every': 5}).plan
+    assert task_id_of(STATE, 5.0) == task_id_of(STATE, 5)
