@@ -166,6 +166,8 @@ class Options:
     parcels: str | None = text()
     #: The tasks that parcels may contain: names, or patterns such as `shop.*`.
     parcels_accept: Sequence[str] = texts()
+    #: The name of the schedule that `celery beat -S couchdb` runs. Apps that share a database need different ones.
+    schedule: str | None = text()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:

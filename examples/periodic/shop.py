@@ -1,4 +1,4 @@
-"""Periodic tasks: `celery -A shop beat` sends them, a worker runs them."""
+"""Periodic tasks: `celery -A shop beat -S couchdb` sends them, a worker runs them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ The document `broker:leader:<name>` names the leader. The leader renews it every
 read it at the same interval. One of them becomes the leader if the document was released, or if its revision has not
 changed for `LEASE_SECONDS` by that process's own monotonic clock. The leader counts its lease from the time before it
 sent its last successful request. So two processes never lead at the same time, and clocks of different machines are
-never compared.
+not compared. (A process does not wait if the document is 5 seconds older than a lease by the server's time. All
+processes know that time to about two seconds, see `ServerClock`.)
 
 A process that is paused while it leads does not notice that until its next step. So a leader saves work, but no promise
 may depend on it alone: a leader's writes must be safe to repeat (see `Bulk.create_once`).
@@ -16,6 +17,7 @@ import os
 import socket
 import time
 import uuid
+from typing import Any
 
 from ..couchdb.client import Client
 from ..documents import types
@@ -23,12 +25,19 @@ from ..documents.ids import LEADER
 from ..errors import CouchDBError
 from ..log import get_logger
 
-__all__ = ['LEASE_SECONDS', 'RENEWAL_SECONDS', 'Leader']
+__all__ = ['LEASE_SECONDS', 'LOOK_SECONDS', 'RENEWAL_SECONDS', 'Leader']
 
 logger = get_logger(__name__)
 
 #: The leader's lease, and the interval at which the leader renews it and the other processes read it.
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
+
+#: By how much the server's time may differ between two processes.
+_CLOCK_SECONDS = 5.0
+
+#: The interval at which other processes should read it that want to take over at most 20 seconds after a leader was
+#: killed, see `Leader.next_in`.
+LOOK_SECONDS = 3.0
 
 
 class Leader:
@@ -45,6 +54,14 @@ class Leader:
     def leads(self) -> bool:
         """Whether this process is the leader now."""
         return time.monotonic() < self._until
+
+    @property
+    def next_in(self) -> float:
+        """The seconds until the next call of `step` is useful, unless the current leader releases the lead."""
+        now = time.monotonic()
+        if now < self._until:
+            return max(0.0, self._until - LEASE_SECONDS + RENEWAL_SECONDS - now)
+        return max(0.0, min(LOOK_SECONDS, self._seen_since + LEASE_SECONDS - now)) if self._seen_rev else 0.0
 
     def step(self) -> bool:
         """Become the leader, renew the lease, or check the current leader; return `leads`.
@@ -81,7 +98,12 @@ class Leader:
         if rev != self._seen_rev:
             self._seen_rev, self._seen_since = rev, time.monotonic()
         released = not isinstance(found.get('holder'), str)
-        return rev if released or asked - self._seen_since >= LEASE_SECONDS else None
+        silent = asked - self._seen_since >= LEASE_SECONDS or self._is_outdated(found.get('date'))
+        return rev if released or silent else None
+
+    def _is_outdated(self, date: Any) -> bool:
+        """Tell whether the document is so old by the server's time that its writer's lease must have ended."""
+        return isinstance(date, (int, float)) and self._client.clock.now() - date > LEASE_SECONDS + _CLOCK_SECONDS
 
     def _write(self, rev: str, holder: str, asked: float) -> None:
         [result] = self._client.bulk([{**self._document(holder), **({'_rev': rev} if rev else {})}])

@@ -14,11 +14,13 @@ from celery.app.task import Context
 from kombu import Connection, Exchange, Queue
 
 from celery_couchdb import design as results_design
+from celery_couchdb.beat import CouchDBScheduler, Schedules
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.parcel import refused
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.unique import told
+from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish
 
 from .conftest import kill_all
@@ -71,6 +73,8 @@ def test_all_types_of_documents_are_documented() -> None:
         'Exchange',
         'Broadcast',
         'Leader',
+        'Schedule',
+        'ScheduleState',
         'Slot',
         'Parcel',
         'Result',
@@ -134,6 +138,24 @@ def test_document_of_a_leader(client: Client, sent: list[Request]) -> None:
     one.step()
     one.release()
     compare('Leader', written(sent)['Leader'])
+
+
+def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: list[Request]) -> None:
+    options = {'missed': 'all', 'grace': 5}
+    app = made(
+        beat_schedule={'a': {'task': 't', 'schedule': 5, 'args': ({1},), 'options': options}}, result_expires=None
+    )
+    beat = CouchDBScheduler(app)
+    wait_for(lambda: [beat.tick(), written(sent)['ScheduleState']][1], 'a state')
+    app.conf.beat_schedule = {}
+    beat.close()
+    beat = CouchDBScheduler(app)
+    wait_for(lambda: [beat.tick(), client.get('beat:entry:a').get('removed')][1], 'the removal')
+    beat.close()
+    Schedules(app).add('b', 't', 5, args=[])
+    client.put({'_id': 'beat:entry:c', 'type': 'Schedule', 'task': 't', 'schedule': {'every': 5}})
+    compare('Schedule', [*written(sent)['Schedule'], client.get('beat:entry:c')])
+    compare('ScheduleState', written(sent)['ScheduleState'])
 
 
 def test_documents_of_parcels(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:

@@ -31,6 +31,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.waiting': {'results', 'design'},
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
     'celery_couchdb.parcels': set(),
+    'celery_couchdb.beat': set(),
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
@@ -157,6 +158,8 @@ def test_transport_is_imported_only_by_its_folder() -> None:
         'celery_couchdb.jobs:Jobs',
         'celery_couchdb.jobs:Unreadable',
         'celery_couchdb.unique:UniqueTask',
+        'celery_couchdb.beat:CouchDBScheduler',
+        'celery_couchdb.beat:Schedules',
         'celery_couchdb.testing:CouchDBTestBroker',
         'celery_couchdb.testing:CouchDBTestBackend',
         'celery_couchdb.testing:LocalWorkerContainer',

@@ -1,0 +1,227 @@
+"""`Schedules`: reads and changes the entries of a schedule, from any program. No beat has to run meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from celery.beat import ScheduleEntry
+from celery.schedules import BaseSchedule
+from kombu.utils.json import dumps
+
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents.validation import check_value
+from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound
+from kombu_couchdb.transport import Transport
+
+from .due import upcoming
+from .entries import CODE_MEMBERS, Entry, Names, ScheduleState, state_of
+from .messages import send
+from .schedules import described
+
+__all__ = ['Item', 'Schedules']
+
+#: The most attempts to change an entry that others change, too.
+_MAX_TRIES = 10
+
+#: How long a request may take, in seconds.
+_REQUEST_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Item:
+    """An entry with its state."""
+
+    entry: Entry
+    #: None if no leader has read the entry yet.
+    state: ScheduleState | None
+
+    @property
+    def name(self) -> str:
+        """The name of the entry."""
+        return self.entry.name
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing is sent, or why the last due date was not sent; None if all is well."""
+        return self.entry.error or (
+            self.state['error'] if self.state and self.state['plan'] == self.entry.plan else None
+        )
+
+    def upcoming(self, now: float, count: int = 1) -> list[float]:
+        """Return the next due dates, in seconds since the epoch; `now` is the server's time."""
+        return upcoming(self.entry, self.state, now, count)
+
+
+class Schedules:
+    """The entries of an app's schedule. *Every* method raises the errors of `kombu_couchdb.errors`."""
+
+    def __init__(self, app: Any, client: Client | None = None) -> None:
+        """Use `client`, or create one for the database of the app's broker.
+
+        *Raises* `ConfigurationError` if the app's broker is not CouchDB.
+        """
+        self.app = app
+        with app.connection_for_write() as connection:
+            if not issubclass(connection.get_transport_cls(), Transport):
+                raise ConfigurationError('schedules are in the broker, and the broker of this app is not CouchDB')
+            self._names = Names.of(connection.transport.options.schedule)
+            self.client = client or Client(connection.transport.address, _REQUEST_SECONDS)
+
+    def list(self) -> list[Item]:
+        """Return all entries, by name."""
+        docs, states = (
+            {row['id'].removeprefix(prefix): row['doc'] for row in self.client.id_range(prefix, docs=True)}
+            for prefix in (self._names.entries, self._names.states)
+        )
+        return [self._item(name, doc, states.get(name)) for name, doc in docs.items()]
+
+    def get(self, name: str) -> Item:
+        """Return one entry; *raises* `NotFound` if there is none of this name."""
+        doc, state = self.client.find([self._names.entries + name, self._names.states + name])
+        if doc is None:
+            raise NotFound(f'there is no schedule entry {name!r:.220}')
+        return self._item(name, doc, state)
+
+    def add(self, name: str, task: str, schedule: Any, **members: Any) -> Item:
+        """Add an entry and return it.
+
+        `schedule` is one of Celery's schedules, a number of seconds, a `timedelta`, or a dictionary as in documents.
+        `members` are other members of the document: `args`, `kwargs`, `options`, `enabled`, `missed`, `grace`, `start`.
+
+        *Raises* `Conflict` if the name is taken, `ConfigurationError` if a member is wrong.
+        """
+        doc = {'_id': self._names.entries + name, 'type': 'Schedule', 'task': task, 'schedule': _schedule(schedule)}
+        doc |= {'start': self.client.clock.now(), 'enabled': True, 'source': 'database', **_plain(members)}
+        try:
+            return self._written(name, doc)
+        except Conflict as exc:
+            raise Conflict(f'there is a schedule entry {name!r:.220} already') from exc
+
+    def edit(self, name: str, **members: Any) -> Item:
+        """Change members of an entry, and return it. A new schedule begins now, unless `start` is given.
+
+        *Raises* `NotFound`, `ConfigurationError`.
+        """
+        if 'schedule' in members:
+            members['schedule'] = _schedule(members['schedule'])
+            members.setdefault('start', self.client.clock.now())
+        members = _plain(members)
+
+        def change(doc: Document) -> Document:
+            in_code = [member for member in doc.get('code') or [] if member not in members]
+            return {**doc, **members, **({'code': in_code} if 'code' in doc else {})}
+
+        return self._change(name, change)
+
+    def enable(self, name: str) -> Item:
+        """Enable an entry, and return it; nothing is sent for the time in which it was disabled.
+
+        An entry that was removed from the code of the app belongs to the database from now on. *Raises* `NotFound`.
+        """
+
+        def change(doc: Document) -> Document:
+            if doc.get('removed'):
+                doc = {**doc, 'source': 'database', 'removed': False}
+            elif doc.get('enabled', True) is True:
+                return doc
+            return {**doc, 'enabled': True, 'start': self.client.clock.now()}
+
+        return self._change(name, change)
+
+    def disable(self, name: str) -> Item:
+        """Disable an entry, and return it. *Raises* `NotFound`."""
+        return self._change(name, lambda doc: {**doc, 'enabled': False})
+
+    def delete(self, name: str) -> None:
+        """Delete an entry and its state.
+
+        *Raises* `NotFound`; `ConfigurationError` for an entry in the code of the app, which would be written again.
+        """
+        doc, state = self.client.find([self._names.entries + name, self._names.states + name])
+        if doc is None:
+            raise NotFound(f'there is no schedule entry {name!r:.220}')
+        if doc.get('source') == 'app' and not doc.get('removed'):
+            raise ConfigurationError(
+                f'schedule entry {name!r:.220} is in the code of the app: remove it there, or disable it'
+            )
+        for found in (doc, state):
+            if found is not None:
+                [result] = self.client.bulk([{'_id': found['_id'], '_rev': found['_rev'], '_deleted': True}])
+                if not result.is_stored and found is doc:
+                    raise result.exception(self.client.address.url)
+
+    def run(self, name: str) -> Any:
+        """Send the task of an entry now, and return its result. The due dates of the entry do not change.
+
+        *Raises* `NotFound`; `ConfigurationError` if the entry is malformed; what `apply_async` raises.
+        """
+        entry = self.get(name).entry
+        if entry.error is not None:
+            raise ConfigurationError(f'schedule entry {name!r:.220} is malformed: {entry.error}')
+        return send(self.app, entry)
+
+    # -- documents
+
+    def _item(self, name: str, doc: Document, state: Document | None) -> Item:
+        return Item(Entry.of(name, doc, self.app, self._code(name)), state_of(state))
+
+    def _code(self, name: str) -> Any:
+        """Return the entry of this name in the code of the app, or None."""
+        entry = self.app.conf.beat_schedule.get(name)
+        try:
+            return ScheduleEntry(**{**entry, 'name': name, 'app': self.app}) if entry is not None else None
+        except Exception:  # an entry can contain anything, and beat logs the error
+            return None
+
+    def _change(self, name: str, change: Callable[[Document], Document]) -> Item:
+        for _ in range(_MAX_TRIES):
+            doc = self.get(name).entry.doc
+            changed = change(doc)
+            if changed == doc:
+                return self.get(name)
+            try:
+                return self._written(name, changed)
+            except Conflict:
+                continue
+        raise Conflict(f'others changed schedule entry {name!r:.220} at each of {_MAX_TRIES} attempts')
+
+    def _written(self, name: str, doc: Document) -> Item:
+        """Write a document, unless it is malformed. An entry may be disabled whatever is wrong with it."""
+        entry = Entry.of(name, doc, self.app, self._code(name))
+        if entry.error is not None and doc.get('enabled', True) is not False:
+            raise ConfigurationError(f'schedule entry {name!r:.220}: {entry.error}')
+        self.client.put(doc)
+        return self.get(name)
+
+
+def _schedule(value: Any) -> Any:
+    """Return a schedule as it is in a document; *raises* `ConfigurationError`."""
+    if isinstance(value, timedelta):
+        return {'every': value.total_seconds()}
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return {'every': value}
+    if not isinstance(value, BaseSchedule):
+        return value
+    found = described(value)
+    if 'code' in found:
+        raise ConfigurationError(f'a schedule of class {found["code"]} can only be used in the code of the app')
+    return found
+
+
+def _plain(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Return members as JSON holds them; *raises* `ConfigurationError` or `Unstorable`."""
+    found = dict(members)
+    for name in CODE_MEMBERS:
+        if isinstance(found.get(name), (Sequence, Mapping)) and not isinstance(found[name], str):
+            try:
+                found[name] = json.loads(dumps(found[name]))
+            except (TypeError, ValueError) as exc:
+                raise ConfigurationError(
+                    f'{name} of a schedule entry must be values that JSON can hold: {exc}'
+                ) from exc
+            check_value(name, found[name])
+    return found

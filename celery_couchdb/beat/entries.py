@@ -1,0 +1,305 @@
+"""The documents of beat: an entry says what to send and when, its state says what was sent.
+
+People and programs write entries, also with CouchDB's web interface. Only the leader writes states, so that an edit
+never conflicts with a run.
+
+::
+
+    {"_id": "beat:entry:close the books", "type": "Schedule",
+     "task": "shop.close_the_books", "schedule": {"crontab": "30 3 * * *"}}
+
+    {"_id": "beat:state:close the books", "type": "ScheduleState",
+     "due": 1763782200.0, "sent": 1763695800.02, "task_id": "…", "count": 7, …}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple, TypedDict, cast, final
+from uuid import UUID, uuid4, uuid5
+
+from kombu.utils.json import loads
+
+from kombu_couchdb.documents.types import Document
+from kombu_couchdb.errors import ConfigurationError
+
+from .schedules import LATEST, Malformed, Rule, is_number, rule_of
+
+__all__ = [
+    'CODE_MEMBERS',
+    'DEFAULT_GRACE_SECONDS',
+    'MISSED',
+    'Entry',
+    'Names',
+    'Schedule',
+    'ScheduleState',
+    'digest_of',
+    'new_state',
+    'state_of',
+    'task_id_of',
+]
+
+#: What is sent after an interruption of more than `grace` seconds: the latest due date, none, or all.
+MISSED = ('once', 'skip', 'all')
+
+#: An interruption of at most this length changes nothing: all due dates are sent.
+DEFAULT_GRACE_SECONDS = 60.0
+
+#: The members whose values can be in the code of the app instead of the document.
+CODE_MEMBERS = ('args', 'kwargs', 'options')
+
+_MAX_NAME_CHARACTERS = 200
+
+#: Options of a task that the leader itself sets.
+_OWN_OPTIONS = frozenset({'task_id', 'producer', 'connection', 'publisher', 'retry', 'args', 'kwargs'})
+
+
+class _ScheduleOptions(TypedDict, total=False):
+    args: list[Any]
+    kwargs: dict[str, Any]
+    #: Options of `apply_async`, such as `queue`, `priority`, `expires`, `job_key`.
+    options: dict[str, Any]
+    #: False: nothing is sent.
+    enabled: bool
+    missed: Literal['once', 'skip', 'all']
+    grace: float
+    #: Only due dates after this date are sent. Intervals count from here. Missing: when the leader first reads it.
+    start: float
+    #: `app`: from the code of the app. `database` or missing: somebody has added it.
+    source: Literal['app', 'database']
+    #: The digest of the app's entry from which this document was written last.
+    digest: str
+    #: True: the code of the app has no such entry any more. Nothing is sent.
+    removed: bool
+    #: Those of `args`, `kwargs` and `options` that are taken from the code, because JSON cannot hold their values.
+    code: list[str]
+    _rev: str
+
+
+@final
+class Schedule(_ScheduleOptions):
+    """An entry."""
+
+    _id: str
+    type: Literal['Schedule']
+    task: str
+    #: See `schedules`.
+    schedule: dict[str, Any]
+
+
+class _StateOptions(TypedDict, total=False):
+    _rev: str
+
+
+@final
+class ScheduleState(_StateOptions):
+    """The state of an entry. Only the leader writes it."""
+
+    _id: str
+    type: Literal['ScheduleState']
+    #: A part of the ids of the tasks, so that an entry of the same name in another database has other ids.
+    key: str
+    #: The digest of the schedule and the start from which `due` was computed.
+    plan: str
+    #: Where the schedule begins.
+    anchor: float
+    #: The next due date; None: nothing will be sent. No due date is sent before it was stored here.
+    due: float | None
+    #: The due date that was sent last, when it was sent, and the id of the task.
+    last: float | None
+    sent: float | None
+    task_id: str | None
+    #: How many due dates were sent, and how many were left out, see `missed`.
+    count: int
+    skipped: int
+    #: Why nothing is sent, or why the last due date was not sent.
+    error: str | None
+
+
+_MEMBERS = frozenset(Schedule.__required_keys__ | Schedule.__optional_keys__)
+
+_STATE: dict[str, Any] = {
+    'key': lambda value: isinstance(value, str) and bool(re.fullmatch('[0-9a-f]{32}', value)),
+    'plan': lambda value: isinstance(value, str),
+    'anchor': is_number,
+    **dict.fromkeys(('due', 'last', 'sent'), lambda value: value is None or (is_number(value) and value >= 0)),
+    'task_id': lambda value: value is None or isinstance(value, str),
+    **dict.fromkeys(('count', 'skipped'), lambda value: isinstance(value, int)),
+    'error': lambda value: value is None or isinstance(value, str),
+}
+
+
+class Names(NamedTuple):
+    """The ids of the documents of one schedule, and the name of its leader."""
+
+    leader: str
+
+    @classmethod
+    def of(cls, option: str | None) -> Names:
+        """Return the names for the transport option `schedule`; *raises* `ConfigurationError`."""
+        if option is not None and not re.fullmatch('[a-z0-9-]{1,40}', option):
+            raise ConfigurationError(
+                f'transport option schedule must be 1 to 40 lower-case letters, digits and "-", not {option!r:.80}'
+            )
+        return cls(f'beat-{option}' if option else 'beat')
+
+    @property
+    def entries(self) -> str:
+        """The prefix of the ids of entries."""
+        return f'{self.leader}:entry:'
+
+    @property
+    def states(self) -> str:
+        """The prefix of the ids of states."""
+        return f'{self.leader}:state:'
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry that was read and checked. If `error` is not None, nothing is sent."""
+
+    name: str
+    doc: Document
+    error: str | None = None
+    rule: Rule | None = None
+    task: str = ''
+    args: Any = ()
+    kwargs: Any = None
+    options: Any = None
+    missed: str = 'once'
+    grace: float = DEFAULT_GRACE_SECONDS
+    start: float | None = None
+    enabled: bool = False
+
+    @classmethod
+    def of(cls, name: str, doc: Document, app: Any, code: Any = None) -> Entry:
+        """Check a document. `code` is Celery's `ScheduleEntry` of this name in the code of the app, if there is one."""
+        try:
+            _check(name, doc)
+            rule = rule_of(doc['schedule'], app, code and code.schedule)
+            args, kwargs, options = (_value(member, doc, code) for member in CODE_MEMBERS)
+        except Malformed as exc:
+            return cls(name, doc, str(exc))
+        return cls(
+            name,
+            doc,
+            None,
+            rule,
+            doc['task'],
+            args,
+            kwargs,
+            options,
+            doc.get('missed', 'once'),
+            float(doc.get('grace', DEFAULT_GRACE_SECONDS)),
+            doc.get('start'),
+            doc.get('enabled', True) and not doc.get('removed', False),
+        )
+
+    @property
+    def plan(self) -> str:
+        """What the due dates depend on: a new one means that they are computed anew, from `start` on."""
+        if self.error is not None:
+            return 'error'
+        return digest_of([self.doc['schedule'], self.start]) if self.enabled else 'disabled'
+
+
+def _check(name: str, doc: Mapping[str, Any]) -> None:
+    """Raise `Malformed` for a document that is not an entry."""
+    if not 0 < len(name) <= _MAX_NAME_CHARACTERS:
+        raise Malformed(f'the name of an entry must have 1 to {_MAX_NAME_CHARACTERS} characters')
+    if doc.get('type') != 'Schedule':
+        raise Malformed('type must be "Schedule"')
+    unknown = sorted(member for member in doc if member not in _MEMBERS and not member.startswith('_'))
+    if unknown:
+        raise Malformed(f'{unknown[0]!r:.80} is not a member of an entry')
+    for member in ('task', 'schedule'):
+        if member not in doc:
+            raise Malformed(f'{member} is missing')
+    checks: dict[str, tuple[bool, str]] = {
+        'task': (isinstance(doc['task'], str) and bool(doc['task']), 'the name of a task'),
+        'args': (isinstance(doc.get('args', []), list), 'a list'),
+        'kwargs': (isinstance(doc.get('kwargs', {}), dict), 'an object'),
+        'options': (isinstance(doc.get('options', {}), dict), 'an object'),
+        'enabled': (isinstance(doc.get('enabled', True), bool), 'true or false'),
+        'removed': (isinstance(doc.get('removed', True), bool), 'true or false'),
+        'missed': (doc.get('missed', 'once') in MISSED, 'one of ' + ', '.join(MISSED)),
+        'grace': (_is_date(doc.get('grace', 0)), 'a number of seconds'),
+        'start': (_is_date(doc.get('start') or 0), 'a date in seconds since the epoch'),
+        'source': (doc.get('source', 'app') in ('app', 'database'), '"app" or "database"'),
+        'code': (isinstance(doc.get('code', []), list), 'a list'),
+    }
+    for member, (is_right, what) in checks.items():
+        if not is_right:
+            raise Malformed(f'{member} must be {what}')
+    if own := sorted(_OWN_OPTIONS & doc.get('options', {}).keys()):
+        raise Malformed(f'options must not contain {own[0]!r}')
+
+
+def _is_date(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= LATEST
+
+
+def _value(member: str, doc: Mapping[str, Any], code: Any) -> Any:
+    """Return the value of `args`, `kwargs` or `options`, from the document or from the code of the app."""
+    if member in doc.get('code', ()):
+        if code is None:
+            raise Malformed(f'its {member} are in the code of the app, which has no entry of this name')
+        return getattr(code, member)
+    value = doc.get(member, [] if member == 'args' else {})
+    text = json.dumps(value)
+    if '"__type__"' not in text:
+        return value
+    try:
+        return loads(text)  # dates, decimal numbers and the like, as in messages
+    except Exception as exc:
+        raise Malformed(f'{member} cannot be decoded: {exc}') from exc
+
+
+def state_of(doc: Document | None) -> ScheduleState | None:
+    """Return a document as a state; None if there is none, or if it was edited and is malformed."""
+    if doc is None or not all(name in doc and check(doc[name]) for name, check in _STATE.items()):
+        return None
+    return cast(ScheduleState, doc)
+
+
+def new_state(doc_id: str, rev: str | None) -> ScheduleState:
+    """Return the first state of an entry; `rev` is the revision of a malformed state, which it replaces."""
+    state: ScheduleState = {
+        '_id': doc_id,
+        'type': 'ScheduleState',
+        'key': uuid4().hex,
+        'plan': '',
+        'anchor': 0.0,
+        'due': None,
+        'last': None,
+        'sent': None,
+        'task_id': None,
+        'count': 0,
+        'skipped': 0,
+        'error': None,
+    }
+    if rev:
+        state['_rev'] = rev
+    return state
+
+
+def task_id_of(state: ScheduleState, due: float) -> str:
+    """Return the id of the task for a due date. All processes compute the same id."""
+    return str(uuid5(UUID(state['key']), f'{state["_id"]} {due:.3f}'))
+
+
+def digest_of(value: Any) -> str:
+    """Return the digest of a JSON value. It is the same for 5 and 5.0: some servers return the one for the other."""
+    return sha256(json.dumps(_with_whole_numbers(value), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(member) for member in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,290 @@
+"""The commands `celery couchdb schedule`: the entries of beat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from ..beat.api import Item, Schedules
+from ..beat.entries import DEFAULT_GRACE_SECONDS, MISSED
+from .databases import app_of, broker_of
+from .tables import NO_VALUE, Cell, Column, confirm, echo, echo_styled, format_table, json_line, terminal_width
+
+__all__ = ['command']
+
+F = TypeVar('F', bound=Callable[..., Any])
+
+#: The seconds in the units of `--every`.
+_UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
+
+#: The number of due dates that `show` prints.
+_SHOWN_DATES = 5
+
+
+@click.group('schedule')
+def command() -> None:
+    """Show and change what beat sends periodically ("celery beat -S couchdb").
+
+    Changes act within a second. Entries in the code of the app (beat_schedule) are listed, too. An operator's change
+    of such an entry stays until the entry is changed in the code.
+    """
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """Return a duration such as `90`, `15m` or `1d` in seconds."""
+    if text is None:
+        return None
+    number, factor = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1)
+    try:
+        return float(number) * factor
+    except ValueError as exc:
+        raise click.BadParameter(f'{text!r} is not a number of seconds, nor one such as 15m, 1h or 1d') from exc
+
+
+def _json(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as exc:
+        raise click.BadParameter(f'it must be JSON, such as \'["a", 1]\' or \'{{"key": 1}}\': {exc}') from exc
+
+
+def _members(function: F) -> F:
+    """Add the options for the members of an entry."""
+    for option in reversed(
+        [
+            click.option('--every', callback=_seconds, metavar='SECONDS', help='An interval: 30, 15m, 1h or 1d.'),
+            click.option('--crontab', help='Minute, hour, day, month and weekday, such as "30 3 * * mon-fri".'),
+            click.option('--at', help='One date, such as 2027-01-01T09:00.'),
+            click.option('--solar', help='An event of the sun and a place, such as "sunset 48.1 11.6".'),
+            click.option('--timezone', help="Of --crontab and --at; without it, the app's time zone."),
+            click.option('--args', callback=_json, metavar='JSON', help='Arguments, a JSON list.'),
+            click.option('--kwargs', callback=_json, metavar='JSON', help='Named arguments, a JSON object.'),
+            click.option('--options', callback=_json, metavar='JSON', help='Options of apply_async, a JSON object.'),
+            click.option(
+                '--missed',
+                type=click.Choice(MISSED),
+                help='What to send if no beat ran for longer than --grace: the latest due date, none, or all.',
+            ),
+            click.option(
+                '--grace',
+                callback=_seconds,
+                metavar='SECONDS',
+                help=f'After a shorter interruption everything is sent. Default: {DEFAULT_GRACE_SECONDS:.0f}.',
+            ),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the members of an entry for the given options."""
+    zone, solar = options.pop('timezone'), options.pop('solar')
+    schedule = {kind: options.pop(kind) for kind in ('every', 'crontab', 'at')}
+    schedule = {kind: value for kind, value in schedule.items() if value is not None}
+    if solar is not None:
+        try:
+            event, latitude, longitude = solar.split()
+            schedule |= {'solar': event, 'latitude': float(latitude), 'longitude': float(longitude)}
+        except ValueError as exc:
+            raise click.UsageError('--solar must be an event, a latitude and a longitude') from exc
+    if zone is not None:
+        if not schedule:
+            raise click.UsageError('--timezone needs --crontab or --at')
+        schedule['timezone'] = zone
+    members = {name: value for name, value in options.items() if value is not None}
+    return {**members, **({'schedule': schedule} if schedule else {})}
+
+
+def _schedules(ctx: click.Context) -> Schedules:
+    return Schedules(app_of(ctx), broker_of(app_of(ctx)))
+
+
+@command.command('list')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@click.pass_context
+def list_(ctx: click.Context, as_json: bool) -> None:
+    """List the entries with their next due dates."""
+    schedules = _schedules(ctx)
+    items, now = schedules.list(), schedules.client.clock.now()
+    if as_json:
+        for item in items:
+            echo_styled(json_line(_described(item, now, 1)))
+        return
+    if not items:
+        echo('There are none: add one, or start "celery beat -S couchdb" to store those in the code of the app.')
+        return
+    columns = [
+        Column('NAME', min_width=10),
+        Column('TASK', min_width=10),
+        Column('SCHEDULE', min_width=10),
+        Column('NEXT'),
+        Column('LAST SENT'),
+        Column('SENT', right=True),
+        Column('STATE', min_width=10),
+    ]
+    echo_styled(format_table(columns, [_row(item, now) for item in items], terminal_width()))
+
+
+@command.command('show')
+@click.argument('name')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON.')
+@click.pass_context
+def show_(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show an entry with its state and its next due dates."""
+    _show(_schedules(ctx), name, as_json)
+
+
+@command.command('add')
+@click.argument('name')
+@click.argument('task')
+@_members
+@click.option('--disabled', is_flag=True, help='Do not send anything until the entry is enabled.')
+@click.pass_context
+def add_(ctx: click.Context, /, name: str, task: str, disabled: bool, **options: Any) -> None:
+    """Add an entry that sends TASK by --every, --crontab, --at or --solar."""
+    members = _given(options)
+    if 'schedule' not in members:
+        raise click.UsageError('give one of --every, --crontab, --at and --solar')
+    schedules = _schedules(ctx)
+    schedules.add(name, task, enabled=not disabled, **members)
+    _show(schedules, name, False)
+
+
+@command.command('edit')
+@click.argument('name')
+@click.option('--task', help='The name of the task.')
+@_members
+@click.pass_context
+def edit_(ctx: click.Context, /, name: str, **options: Any) -> None:
+    """Change an entry. Everything that you do not give stays as it is."""
+    members = _given(options)
+    if not members:
+        raise click.UsageError('give at least one option: there is nothing to change')
+    schedules = _schedules(ctx)
+    schedules.edit(name, **members)
+    _show(schedules, name, False)
+
+
+@command.command('enable')
+@click.argument('names', metavar='NAME…', nargs=-1, required=True)
+@click.pass_context
+def enable_(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Enable entries. Nothing is sent for the time in which they were disabled."""
+    schedules = _schedules(ctx)
+    for name in names:
+        schedules.enable(name)
+        echo(f'{name}: enabled')
+
+
+@command.command('disable')
+@click.argument('names', metavar='NAME…', nargs=-1, required=True)
+@click.pass_context
+def disable_(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Disable entries: nothing is sent until they are enabled."""
+    schedules = _schedules(ctx)
+    for name in names:
+        schedules.disable(name)
+        echo(f'{name}: disabled')
+
+
+@command.command('run')
+@click.argument('names', metavar='NAME…', nargs=-1, required=True)
+@click.pass_context
+def run_(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Send the tasks of entries once, now. Their due dates do not change."""
+    schedules = _schedules(ctx)
+    for name in names:
+        echo(f'{name}: sent {schedules.run(name).id}')
+
+
+@command.command('delete')
+@click.argument('names', metavar='NAME…', nargs=-1, required=True)
+@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@click.pass_context
+def delete_(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
+    """Delete entries. An entry in the code of the app can only be disabled."""
+    schedules = _schedules(ctx)
+    for name in names:
+        schedules.get(name)
+    if not yes:
+        confirm(f'Delete {names[0]}?' if len(names) == 1 else f'Delete {len(names)} entries?')
+    for name in names:
+        schedules.delete(name)
+        echo(f'{name}: deleted')
+
+
+# -- output
+
+
+def _show(schedules: Schedules, name: str, as_json: bool) -> None:
+    item = schedules.get(name)
+    found = _described(item, schedules.client.clock.now(), _SHOWN_DATES)
+    if as_json:
+        echo_styled(json_line(found))
+        return
+    for member, value in found.items():
+        if member in ('next', 'last', 'sent', 'start'):
+            dates = value if isinstance(value, list) else [value]
+            value = ', '.join(_date(date) for date in dates if date is not None) or NO_VALUE
+        elif value is None:
+            value = NO_VALUE
+        elif not isinstance(value, str):
+            value = json_line(value)
+        echo(f'{member + ":":<10} {value}')
+
+
+def _described(item: Item, now: float, count: int) -> dict[str, Any]:
+    """Return an entry and its state as one dictionary. Dates are seconds since the epoch."""
+    doc, state = item.entry.doc, item.state
+    members = ('task', 'schedule', 'args', 'kwargs', 'options', 'missed', 'grace', 'start')
+    return {
+        'name': item.name,
+        'state': _state(item, now),
+        'error': item.error,
+        **{member: doc[member] for member in members if member in doc},
+        'source': doc.get('source', 'database'),
+        'next': item.upcoming(now, count),
+        'last': state and state['last'],
+        'sent': state and state['sent'],
+        'task_id': state and state['task_id'],
+        'count': state['count'] if state else 0,
+        'skipped': state['skipped'] if state else 0,
+    }
+
+
+def _state(item: Item, now: float) -> str:
+    doc = item.entry.doc
+    if item.entry.error is not None:
+        return 'malformed'
+    if doc.get('removed'):
+        return 'removed'
+    if not item.entry.enabled:
+        return 'disabled'
+    return 'active' if item.upcoming(now) else 'done'
+
+
+def _row(item: Item, now: float) -> list[Cell | str]:
+    doc, state, dates = item.entry.doc, item.state, item.upcoming(now)
+    schedule = doc.get('schedule')
+    known = _state(item, now)
+    return [
+        item.name,
+        str(doc.get('task', NO_VALUE)),
+        ' '.join(str(value) for value in schedule.values()) if isinstance(schedule, dict) else NO_VALUE,
+        _date(dates[0]) if dates else NO_VALUE,
+        _date(state['sent']) if state and state['sent'] is not None else NO_VALUE,
+        f'{state["count"] if state else 0:,}',
+        Cell(f'{known}: {item.error}', {'fg': 'red'})
+        if item.error
+        else Cell(known, {} if known == 'active' else {'dim': True}),
+    ]
+
+
+def _date(seconds: float) -> str:
+    """Return a date in the local time zone."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime('%Y-%m-%d %H:%M:%S %z')

@@ -1,0 +1,25 @@
+"""The app of the acceptance tests, for beats that are killed at a chosen line."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from celery_couchdb.beat.messages import Call, Messages
+
+from .app import app
+
+__all__ = ['app']
+
+_send = Messages.send
+
+
+def _send_and_die(self: Messages, calls: Sequence[Call]) -> Any:
+    _send(self, calls)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if os.environ.get('DIE_AFTER_SENDING'):
+    Messages.send = _send_and_die  # type: ignore[method-assign]

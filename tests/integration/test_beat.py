@@ -1,0 +1,359 @@
+"""The scheduler and its documents in one process: crashes, conflicts, outages, requests, the API and the commands."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import BeatLazyFunc
+from celery.schedules import crontab
+from click.testing import CliRunner, Result
+
+from celery_couchdb.beat import CouchDBScheduler, Schedules
+from celery_couchdb.beat.entries import task_id_of
+from celery_couchdb.beat.messages import Messages
+from celery_couchdb.cli import couchdb
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound, ServerUnavailable
+from kombu_couchdb.queues.store import Store
+from tests.conftest import wait_for
+from tests.support import Request, items, replace_in_clients
+
+Beat = Callable[..., CouchDBScheduler]
+
+
+@pytest.fixture
+def beat(app: Celery) -> Iterator[Beat]:
+    """A function that creates a scheduler whose code has the given entries. It does nothing until `tick` is called."""
+    app.conf.result_expires = None
+    made: list[CouchDBScheduler] = []
+
+    def beat(**entries: dict[str, Any]) -> CouchDBScheduler:
+        app.conf.beat_schedule = entries
+        made.append(CouchDBScheduler(app))
+        return made[-1]
+
+    yield beat
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def schedules(app: Celery) -> Iterator[Schedules]:
+    schedules = Schedules(app)
+    yield schedules
+    schedules.client.close()
+
+
+@pytest.fixture
+def run(app: Celery) -> Callable[..., Result]:
+    """A function that runs `celery -A app couchdb schedule …`."""
+
+    def run(*given: str, answer: str = '') -> Result:
+        return CliRunner().invoke(couchdb, ['schedule', *given], answer, obj=SimpleNamespace(app=app, no_color=True))
+
+    return run
+
+
+def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str = '') -> Any:
+    """Call `tick` until the condition is true."""
+
+    def ticked() -> Any:
+        scheduler.tick()
+        return condition()
+
+    return wait_for(ticked, what)
+
+
+def entry(seconds: Any = 3600, **members: Any) -> dict[str, Any]:
+    return {'task': 'add', 'schedule': seconds, **members}
+
+
+def due_now(client: Client, *names: str, ago: float = 1.0) -> None:
+    """Change the states of entries as if they were due since `ago` seconds."""
+    for name in names:
+        state, due = client.get(f'beat:state:{name}'), round(client.clock.now() - ago, 3)
+        client.put({**state, 'due': due, 'anchor': due - 3600})
+
+
+def states(client: Client) -> list[dict[str, Any]]:
+    return [row['doc'] for row in client.id_range('beat:state:', docs=True)]
+
+
+def test_crash_between_sending_and_noting(beat: Beat, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that was sent is not sent again, neither while it waits nor after it was completed and deleted."""
+    code = {name: entry() for name in 'abc'}
+    first = beat(**code)
+    until(first, lambda: len(states(client)) == 3)
+    first.close()
+    due_now(client, *'abc')
+    wanted = {task_id_of(state, state['due']) for state in states(client)}  # type: ignore[arg-type]
+
+    send = Messages.send
+
+    def crash(self: Messages, calls: Any) -> None:
+        send(self, calls)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Messages, 'send', crash)
+        for _ in range(5):
+            crashing = beat(**code)
+            with pytest.raises(KeyboardInterrupt):
+                until(crashing, lambda: False)
+            assert {doc['message']['headers']['id'] for doc in items(client)} == wanted
+            crashing.close()
+    client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in items(client)])
+    last = beat(**code)
+    until(last, lambda: [state['count'] for state in states(client)] == [1, 1, 1])
+    assert items(client) == []
+    assert {state['task_id'] for state in states(client)} == wanted
+
+
+def test_leader_that_was_paused_sends_nothing(beat: Beat, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is paused after it has checked its lease; meanwhile another one sends and notes, and the task is done."""
+    first = beat(a=entry())
+    until(first, lambda: states(client))
+    publish = Store.publish_once
+
+    def pause(self: Store, docs: Any) -> Any:
+        monkeypatch.setattr(Store, 'publish_once', publish)
+        client.put({**client.get('broker:leader:beat'), 'holder': None})
+        second = beat(a=entry())
+        until(second, lambda: states(client)[0]['count'] == 1)
+        [sent] = items(client)
+        client.bulk([{'_id': sent['_id'], '_rev': sent['_rev'], '_deleted': True}])
+        return publish(self, docs)
+
+    first.close()
+    due_now(client, 'a')
+    first = beat(a=entry())
+    monkeypatch.setattr(Store, 'publish_once', pause)
+    until(first, lambda: Store.publish_once is publish)
+    assert items(client) == []
+    assert states(client)[0]['count'] == 1
+
+
+def test_entries_that_are_due_together_are_sent_together(beat: Beat, client: Client, sent: list[Request]) -> None:
+    code = {f'e{n}': entry(args=(n,)) for n in range(40)}
+    until(beat(**code), lambda: len(states(client)) == 40)
+    client.put({**client.get('broker:leader:beat'), 'holder': None})
+    due_now(client, *code)
+    second = beat(**code)
+    sent.clear()
+    until(second, lambda: len(items(client)) == 40)
+    publishing = [request for request in sent if any(doc.get('type') == 'WorkItem' for doc in request.docs)]
+    noting = [request for request in sent if any(doc.get('type') == 'ScheduleState' for doc in request.docs)]
+    assert len(publishing) == len(noting) == 1
+
+
+def idle_requests(scheduler: CouchDBScheduler, sent: list[Request], ticks: int = 12) -> list[str]:
+    """Return the requests of a leader in some seconds in which nothing is due, but for the renewals of its lease."""
+    for _ in range(3):
+        scheduler.tick()
+    sent.clear()
+    for _ in range(ticks):
+        scheduler.tick()
+    return [f'{one.method} {one.path}' for one in sent if not any(doc.get('type') == 'Leader' for doc in one.docs)]
+
+
+@pytest.mark.parametrize('count', [10, 2500])
+def test_idle_leader_makes_no_requests(
+    beat: Beat, client: Client, schedules: Schedules, sent: list[Request], count: int
+) -> None:
+    docs = [
+        {'_id': f'beat:entry:{n}', 'type': 'Schedule', 'task': 'add', 'schedule': {'every': 3600}} for n in range(count)
+    ]
+    client.bulk(docs)
+    scheduler = beat()
+    until(scheduler, lambda: scheduler._duty is not None and len(scheduler._duty.entries) == count)
+    assert idle_requests(scheduler, sent) == []
+    assert len(states(client)) == count
+
+
+def test_state_that_somebody_else_writes(beat: Beat, client: Client) -> None:
+    """The leader's note is in conflict; then it goes on from what is stored."""
+    scheduler = beat(a=entry(0.2))
+    until(scheduler, lambda: states(client) and states(client)[0]['count'] >= 1)
+    state = client.get('beat:state:a')
+    while (rev := client.try_put({**state, 'count': 1000, 'due': state['due'] + 3600})) is None:
+        state = client.get('beat:state:a')
+    assert rev
+    until(scheduler, lambda: scheduler._duty is not None and scheduler._duty.next_due() > 3000)
+    client.put({'_id': 'beat:state:a', '_rev': rev, '_deleted': True})
+    client.put({**client.get('beat:entry:a'), 'schedule': {'every': 0.3}})
+    until(scheduler, lambda: states(client) and states(client)[0]['count'] >= 1, 'a state that begins anew')
+
+
+def test_due_date_that_cannot_be_sent(beat: Beat, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """It is noted, and the others are sent."""
+    code = {
+        'good': entry(),
+        'set': entry(args=({1, 2},)),
+        'queue': entry(options={'queue': 'x' * 600}),
+        'huge': entry(args=(BeatLazyFunc(lambda: 'x' * 20_000_000),), options={'headers': {'x': 'x' * 7_000_000}}),
+    }
+    until(beat(**code), lambda: len(states(client)) == 4)
+    client.put({**client.get('broker:leader:beat'), 'holder': None})
+    due_now(client, *code)
+    second = beat(**code)
+    until(second, lambda: all(state['count'] + state['skipped'] for state in states(client)))
+    found = {state['_id'].rpartition(':')[2]: (state['count'], state['error']) for state in states(client)}
+    assert found['good'] == (1, None)
+    assert 'not JSON serializable' in found['set'][1]
+    assert 'must be text of at most 500 bytes' in found['queue'][1]
+    assert 'a due date of schedule entry set was not sent' in caplog.text
+    good = [doc for doc in items(client) if len(str(doc['message'])) < 5000]
+    assert len(good) == 1
+
+
+def test_outage(
+    beat: Beat, client: Client, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The beat says so once, goes on, and sends afterwards what was due meanwhile."""
+    caplog.set_level(logging.INFO)
+    scheduler = beat(a=entry(0.5))
+
+    def away(self: Client, *args: Any, **kwargs: Any) -> None:
+        raise ServerUnavailable('the server is away')
+
+    with monkeypatch.context() as patched:
+        replace_in_clients(patched, database, '_send', away)
+        for _ in range(3):
+            scheduler.tick()
+    until(scheduler, lambda: states(client) and states(client)[0]['count'] >= 1)
+    before = states(client)[0]
+    with monkeypatch.context() as patched:
+        replace_in_clients(patched, database, '_send', away)
+        for _ in range(4):
+            scheduler.tick()
+    until(scheduler, lambda: states(client)[0]['count'] >= before['count'] + 4)
+    after = states(client)[0]
+    assert after['skipped'] == 0
+    assert len(items(client)) == after['count']
+    assert caplog.text.count('no tasks are scheduled just now') == 2
+
+
+def test_broken_entries_of_the_code_are_left_out(beat: Beat, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    until(beat(a=entry(), b={'task': 'add'}, c={'x': 5}), lambda: states(client))
+    assert [state['_id'] for state in states(client)] == ['beat:state:a']
+    assert caplog.text.count('is malformed and not used') == 2
+
+
+def test_two_apps_in_one_database(beat: Beat, app: Celery, client: Client) -> None:
+    first = beat(a=entry())
+    until(first, lambda: states(client))
+    app.conf.broker_transport_options = {**app.conf.broker_transport_options, 'schedule': 'blog'}
+    second = beat(b=entry())
+    until(second, lambda: client.get_or_none('beat-blog:state:b'))
+    assert [item.name for item in Schedules(app).list()] == ['b']
+    assert client.get('beat:entry:a').get('removed') is None
+
+
+def test_functions(schedules: Schedules, app: Celery, client: Client) -> None:
+    schedules.add('a', 'add', crontab(minute='5', app=app), args=(1,), options={'queue': 'q'})
+    with pytest.raises(Conflict, match="there is a schedule entry 'a' already"):
+        schedules.add('a', 'add', 5)
+    with pytest.raises(ConfigurationError, match='every must be a number'):
+        schedules.add('b', 'add', -5)
+    with pytest.raises(ConfigurationError, match="'argz' is not a member"):
+        schedules.edit('a', argz=5)
+    with pytest.raises(ConfigurationError, match='can hold'):
+        schedules.edit('a', args=[{1, 2}])
+    with pytest.raises(NotFound, match="no schedule entry 'b'"):
+        schedules.get('b')
+    edited = schedules.edit('a', schedule=90)
+    assert edited.entry.doc['schedule'] == {'every': 90}
+    assert edited.upcoming(0)[0] == pytest.approx(client.clock.now() + 90, abs=60)
+    result = schedules.run('a')
+    [sent] = items(client)
+    assert (sent['queue'], sent['message']['headers']['id']) == ('q', result.id)
+    assert sent['message']['headers']['celery_beat_task'] is True
+    schedules.disable('a')
+    assert schedules.get('a').upcoming(0) == []
+    schedules.enable('a')
+    schedules.delete('a')
+    assert schedules.list() == []
+
+
+def test_entries_of_the_code(schedules: Schedules, beat: Beat, client: Client) -> None:
+    beat_with = beat(a=entry())
+    until(beat_with, lambda: states(client))
+    with pytest.raises(ConfigurationError, match='is in the code of the app'):
+        schedules.delete('a')
+    beat_with.close()
+    until(beat(), lambda: client.get('beat:entry:a').get('removed'))
+    assert not schedules.get('a').entry.enabled
+    assert schedules.enable('a').entry.enabled
+    schedules.delete('a')
+
+
+def test_commands(run: Callable[..., Result], client: Client) -> None:
+    def fails(words: str, *given: str) -> None:
+        done = run(*given)
+        assert done.exit_code in (1, 2), done.output
+        assert words in done.stderr
+
+    assert 'There are none' in run('list').stdout
+    done = run(
+        'add', 'books', 'shop.close', '--crontab', '30 3 * * *', '--timezone', 'Europe/Berlin', '--args', '["x"]'
+    )
+    assert done.exit_code == 0, done.output
+    assert '{"crontab": "30 3 * * *", "timezone": "Europe/Berlin"}' in done.stdout
+    run('add', 'often', 'shop.look', '--every', '15m', '--missed', 'skip', '--disabled')
+    run('add', 'once', 'shop.look', '--at', '2099-01-01T00:00:00Z')
+    listed = run('list').stdout.splitlines()
+    assert [line.split()[0] for line in listed] == ['NAME', 'books', 'often', 'once']
+    assert listed[2].endswith('disabled')
+    assert '2099' in listed[3] or '2098' in listed[3]
+    shown = json.loads(run('show', 'books', '--json').stdout)
+    assert (len(shown['next']), shown['args'], shown['state']) == (5, ['x'], 'active')
+    assert [json.loads(line)['name'] for line in run('list', '--json').stdout.splitlines()] == [
+        'books',
+        'often',
+        'once',
+    ]
+    assert run('edit', 'often', '--every', '1h', '--options', '{"queue": "slow"}').exit_code == 0
+    assert client.get('beat:entry:often')['schedule'] == {'every': 3600.0}
+    assert run('enable', 'often').stdout == 'often: enabled\n'
+    assert run('disable', 'often', 'once').stdout == 'often: disabled\nonce: disabled\n'
+    assert run('run', 'often').stdout.startswith('often: sent ')
+    assert [doc['queue'] for doc in items(client)] == ['slow']
+    assert run('delete', 'once', answer='n\n').exit_code == 1
+    assert run('delete', 'once', 'often', '--yes').stdout == 'once: deleted\noften: deleted\n'
+    fails("there is no schedule entry 'once'", 'show', 'once')
+    fails("there is no schedule entry 'once'", 'delete', 'books', 'once', '--yes')
+    assert client.get_or_none('beat:entry:books')
+    fails('give one of --every, --crontab, --at and --solar', 'add', 'x', 'y')
+    fails('exactly one of the members', 'add', 'x', 'y', '--every', '5', '--at', '2099-01-01')
+    fails('is not a number of seconds', 'add', 'x', 'y', '--every', 'soon')
+    fails('it must be JSON', 'add', 'x', 'y', '--every', '5', '--args', 'a')
+    fails('args must be a list', 'add', 'x', 'y', '--every', '5', '--args', '{}')
+    fails('--timezone needs --crontab or --at', 'edit', 'books', '--timezone', 'UTC')
+    fails('nothing to change', 'edit', 'books')
+    fails('--solar must be an event', 'add', 'x', 'y', '--solar', 'sunset')
+
+
+def test_malformed_entries_in_the_list(run: Callable[..., Result], client: Client) -> None:
+    malformed: dict[str, dict[str, Any]] = {
+        'a\x1b[2J': {'schedule': {'crontab': '* *'}, 'type': 'Schedule', 'task': 'x'},
+        'b': {'type': 'Schedule', 'task': ['\n'], 'schedule': 7},
+        'c': {},
+    }
+    for name, members in malformed.items():
+        client.put({'_id': f'beat:entry:{name}', **members})
+    done = run('list')
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert 'malformed: schedule.crontab must be text with five fields' in lines[1]
+    assert '\x1b' not in done.stdout
+    assert 'malformed: task must be the name of a task' in lines[2]
+    assert 'malformed: type must be "Schedule"' in lines[3]
+    assert run('show', 'c').exit_code == 0
+    assert 'is malformed' in run('run', 'c').stderr
+    assert run('disable', 'b').exit_code == 0

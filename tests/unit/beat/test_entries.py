@@ -1,0 +1,89 @@
+"""Entries as documents: what is malformed, and names."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.utils.json import dumps, loads
+
+from celery_couchdb.beat.entries import Entry, Names, task_id_of
+from kombu_couchdb.errors import ConfigurationError
+
+from .conftest import STATE, Make
+
+
+def test_least_that_an_entry_needs(entry: Make) -> None:
+    found = entry()
+    assert (found.error, found.enabled, found.missed, found.grace) == (None, True, 'once', 60.0)
+    assert (found.args, found.kwargs, found.options) == ([], {}, {})
+
+
+@pytest.mark.parametrize(
+    ('members', 'words'),
+    [
+        ({'type': 'Plan'}, 'type must be "Schedule"'),
+        ({'task': ''}, 'task must be the name of a task'),
+        ({'task': 5}, 'task must be the name of a task'),
+        ({'shedule': {}}, "'shedule' is not a member of an entry"),
+        ({'args': {}}, 'args must be a list'),
+        ({'kwargs': []}, 'kwargs must be an object'),
+        ({'options': 5}, 'options must be an object'),
+        ({'options': {'task_id': 'x'}}, "options must not contain 'task_id'"),
+        ({'enabled': 'yes'}, 'enabled must be true or false'),
+        ({'missed': 'never'}, 'missed must be one of once, skip, all'),
+        ({'missed': []}, 'missed must be one of'),
+        ({'grace': -1}, 'grace must be a number of seconds'),
+        ({'grace': None}, 'grace must be a number of seconds'),
+        ({'start': 'now'}, 'start must be a date'),
+        ({'start': 1e300}, 'start must be a date'),
+        ({'source': 'me'}, 'source must be "app" or "database"'),
+        ({'code': 5}, 'code must be a list'),
+        ({'code': ['args']}, 'its args are in the code of the app'),
+        ({'args': [{'__type__': 'what', '__value__': 5}]}, 'args cannot be decoded'),
+        ({'schedule': {'every': -5}}, 'schedule.every must be a number'),
+    ],
+)
+def test_malformed_entries_have_a_sentence(entry: Make, members: dict[str, Any], words: str) -> None:
+    found = entry(**members)
+    assert found.error is not None
+    assert words in found.error
+    assert not found.enabled
+    assert found.plan == 'error'
+
+
+@pytest.mark.parametrize('missing', ['task', 'schedule'])
+def test_missing_members(app: Celery, missing: str) -> None:
+    doc = {'type': 'Schedule', 'task': 't', 'schedule': {'every': 5}}
+    del doc[missing]
+    assert Entry.of('x', doc, app).error == f'{missing} is missing'
+
+
+def test_names_have_a_length(app: Celery) -> None:
+    for name in ('', 'x' * 201):
+        assert 'name of an entry must have 1 to 200' in str(Entry.of(name, {}, app).error)
+
+
+def test_values_are_those_of_messages(entry: Make) -> None:
+    date = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    assert entry(
+        args=loads(dumps([1])), kwargs={'at': {'__type__': 'datetime', '__value__': date.isoformat()}}
+    ).kwargs == {'at': date}
+
+
+def test_names() -> None:
+    assert Names.of(None) == ('beat',)
+    assert Names.of('blog').entries == 'beat-blog:entry:'
+    assert Names.of(None).states == 'beat:state:'
+    for wrong in ('Blog', 'a:b', '', 'x' * 41):
+        with pytest.raises(ConfigurationError, match='transport option schedule must be'):
+            Names.of(wrong)
+
+
+def test_numbers_without_fraction_may_come_back_as_integers(entry: Make) -> None:
+    """The embedded server returns 5 for 5.0."""
+    assert entry(schedule={'every': 5.0}, start=7.0).plan == entry(schedule={'every': 5}, start=7).plan
+    assert entry(schedule={'every': 5.5}).plan != entry(schedule={'every': 5}).plan
+    assert task_id_of(STATE, 5.0) == task_id_of(STATE, 5)
