@@ -1,7 +1,7 @@
 """The status of queues, consumers, databases and the server, as dictionaries for JSON.
 
-Durations are seconds, sizes are bytes. The numbers come from about ten requests, one after the other, while workers
-run, so they may not add up exactly.
+Durations are seconds, sizes are bytes, dates are seconds since the epoch. The numbers come from about ten requests, one
+after the other, while workers run, so they may not add up exactly.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, QUEUE
 from ..errors import DatabaseMissing, NotFound
 from ..queues import waiting
+from .queues import Paused, paused
 
 __all__ = ['Consumer', 'Database', 'Queue', 'Server', 'Status', 'status']
 
@@ -50,6 +51,8 @@ class Queue(TypedDict):
     oldest: float | None
     #: Messages acknowledged per second, by consumers with a current lease.
     rate: float
+    #: Since when, by whom and why the queue is paused; None if it is not paused.
+    paused: Paused | None
 
 
 class Consumer(TypedDict):
@@ -114,11 +117,14 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         declared = {doc['name']: doc for doc in _documents(client, QUEUE, 'Queue') if isinstance(doc.get('name'), str)}
         heartbeats = _documents(client, CONSUMER, 'Consumer')
         hidden = {name for name, doc in declared.items() if doc.get('auto_delete') and not temporary}
-        queues, malformed = _queues(client, declared.keys() - hidden)
+        pauses = paused(client)
+        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses})
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
             f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
         ) from exc
+    for name, pause in pauses.items():
+        queues[name]['paused'] = pause
     now = client.clock.now()
     consumers = [_consumer(doc, now) for doc in heartbeats]
     for doc, consumer in zip(heartbeats, consumers, strict=True):
@@ -169,6 +175,7 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
             'dead': dead[name],
             'oldest': oldest.get(name),
             'rate': 0.0,
+            'paused': None,
         }
         for name in sorted({*declared, *found, *dead, *held})
     }, malformed

@@ -72,7 +72,7 @@ class Cycle:
         self._bodies = Bodies(client, self.unacked)
         self._commits = Commits(self._store, self.unacked, self.lease, self.sweeper.unproven)
         self._heartbeat = Heartbeat(client, self.lease, self.unacked)
-        self._claims = Claims(self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology.limits)
+        self._claims = Claims(self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology)
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
         self._restored_for = (
@@ -140,6 +140,8 @@ class Cycle:
                 self._restore_queues(queues)
                 self._commits.release_orphans()
                 self._read_candidates(credit)
+                self.unacked.pause(self._topology.paused)
+                credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
             self._commits.drop_stored(pending)
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
                 # A released message becomes a candidate before the freed credit is used, so that it is claimed again
@@ -151,7 +153,11 @@ class Cycle:
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
             if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
-            self.unacked.more_to_claim = any(each.is_stale or len(each) for each in self._candidates.values())
+            self.unacked.more_to_claim = any(
+                each.is_stale or len(each)
+                for queue, each in self._candidates.items()
+                if queue not in self._topology.paused
+            )
             self._commits.write(pending, claims)
             self.announced.set(self.lease.announced)
         except CouchDBError:

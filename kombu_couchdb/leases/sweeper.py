@@ -59,7 +59,7 @@ class Sweeper:
             {
                 'WorkItem': store.resolve_conflict,
                 **dict.fromkeys(
-                    ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader'),
+                    ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader', 'Pause'),
                     lambda leaves, living: conflict_rules.keep_winner(leaves),
                 ),
             },
