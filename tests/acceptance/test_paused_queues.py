@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import chord
+from pytest_celery import CeleryTestWorker
 
 from tests.conftest import PATIENCE, wait_for
 from tests.support import items
@@ -27,6 +28,12 @@ def pause(site: Site, *arguments: str) -> None:
 
 def resume(site: Site) -> None:
     assert succeeded(couchdb(site, 'queues', 'resume', 'celery')) == 'celery: resumed\n'
+
+
+def end_worker(worker: CeleryTestWorker) -> None:
+    """Let a worker shut down, and wait until it has."""
+    worker.kill('SIGTERM')
+    assert worker.container.wait(PATIENCE) == 0
 
 
 def listed(site: Site) -> dict[str, dict[str, Any]]:
@@ -65,11 +72,12 @@ def test_pause_outlives_workers(site: Site) -> None:
     first = site.worker('-Q', 'celery,mail')
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     pause(site)
-    first.container.stop()
+    end_worker(first)
     site.worker('-Q', 'celery,mail')
     result = site.send('add', 3, 4)
     assert site.send('add', 5, 6, queue='mail').get(timeout=PATIENCE) == 11
-    assert [item['_rev'][:2] for item in items(site.client)] == ['1-'], 'no worker has claimed the message'
+    [waiting] = wait_for(lambda: found if len(found := items(site.client)) == 1 else None, 'the acknowledgement')
+    assert waiting['_rev'].startswith('1-'), 'no worker has claimed the message'
     resume(site)
     assert result.get(timeout=PATIENCE) == 7
 
@@ -114,7 +122,7 @@ def test_purge_and_delete(site: Site) -> None:
     worker = site.worker()
     refused = sentence(couchdb(site, 'queues', 'delete', 'celery', '--yes'))
     assert refused.startswith("Error: queue 'celery' is in use by ")
-    worker.container.stop()
+    end_worker(worker)
     assert succeeded(couchdb(site, 'queues', 'delete', 'celery', '--yes')) == 'celery: 0 messages deleted\n'
     assert 'celery' not in listed(site)
 

@@ -13,6 +13,7 @@ from tests.support import items
 
 from .conftest import Site
 from .test_command import couchdb, sentence, succeeded
+from .test_paused_queues import end_worker
 
 
 def listed(site: Site, *arguments: str) -> list[dict[str, Any]]:
@@ -46,15 +47,14 @@ def test_failed_tasks_are_listed_with_their_errors(site: Site) -> None:
     assert found[1]['args'] == [str(site.journal), 'second']
     assert (found[1]['task'], found[1]['state'], found[1]['queue']) == ('fragile', 'FAILURE', 'celery')
     assert 'raise ValueError' in found[1]['traceback']
-    assert [each['id'] for each in listed(site, '--task', 'fragile', '--limit', '1')] == ids[1:]
-    assert len(listed(site, '--since', '1h')) == 3
-    assert listed(site, '--since', '2100-01-01') == []
-    assert [each['result'] for each in listed(site, '--state', 'SUCCESS')] == [3]
-    table = succeeded(couchdb(site, 'results', 'list', COLUMNS='120'))
-    assert 'ValueError: second may not pass' in table
-    assert succeeded(couchdb(site, 'results', 'list', '-s', 'RETRY')) == 'There are no results in the state RETRY.\n'
-    cut = couchdb(site, 'results', 'list', '--limit', '2')
-    assert cut.stderr == 'These are the newest 2 of 3 (--limit).\n'
+    assert [each['id'] for each in listed(site, '--task', 'fragile', '--limit', '1', '--since', '1h')] == ids[1:]
+    assert [each['result'] for each in listed(site, '--state', 'SUCCESS', '--since', '2026-01-01')] == [3]
+    assert succeeded(couchdb(site, 'results', 'list', '--since', '2100-01-01T12:30')) == (
+        'There are no results in the state FAILURE.\n'
+    )
+    table = couchdb(site, 'results', 'list', '--limit', '2', COLUMNS='120')
+    assert 'ValueError: second may not pass' in table.stdout
+    assert table.stderr == 'These are the newest 2 of 3 (--limit).\n'
 
 
 def test_failed_tasks_are_sent_again(site: Site) -> None:
@@ -91,7 +91,7 @@ def test_task_that_fails_again_can_be_sent_again(site: Site) -> None:
 def test_failure_is_sent_once_and_waits_with_the_state_retry(site: Site) -> None:
     worker = site.worker(result_extended=True)
     [task_id] = failed(site, 'first')
-    worker.container.stop()
+    end_worker(worker)
     results = StoredResults(site.app)
     found = results.get(task_id)
     assert found is not None
@@ -119,7 +119,7 @@ def test_arguments_must_be_stored(site: Site) -> None:
 
 
 def test_mistakes_get_a_sentence(site: Site) -> None:
-    site.worker()
+    site.set_up()
     assert sentence(couchdb(site, 'results', 'retry', 'unknown')) == "Error: there is no result of a task 'unknown'"
     for arguments in ((), ('id', '--all'), ('id', '--task', 'fragile')):
         done = couchdb(site, 'results', 'retry', *arguments)
