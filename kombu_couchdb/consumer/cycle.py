@@ -78,6 +78,7 @@ class Cycle:
         self._restored_for = (
             self.lease.id
         )  # the lease under which the declarations of this connection are known to exist
+        self._paused: set[str] = set()  # the paused queues of the subscriptions, as logged
 
     @property
     def is_busy(self) -> bool:
@@ -140,7 +141,7 @@ class Cycle:
                 self._restore_queues(queues)
                 self._commits.release_orphans()
                 self._read_candidates(credit)
-                self.unacked.pause(self._topology.paused)
+                self._pause(queues)
                 credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
             self._commits.drop_stored(pending)
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
@@ -226,6 +227,15 @@ class Cycle:
         self._offer(items)
         for queue, message in broadcasts:
             self.unacked.broadcast(queue, message)
+
+    def _pause(self, queues: set[str]) -> None:
+        """Let nothing more be claimed from paused queues, and log changes of those among `queues`, the own ones."""
+        self.unacked.pause(self._topology.paused)
+        before, self._paused = self._paused, queues & self._topology.paused
+        for queue in sorted(self._paused - before):
+            logger.info('queue %r is paused: its messages wait until it is resumed', queue)
+        for queue in sorted(before - self._topology.paused):
+            logger.info('queue %r is resumed', queue)
 
     def _wanted_by_others(self) -> set[str]:
         """Return the queues with messages claimed ahead and no others, that another consumer or channel could serve."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -16,14 +15,14 @@ from tests.support import items
 from .conftest import Site
 from .test_command import couchdb, sentence, succeeded
 
-#: Within this time all workers know of a pause: that is promised.
-PROMISED_SECONDS = 1.0
-
 
 def pause(site: Site, *arguments: str) -> None:
-    """Pause the queue `celery`, and wait until workers know of it."""
+    """Pause the queue `celery`, and wait until the workers know of it."""
     assert succeeded(couchdb(site, 'queues', 'pause', 'celery', *arguments)) == 'celery: paused\n'
-    time.sleep(PROMISED_SECONDS)
+    wait_for(
+        lambda: all("queue 'celery' is paused" in worker.logs() for worker in site.workers),
+        'the workers to learn of it',
+    )
 
 
 def resume(site: Site) -> None:
