@@ -75,8 +75,8 @@ def test_pause_outlives_workers(site: Site) -> None:
     site.worker('-Q', 'celery,mail')
     result = site.send('add', 3, 4)
     assert site.send('add', 5, 6, queue='mail').get(timeout=PATIENCE) == 11
-    [waiting] = wait_for(lambda: found if len(found := items(site.client)) == 1 else None, 'the acknowledgement')
-    assert waiting['_rev'].startswith('1-'), 'no worker has claimed the message'
+    wait_for(lambda: len(items(site.client)) == 1, 'the acknowledgement')
+    assert items(site.client)[0]['_rev'].startswith('1-'), 'no worker has claimed the message'
     resume(site)
     assert result.get(timeout=PATIENCE) == 7
 
