@@ -7,7 +7,7 @@ the queue is resumed, or deleted by `delete`.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from .. import design
 from ..couchdb.bulk import deletion
@@ -99,9 +99,9 @@ def resume(client: Client, queue: str) -> bool:
         if number(doc.get('lifetime')) and doc['lifetime']:
             topology.prolong(doc, doc['lifetime'])
     # Two nodes of a cluster may both have stored a pause: the queue is resumed when all of them are deleted.
-    for leaf in client.leaves(PAUSE + queue):
-        [result] = client.bulk([deletion(leaf)]) if not leaf.get('_deleted') else [None]
-        if result is not None and result.is_refused:
+    for leaf in [leaf for leaf in client.leaves(PAUSE + queue) if not leaf.get('_deleted')]:
+        [result] = client.bulk([deletion(leaf)])
+        if result.is_refused:
             raise result.exception(client.address.url)
     return True
 
@@ -128,5 +128,5 @@ def delete(client: Client, queue: str, *, force: bool = False) -> int:
     return purged
 
 
-def _place(doc: dict[str, Any]) -> str:
+def _place(doc: Document) -> str:
     return f'{doc.get("host")} (pid {doc.get("pid")})'
