@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import concurrency, workitem
 from kombu_couchdb.documents.ids import CONSUMER
 
 from ..jobs import Jobs, Unreadable
@@ -47,6 +47,7 @@ def describe(jobs: Jobs, doc: Document) -> dict[str, Any]:
         'consumer': workitem.claimant(doc) or doc.get('consumer'),
         'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None,
         'job_key': doc.get('key'),
+        'waits_for': concurrency.parked_key(doc),
         'reason': doc.get('reason'),
         'failed': doc.get('failed'),
         'headers': headers,
@@ -76,6 +77,7 @@ def _format_job(job: Mapping[str, Any], now: float) -> str:
         'queue',
         'state',
         'job_key',
+        'waits_for',
         'priority',
         'published',
         'due',

@@ -15,12 +15,14 @@ from typing import Any
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from ..documents import dead_letter, workitem
+from ..documents.concurrency import limit_of
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
 from .mailbox import Mailbox
 from .pull import Pull
 from .reservations import Reservations
+from .running import may_run
 
 __all__ = ['Unacked']
 
@@ -49,6 +51,7 @@ class Unacked(Reservations):
         #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
         self._held: dict[str, Delivery] = {}  # by delivery tag
+        self._may_run: dict[str, float] = {}  # by message id, see `may_run`
         #: By queue: broadcasts that wait until this connection subscribes to the queue again.
         self._waiting_broadcasts: dict[str, deque[Document]] = {}
         #: By queue, for the queues of the subscriptions: how many messages were acknowledged.
@@ -142,6 +145,9 @@ class Unacked(Reservations):
         """
         with self._lock:
             if tag in self._held and self._held[tag].received_by_kombu:
+                doc = self._held[tag].doc
+                if limit_of(doc) is not None and may_run(doc):
+                    self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout
                 self._decide(tag, lambda doc: workitem.release(doc, counts=False), _RELEASED_UNCOUNTED)
             else:
                 self.release(tag)
@@ -189,6 +195,21 @@ class Unacked(Reservations):
         """Return the ids of the messages that the database may show as claimed by this consumer."""
         with self._lock:
             return self._unstored | {delivery.doc['_id'] for delivery in self._held.values()}
+
+    def held_ids(self) -> set[str]:
+        """Return the ids of the messages that are held."""
+        with self._lock:
+            return {delivery.doc['_id'] for delivery in self._held.values()}
+
+    def may_run(self) -> dict[str, float]:
+        """Return the released messages with a concurrency key whose tasks may still run, and until when they count.
+
+        Their channel was closed meanwhile. The monotonic times are a lease away: so long a killed worker counts, too.
+        """
+        with self._lock:
+            now = time.monotonic()
+            self._may_run = {doc_id: until for doc_id, until in self._may_run.items() if until > now}
+            return self._may_run.copy()
 
     def add_claimed(self, delivery: Delivery) -> None:
         """Hold a claimed message, and put it into the mailbox unless it needs its body first.

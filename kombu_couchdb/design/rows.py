@@ -22,7 +22,10 @@ Row = Mapping[str, Any]
 
 
 class WaitingRow(NamedTuple):
-    """`waiting`: key `[queue, rank, published]` or, planned, `[queue, PLANNED, date]`; value `[rank, revision]`."""
+    """`waiting`: key `[queue, rank, published]`, `[queue, PLANNED, date]` or `[queue, PARKED, date]`.
+
+    The value is `[rank, revision]`.
+    """
 
     id: str
     #: 9 - priority.
@@ -51,7 +54,7 @@ class QueueCount(NamedTuple):
     """`waiting` or `dead`, reduced to the queue (`group_level=1`), or to queue and rank (2); value: the count."""
 
     queue: str | None
-    #: 9 - priority, or `PLANNED`; -1 in rows by queue alone.
+    #: 9 - priority, `PLANNED` or `PARKED`; -1 in rows by queue alone.
     rank: int
     total: int
 
@@ -84,6 +87,8 @@ class Lease(NamedTuple):
     ============  ==================  ===================================================
     ``consumer``  id of a Consumer    `expires` of its heartbeat
     ``claim``     id of a Consumer    dates of its claims; unreduced keys also have the queue
+    ``slot``      id of a Consumer    dates of the slots of concurrency keys that it holds
+    ``parked``    None                dates of messages that wait for a slot; the third part of a key is encoded
     ``expiry``    None                `expires` of messages that no consumer has claimed
     ``queue``     name of a queue     `expires` of the queue
     ``limit``     name of a queue     0: the queue has a message TTL or a length limit
@@ -91,7 +96,7 @@ class Lease(NamedTuple):
     """
 
     kind: str
-    #: None of the kind `expiry`.
+    #: None of the kinds `expiry` and `parked`.
     name: Any
     stats: dict[str, float]
 

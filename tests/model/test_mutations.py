@@ -15,12 +15,14 @@ from hypothesis.stateful import run_state_machine_as_test
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
 from kombu_couchdb.consumer.shelf import Shelf
+from kombu_couchdb.consumer.slots import Slots
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.write_order import WriteOrder
+from kombu_couchdb.leases.freed_slots import FreedSlots
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
 
-from .machine import Cluster, Protocol, Single
+from .machine import Cluster, LimitedCluster, LimitedSingle, Protocol, Single
 
 #: The maximum number of examples.
 MOST = 1000
@@ -117,6 +119,22 @@ FAULTS = [
         '_on_result',
         'proven = result.is_proven',
         'proven = True',
+    ),
+    Fault(
+        'an unproven slot counts',
+        LimitedCluster,
+        Slots,
+        '_create',
+        'result.is_proven',
+        'result.is_stored',
+    ),
+    Fault(
+        'slots of living consumers are freed',
+        LimitedSingle,
+        FreedSlots,
+        'sweep',
+        'name in expired or (name in unknown and name not in alive)',
+        'True',
     ),
 ]
 

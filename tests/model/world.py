@@ -67,6 +67,7 @@ TIMED = {
     'probes',
     'purge',
     'shelf',
+    'slots',
     'sweeper',
     'unacked',
     'unproven',
@@ -112,9 +113,9 @@ class World:
         self.paused = False
         self._serial = itertools.count(1)
 
-    def publish(self, name: str) -> None:
+    def publish(self, name: str, headers: Document) -> None:
         """Store an item on all nodes."""
-        message = {'body': '', 'headers': {}, 'properties': {'delivery_tag': name}}
+        message = {'body': '', 'headers': headers, 'properties': {'delivery_tag': name}}
         self.couchdb.store([{**workitem.new(name, QUEUE, message, self.now + self.wrong)}])
 
     def set_server_clock(self, wrong: float) -> None:
