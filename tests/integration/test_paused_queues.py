@@ -178,6 +178,27 @@ def test_retry_of_a_running_task_waits(connect: Connect, client: Client) -> None
     assert inbox.wait(2) == ['hello', 'hello']
 
 
+def test_paused_queue_takes_no_slots_from_queues_with_the_same_concurrency_key(
+    connect: Connect, client: Client
+) -> None:
+    one, other, paused = (Inbox(connect(), name, ack=False) for name in ('one', 'other', 'q'))
+    limit = {'headers': {'concurrency_key': 'k', 'concurrency_limit': 1}}
+    publish(connect(), 'a', 'one', **limit)
+    one.wait(1)
+    for body, name in (('b', 'q'), ('c', 'q'), ('d', 'other')):
+        publish(connect(), body, name, **limit)
+    wait_for(lambda: sum('parked' in item for item in items(client)) == 3, 'the messages to wait for the slot')
+    queues.pause(client, 'q')
+    for inbox in (one, other, paused):
+        knows(inbox.connection, 'q')
+    one.messages[0].ack()
+    assert other.wait(1) == ['d']
+    paused.stays(0, 0.1)
+    other.messages[0].ack()
+    queues.resume(client, 'q')
+    assert paused.wait(1) == ['b']
+
+
 def test_limits_and_expiry_apply_to_paused_queues(connect: Connect, client: Client) -> None:
     inbox = Inbox(connect(), Queue('q', queue_arguments={'x-max-length': 2}))
     queues.pause(client, 'q')
