@@ -22,7 +22,7 @@ __all__ = ['couchdb']
 redaction.install()
 brevity.shorten_traceback()
 
-_COMMANDS = ('setup', 'status', 'queues', 'jobs', 'dead', 'results', 'remove', 'vacuum')
+_COMMANDS = ('setup', 'status', 'check', 'metrics', 'queues', 'jobs', 'dead', 'results', 'remove', 'vacuum')
 
 
 @signals.worker_init.connect
