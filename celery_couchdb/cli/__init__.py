@@ -22,7 +22,19 @@ __all__ = ['couchdb']
 redaction.install()
 brevity.shorten_traceback()
 
-_COMMANDS = ('setup', 'status', 'check', 'metrics', 'jobs', 'dead', 'remove', 'schedule', 'vacuum')
+_COMMANDS = (
+    'setup',
+    'status',
+    'check',
+    'metrics',
+    'queues',
+    'jobs',
+    'dead',
+    'results',
+    'remove',
+    'schedule',
+    'vacuum',
+)
 
 
 @signals.worker_init.connect

@@ -7,6 +7,7 @@ import time
 
 import click
 
+from kombu_couchdb.admin.queues import Paused
 from kombu_couchdb.admin.status import Consumer, Database, Queue, Status, status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
@@ -28,7 +29,7 @@ from .tables import (
     terminal_width,
 )
 
-__all__ = ['command']
+__all__ = ['command', 'queues_table']
 
 #: Mark the oldest ready message of a queue if it has waited longer than this.
 _LATE_SECONDS = 300.0
@@ -60,7 +61,7 @@ def command(
     READY messages can run now. SCHEDULED messages have a due date in the future. PARKED messages wait for a slot of
     their concurrency key. HELD messages are reserved for one worker (running or prefetched). DEAD messages are dead
     letters. OLDEST is how long the oldest ready message has been due. RATE/S is the number of messages acknowledged per
-    second.
+    second. PAUSED, if a queue is paused, says since when, by whom and why.
 
     HELD excludes running tasks that were acknowledged early. Use "celery inspect active" to ask the workers for the
     running tasks.
@@ -88,16 +89,16 @@ def command(
 
 def _text(broker: Client, results: Client | None, as_json: bool, temporary: bool) -> str:
     found = status(broker, results, temporary=temporary)
-    return json_line(found) if as_json else _format(found, terminal_width())
+    return json_line(found) if as_json else _format(found, broker.clock.now(), terminal_width())
 
 
 # -- the text
 
 
-def _format(found: Status, max_width: int) -> str:
+def _format(found: Status, now: float, max_width: int) -> str:
     server = found['server']
     title = f'{"PouchDB (embedded)" if server["embedded"] else "CouchDB"} {server["version"]} at {server["url"]}'
-    parts = [printable(title), _queues(found['queues'], max_width)]
+    parts = [printable(title), queues_table(found['queues'], now, max_width)]
     if found['malformed']:
         parts.append(
             click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb dead"', fg='red')
@@ -106,7 +107,11 @@ def _format(found: Status, max_width: int) -> str:
     return '\n\n'.join(parts)
 
 
-def _queues(queues: dict[str, Queue], max_width: int) -> str:
+def queues_table(queues: dict[str, Queue], now: float, max_width: int) -> str:
+    """Return queues as a table; `now` is in seconds since the epoch, `max_width` in characters.
+
+    The column PAUSED is there only if a queue is paused.
+    """
     if not queues:
         return 'No queues yet: they are declared by the first worker, or with the first message.'
     parked = any(queue['parked'] for queue in queues.values())  # limits are rare, and so is this column
@@ -120,8 +125,9 @@ def _queues(queues: dict[str, Queue], max_width: int) -> str:
         Column('OLDEST', right=True),
         Column('RATE/S', right=True),
     ]
+    any_paused = any(queue['paused'] for queue in queues.values())
     return format_table(
-        columns,
+        [*columns, *([Column('PAUSED', min_width=10)] if any_paused else [])],
         [
             [
                 name,
@@ -132,6 +138,7 @@ def _queues(queues: dict[str, Queue], max_width: int) -> str:
                 count_cell(queue['dead'], fg='red'),
                 _oldest(queue['oldest']),
                 rate_cell(queue['rate']),
+                *([_pause(queue['paused'], now)] if any_paused else []),
             ]
             for name, queue in queues.items()
         ],
@@ -143,6 +150,14 @@ def _oldest(seconds: float | None) -> Cell:
     if seconds is None:
         return Cell(format_duration(None), {'dim': True})
     return Cell(format_duration(seconds), {'fg': 'yellow'} if seconds > _LATE_SECONDS else {})
+
+
+def _pause(paused: Paused | None, now: float) -> Cell:
+    if paused is None:
+        return Cell('')
+    text = 'paused' if paused['date'] is None else f'{format_duration(now - paused["date"])} ago'
+    text += f' by {paused["by"]}' if paused['by'] else ''
+    return Cell(f'{text}: {paused["reason"]}' if paused['reason'] else text, {'fg': 'yellow'})
 
 
 def _consumers(consumers: list[Consumer], max_width: int) -> str:

@@ -1,7 +1,7 @@
 """The status of queues, consumers, databases and the server, as dictionaries for JSON.
 
-Durations are seconds, sizes are bytes. The numbers come from about ten requests, one after the other, while workers
-run, so they may not add up exactly.
+Durations are seconds, sizes are bytes, dates are seconds since the epoch. The numbers come from about ten requests, one
+after the other, while workers run, so they may not add up exactly.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, QUEUE
 from ..errors import DatabaseMissing, NotFound
 from ..queues import waiting
+from .queues import Paused, paused
 
 __all__ = ['Backlog', 'Consumer', 'Database', 'Queue', 'Server', 'Status', 'backlog', 'consumers', 'status']
 
@@ -57,6 +58,8 @@ class Queue(Backlog):
     dead: int
     #: Messages acknowledged per second, by consumers with a current lease.
     rate: float
+    #: Since when, by whom and why the queue is paused; None if it is not paused.
+    paused: Paused | None
     #: Whether the queue is deleted with its last consumer, as those for replies, events and remote control are.
     temporary: bool
 
@@ -128,11 +131,14 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         heartbeats = _documents(client, CONSUMER, 'Consumer')
         auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
         hidden = set() if temporary else auto_delete
-        queues, malformed = _queues(client, declared.keys() - hidden, auto_delete)
+        pauses = paused(client)
+        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
             f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
         ) from exc
+    for name, pause in pauses.items():
+        queues[name]['paused'] = pause
     now = client.clock.now()
     found = [_consumer(doc, now) for doc in heartbeats]
     for doc, consumer in zip(heartbeats, found, strict=True):
@@ -198,6 +204,7 @@ def _queues(client: Client, declared: Iterable[str], auto_delete: Collection[str
             'running': held[name],
             'dead': dead[name],
             'rate': 0.0,
+            'paused': None,
             'temporary': name in auto_delete,
         }
         for name in sorted({*declared, *found, *dead, *held})

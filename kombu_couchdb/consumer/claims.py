@@ -14,8 +14,8 @@ from ..leases.lease import Lease
 from ..leases.unproven import UnprovenClaims
 from ..log import get_logger
 from ..options import Options
-from ..queues.limits import Limits
 from ..queues.store import Store
+from ..queues.topology import Topology
 from .bodies import Body, read
 from .candidate_reader import CandidateReader
 from .candidates import QueueCandidates
@@ -45,7 +45,7 @@ class Claims:
         unacked: Unacked,
         lease: Lease,
         unproven: UnprovenClaims,
-        limits: Limits,
+        topology: Topology,
         slots: Slots,
     ) -> None:
         self._store, self._options, self._unacked, self._lease, self._unproven = (
@@ -55,7 +55,7 @@ class Claims:
             lease,
             unproven,
         )
-        self._limits, self._slots = limits, slots
+        self._topology, self._slots = topology, slots
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
         #: The `basic_get` calls that wait for one message each.
         self.pulls = unacked.pulls
@@ -137,7 +137,7 @@ class Claims:
         now = self._store.client.clock.now()
         if reason := workitem.flaw(doc) or body.reason:
             return set_aside(reason)
-        limit = self._limits.of(doc['queue'])
+        limit = self._topology.limits.of(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
         if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             logger.debug('dropped expired message %s of queue %s (not stored yet)', doc['_id'], doc['queue'])
@@ -191,7 +191,9 @@ class Claims:
 
     def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
         now = self._store.client.clock.now()
-        docs = [row.doc for row in self._store.ready(pull.queue, _MAX_PULL_CANDIDATES) if row.doc]
+        is_paused = pull.queue in self._topology.paused
+        rows = [] if is_paused else self._store.ready(pull.queue, _MAX_PULL_CANDIDATES)
+        docs = [row.doc for row in rows if row.doc]
         parked: list[PendingWrite] = []
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):

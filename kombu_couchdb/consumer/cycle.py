@@ -76,13 +76,14 @@ class Cycle:
         self._slots = Slots(client, self.lease, self.unacked)
         self.sweeper.slots.known = self._slots.revisions
         self._claims = Claims(
-            self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology.limits, self._slots
+            self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology, self._slots
         )
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
         self._restored_for = (
             self.lease.id
         )  # the lease under which the declarations of this connection are known to exist
+        self._paused: set[str] = set()  # the paused queues of the subscriptions, as logged
 
     @property
     def is_busy(self) -> bool:
@@ -145,6 +146,8 @@ class Cycle:
                 self._restore_queues(queues)
                 self._commits.release_orphans()
                 self._read_candidates(credit)
+                self._pause(queues)
+                credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
             self._commits.drop_stored(pending)
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
                 # A released message becomes a candidate before the freed credit is used, so that it is claimed again
@@ -157,7 +160,11 @@ class Cycle:
             self._slots.free(claims)
             if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
-            self.unacked.more_to_claim = any(each.is_stale or len(each) for each in self._candidates.values())
+            self.unacked.more_to_claim = any(
+                each.is_stale or len(each)
+                for queue, each in self._candidates.items()
+                if queue not in self._topology.paused
+            )
             self._commits.write(pending, claims)
             self._offer(self._slots.settle())
             self.announced.set(self.lease.announced)
@@ -232,6 +239,15 @@ class Cycle:
         self._offer(items)
         for queue, message in broadcasts:
             self.unacked.broadcast(queue, message)
+
+    def _pause(self, queues: set[str]) -> None:
+        """Let nothing more be claimed from paused queues, and log changes of those among `queues`, the own ones."""
+        self.unacked.pause(self._topology.paused)
+        before, self._paused = self._paused, queues & self._topology.paused
+        for queue in sorted(self._paused - before):
+            logger.info('queue %r is paused: its messages wait until it is resumed', queue)
+        for queue in sorted(before - self._topology.paused):
+            logger.info('queue %r is resumed', queue)
 
     def _wanted_by_others(self) -> set[str]:
         """Return the queues with messages claimed ahead and no others, that another consumer or channel could serve."""

@@ -18,7 +18,7 @@ from typing import Any
 from ..couchdb.changes import LIMIT, ContinuousFeed
 from ..couchdb.client import Client, Document, Row
 from ..documents.concurrency import is_parked
-from ..documents.ids import BINDING, BROADCAST, BROKER, CONSUMER, QUEUE
+from ..documents.ids import BINDING, BROADCAST, BROKER, CONSUMER, PAUSE, QUEUE
 from ..documents.workitem import is_waiting
 from ..errors import CouchDBError
 from ..leases.peers import Peers
@@ -29,7 +29,7 @@ from .candidates import QueueCandidates
 
 __all__ = ['Notifier']
 
-#: How often a busy consumer polls for broadcasts, bindings and other consumers, in seconds.
+#: How often a busy consumer polls for broadcasts, bindings, pauses and other consumers, in seconds.
 _POLL_SECONDS = 0.25
 
 #: How often it reads the declarations of its queues, for changed limits, in seconds.
@@ -41,7 +41,10 @@ _LINGER_SECONDS = 1.0
 
 
 class Notifier:
-    """What is new in one database, for the I/O thread of one connection. It keeps `listener` and `peers` up to date."""
+    """What is new in one database, for the I/O thread of one connection.
+
+    It keeps `listener`, `peers`, and what `topology` knows of bindings, limits and pauses up to date.
+    """
 
     def __init__(self, client: Client, topology: Topology, listener: Listener, name: str) -> None:
         self.listener, self.peers = listener, Peers()
@@ -213,6 +216,7 @@ class Notifier:
         if exchanges:
             rows += self._client.id_range(exchange_prefix(exchanges[0]), to=exchange_prefix(exchanges[-1]))
         revs = {row['id']: row['value']['rev'] for row in rows}
+        self._topology.read_paused(revs)
         docs = [
             doc
             for doc in self._client.fetch([name for name, rev in revs.items() if self._known_revs.get(name) != rev])
@@ -248,6 +252,8 @@ class Notifier:
             self._routes.update(doc)
         elif doc['_id'].startswith(CONSUMER):
             self.peers.seen(doc)
+        elif doc['_id'].startswith(PAUSE):
+            self._topology.note_paused(doc)
         elif doc['_id'].startswith(QUEUE):
             self._limits.seen({'name': doc['_id'].removeprefix(QUEUE), 'arguments': doc.get('arguments')})
 
@@ -257,7 +263,7 @@ def _selector(queues: frozenset[str]) -> Document:
     return {
         '$or': [
             {'type': 'WorkItem', 'claimed': None, 'queue': {'$in': sorted(queues)}, 'status': {'$exists': False}},
-            {'type': {'$in': ['Binding', 'Exchange', 'Broadcast', 'Queue']}},
+            {'type': {'$in': ['Binding', 'Exchange', 'Broadcast', 'Queue', 'Pause']}},
             {'type': 'Consumer', 'beats': 0},
             {'_deleted': True, '_id': {'$gt': BROKER, '$lt': 'broker;'}},
         ]

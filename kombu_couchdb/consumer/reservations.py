@@ -27,6 +27,12 @@ class Reservations(PendingWrites):
         with self._lock:
             return self._subscriptions.queues
 
+    @property
+    def paused(self) -> frozenset[str]:
+        """The paused queues."""
+        with self._lock:
+            return self._subscriptions.paused
+
     def credit(self, *, ahead: bool = False) -> dict[str, int]:
         """Return for each queue how many messages may be claimed for it now.
 

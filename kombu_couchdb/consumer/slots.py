@@ -237,6 +237,8 @@ class Slots:
             if result.is_stored:
                 logger.debug('message %s can be claimed again', doc['_id'])
                 self._woken.append({**woken, '_rev': result.rev})
+                if str(doc.get('queue')) in self._unacked.paused:
+                    self._freed[str(concurrency.parked_key(doc))] += 1  # nobody claims it now: wake the next one, too
             elif not result.is_refused:
                 self._freed[str(concurrency.parked_key(doc))] += 1  # another consumer was faster: look for the next one
             self._unacked.wakeup.set()

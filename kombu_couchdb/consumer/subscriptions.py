@@ -20,6 +20,8 @@ class Subscriptions:
         self._subscriptions: dict[Subscription, int] = {}  # how many messages were claimed for each
         #: The credits without a limit whose messages were delivered since kombu's thread last found no message.
         self._delivered: set[Credit] = set()
+        #: The paused queues: there is no credit for them.
+        self.paused: frozenset[str] = frozenset()
 
     def __contains__(self, subscription: Subscription) -> bool:
         return subscription in self._subscriptions
@@ -49,7 +51,7 @@ class Subscriptions:
         """Return for each queue how many messages may be claimed for it now; see `Credit.room`."""
         credit: dict[str, int] = {}
         for subscription in self._subscriptions:
-            free = max(0, subscription.credit.room(ahead=ahead))
+            free = 0 if subscription.queue in self.paused else max(0, subscription.credit.room(ahead=ahead))
             credit[subscription.queue] = credit.get(subscription.queue, 0) + free
         return credit
 

@@ -254,6 +254,17 @@ class Unacked(Reservations):
             self._give_back(self._shelf.overdue())
             self._give_back(self._shelf.having(lambda delivery: delivery.doc['queue'] in queues))
 
+    def pause(self, queues: frozenset[str]) -> None:
+        """Claim nothing from these queues, the paused ones, and release their messages that kombu has not received.
+
+        Messages are claimed again from queues that were paused before.
+        """
+        with self._lock:
+            if queues != self._subscriptions.paused:
+                self._subscriptions.paused = queues
+                self._release_undelivered(lambda delivery: not delivery.final and delivery.doc['queue'] in queues)
+                self.wakeup.set()
+
     def broadcast(self, queue: str, message: Document) -> None:
         """Put a broadcast into the mailbox, or keep it until this connection subscribes to the queue."""
         with self._lock:

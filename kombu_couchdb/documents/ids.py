@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ['BINDING', 'BROADCAST', 'BROKER', 'CONSUMER', 'JOB', 'LEADER', 'ONCE', 'PARCEL', 'QUEUE', 'SLOT']
+__all__ = ['BINDING', 'BROADCAST', 'BROKER', 'CONSUMER', 'JOB', 'LEADER', 'ONCE', 'PARCEL', 'PAUSE', 'QUEUE', 'SLOT']
 
 #: All documents in the broker's database that are not messages.
 BROKER = 'broker:'
@@ -10,6 +10,10 @@ BROKER = 'broker:'
 BINDING, BROADCAST, CONSUMER, LEADER, QUEUE = (
     BROKER + kind for kind in ('binding:', 'broadcast:', 'consumer:', 'leader:', 'queue:')
 )
+
+#: Pauses of queues. The prefix sorts between `BROADCAST` and `CONSUMER`, so that a busy consumer reads these documents
+#: with the others that it polls.
+PAUSE = BROKER + 'closed:'
 
 #: Unique jobs; messages published within `idempotent`; messages that a worker moved from a database of parcels.
 #: The ids of other messages have no prefix.

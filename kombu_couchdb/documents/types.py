@@ -28,6 +28,7 @@ __all__ = [
     'Message',
     'Parcel',
     'Parked',
+    'Pause',
     'Published',
     'Queue',
     'Slot',
@@ -205,6 +206,18 @@ class Queue(Stored):
     lifetime: float | None
     #: When it is deleted unless it is used; None: never.
     expires: float | None
+
+
+class Pause(Stored):
+    """While this document exists, no consumer claims messages of the queue."""
+
+    _id: str
+    type: Literal['Pause']
+    queue: str
+    date: float
+    #: Who paused the queue, and why; None if they did not say.
+    by: str | None
+    reason: str | None
 
 
 class Binding(Stored):

@@ -65,7 +65,7 @@ class Sweeper:
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),
                 **dict.fromkeys(
-                    ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader', 'Schedule', 'ScheduleState'),
+                    ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader', 'Pause', 'Schedule', 'ScheduleState'),
                     lambda leaves, living: conflict_rules.keep_winner(leaves),
                 ),
             },

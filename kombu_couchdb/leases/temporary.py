@@ -98,6 +98,8 @@ class UnusedQueues:
             if name in used:
                 if expired:
                     self._topology.prolong(doc, _lifetime_of(doc) + _IN_USE_SECONDS)
+            elif name in self._topology.paused:
+                continue  # an operator wants to keep its messages; it expires after it is resumed
             elif (expired and name in overdue) or (name in abandoned and doc.get('auto_delete')):
                 proven = self._topology.delete_unused(doc)
                 if proven is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, Row
-from ..documents.ids import BINDING, QUEUE
+from ..documents.ids import BINDING, PAUSE, QUEUE
 from ..documents.types import Binding, FanoutExchange, Queue
 from .declarations import Declarations
 from .limits import LIMITS, Limit, check_limits, limits_of
@@ -33,6 +33,9 @@ class Topology:
         self.client = client
         self.routes, self.limits = routes_of(client.address.url), limits_of(client.address.url)
         self.declarations = Declarations()
+        #: The paused queues. The consumer of the connection keeps the set up to date, see `consumer.notifier`; without
+        #: a consumer it is empty.
+        self.paused: frozenset[str] = frozenset()
 
     def saw(self, rows: Collection[Row], at: float, limit: int) -> None:
         """Take in up to `limit` rows of `_all_docs` that were read from the monotonic time `at` on."""
@@ -67,6 +70,17 @@ class Topology:
             if doc['_id'].startswith(BINDING):
                 self.routes.update(doc)
         self.declarations.were_restored(docs)
+
+    # -- pauses
+
+    def read_paused(self, ids: Collection[str]) -> None:
+        """Replace the set of paused queues: `ids` has the ids of all their Pause documents, and may have others."""
+        self.paused = frozenset(name.removeprefix(PAUSE) for name in ids if name.startswith(PAUSE))
+
+    def note_paused(self, doc: Document) -> None:
+        """Take in a Pause document that was written or deleted."""
+        queue = {doc['_id'].removeprefix(PAUSE)}
+        self.paused = self.paused - queue if doc.get('_deleted') else self.paused | queue
 
     # -- queues
 

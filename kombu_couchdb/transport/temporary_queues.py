@@ -56,6 +56,8 @@ class TemporaryQueues:
             return
         connection = self._connection
         try:
+            if queue in connection.topology.paused:
+                return  # it expires after it is resumed
             if connection.has_consumer(queue):
                 connection.consumer.watch(queue)  # the other subscriptions may be cancelled at this moment, too
             else:

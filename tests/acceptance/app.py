@@ -95,6 +95,15 @@ def refused(self: Any, journal: str, name: str) -> str:
     return name
 
 
+@app.task(name='fragile')
+def fragile(journal: str, name: str, *, prefix: str = '') -> str:
+    """Fail, unless the file `may pass` exists."""
+    if not Path(journal).with_name('may pass').exists():
+        raise ValueError(f'{name} may not pass')
+    note(journal, prefix + name)
+    return name
+
+
 @app.task(name='report', base=UniqueTask, bind=True, max_retries=3)
 def report(self: Any, journal: str, name: str, seconds: float | None = 0.0, failures: int = 0) -> str:
     """Do the same as `nap`, after failing `failures` times."""

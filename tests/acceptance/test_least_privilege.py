@@ -21,7 +21,9 @@ from .test_jobs import (
     test_running_job_is_terminated_on_request,
     test_wait_for_a_state,
 )
+from .test_paused_queues import test_pause_outlives_workers, test_purge_and_delete
 from .test_remote_control import test_control, test_inspect, test_revoke
+from .test_results_command import test_failed_tasks_are_sent_again
 from .test_tasks import test_tasks
 from .test_unique import test_job_sent_while_it_runs, test_many_publishers_and_workers
 
@@ -29,10 +31,13 @@ __all__ = [
     'test_canvas',
     'test_control',
     'test_events',
+    'test_failed_tasks_are_sent_again',
     'test_inspect',
     'test_job_sent_while_it_runs',
     'test_jobs_are_listed_and_shown',
     'test_many_publishers_and_workers',
+    'test_pause_outlives_workers',
+    'test_purge_and_delete',
     'test_refused_tasks_are_listed_shown_replayed_and_dropped',
     'test_revoke',
     'test_running_job_is_terminated_on_request',

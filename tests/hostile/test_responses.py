@@ -15,7 +15,7 @@ from celery_couchdb.expiry import sweep
 from celery_couchdb.options import Options as ResultOptions
 from celery_couchdb.results.store import Store as Results
 from kombu_couchdb import design
-from kombu_couchdb.admin import cluster, dead, indexes, jobs, vacuum
+from kombu_couchdb.admin import cluster, dead, indexes, jobs, queues, vacuum
 from kombu_couchdb.admin.setup import Wanted, layouts, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
@@ -150,6 +150,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'listen': heard,
     'status': lambda c: status(c, c),
     'dead letters': lambda c: dead.replay(c, list(dead.letters(c))),
+    'queues': lambda c: [queues.names(c), queues.pause(c, 'q'), queues.resume(c, 'q'), queues.delete(c, 'limited')],
     'set up': set_up,
     'vacuum': lambda c: vacuum.vacuum(c, lambda step, done, total: None, age=0.0, wait=False),
     'jobs': lambda c: [jobs.find(c, 'task-1'), jobs.listing(c, jobs.STATES, None, 5), jobs.state(c, 'task-1')],

@@ -16,6 +16,7 @@ from kombu import Connection, Exchange, Queue
 from celery_couchdb import design as results_design
 from celery_couchdb.beat import CouchDBScheduler, Schedules
 from kombu_couchdb import design
+from kombu_couchdb.admin import queues
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.parcel import refused
 from kombu_couchdb.leases.leader import Leader
@@ -69,6 +70,7 @@ def test_all_types_of_documents_are_documented() -> None:
         'WorkItem',
         'Consumer',
         'Queue',
+        'Pause',
         'Binding',
         'Exchange',
         'Broadcast',
@@ -131,6 +133,11 @@ def test_other_documents_of_the_broker(connect: Callable[..., Connection], clien
     docs = written(sent)
     for kind in ('Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast'):
         compare(kind, docs[kind])
+
+
+def test_document_of_a_pause(client: Client, sent: list[Request]) -> None:
+    queues.pause(client, 'q')
+    compare('Pause', written(sent)['Pause'])
 
 
 def test_document_of_a_leader(client: Client, sent: list[Request]) -> None:

@@ -169,6 +169,11 @@ class Protocol(RuleBasedStateMachine):
         process = self.world.processes[who]
         process.set_prefetch(min(limit, process.credit))
 
+    @rule(paused=st.booleans())
+    def pause_queue(self, paused: bool) -> None:
+        """The queue is paused or resumed. Each process learns of it in its next pass."""
+        self.world.paused = paused
+
     @rule(who=PROCESS)
     def crash(self, who: int) -> None:
         """A process is killed, and another starts in its place."""
@@ -221,6 +226,7 @@ class Protocol(RuleBasedStateMachine):
             self.nothing_is_lost()
             self.results_come_first()
             self.prefetch_count_holds()
+            self.paused_queue_delivers_nothing()
             # In a cluster, only the holder may know that its lease is proven, so that others may end it early.
             assert self.nodes > 1 or not self.world.robbed, f'leases ended too early: {self.world.robbed}'
 
@@ -247,6 +253,11 @@ class Protocol(RuleBasedStateMachine):
         for process in self.world.processes:
             assert process.handed <= process.credit, f'kombu has {process.handed} messages'
 
+    def paused_queue_delivers_nothing(self) -> None:
+        """Check that kombu receives nothing from a process that knows of the pause."""
+        for process in self.world.processes:
+            assert not (process.topology.paused and process.has_mail), 'kombu can receive an item of a paused queue'
+
     # -- in the end
 
     def teardown(self) -> None:
@@ -262,7 +273,7 @@ class Protocol(RuleBasedStateMachine):
 
     def end_faults(self) -> None:
         """End all faults: clocks are right, writes reach all nodes, nodes replicate, and consumers work."""
-        self.world.wrong = 0.0
+        self.world.wrong, self.world.paused = 0.0, False
         for _ in range(ROUNDS):
             for write in list(self.world.couchdb.under_way):
                 if not any(process.asks and process.write is write for process in self.world.processes):

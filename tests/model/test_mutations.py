@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
 from kombu_couchdb.consumer.shelf import Shelf
 from kombu_couchdb.consumer.slots import Slots
@@ -79,6 +80,22 @@ FAULTS = [
         'writable',
         'self._is_ready(group[1])',
         'True',
+    ),
+    Fault(
+        'a consumer that learns of a pause goes on to claim with the credit that it has',
+        Single,
+        Cycle,
+        'run',
+        'for queue, free in credit.items() if queue not in self._topology.paused',
+        'for queue, free in credit.items()',
+    ),
+    Fault(
+        'a consumer that learns of a pause keeps what kombu has not received',
+        Single,
+        Unacked,
+        'pause',
+        "delivery.doc['queue'] in queues",
+        'False',
     ),
     Fault(
         'the sweep trusts the wall clock',

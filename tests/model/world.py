@@ -109,6 +109,8 @@ class World:
         self.robbed: list[str] = []
         #: How many messages each consumer may claim beyond its prefetch count.
         self.ahead = 0
+        #: Whether the queue is paused.
+        self.paused = False
         self._serial = itertools.count(1)
 
     def publish(self, name: str, headers: Document) -> None:
@@ -193,12 +195,14 @@ class Process:
         self._mailbox = Mailbox[Delivery | Exception]()
         client = _ModelClient(world, skew)
         self.clock: ModelClock = client.clock  # type: ignore[assignment]
+        #: What the process knows of the queues; it learns of a pause in its next pass.
+        self.topology = client.topology = Topology(client)
         self.consumer = io_thread.Consumer(
             client,
             Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES),
             self._mailbox,
-            _SilentNotifier(),  # type: ignore[arg-type]
-            Topology(client),
+            _SilentNotifier(world, self.topology),  # type: ignore[arg-type]
+            self.topology,
             'model',
         )
         self.unacked = self.consumer.unacked
@@ -392,6 +396,7 @@ class _ModelClient(Client):
     def __init__(self, world: World, skew: float) -> None:
         super().__init__(Address(host='model'))
         self._world, self.replicas = world, len(world.couchdb.nodes)
+        self.topology: Topology | None = None
         self.clock = ModelClock(world, skew)  # type: ignore[assignment]
 
     def request(
@@ -407,6 +412,9 @@ class _ModelClient(Client):
         path = path or '/'
         body = json.loads(body) if isinstance(body, bytes) else body
         docs = body['docs'] if path == '/_bulk_docs' else [body] if method == 'PUT' else None
+        # In a cluster, the decision about an unproven claim may write a claim once more.
+        if self.topology is not None and self.topology.paused and self.replicas == 1:
+            assert not any(doc.get('claimed') for doc in docs or ()), 'an item of a paused queue was claimed'
         answer = _wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
         self.clock.observe()  # type: ignore[call-arg]
         assert shape(answer), f'the response of the model to {path} has a shape that CouchDB never sends: {answer}'
@@ -416,13 +424,14 @@ class _ModelClient(Client):
 class _SilentNotifier:
     """A notifier without changes: the consumer reads its queues in each pass."""
 
-    def __init__(self) -> None:
-        self.peers = Peers()
+    def __init__(self, world: World, topology: Topology) -> None:
+        self._world, self._topology, self.peers = world, topology, Peers()
         self.listener = SimpleNamespace(binds=False)
 
     def take(self, candidates: Mapping[str, Any], eager: set[str]) -> tuple[list[Any], list[Any]]:
         for queue_candidates in candidates.values():
             queue_candidates.clear()
+        self._topology.paused = frozenset({QUEUE} if self._world.paused else ())
         return [], []
 
     def due_at(self) -> float | None:

@@ -34,6 +34,7 @@ STATUS: Status = {
             'dead': 1,
             'oldest': 1.0,
             'rate': 1.0,
+            'paused': None,
             'temporary': False,
         }
     },

@@ -65,6 +65,8 @@ class Unused:
 
     def was_deleted(self, doc_id: str) -> None: ...
 
+    def read_paused(self, ids: Any) -> None: ...
+
     def take(self, docs: Any) -> list[Any]:
         return []
 

@@ -594,3 +594,37 @@ def test_delay_of_an_ack(
     desk.unacked.more_to_claim = more_to_claim
     desk.unacked.ack(deliveries[0].tag)
     assert delays == [delay]
+
+
+# -- paused queues
+
+
+def test_paused_queue_has_no_credit_and_its_undelivered_messages_are_released(desk: Desk) -> None:
+    credit = Credit(limit=3)
+    desk.subscribe('q', credit=credit)
+    desk.subscribe('other', credit=credit)
+    delivered, waiting, other = desk.claim('a'), desk.claim('b'), desk.claim('c', 'other')
+    assert desk.take() is delivered
+    desk.unacked.pause(frozenset({'q'}))
+    assert [(doc['_id'], doc['claimed'], doc['attempts']) for doc in desk.written()] == [('b', None, 0)]
+    assert desk.unacked.credit() == {'q': 0, 'other': 1}
+    assert desk.take() is other
+    desk.unacked.ack(waiting.tag)  # too late: kombu has never received it
+    desk.unacked.ack(delivered.tag)
+    assert [doc['_id'] for doc in desk.written()] == ['a']
+    assert desk.unacked.credit() == {'q': 0, 'other': 2}
+    desk.unacked.pause(frozenset())
+    assert desk.unacked.credit() == {'q': 2, 'other': 2}
+
+
+def test_messages_that_wait_for_their_bodies_are_released_when_the_queue_is_paused(desk: Desk) -> None:
+    subscription = desk.subscribe()
+    doc = {**workitem.new('a', 'q', {'headers': {}, 'properties': {}, 'body': ''}, NOW), '_rev': '2-b'}
+    delivery = Delivery(doc, subscription.credit, subscription, needs_body=True)
+    desk.unacked.take_credit(subscription.credit)
+    desk.unacked.add_claimed(delivery)
+    desk.unacked.pause(frozenset({'q'}))
+    assert [doc['_id'] for doc in desk.written()] == ['a']
+    desk.unacked.set_body(delivery, b'too late')
+    assert desk.take() is None
+    assert counts(subscription) == (0, 0)

@@ -21,6 +21,7 @@ TYPES: dict[str, Any] = {
     'Exchange': types.FanoutExchange,
     'Broadcast': types.Broadcast,
     'Leader': types.Leader,
+    'Pause': types.Pause,
     'Slot': types.Slot,
     'Parcel': types.Parcel,
     'Result': results.Result,

@@ -1,0 +1,162 @@
+"""The commands `celery couchdb queues`: list, pause, resume, purge and delete queues."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import click
+
+from kombu_couchdb.admin import queues
+from kombu_couchdb.admin.status import status
+from kombu_couchdb.couchdb.client import Client
+
+from .databases import app_of, broker_of
+from .status import queues_table
+from .tables import confirm, echo, echo_styled, json_line, terminal_width
+
+__all__ = ['command']
+
+#: The maximum number of queues that an error lists.
+_MAX_LISTED = 10
+
+
+@click.group('queues')
+def command() -> None:
+    """List, pause, resume, purge or delete queues."""
+
+
+@command.command('list')
+@click.option('--all', 'temporary', is_flag=True, help='Also list empty queues for replies, events and remote control.')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@click.pass_context
+def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
+    """List queues with their messages, and since when, by whom and why they are paused.
+
+    The columns are those of "couchdb status".
+    """
+    client = broker_of(app_of(ctx))
+    found = status(client, temporary=temporary)['queues']
+    if as_json:
+        for name, queue in found.items():
+            echo_styled(json_line({'name': name, **queue}))
+        return
+    echo_styled(queues_table(found, client.clock.now(), terminal_width()))
+
+
+@command.command('pause')
+@click.argument('patterns', metavar='[QUEUE…]', nargs=-1)
+@click.option('--all', 'every', is_flag=True, help='Pause all queues, except those for replies, events and control.')
+@click.option('--reason', metavar='TEXT', help='Why; shown by "queues list" and "status".')
+@click.option('--new', is_flag=True, help='Also pause queues that do not exist yet.')
+@click.pass_context
+def pause(ctx: click.Context, patterns: tuple[str, ...], every: bool, reason: str | None, new: bool) -> None:
+    """Let no worker claim messages from these queues, until they are resumed.
+
+    QUEUE is a name, or a pattern such as "mail.*", which does not match queues for replies, events and remote control.
+
+    Workers stop to claim within a second. Tasks that they run, or have received (up to their prefetch count), go on.
+    Messages can be published, and wait.
+    """
+    client = broker_of(app_of(ctx))
+    selected = _select({**queues.names(client), **dict.fromkeys(patterns if new else (), False)}, patterns, every)
+    for name in selected:
+        done = queues.pause(client, name, by=_user(), reason=reason)
+        echo(f'{name}: paused' if done else f'{name}: was paused already')
+    if not selected:
+        echo('There are no queues.')
+
+
+@command.command('resume')
+@click.argument('patterns', metavar='[QUEUE…]', nargs=-1)
+@click.option('--all', 'every', is_flag=True, help='Resume all paused queues.')
+@click.pass_context
+def resume(ctx: click.Context, patterns: tuple[str, ...], every: bool) -> None:
+    """Let workers claim messages from these queues again; they begin at once.
+
+    QUEUE is a name, or a pattern such as "mail.*".
+    """
+    client = broker_of(app_of(ctx))
+    selected = _select(
+        queues.names(client) if patterns else dict.fromkeys(queues.paused(client), False), patterns, every
+    )
+    for name in selected:
+        echo(f'{name}: resumed' if queues.resume(client, name) else f'{name}: was not paused')
+    if not selected:
+        echo('No queue is paused.')
+
+
+@command.command('purge')
+@click.argument('patterns', metavar='QUEUE…', nargs=-1, required=True)
+@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@click.pass_context
+def purge(ctx: click.Context, patterns: tuple[str, ...], yes: bool) -> None:
+    """Delete the ready and scheduled messages of these queues for good.
+
+    QUEUE is a name, or a pattern such as "mail.*". Messages that workers hold, and dead letters, are kept.
+    """
+    _for_each(ctx, patterns, yes, 'Delete all waiting messages of', queues.purge)
+
+
+@command.command('delete')
+@click.argument('patterns', metavar='QUEUE…', nargs=-1, required=True)
+@click.option('--force', is_flag=True, help='Also delete queues that workers consume.')
+@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@click.pass_context
+def delete(ctx: click.Context, patterns: tuple[str, ...], force: bool, yes: bool) -> None:
+    """Delete these queues with their bindings and their ready and scheduled messages.
+
+    QUEUE is a name, or a pattern such as "mail.*". Messages that workers hold, and dead letters, are kept. A queue that
+    workers consume is kept unless you give --force: they would go on to consume what is published to this name.
+    """
+    _for_each(ctx, patterns, yes, 'Delete', lambda client, name: queues.delete(client, name, force=force))
+
+
+def _for_each(
+    ctx: click.Context, patterns: tuple[str, ...], yes: bool, question: str, act: Callable[[Client, str], int]
+) -> None:
+    """Ask for confirmation, and call `act` for each selected queue; it returns the number of deleted messages."""
+    client = broker_of(app_of(ctx))
+    selected = _select(queues.names(client), patterns, every=False)
+    if not yes:
+        confirm(f'{question} {_enumerate(selected)}?')
+    for name in selected:
+        echo(f'{name}: {act(client, name):,} messages deleted')
+
+
+def _select(known: Mapping[str, bool], patterns: Sequence[str], every: bool) -> list[str]:
+    """Return the names of the selected queues, each once.
+
+    `known` tells of each queue whether it is temporary; patterns and `every` leave such queues out. *Raises*
+    `UsageError` unless either `patterns` or `every` is given, and `ClickException` for a pattern without a queue.
+    """
+    if bool(patterns) == every:
+        raise click.UsageError('Name queues, or give --all.')
+    lasting = sorted(name for name, temporary in known.items() if not temporary)
+    found = lasting if every else []
+    for pattern in patterns:
+        matches = [pattern] if pattern in known else [name for name in lasting if fnmatchcase(name, pattern)]
+        if not matches:
+            raise click.ClickException(
+                f'there is no queue {pattern!r}; the queues are {_enumerate(lasting)}'
+                if lasting
+                else f'there is no queue {pattern!r}: none has been declared yet'
+            )
+        found = [*found, *matches]
+    return list(dict.fromkeys(found))
+
+
+def _enumerate(found: Collection[str]) -> str:
+    more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
+    return ', '.join(list(found)[:_MAX_LISTED]) + more
+
+
+def _user() -> str:
+    """Return who runs this command, as `user@machine`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        user = '?'
+    return f'{user}@{socket.gethostname()}'

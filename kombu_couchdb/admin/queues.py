@@ -1,0 +1,132 @@
+"""Queues: list, pause, resume, purge and delete them.
+
+While a queue is paused, no consumer claims its messages. A pause is a document of its own (see `documents.types.Pause`)
+and belongs to the name of the queue: no declaration, by whichever process, changes or conflicts with it. It ends when
+the queue is resumed, or deleted by `delete`.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from .. import design
+from ..couchdb.bulk import deletion
+from ..couchdb.client import Client, Document
+from ..couchdb.shapes import exactly, members, number
+from ..design.rows import QueueCount
+from ..documents.ids import CONSUMER, PAUSE, QUEUE
+from ..documents.types import Pause
+from ..documents.validation import check_names
+from ..errors import ConfigurationError
+from ..leases.peers import queues_of
+from ..queues.store import Store
+from ..queues.topology import Topology
+
+__all__ = ['Paused', 'delete', 'names', 'pause', 'paused', 'purge', 'resume']
+
+#: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
+_BY_QUEUE = members(key=exactly(lambda name: True), value=number)
+
+
+class Paused(TypedDict):
+    """Since when a queue is paused, by whom and why; None if that is unknown."""
+
+    date: float | None
+    by: str | None
+    reason: str | None
+
+
+def names(client: Client) -> dict[str, bool]:
+    """Return the names of all queues that are declared, have waiting messages or are paused.
+
+    The value tells whether the queue is temporary: declared with `auto_delete`, as those for replies, events and remote
+    control are. Three requests.
+    """
+    rows = client.view(design.NAME, 'waiting', _BY_QUEUE, group_level=1)
+    docs = [row['doc'] for row in client.id_range(QUEUE, docs=True)]
+    return {
+        **dict.fromkeys([name for row in rows if (name := QueueCount.of(row).queue) is not None], False),
+        **dict.fromkeys(paused(client), False),
+        **{doc['_id'].removeprefix(QUEUE): bool(doc.get('auto_delete')) for doc in docs},
+    }
+
+
+def paused(client: Client) -> dict[str, Paused]:
+    """Return the paused queues by name; one request."""
+    return {row['id'].removeprefix(PAUSE): _paused(row['doc']) for row in client.id_range(PAUSE, docs=True)}
+
+
+def _paused(doc: Document) -> Paused:
+    date, by, reason = doc.get('date'), doc.get('by'), doc.get('reason')
+    return {
+        'date': float(date) if isinstance(date, (int, float)) else None,
+        'by': by if isinstance(by, str) else None,
+        'reason': reason if isinstance(reason, str) else None,
+    }
+
+
+def pause(client: Client, queue: str, *, by: str | None = None, reason: str | None = None) -> bool:
+    """Let no consumer claim messages of a queue until it is resumed; return False if it is paused already.
+
+    `by` and `reason` are for people. The queue need not exist. Consumers learn of the pause within a second; messages
+    that kombu has received by then are processed. *Raises* `ConfigurationError` for an invalid name.
+    """
+    check_names(queue=queue)
+    doc_id = PAUSE + queue
+    if client.find([doc_id])[0]:
+        return False
+    doc: Pause = {
+        '_id': doc_id,
+        'type': 'Pause',
+        'queue': queue,
+        'date': client.clock.now(),
+        'by': by,
+        'reason': reason,
+    }
+    return client.try_put(doc) is not None
+
+
+def resume(client: Client, queue: str) -> bool:
+    """Let consumers claim messages of a queue again; return False if it is not paused.
+
+    The lifetime of an unused queue (`x-expires`) begins again.
+    """
+    check_names(queue=queue)
+    if not client.find([PAUSE + queue])[0]:
+        return False
+    topology = Topology(client)
+    for doc in topology.queues([queue]):
+        if number(doc.get('lifetime')) and doc['lifetime']:
+            topology.prolong(doc, doc['lifetime'])
+    # Two nodes of a cluster may both have stored a pause: the queue is resumed when all of them are deleted.
+    for leaf in [leaf for leaf in client.leaves(PAUSE + queue) if not leaf.get('_deleted')]:
+        [result] = client.bulk([deletion(leaf)])
+        if result.is_refused:
+            raise result.exception(client.address.url)
+    return True
+
+
+def purge(client: Client, queue: str) -> int:
+    """Delete the ready and scheduled messages of a queue and return their number; claimed messages are kept."""
+    check_names(queue=queue)
+    return Store(client).purge(queue)
+
+
+def delete(client: Client, queue: str, *, force: bool = False) -> int:
+    """Delete a queue, its bindings, its pause, and its ready and scheduled messages; return the number of messages.
+
+    Claimed messages and dead letters are kept. *Raises* `ConfigurationError` if consumers have subscribed to the queue,
+    unless `force` is true: they go on to consume what is published to a queue of this name.
+    """
+    users = [row['doc'] for row in client.id_range(CONSUMER, docs=True) if queue in queues_of(row['doc'])]
+    if users and not force:
+        where = ', '.join(sorted({_place(doc) for doc in users}))
+        raise ConfigurationError(f'queue {queue!r} is in use by {where}: stop these consumers first')
+    purged = purge(client, queue)
+    Topology(client).delete_queue(queue)
+    resume(client, queue)
+    return purged
+
+
+def _place(doc: Document) -> str:
+    return f'{doc.get("host")} (pid {doc.get("pid")})'

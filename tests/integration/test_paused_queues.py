@@ -1,0 +1,309 @@
+"""Paused queues: consumers claim nothing from them, and everything else goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_couchdb.admin import queues
+from kombu_couchdb.admin.status import status
+from kombu_couchdb.consumer import notifier
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError
+from tests.conftest import wait_for
+from tests.support import Inbox, Request, eta, items, leave_leaf, publish, publish_many
+
+Connect = Callable[..., Connection]
+
+
+def knows(connection: Connection, *names: str) -> None:
+    """Wait until the consumer of a connection knows that exactly these queues are paused."""
+    wait_for(lambda: connection.transport.topology.paused == set(names), f'the consumer to know of {names}')
+
+
+def claimed(client: Client) -> list[Any]:
+    return [item['message']['body'] for item in items(client) if item['claimed']]
+
+
+@pytest.fixture
+def inbox(connect: Connect, client: Client) -> Inbox:
+    """An idle consumer of the queues `q` and `other`."""
+    inbox = Inbox(connect(), 'q', 'other')
+    publish(connect(), 'first')
+    inbox.wait(1)
+    return inbox
+
+
+def test_idle_consumer_claims_nothing_until_the_queue_is_resumed(
+    inbox: Inbox, connect: Connect, client: Client
+) -> None:
+    assert queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    publish(connect(), 'waits')
+    publish(connect(), 'passes', 'other')
+    assert inbox.wait(2) == ['first', 'passes']
+    inbox.stays(2, 0.3)
+    assert [item['claimed'] for item in items(client)] == [None]
+    assert queues.resume(client, 'q')
+    assert inbox.wait(3) == ['first', 'passes', 'waits']
+
+
+def test_pause_and_resume_tell_whether_they_changed_anything(client: Client, connection: Connection) -> None:
+    connection.ensure_connection()
+    assert not queues.resume(client, 'q')
+    assert queues.pause(client, 'q', by='ann', reason='a test')
+    assert not queues.pause(client, 'q', by='bob')
+    [(name, found)] = queues.paused(client).items()
+    assert (name, found['by'], found['reason']) == ('q', 'ann', 'a test')
+    assert queues.resume(client, 'q')
+    assert queues.paused(client) == {}
+    assert queues.pause(client, 'q')
+
+
+def test_busy_consumer_stops_and_finishes_what_it_has(connect: Connect, client: Client) -> None:
+    """A consumer with messages left to claim does not follow the changes feed: it polls."""
+    publish_many(connect(), range(300))
+    inbox = Inbox(connect(), ack=False, prefetch=4)
+    inbox.wait(4)
+    queues.pause(client, 'q')
+
+    def work() -> bool:
+        for message in inbox.messages[len(done) :]:
+            message.ack()
+            done.append(message)
+        return inbox.connection.transport.topology.paused == {'q'}
+
+    done: list[Any] = []
+    inbox.drain_until(work, 'the consumer to know of the pause')
+    inbox.drain_until(lambda: work() and not claimed(client), 'what it had received to be acknowledged')
+    assert len(items(client)) == 300 - len(done)
+    inbox.stays(len(done), 0.3)
+    assert {item['attempts'] for item in items(client)} == {0}
+    queues.resume(client, 'q')
+    inbox.drain_until(lambda: work() or len(done) == 300, 'all messages')
+
+
+def test_messages_claimed_and_not_received_are_given_back(connect: Connect, client: Client) -> None:
+    publish_many(connect(), range(20))
+    inbox = Inbox(connect(), ack=False, prefetch=5)
+    wait_for(lambda: len(claimed(client)) == 5, 'the claims')
+    inbox.drain(0.5)
+    received = len(inbox.messages)
+    assert 1 <= received <= 5
+    queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    wait_for(lambda: len(claimed(client)) == received, 'the other messages to be released')
+    assert {item['attempts'] for item in items(client) if not item['claimed']} == {0}
+    inbox.stays(received, 0.2)
+    queues.resume(client, 'q')
+    inbox.wait(5)
+
+
+def test_restarted_consumer_knows_of_the_pause_before_it_claims(connect: Connect, client: Client) -> None:
+    publish_many(connect(), range(3))
+    queues.pause(client, 'q')
+    inbox = Inbox(connect())
+    knows(inbox.connection, 'q')
+    assert [item['claimed'] for item in items(client)] == [None] * 3
+    assert all(item['_rev'].startswith('1-') for item in items(client)), 'no message was ever claimed'
+    queues.resume(client, 'q')
+    assert inbox.wait(3) == [0, 1, 2]
+
+
+def test_get_from_a_paused_queue_returns_nothing(connect: Connect, client: Client) -> None:
+    publish(connect(), 'hello')
+    queues.pause(client, 'q')
+    connection = connect()
+    channel = connection.channel()
+    assert channel.basic_get('q') is None
+    queues.resume(client, 'q')
+    knows(connection)
+    assert channel.basic_get('q').decode() == 'hello'
+
+
+@pytest.mark.parametrize('arguments', [None, {'x-max-length': 50}, {'x-expires': 3_600_000}])
+def test_declaration_does_not_resume_a_queue(
+    connect: Connect, client: Client, arguments: dict[str, Any] | None
+) -> None:
+    queue = Queue('q', queue_arguments=arguments)
+    inbox = Inbox(connect(), queue)
+    queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    queue(connect().channel()).declare()
+    Inbox(connect(), queue)
+    publish(connect(), 'hello')
+    assert list(queues.paused(client)) == ['q']
+    inbox.stays(0, 0.3)
+
+
+def test_queue_can_be_paused_before_it_exists(connect: Connect, client: Client) -> None:
+    connect().ensure_connection()
+    queues.pause(client, 'q')
+    inbox = Inbox(connect())
+    publish(connect(), 'hello')
+    inbox.stays(0, 0.3)
+    assert queues.names(client) == {'q': False}
+
+
+def test_planned_message_priority_and_unique_job_wait(connect: Connect, client: Client) -> None:
+    inbox = Inbox(connect())
+    queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    publish(connect(), 'planned', headers=eta(0.2))
+    publish(connect(), 'low', priority=1)
+    publish(connect(), 'high', priority=9)
+    job = {'id': 'a', 'task': 'report', 'job_key': 'k'}
+    publish(connect(), 'job', headers=job, priority=5)
+    publish(connect(), 'job', headers={**job, 'id': 'b'}, priority=5)
+    inbox.stays(0, 0.5)
+    assert len(items(client)) == 4
+    queues.resume(client, 'q')
+    assert sorted(inbox.wait(4)) == ['high', 'job', 'low', 'planned']
+    assert [body for body in inbox.bodies if body != 'planned'] == ['high', 'job', 'low']
+
+
+def test_retry_of_a_running_task_waits(connect: Connect, client: Client) -> None:
+    publish(connect(), 'hello')
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    inbox.messages[0].requeue()
+    wait_for(lambda: not claimed(client), 'the release')
+    inbox.stays(1, 0.3)
+    queues.resume(client, 'q')
+    assert inbox.wait(2) == ['hello', 'hello']
+
+
+def test_paused_queue_takes_no_slots_from_queues_with_the_same_concurrency_key(
+    connect: Connect, client: Client
+) -> None:
+    one, other, paused = (Inbox(connect(), name, ack=False) for name in ('one', 'other', 'q'))
+    limit = {'headers': {'concurrency_key': 'k', 'concurrency_limit': 1}}
+    publish(connect(), 'a', 'one', **limit)
+    one.wait(1)
+    for body, name in (('b', 'q'), ('c', 'q'), ('d', 'other')):
+        publish(connect(), body, name, **limit)
+    wait_for(lambda: sum('parked' in item for item in items(client)) == 3, 'the messages to wait for the slot')
+    queues.pause(client, 'q')
+    for inbox in (one, other, paused):
+        knows(inbox.connection, 'q')
+    one.messages[0].ack()
+    assert other.wait(1) == ['d']
+    paused.stays(0, 0.1)
+    other.messages[0].ack()
+    queues.resume(client, 'q')
+    assert paused.wait(1) == ['b']
+
+
+def test_limits_and_expiry_apply_to_paused_queues(connect: Connect, client: Client) -> None:
+    inbox = Inbox(connect(), Queue('q', queue_arguments={'x-max-length': 2}))
+    queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    publisher = connect()
+    publish_many(publisher, range(4))
+    publish(publisher, 'short-lived', expiration=0.05)
+    wait_for(lambda: not any(item.get('expires') for item in items(client)), 'the expired message to be dropped')
+    assert len(items(client)) <= 2
+
+
+def test_paused_temporary_queue_is_kept_until_it_is_resumed(connect: Connect, client: Client) -> None:
+    """Its last consumer leaves, and it expires; a sweep deletes it only after it was resumed."""
+    sweeper = Inbox(connect(visibility_timeout=1.5), 'other')
+    inbox = Inbox(connect(), Queue('temporary', auto_delete=True, expires=1.0))
+    queues.pause(client, 'temporary')
+    knows(inbox.connection, 'temporary')
+    knows(sweeper.connection, 'temporary')
+    publish(connect(), 'hello', 'temporary')
+    inbox.consumer.cancel()
+    inbox.connection.release()
+    before = client.get('broker:queue:temporary')
+    sweeper.stays(0, 4.0)  # several sweeps
+    assert client.get('broker:queue:temporary')['_rev'] == before['_rev']
+    assert len(items(client)) == 1
+    queues.resume(client, 'temporary')
+    assert client.get('broker:queue:temporary')['expires'] > before['expires']
+    wait_for(lambda: not queues.names(client).get('temporary') and not items(client), 'the queue to expire')
+
+
+def test_two_pauses_of_a_cluster_end_together(connect: Connect, client: Client) -> None:
+    connect().ensure_connection()
+    queues.pause(client, 'q')
+    leave_leaf(client, 'broker:closed:q', f'1-{"f" * 32}', type='Pause', queue='q', date=1.0, by=None, reason=None)
+    assert queues.resume(client, 'q')
+    assert queues.paused(client) == {}
+
+
+def test_consumer_sends_no_request_for_messages_of_a_paused_queue(
+    connect: Connect, client: Client, sent: list[Request]
+) -> None:
+    inbox = Inbox(connect())
+    queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    publisher = connect()
+
+    def published() -> bool:
+        publish(publisher, 'hello')
+        return follows_nothing(sent)
+
+    wait_for(published, 'the feed without the paused queue')
+    sent.clear()
+    publish_many(publisher, range(5))
+    inbox.stays(0, 0.5)
+    assert [request.path for request in sent if request.path not in ('/_bulk_docs', '')] == []
+
+
+def follows_nothing(sent: list[Request]) -> bool:
+    feeds = [request for request in sent if request.path == '/_changes']
+    return bool(feeds) and feeds[-1].body['selector'] == notifier._selector(frozenset())
+
+
+def test_status_names_paused_queues(inbox: Inbox, client: Client) -> None:
+    queues.pause(client, 'q', by='ann', reason='a test')
+    queues.pause(client, 'unknown')
+    found = status(client)['queues']
+    assert found['q']['paused'] == {**queues.paused(client)['q'], 'by': 'ann', 'reason': 'a test'}
+    assert found['other']['paused'] is None
+    assert found['unknown']['paused'] is not None
+
+
+def test_names_of_queues(inbox: Inbox, connect: Connect, client: Client) -> None:
+    Queue('temporary', auto_delete=True)(connect().channel()).declare()
+    publish(connect(), 'hello', 'undeclared')
+    queues.pause(client, 'paused')
+    assert queues.names(client) == {
+        'q': False,
+        'other': False,
+        'temporary': True,
+        'undeclared': False,
+        'paused': False,
+    }
+
+
+def test_purge_and_delete(connect: Connect, client: Client) -> None:
+    publisher = connect()
+    publish_many(publisher, range(5))
+    publish(publisher, 'planned', headers=eta(60))
+    assert queues.purge(client, 'q') == 6
+    publish(publisher, 'hello')
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    publish_many(publisher, range(2), 'q')
+    queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    with pytest.raises(ConfigurationError, match=r"queue 'q' is in use by .* \(pid \d+\): stop these consumers first"):
+        queues.delete(client, 'q')
+    assert queues.delete(client, 'q', force=True) == 2
+    assert queues.names(client) == {}
+    assert len(claimed(client)) == 1
+    inbox.connection.release()
+    assert queues.delete(client, 'q') == 1
+
+
+def test_invalid_names_are_refused(client: Client) -> None:
+    for act in (queues.pause, queues.resume, queues.purge, queues.delete):
+        with pytest.raises(ConfigurationError, match='queue must be text of at most 500 bytes'):
+            act(client, 'x' * 501)

@@ -1,0 +1,157 @@
+"""Stored results by state, and failed tasks that are sent again, without a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+
+from celery_couchdb.stored_results import NotSent, StoredResult, StoredResults
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError, NotFound
+from tests.support import items
+
+
+def fail(app: Celery, task_id: str, **members: Any) -> None:
+    """Store a failure as a worker does that runs with `result_extended`."""
+    app.conf.result_extended = True
+    request = Context(
+        **{
+            'id': task_id,
+            'task': 'report',
+            'args': [1],
+            'kwargs': {'name': 'x'},
+            'delivery_info': {'routing_key': 'celery', 'delivery': 3},
+            **members,
+        }
+    )
+    app.backend.store_result(task_id, ValueError('broken', 5), 'FAILURE', traceback='lines', request=request)
+
+
+@pytest.fixture
+def results(app: Celery) -> StoredResults:
+    app.backend.store.database.set_up()
+    return StoredResults(app)
+
+
+def got(results: StoredResults, task_id: str) -> StoredResult:
+    found = results.get(task_id)
+    assert found is not None
+    return found
+
+
+def test_failure_is_described(app: Celery, results: StoredResults) -> None:
+    fail(app, 'a', hostname='w1', retries=2)
+    [found] = results.listing()
+    assert found == got(results, 'a')
+    described = found.described()
+    assert isinstance(described.pop('date'), float)
+    assert described == {
+        'id': 'a',
+        'task': 'report',
+        'state': 'FAILURE',
+        'error': 'ValueError: broken, 5',
+        'result': None,
+        'traceback': 'lines',
+        'args': [1],
+        'kwargs': {'name': 'x'},
+        'queue': 'celery',
+        'worker': 'w1',
+        'retries': 2,
+    }
+    assert results.get('b') is None
+
+
+def test_results_are_read_in_pages_newest_first(app: Celery, results: StoredResults) -> None:
+    fail(app, 'a')
+    like = got(results, 'a').document
+    docs = [{**like, '_id': f'celery-task-meta-{n:03}', 'date': 1000.0 + n} for n in range(450)]
+    for doc in docs:
+        del doc['_rev']
+    results.client.bulk([*docs, {**docs[0], '_id': 'celery-task-meta-other', 'task': 'other', 'date': 1500.0}])
+    assert [found.id for found in results.listing()] == ['a', 'other', *(f'{n:03}' for n in range(449, -1, -1))]
+    assert [found.id for found in results.listing(task='report', since=1448.0)] == ['a', '449', '448']
+    assert (results.count(), results.count(task='report'), results.count(since=1448.0)) == (452, 451, 4)
+    assert list(results.listing('REVOKED')) == []
+
+
+def test_expired_results_are_not_listed(app: Celery, results: StoredResults) -> None:
+    fail(app, 'a')
+    doc = got(results, 'a').document
+    results.client.put({**doc, 'expires': 1.0})
+    assert list(results.listing()) == []
+    assert results.get('a') is None
+
+
+def test_result_that_cannot_be_decoded_is_listed(app: Celery, results: StoredResults) -> None:
+    fail(app, 'a')
+    doc = got(results, 'a').document
+    results.client.put({**doc, 'value': 'no JSON', 'content_type': 'application/json'})
+    [found] = results.listing()
+    assert found.error is not None
+    assert found.error.startswith('the result cannot be decoded: ')
+    with pytest.raises(NotSent, match='its arguments are not stored'):
+        results.retry(found)
+
+
+def test_pickled_failure_is_sent_again(app: Celery, client: Client) -> None:
+    app.conf.update(result_serializer='pickle', accept_content=['json', 'pickle'])
+    app.backend.store.database.set_up()
+    results = StoredResults(app)
+    fail(app, 'a')
+    [found] = results.listing()
+    assert found.error == "ValueError: ('broken', 5)"
+    results.retry(found)
+    assert app.AsyncResult('a').state == 'RETRY'
+    assert [item['message']['headers']['id'] for item in items(client)] == ['a']
+
+
+def test_queue_is_the_one_of_the_failed_task_if_it_exists(app: Celery, results: StoredResults, client: Client) -> None:
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_declare('mail')
+    for task_id, routing_key in (('a', 'mail'), ('b', 'a routing key'), ('c', None)):
+        fail(app, task_id, delivery_info={'routing_key': routing_key})
+        results.retry(got(results, task_id))
+    fail(app, 'd')
+    results.retry(got(results, 'd'), queue='other')
+    queues = {item['message']['headers']['id']: item['queue'] for item in items(client)}
+    assert queues == {'a': 'mail', 'b': 'celery', 'c': 'celery', 'd': 'other'}
+
+
+def test_new_result_replaces_that_of_the_failure(app: Celery, results: StoredResults) -> None:
+    """The delivery of the new message has a lower number than that of the failed one."""
+    fail(app, 'a')
+    results.retry(got(results, 'a'))
+    app.backend.store_result('a', 1, 'SUCCESS', request=Context(id='a', task='report', delivery_info={'delivery': 2}))
+    assert app.AsyncResult('a').get(timeout=5) == 1
+
+
+def test_task_that_cannot_be_sent_stays_failed(app: Celery, results: StoredResults, client: Client) -> None:
+    @app.task(name='report', shared=False)
+    def report(number: int) -> int:
+        return number
+
+    fail(app, 'a')
+    with pytest.raises(NotSent, match=r"it cannot be sent: report\(\) got an unexpected keyword argument 'name'"):
+        results.retry(got(results, 'a'))
+    assert got(results, 'a').state == 'FAILURE'
+    assert items(client) == []
+
+
+def test_only_failures_are_sent_again(app: Celery, results: StoredResults) -> None:
+    app.backend.store_result('a', 1, 'SUCCESS')
+    with pytest.raises(NotSent, match='its state is SUCCESS: only failed tasks can be sent again'):
+        results.retry(got(results, 'a'))
+
+
+def test_other_backends_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match='the result backend of this app is not CouchDB'):
+        StoredResults(Celery('other', set_as_current=False, backend='cache+memory://'))
+
+
+def test_view_is_missing(app: Celery) -> None:
+    app.backend.store.client.create()
+    with pytest.raises(NotFound):
+        list(StoredResults(app).listing())
