@@ -18,6 +18,7 @@ from ..documents import dead_letter, workitem
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
+from .keeping import Keeping
 from .mailbox import Mailbox
 from .pull import Pull
 from .reservations import Reservations
@@ -42,13 +43,20 @@ class Unacked(Reservations):
     """Subscriptions, the messages claimed for them, and the pending writes. Any thread may call any method."""
 
     def __init__(
-        self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int
+        self,
+        lease: Lease,
+        mailbox: Mailbox[Delivery | Exception],
+        clock: ServerClock,
+        unlimited: int,
+        keep_done: float = 0.0,
     ) -> None:
         super().__init__(mailbox, unlimited)
-        self._lease, self._clock = lease, clock
+        self._lease, self._clock, self._keeping = lease, clock, Keeping(keep_done)
         #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
         self._held: dict[str, Delivery] = {}  # by delivery tag
+        #: The messages that this consumer lost with its lease since `take_lost` was called.
+        self._lost: list[Document] = []
         #: By queue: broadcasts that wait until this connection subscribes to the queue again.
         self._waiting_broadcasts: dict[str, deque[Document]] = {}
         #: By queue, for the queues of the subscriptions: how many messages were acknowledged.
@@ -124,12 +132,12 @@ class Unacked(Reservations):
                 self.wakeup.set()
 
     def ack(self, tag: str) -> None:
-        """Acknowledge a message: it is deleted, if this consumer still holds it."""
+        """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
         with self._lock:
             if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
                 self.acked[queue] += 1
             now = self._clock.now()
-            self._decide(tag, lambda doc: workitem.acked(doc, now), _ACKNOWLEDGED, may_wait=True)
+            self._decide(tag, lambda doc: self._keeping.completed(doc, now), _ACKNOWLEDGED, may_wait=True)
 
     def release(self, tag: str) -> None:
         """Release a message to its old position in the queue; its delivery counts as an attempt."""
@@ -190,6 +198,17 @@ class Unacked(Reservations):
         with self._lock:
             return self._unstored | {delivery.doc['_id'] for delivery in self._held.values()}
 
+    def docs(self) -> list[Document]:
+        """Return the messages that this consumer holds."""
+        with self._lock:
+            return [delivery.doc for delivery in self._held.values()]
+
+    def take_lost(self) -> list[Document]:
+        """Return the messages that this consumer lost with its lease since the last call."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+            return lost
+
     def add_claimed(self, delivery: Delivery) -> None:
         """Hold a claimed message, and put it into the mailbox unless it needs its body first.
 
@@ -246,6 +265,7 @@ class Unacked(Reservations):
         """Forget all claimed messages, without writing anything: the lease was lost. Return how many there were."""
         with self._lock:
             lost, self._held = list(self._held.values()), {}
+            self._lost += [delivery.doc for delivery in lost]
             for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.final):
                 assert isinstance(item, Delivery)
                 item.credit.waiting -= (

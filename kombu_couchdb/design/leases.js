@@ -1,7 +1,7 @@
 // Everything that a sweep needs, in one request grouped by the first two parts of the key: until when each consumer's
-// lease lasts, how many claims each consumer has (and in which queues), when the first message expires, which queues
-// expire, and which queues have limits. Numbers are bounded: _stats squares them, and an overflow would break the whole
-// view.
+// lease lasts, how many claims each consumer has (and in which queues), when the first message expires (a waiting one, or
+// a completed one that is kept), which queues expire, and which queues have limits. Numbers are bounded: _stats squares
+// them, and an overflow would break the whole view.
 // Rows: ['claim', consumer, encoded queue] = date of the claim; ['expiry', null] = time of the expiry; ['consumer',
 // consumer] = end of the lease; ['queue', encoded queue] = time of the expiry; ['limit', encoded queue] = 0.
 function (doc) {
@@ -12,6 +12,8 @@ function (doc) {
     var announced = typeof headers.group === 'string' && typeof headers.expires === 'string';
     if (doc.claimed && typeof doc.claimed.by === 'string') emit(['claim', doc.claimed.by, name(doc.queue)], seconds(doc.claimed.date));
     else if (typeof doc.expires === 'number' && !announced) emit(['expiry', null], seconds(doc.expires));
+  } else if (doc.type === 'DoneItem') {
+    if (typeof doc.expires === 'number') emit(['expiry', null], seconds(doc.expires));
   } else if (doc.type === 'Consumer') {
     emit(['consumer', doc._id], seconds(doc.expires));
   } else if (doc.type === 'Queue' && typeof doc.name === 'string') {

@@ -239,7 +239,7 @@ def test_document_that_python_cannot_parse_becomes_a_dead_letter(
 def test_item_claimed_by_an_invalid_consumer_is_released(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     item = good(client, connection)
-    names = ['', '_all_docs', '_design/celery-v5', '_local/x', '..', 'a/b', 'broker:consumer:', '\0']
+    names = ['', '_all_docs', '_design/celery-v6', '_local/x', '..', 'a/b', 'broker:consumer:', '\0']
     client.bulk(
         [{**item, '_id': f'{number}', 'claimed': {'by': name, 'date': LONG_AGO}} for number, name in enumerate(names)]
     )

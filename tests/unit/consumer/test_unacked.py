@@ -292,6 +292,8 @@ def test_lost_claim_is_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> N
     desk.unacked.release(delivery.tag)
     with caplog.at_level(logging.WARNING):
         desk.written(id='a', error='conflict')
+        assert desk.unacked.ids() == {'a'}  # somebody has changed the message: is it still held?
+        desk.unacked.retry_changed(lambda ids: [None])
     assert 'lost its claim of message a' in caplog.text
     assert desk.unacked.ids() == set()
     assert desk.unacked.take_released() == []
