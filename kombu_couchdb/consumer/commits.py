@@ -48,10 +48,7 @@ class Commits:
                 write[1](WriteResult.conflict(write[0]['_id']))
         # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
         # with the next message or its deletion.
-        now = self._store.client.clock.now()
-        docs = [
-            part for doc, _ in first.values() for part in (dead_letter.apart(doc, now) if doc.get('status') else [doc])
-        ]
+        docs = [part for doc, _ in first.values() for part in dead_letter.apart(doc)]
         failure = None
         try:
             results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
-from ..documents import workitem
+from ..documents import dead_letter, workitem
 from ..log import get_logger
 from .wakeup import Wakeup
 
@@ -110,5 +110,5 @@ class PendingWrites:
         self._unstored.discard(doc['_id'])
         if result.is_refused:
             logger.error('the outcome of message %s cannot be stored: %s', doc['_id'], result.reason)
-        elif result.is_stored and workitem.is_waiting(doc):
-            self._released.append({**doc, '_rev': result.rev})
+        elif result.is_stored and workitem.is_waiting(written := dead_letter.apart(doc)[-1]):
+            self._released.append({**written, '_rev': result.rev})

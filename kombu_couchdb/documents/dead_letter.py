@@ -31,14 +31,14 @@ def made_of(doc: Mapping[str, Any], reason: str, now: float) -> Document:
     return {**workitem.without_room(doc), 'claimed': None, **members(reason, now), **workitem.last_consumer(doc)}
 
 
-def apart(doc: Mapping[str, Any], now: float) -> list[Mapping[str, Any]]:
-    """Return the documents to write for a new state `doc` of an item, in this order.
+def apart(doc: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the documents to write for a new state `doc` of an item, in this order; the last one has its id.
 
     Usually that is `doc`. If `doc` is a dead letter with messages in `next`: a copy of the dead letter under another
     id, then the item with the first of these messages. The same for a unique job that is done, also without `next`.
     """
     if doc.get('status') and (doc.get('next') or (workitem.is_done(doc) and workitem.is_unique(doc))):
-        return [copy(doc), workitem.acked(doc, now)]
+        return [copy(doc), workitem.acked(doc, doc.get('finished' if workitem.is_done(doc) else 'failed') or 0.0)]
     return [doc]
 
 

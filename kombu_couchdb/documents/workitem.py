@@ -283,10 +283,10 @@ def acked(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
     """
     following = doc.get('next')
     if isinstance(following, list) and following and isinstance(following[0], dict):
-        kept = {name: doc[name] for name in ('_id', '_rev', 'type', 'queue', 'key') if name in doc}
+        kept = {name: doc[name] for name in ('_id', '_rev', 'queue', 'key') if name in doc}
         rest = {'next': following[1:]} if following[1:] else {}
         first = {name: value for name, value in following[0].items() if not name.startswith('_')}  # CouchDB's own names
-        return {**first, **kept, 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
+        return {**first, **kept, 'type': 'WorkItem', 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
     return deleted(doc)
 
 

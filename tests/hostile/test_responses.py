@@ -257,9 +257,9 @@ def test_malformed_item_can_be_inspected_and_dead_lettered(name: str) -> None:
         )
         workitem.is_waiting(doc), workitem.is_due(doc, 5.0), workitem.has_expired(doc, 5.0), workitem.acked(doc, 5.0)
         assert dead_letter.made_of(doc, 'reason', 5.0)['status'] == 'fail'
-        dead_letter.apart(dead_letter.made_of(doc, 'reason', 5.0), 5.0)
+        dead_letter.apart(dead_letter.made_of(doc, 'reason', 5.0))
         if workitem.flaw(doc) is None:
-            dead_letter.apart(workitem.claim(workitem.checked(doc), 'me', 5.0), 5.0)
+            dead_letter.apart(workitem.claim(workitem.checked(doc), 'me', 5.0))
             workitem.release(doc, delivered=False)
             dead_letter.replayed(workitem.checked(doc), 5.0)
 
