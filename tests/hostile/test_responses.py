@@ -15,7 +15,8 @@ from celery_couchdb.expiry import sweep
 from celery_couchdb.options import Options as ResultOptions
 from celery_couchdb.results.store import Store as Results
 from kombu_couchdb import design
-from kombu_couchdb.admin import cluster, dead, indexes, jobs, listing, vacuum
+from kombu_couchdb.admin import cluster, dead, indexes, jobs, vacuum
+from kombu_couchdb.admin import listing as history
 from kombu_couchdb.admin.setup import Wanted, layouts, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
@@ -154,7 +155,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'vacuum': lambda c: vacuum.vacuum(c, lambda step, done, total: None, age=0.0, wait=False),
     'jobs': lambda c: [
         jobs.find(c, 'task-1'),
-        listing.listing(c, listing.Wanted(jobs.STATES), 5),
+        history.listing(c, history.Wanted(jobs.STATES), 5),
         jobs.state(c, 'task-1'),
     ],
     'read a result': lambda c: chords(c)[0].read_many(['celery-task-meta-t', 'x']),

@@ -45,7 +45,7 @@ def test_removed_job_is_deleted_when_its_consumer_decides(
 def test_removed_job_is_deleted_when_its_consumer_is_killed(
     app: Celery, connect: Callable[..., Connection], client: Client
 ) -> None:
-    task_id, inbox = held(app, connect)
+    task_id, _ = held(app, connect)
     [item] = items(client)
     Jobs(app).remove(task_id)
     store = Store(client)

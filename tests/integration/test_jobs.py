@@ -14,7 +14,6 @@ from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
 from kombu_couchdb import design
-from kombu_couchdb.admin import jobs
 from kombu_couchdb.admin.listing import Wanted, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
