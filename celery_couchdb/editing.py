@@ -9,11 +9,11 @@ from celery.utils.saferepr import saferepr
 from kombu.exceptions import EncodeError
 from kombu.serialization import dumps, registry
 
-from kombu_couchdb.admin.edit import Refused
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents.body import attached, encoded, is_large
 from kombu_couchdb.documents.types import Message
 from kombu_couchdb.documents.workitem import task_name
+from kombu_couchdb.errors import NotChangeable
 
 __all__ = ['with_arguments']
 
@@ -24,20 +24,20 @@ _MAX_REPR = 1024
 def with_arguments(
     app: Any, doc: Document, body: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Document:
-    """Return an item with other arguments; None keeps what its decoded `body` has. *Raises* `Refused`."""
+    """Return an item with other arguments; None keeps what its decoded `body` has. *Raises* `NotChangeable`."""
     if not isinstance(body, (list, tuple)) or len(body) != 3:
-        raise Refused("the job cannot be edited: its message is not a task of Celery's protocol 2")
+        raise NotChangeable("the job cannot be edited: its message is not a task of Celery's protocol 2")
     args = list(body[0] if args is None else args)
     kwargs = dict(body[1] if kwargs is None else kwargs)
     _check(app.tasks.get(task_name(doc)), args, kwargs)
     message = doc['message']
     serializer = registry.type_to_name.get(message.get('content-type'))
     if serializer is None:
-        raise Refused(f'the job cannot be edited: this app has no serializer for {message.get("content-type")}')
+        raise NotChangeable(f'the job cannot be edited: this app has no serializer for {message.get("content-type")}')
     try:
         content_type, encoding, payload = dumps([args, kwargs, body[2]], serializer)
     except (EncodeError, TypeError, ValueError) as exc:
-        raise Refused(f'the arguments cannot be encoded as {message.get("content-type")}: {exc}') from exc
+        raise NotChangeable(f'the arguments cannot be encoded as {message.get("content-type")}: {exc}') from exc
     stored, body_encoding = encoded(payload, encoding)
     headers = {name: value for name, value in message['headers'].items() if name != 'compression'}
     changed: Message = {
@@ -61,4 +61,4 @@ def _check(task: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
     try:
         task.__header__(*args, **kwargs)
     except TypeError as exc:
-        raise Refused(f'the task {task.name} does not take these arguments: {exc}') from exc
+        raise NotChangeable(f'the task {task.name} does not take these arguments: {exc}') from exc

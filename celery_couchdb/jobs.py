@@ -148,7 +148,7 @@ class Jobs:
         """Move a waiting job to another queue, due date or priority, and return its document.
 
         `eta` None makes it due at once; a date without a time zone is UTC. `countdown` is in seconds from now.
-        *Raises* `kombu_couchdb.admin.edit.Refused` if the job does not wait, or is a unique job and `queue` is given;
+        *Raises* `NotChangeable` if the job does not wait, or is a unique job and `queue` is given;
         `ConfigurationError` if the queue is not declared or a value is wrong.
         """
         if countdown is not None:
@@ -169,7 +169,7 @@ class Jobs:
         """Replace the arguments of a waiting job, and return its document.
 
         They are encoded as the message was: its content type must be one that the app accepts. *Raises*
-        `kombu_couchdb.admin.edit.Refused` if the job does not wait, is not a task of Celery's protocol 2, or if the
+        `NotChangeable` if the job does not wait, is not a task of Celery's protocol 2, or if the
         task, when this app knows it, does not take these arguments; `Unreadable` as `decode`.
         """
         if args is None and kwargs is None:

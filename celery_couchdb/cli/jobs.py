@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kombu_couchdb.admin.edit import UNCHANGED, Refused
+from kombu_couchdb.admin.edit import UNCHANGED
 from kombu_couchdb.admin.jobs import STATES, find
 from kombu_couchdb.admin.listing import Wanted, listing, workers_of
 from kombu_couchdb.couchdb.client import Document
@@ -155,7 +155,7 @@ def _change(ctx: click.Context, name: str, change: Callable[[Jobs, str], Documen
     jobs = jobs_of(ctx)
     try:
         doc = change(jobs, resolve_id(jobs.client, name))
-    except (Refused, Unreadable) as exc:
+    except Unreadable as exc:
         raise click.ClickException(str(exc)) from exc
     echo_styled(format_jobs(jobs, [doc], as_json=False))
 

@@ -10,11 +10,11 @@ from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.properties import HIGHEST
 from ..documents.validation import check_names, check_value
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, NotChangeable
 from ..queues.topology import Topology
 from .jobs import find
 
-__all__ = ['UNCHANGED', 'Refused', 'change', 'move']
+__all__ = ['UNCHANGED', 'change', 'move']
 
 #: The default of arguments that may be None.
 UNCHANGED: Any = object()
@@ -23,15 +23,11 @@ UNCHANGED: Any = object()
 _MAX_TRIES = 20
 
 
-class Refused(ValueError):
-    """The job cannot be changed; the text says why, in one sentence."""
-
-
 def change(client: Client, task_id: str, edit: Callable[[Document], Document]) -> Document:
     """Write `edit(item)` in place of the waiting item of a job, and return it.
 
     The item is written in the revision that was read, so a worker that claims it at this moment either gets the new
-    message, or makes this call fail. *Raises* `Refused` if the job is not waiting, and what `edit` raises.
+    message, or makes this call fail. *Raises* `NotChangeable` if the job is not waiting, and what `edit` raises.
     """
     for _ in range(_MAX_TRIES):
         doc = _waiting(client, task_id)
@@ -42,21 +38,21 @@ def change(client: Client, task_id: str, edit: Callable[[Document], Document]) -
             return {**edited, '_rev': result.rev}
         if not result.is_conflict:
             raise result.exception(client.address.url)
-    raise Refused(f'job {task_id} was changed by others at each of {_MAX_TRIES} attempts')
+    raise NotChangeable(f'job {task_id} was changed by others at each of {_MAX_TRIES} attempts')
 
 
 def _waiting(client: Client, task_id: str) -> Document:
-    """Return the one item of a job that waits and can be changed; *raises* `Refused`."""
+    """Return the one item of a job that waits and can be changed; *raises* `NotChangeable`."""
     docs, now = find(client, task_id), client.clock.now()
     waiting = [doc for doc in docs if workitem.is_waiting(doc) and not doc.get('behind')]
     if len(waiting) > 1:
         ids = ', '.join(doc['_id'] for doc in waiting)
-        raise Refused(
+        raise NotChangeable(
             f'job {task_id} has {len(waiting)} messages that wait: name one by the id of its document ({ids})'
         )
     if not waiting:
         if any(doc.get('behind') for doc in docs):
-            raise Refused(
+            raise NotChangeable(
                 f'job {task_id} waits behind a running unique job and cannot be changed before that has ended'
             )
         why = {
@@ -65,13 +61,13 @@ def _waiting(client: Client, task_id: str) -> Document:
             'done': 'it is done',
         }
         states = [workitem.state(doc, now) for doc in docs]
-        raise Refused(
+        raise NotChangeable(
             f'job {task_id} cannot be changed: {next((why[s] for s in why if s in states), "it is not in a queue")}'
         )
     if reason := workitem.flaw(waiting[0]):
-        raise Refused(f'job {task_id} cannot be changed: {reason}')
+        raise NotChangeable(f'job {task_id} cannot be changed: {reason}')
     if workitem.state(waiting[0], now) == 'gone':
-        raise Refused(f'job {task_id} cannot be changed: it has expired')
+        raise NotChangeable(f'job {task_id} cannot be changed: it has expired')
     return waiting[0]
 
 
@@ -85,8 +81,9 @@ def move(
 ) -> Document:
     """Move a waiting job to another queue, due date or priority, and return its document.
 
-    `eta` None makes it due at once; a date without a time zone is UTC. *Raises* `Refused` if the job is not waiting, or
-    is a unique job and `queue` is given; `ConfigurationError` if the queue is not declared, or a value is wrong.
+    `eta` None makes it due at once; a date without a time zone is UTC. *Raises* `NotChangeable` if the job is not
+    waiting, or is a unique job and `queue` is given; `ConfigurationError` if the queue is not declared, or a value is
+    wrong.
     """
     if queue is None and eta is UNCHANGED and priority is None:
         raise ConfigurationError('nothing to change: give a queue, a due date or a priority')
@@ -106,7 +103,7 @@ def move(
         properties: Mapping[str, Any] = message['properties']
         if queue is not None and queue != doc['queue']:
             if 'key' in doc:
-                raise Refused(f'job {task_id} is a unique job, which cannot be moved to another queue')
+                raise NotChangeable(f'job {task_id} is a unique job, which cannot be moved to another queue')
             # Celery sends a retry to where the message came from.
             info = {**properties.get('delivery_info', {}), 'exchange': '', 'routing_key': queue}
             properties, more = {**properties, 'delivery_info': info}, {**more, 'queue': queue}
@@ -119,7 +116,7 @@ def move(
             message['headers'] = {**message['headers'], 'eta': None if eta is None else eta.isoformat()}
         moved = {**doc, **more, 'message': message}
         if moved.get('expires') is not None and (moved['date'] or 0) >= moved['expires']:
-            raise Refused(f'job {task_id} expires before it would be due')
+            raise NotChangeable(f'job {task_id} expires before it would be due')
         return moved
 
     return change(client, task_id, edit)
