@@ -28,7 +28,7 @@ LAST_ERROR = 'last_error'
 _MAX_TYPE, _MAX_TEXT = 200, 500
 
 
-def install(app: Any, worker: str) -> None:
+def install(app: Any, worker: str | None) -> None:
     """Note the history of the jobs that the worker with the name `worker` runs, if the app's broker is CouchDB.
 
     It may be called more than once.
