@@ -85,7 +85,7 @@ def main(
         versions,
         {system.name: system.title for system in systems},
         absent,
-        {name: measure.TITLE for name, measure in wanted.items()},
+        {name: measure.TITLE for name, measure in MEASURES.items()},
     )
     for path in write(done, results, output or Path('build' if size == 'quick' else 'docs/production')):
         tell(f'{elapsed(started)} written: {path}')

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from .cases import Results
+from .cases import Results, Row
 from .plot import plot
 from .sizes import count
+from .systems import TITLES
 from .table import simple_table, table_of
 
 __all__ = ['Run', 'inserted', 'page', 'write']
@@ -17,6 +19,9 @@ __all__ = ['Run', 'inserted', 'page', 'write']
 #: The benchmark writes what is between these two lines of a page, and leaves the rest alone.
 _BEGIN, _END = '.. benchmark begins: `make bench` writes everything below', '.. benchmark ends'
 _PLOT = 'performance.svg'
+
+#: The sections of a report: their titles and texts. The last one ends where the plot begins.
+_SECTION = re.compile(r'^([^\n]+)\n-{3,}\n(.*?)(?=^[^\n]+\n-{3,}\n|^\.\. image|\Z)', re.MULTILINE | re.DOTALL)
 
 EXPLAINED = """\
 Each figure is the median of the rounds. In a round the systems take turns on each case. A figure is followed by its
@@ -31,7 +36,10 @@ server is all that it uses, its housekeeping and other programs' requests includ
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its date, size (`quick`, `default` or `full`), number of rounds, and the versions of the software."""
+    """A run: its date, size (`quick`, `default` or `full`), number of rounds, and the versions of the software.
+
+    A run may have some of the measures only.
+    """
 
     day: date
     size: str
@@ -41,32 +49,32 @@ class Run:
     systems: Mapping[str, str]
     #: The systems that were left out, with the reason.
     absent: Mapping[str, str]
-    #: The titles of the measures by name.
+    #: The titles of all measures by name, in the order of the report.
     titles: Mapping[str, str]
 
 
-def page(run: Run, results: Results) -> str:
-    """Return the report as reStructuredText."""
-    names = list(run.systems)
-    parts = [
-        measured(run),
-        EXPLAINED,
-        simple_table([['Column', 'System'], *([name, title] for name, title in run.systems.items())]),
-        *(f'*{name}* was left out: {reason}.' for name, reason in run.absent.items()),
-    ]
+def page(run: Run, results: Results, existing: str = '') -> str:
+    """Return the report as reStructuredText. It keeps the sections of `existing`, a report, that this run lacks."""
+    kept = dict(_SECTION.findall(existing))
+    parts = [EXPLAINED, simple_table([['Column', 'System'], *([name, title] for name, title in TITLES.items())])]
     for measure, title in run.titles.items():
         rows = {row: values for row, values in results.values.items() if row.measure == measure}
-        if not rows:
-            continue
-        here = [name for name in names if any(values.get(name) for values in rows.values())]
-        parts += [f'{title}\n{"-" * len(title)}', table_of(rows, here)] if here else [f'{title}\n{"-" * len(title)}']
-        taken = max((len(found) for values in rows.values() for found in values.values()), default=0)
-        if 0 < taken < run.rounds:
-            parts.append(f'Measured in {count(taken, "round")} only.')
-        without = [f'{name}: {reason}' for (of, name), reason in results.missing.items() if of == measure]
-        if without:
-            parts.append(f'Not measured: {"; ".join(without)}.')
-    parts.append(image(_PLOT))
+        if text := section(run, results, measure, rows) if rows else kept.get(title, '').strip():
+            parts.append(f'{title}\n{"-" * len(title)}\n\n{text}')
+    return '\n\n'.join([*parts, image(_PLOT)])
+
+
+def section(run: Run, results: Results, measure: str, rows: Mapping[Row, Mapping[str, Sequence[float]]]) -> str:
+    """Return the date and the table of one measure, and what was not measured."""
+    here = [name for name in run.systems if any(values.get(name) for values in rows.values())]
+    taken = max((len(found) for values in rows.values() for found in values.values()), default=0)
+    parts = [measured(replace(run, rounds=taken or run.rounds)), *([table_of(rows, here)] if here else [])]
+    without = [
+        *(f'{name}: {reason}' for name, reason in run.absent.items()),
+        *(f'{name}: {reason}' for (of, name), reason in results.missing.items() if of == measure),
+    ]
+    if without:
+        parts.append(f'Not measured: {"; ".join(without)}.')
     return '\n\n'.join(parts)
 
 
@@ -79,7 +87,7 @@ def summary(run: Run, results: Results, folder: str) -> str:
 
 def image(path: str) -> str:
     """Return the directive that shows the plot."""
-    return f'.. image:: {path}\n   :alt: The same figures as bars'
+    return f'.. image:: {path}\n   :alt: The most important figures of the last run as bars'
 
 
 def measured(run: Run) -> str:
@@ -103,14 +111,17 @@ def inserted(existing: str, report: str) -> str:
 
 
 def write(run: Run, results: Results, folder: Path) -> list[Path]:
-    """Write page and plot into a folder and return their paths. Of an existing page only the benchmark's part changes.
+    """Write page and plot into a folder and return their paths.
+
+    Of an existing page only the benchmark's part changes, and of that only the sections that this run measured.
 
     If a README beside the folder has the marker lines, the headlines are written there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text, drawing = folder / 'performance.rst', folder / _PLOT
     existing = text.read_text('utf-8') if text.exists() else ''
-    text.write_text(inserted(existing, page(run, results)), 'utf-8')
+    report = existing.partition(_BEGIN)[2].partition(_END)[0]
+    text.write_text(inserted(existing, page(run, results, report)), 'utf-8')
     headlines = {row: values for row, values in results.values.items() if row.headline}
     drawing.write_text(plot(headlines or results.values, list(run.systems), run.titles), 'utf-8')
     readme = folder.parent / 'README.rst'

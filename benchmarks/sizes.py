@@ -35,6 +35,8 @@ class Size:
     #: The number of tasks of a group, and of the header of a chord.
     group: int
     chord: int
+    #: The number of chains.
+    chains: int
     #: How long tasks are sent at a steady rate, in seconds.
     steady: float
     #: The number of results to store and get.
@@ -70,6 +72,7 @@ SIZES = {
         tasks=100,
         group=50,
         chord=30,
+        chains=5,
         steady=3.0,
         results=50,
         planned={True: 500, False: 100},
@@ -87,6 +90,7 @@ SIZES = {
         tasks=2000,
         group=500,
         chord=300,
+        chains=50,
         steady=10.0,
         results=100,
         planned={True: 20_000, False: 2000},
@@ -103,6 +107,7 @@ SIZES = {
         tasks=2000,
         group=500,
         chord=300,
+        chains=50,
         steady=30.0,
         results=1000,
         planned={True: 1_000_000, False: 10_000},

@@ -24,7 +24,7 @@ from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 
-from . import brevity, expiry, groups, redaction, startup
+from . import brevity, expiry, groups, next_tasks, redaction, startup
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .handover import HandOverMixin
@@ -42,6 +42,7 @@ __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
 redaction.install()
 groups.install()
+next_tasks.install()
 
 logger = get_logger(__name__)
 

@@ -1,22 +1,25 @@
-"""Handing over of results: what a task's process decides about a result before the worker's process stores it.
+"""Handing over of results and next tasks: what a task's process decides before the worker's process stores them.
 
-`results.outbox` takes the results; here it is decided which ones, and what happens to those that CouchDB refuses.
+`results.outbox` takes them; here it is decided which ones, and what happens to those that CouchDB refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.log import get_logger
 
 from .chords.counting import Counting
 from .options import Options
-from .results.documents import ChordPart, Packed, Result, pack
+from .results.documents import ChordPart, Packed, Result, pack, stamp
 from .results.handed import Handed
 from .results.outbox import Outbox
 from .results.store import ResultTooLarge, Store
@@ -27,6 +30,9 @@ logger = get_logger(__name__)
 
 #: The states that Celery itself stores. A task that stores another state may want to know that it is stored.
 _CELERY_STATES = states.ALL_STATES - {states.PENDING}
+
+#: More messages than this are not handed over: they are published in one request, which costs little for each.
+_MAX_NEXT_TASKS = 20
 
 
 class HandOverMixin:
@@ -42,6 +48,9 @@ class HandOverMixin:
         encode: Callable[[Any], str | bytes]
         prepare_exception: Callable[[BaseException], Any]
         task_keyprefix: str
+        get_key_for_task: Callable[[Any], str]
+        client: Client
+        failure_expires: float | None
         packed_body: Callable[[Any], Packed | None]
         count_parts: Callable[[str, list[str], Packed], None]
 
@@ -57,6 +66,10 @@ class HandOverMixin:
         """Take results from now on; with `serve_children`, also those of children that are forked from now on."""
         with self.app.connection_for_read() as connection:  # does not connect
             self._has_our_broker = connection.transport.driver_type == 'couchdb'
+        with self.app.connection_for_write() as connection:
+            if self._has_our_broker and connection.transport.driver_type == 'couchdb' and not self.outbox.writer.broker:
+                timeouts = connection.transport.couchdb.timeouts
+                self.outbox.writer.broker = Client(connection.transport.address, *reversed(timeouts))
         self.outbox.open(serve_children=serve_children)
 
     def hand_over(self, doc: Result | ChordPart, request: Any, state: str, part: ChordPart | None = None) -> bool:
@@ -81,13 +94,28 @@ class HandOverMixin:
             request.couchdb_handed_over = True
         return True
 
+    def take_next_tasks(self, address: Address, items: Sequence[WorkItem]) -> Sequence[WorkItem]:
+        """Hand over the messages that are published after a task; return those that the caller must store.
+
+        `address` is the database that they are for. See `kombu_couchdb.transport.taker`.
+        """
+        broker = self.outbox.writer.broker
+        if self.options.confirm_results or broker is None or not self.outbox.is_open:
+            return items
+        if address != broker.address or len(items) > _MAX_NEXT_TASKS:
+            return items
+        return [item for item in items if not self.outbox.hand_over(Handed.of_message(item), confirm=False)]
+
     def _results_come_first(self) -> bool:
         """Tell whether no acknowledgement is stored before the results that were handed over before it."""
         return self._has_our_broker or not any(task.acks_late for task in self.app.tasks.values())
 
     def _failure_instead(self, handed: Handed, error: CouchDBError) -> Handed | None:
-        """Return the failure to be stored in the place of a success that is too large, or None."""
+        """Return the failure to be stored in the place of a success that is too large, or of a message; or None."""
         head = handed.head
+        if handed.is_message:
+            logger.error('task %s[%s] could not be published: %s', head['task'], head['task_id'], error)
+            return self._never_sent(head['task_id'], head['task'], error) if head['task_id'] else None
         is_success = states.SUCCESS in (head.get('status'), head.get('state'))
         if not (is_success and isinstance(error, DocumentTooLarge)):
             return None
@@ -98,14 +126,28 @@ class HandOverMixin:
             doc: dict[str, Any] = {**head, 'state': states.FAILURE, 'value': value}
         else:
             task_id = handed.id.removeprefix(self.task_keyprefix)
-            meta = {'task_id': task_id, 'status': states.FAILURE, 'result': result, 'traceback': None}
-            payload = self.encode({**meta, 'children': [], 'date_done': None})
-            doc = {**head, 'status': states.FAILURE, **pack(payload, self.content_type)}
+            doc = {**head, 'status': states.FAILURE, **self._failed_value(task_id, result)}
         # Its part of a chord is counted with the failure.
         instead = Handed.of(doc)
         instead.part_id, instead.part = handed.part_id, handed.part
         instead.group_id, instead.body = handed.group_id, handed.body
         return instead
+
+    def _never_sent(self, task_id: str, task: str | None, error: CouchDBError) -> Handed:
+        """Return the failure of a task whose message could not be stored, so that nobody waits for its result."""
+        doc: Result = {
+            '_id': self.get_key_for_task(task_id),
+            'type': 'Result',
+            'status': states.FAILURE,
+            'task': task,
+            **self._failed_value(task_id, self.prepare_exception(error)),  # type: ignore[typeddict-item]
+        }
+        return Handed.of(stamp(doc, self.client.clock.now(), self.failure_expires))
+
+    def _failed_value(self, task_id: str, result: Any) -> Packed:
+        """Return the value of a failure without a traceback."""
+        meta = {'task_id': task_id, 'status': states.FAILURE, 'result': result, 'traceback': None}
+        return pack(self.encode({**meta, 'children': [], 'date_done': None}), self.content_type)
 
 
 def _has_waiting_tasks() -> bool:

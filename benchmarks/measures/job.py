@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from celery import Celery, chord, group
+from celery import Celery, chain, chord, group
 from celery.result import AsyncResult
 
 from .. import sending
@@ -22,6 +22,8 @@ TITLE = 'A whole Celery job'
 _PATIENCE = 300.0
 #: The pool size of the headline cases.
 _FEW = 2
+#: The number of steps of each chain.
+_STEPS = 10
 #: How long a server may still work after the last result, on acknowledgements for example, in seconds.
 _REST = 0.5
 
@@ -31,7 +33,7 @@ _CPU = Figure('ms', False, 'CPU of the server, per task')
 
 
 def cases(size: Size) -> Iterator[Case]:
-    """Yield the cases: tasks sent one by one, in a batch, in a batch to a larger pool, a group and a chord."""
+    """Yield the cases: tasks sent one by one, in a batch, in a batch to a larger pool, a group, a chord, chains."""
     rounds, tasks = size.long_rounds, size.tasks
     yield Case(
         'job',
@@ -62,6 +64,13 @@ def cases(size: Size) -> Iterator[Case]:
         f'chord of {size.chord}, prefork {_FEW}',
         (Figure('s', False, "sent, run, and the body's result"), _CPU),
         partial(whole_chord, size.chord),
+        rounds,
+    )
+    yield Case(
+        'job',
+        f'{size.chains} chains of {_STEPS} steps, prefork {_FEW}',
+        (Figure('s', False, 'sent, run and joined'), _CPU),
+        partial(joined_chains, size.chains),
         rounds,
     )
 
@@ -112,6 +121,20 @@ def whole_chord(tasks: int, system: System) -> Sequence[float | None]:
         return [time.monotonic() - started]
 
     return measured(system, _FEW, tasks, wait)
+
+
+def joined_chains(chains: int, system: System) -> Sequence[float | None]:
+    """Return the seconds from sending chains to the results of their last steps, and CPU."""
+
+    def join(app: Celery) -> list[float]:
+        started = time.monotonic()
+        steps = [app.signature('add', (1,)) for _ in range(_STEPS - 1)]
+        results = [chain(app.signature('add', (number, 0)), *steps, app=app).apply_async() for number in range(chains)]
+        if [result.get(timeout=_PATIENCE) for result in results] != [number + len(steps) for number in range(chains)]:
+            raise ValueError('a result is wrong')
+        return [time.monotonic() - started]
+
+    return measured(system, _FEW, chains * _STEPS, join)
 
 
 def measured(

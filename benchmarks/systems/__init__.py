@@ -12,7 +12,7 @@ from .postgresql import PostgreSQL
 from .rabbitmq import RabbitMQ
 from .redis import Redis, RedisAlways
 
-__all__ = ['NAMES', 'Place', 'System', 'reachable']
+__all__ = ['NAMES', 'TITLES', 'Place', 'System', 'reachable']
 
 #: Each system with the environment variable of its URL and the default, or None if it must be set.
 _KNOWN: tuple[tuple[type[System], str, str | None], ...] = (
@@ -24,6 +24,8 @@ _KNOWN: tuple[tuple[type[System], str, str | None], ...] = (
     (RabbitMQ, 'RABBITMQ_URL', 'amqp://guest:guest@localhost:5672//'),
 )
 NAMES = tuple(kind.name for kind, _, _ in _KNOWN)
+#: The titles of all systems by name.
+TITLES = {kind.name: kind.title for kind, _, _ in _KNOWN}
 
 
 def reachable(names: Iterable[str]) -> tuple[dict[System, str], dict[str, str]]:

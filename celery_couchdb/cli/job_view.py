@@ -8,7 +8,7 @@ from typing import Any
 
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import concurrency, workitem
 from kombu_couchdb.documents.ids import CONSUMER
 
 from ..history import LAST_ERROR
@@ -56,6 +56,7 @@ def _describe(jobs: Jobs, doc: Document, workers: Mapping[str, str]) -> dict[str
         'worker': workers.get(consumer) if isinstance(consumer, str) else None,
         'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None,
         'job_key': doc.get('key'),
+        'waits_for': concurrency.parked_key(doc),
         'reason': doc.get('reason'),
         'failed': doc.get('failed'),
         'error': _error(doc),
@@ -88,6 +89,7 @@ def _format_job(job: Mapping[str, Any], now: float) -> str:
         'queue',
         'state',
         'job_key',
+        'waits_for',
         'priority',
         'published',
         'due',

@@ -1,14 +1,18 @@
-"""Batch writer: stores many results in one request, and keeps the results that must not be replaced."""
+"""Batch writer: stores many results in one request, and keeps the results that must not be replaced.
+
+Next tasks that were handed over with the results are stored before them, as Celery does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.log import get_logger
 
 from .documents import Document, is_expired, is_outdated
 from .handed import Handed
+from .message_writer import Refusal, write_messages
 from .store import Store
 
 __all__ = ['MAX_RESULTS', 'BatchWriter', 'Refusal']
@@ -21,23 +25,28 @@ _ATTEMPTS = 100
 #: The maximum number of results in one request.
 MAX_RESULTS = 200
 
-#: A result that is not stored, and why.
-Refusal = tuple[Handed, CouchDBError]
-
 
 class BatchWriter:
     """Writes up to `MAX_RESULTS` results with different ids at a time to one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        #: The database of the broker, if next tasks can be handed over.
+        self.broker: Client | None = None
 
     def write(self, batch: Sequence[Handed], *, uncertain: bool = False) -> list[Refusal]:
-        """Store results, or find that newer ones are stored; return those that CouchDB refuses.
+        """Store messages, and results unless newer ones are stored; return those that CouchDB refuses.
 
-        With `uncertain`, an earlier attempt got no response: what it has stored is not written again. One request if
-        nothing is in conflict. *Raises* the errors of `kombu_couchdb.errors`: then it is unknown what is stored.
+        With `uncertain`, an earlier attempt got no response: what it has stored is not written again. One request for
+        the messages, and one for the results if nothing is in conflict. *Raises* the errors of `kombu_couchdb.errors`:
+        then it is unknown what is stored.
         """
         refusals: list[Refusal] = []
+        messages = [each for each in batch if each.is_message]
+        if messages:
+            assert self.broker is not None
+            refusals += write_messages(self.broker, messages, uncertain=uncertain)
+            batch = [each for each in batch if not each.is_message]
         left = self._newer_than_stored(batch) if uncertain else [self._with_known_revision(each) for each in batch]
         for _ in range(_ATTEMPTS):
             if not left:

@@ -1,4 +1,4 @@
-"""Handed results: what a task hands over to its worker, which stores it while the next task runs.
+"""What a task hands over to its worker, which stores it while the next task runs: results and messages of next tasks.
 
 The value stays encoded: the worker's process reads only the head, which decides whether a stored result is newer.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kombu_couchdb.couchdb.http import encoded
+from kombu_couchdb.documents.types import WorkItem
 
 from .documents import ChordPart, Document, Packed
 
@@ -22,7 +23,7 @@ _VALUE = frozenset({'value', 'base64', 'content_type'})
 
 @dataclass(eq=False)
 class Handed:
-    """A result, or a part of a chord whose task stores no result, on its way to the database."""
+    """A result, a part of a chord whose task stores no result, or a message, on its way to the database."""
 
     #: The document without its value.
     head: Document
@@ -62,6 +63,18 @@ class Handed:
             group_id,
             encoded(body) if body is not None else b'',
         )
+
+    @classmethod
+    def of_message(cls, item: WorkItem) -> Handed:
+        """Encode the message of a next task; *raises* `Unstorable` if it cannot be encoded."""
+        headers = item['message']['headers']
+        head = {'_id': item['_id'], 'type': item['type'], 'queue': item['queue']}
+        return cls({**head, 'task': headers.get('task'), 'task_id': headers.get('id')}, encoded(item))
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a message for the broker."""
+        return bool(self.head['type'] == 'WorkItem')
 
     @property
     def id(self) -> str:

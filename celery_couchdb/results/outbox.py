@@ -35,7 +35,8 @@ class Outbox:
         self._store = store
         self._timeout = sum(store.client.timeouts) + _GRACE_SECONDS
         self._relay = Relay(self._timeout)
-        self.pipeline = Pipeline(BatchWriter(store), self._relay)
+        self.writer = BatchWriter(store)
+        self.pipeline = Pipeline(self.writer, self._relay)
         self._handed: Recent[None] = Recent(_REMEMBERED)
         reset_in_child(self)
 
@@ -66,7 +67,7 @@ class Outbox:
         if self._relay.is_child:
             if not self._relay.send(Kind.CONFIRM if confirm else Kind.HAND, result.to_bytes()):
                 return False
-            if not confirm:
+            if not (confirm or result.is_message):
                 self._handed[result.id] = None
             return True
         if not self.pipeline.is_open:

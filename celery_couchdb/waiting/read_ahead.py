@@ -124,9 +124,12 @@ class ReadAhead:
         thread = self._sent.get(doc_id)
         if found or thread is None:
             return found
-        sent = list(self._sent.items())
-        start = next((index for index, item in enumerate(sent) if item[0] == doc_id), len(sent)) + 1
-        return [other for other, by in itertools.islice(sent, start, None) if by == thread][:count]
+        # Of the ids alone: to make pairs may start Python's garbage collection, and let another thread send a task.
+        sent = list(self._sent)
+        if doc_id not in sent:
+            return []
+        after = itertools.islice(sent, sent.index(doc_id) + 1, None)
+        return list(itertools.islice((other for other in after if self._sent.get(other) == thread), count))
 
     def _keep(self, docs: list[Document]) -> None:
         for doc in docs:

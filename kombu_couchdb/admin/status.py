@@ -176,7 +176,7 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
 
 def _scheduled(client: Client, names: list[str], now: float) -> dict[str, int]:
     """Return the number of messages with a due date after `now`, by queue."""
-    responses = waiting.query(client, [design.rows_of(name, design.PLANNED, now) for name in names], _COUNT)
+    responses = waiting.query(client, [design.planned_rows(name, now) for name in names], _COUNT)
     return {name: rows[0]['value'] for name, rows in zip(names, responses, strict=True) if rows}
 
 

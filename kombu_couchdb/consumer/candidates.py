@@ -15,6 +15,7 @@ from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
 from ..documents import workitem
+from ..documents.concurrency import is_parked
 from ..queues.waiting import HORIZON_SECONDS, Page
 from .claim_order import ClaimOrder
 from .ending import MANY_LEFT, Ending
@@ -254,6 +255,8 @@ class QueueCandidates:
             if not workitem.is_waiting(doc):
                 if (by := workitem.claimant(doc)) is not None:
                     self.lost(doc['_id'], by)
+            elif is_parked(doc):
+                pass  # the index was older than the document
             elif workitem.is_due(doc, self._clock.now()):
                 taken.append(doc)
             else:

@@ -22,6 +22,7 @@ from .candidates import QueueCandidates
 from .delivery import Credit, Delivery, Subscription
 from .pending_writes import PendingWrite
 from .pull import Pull
+from .slots import Slots
 from .unacked import Unacked
 
 __all__ = ['Claims']
@@ -45,6 +46,7 @@ class Claims:
         lease: Lease,
         unproven: UnprovenClaims,
         limits: Limits,
+        slots: Slots,
     ) -> None:
         self._store, self._options, self._unacked, self._lease, self._unproven = (
             store,
@@ -53,7 +55,7 @@ class Claims:
             lease,
             unproven,
         )
-        self._limits = limits
+        self._limits, self._slots = limits, slots
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
         #: The `basic_get` calls that wait for one message each.
         self.pulls = unacked.pulls
@@ -84,7 +86,9 @@ class Claims:
                 reserved.setdefault(queue, []).append(s)
         docs: dict[str, list[Document]] = {}
         try:
-            docs = self.reader.take(candidates, {queue: len(found) for queue, found in reserved.items()})
+            docs = self._slots.admit(
+                self.reader.take(candidates, {queue: len(found) for queue, found in reserved.items()}), writes
+            )
         finally:
             for queue, found in reserved.items():
                 for subscription in found[len(docs.get(queue, ())) :]:
@@ -188,12 +192,16 @@ class Claims:
     def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
         now = self._store.client.clock.now()
         docs = [row.doc for row in self._store.ready(pull.queue, _MAX_PULL_CANDIDATES) if row.doc]
+        parked: list[PendingWrite] = []
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+                # With `no_ack` the message is done when it is delivered: it needs no slot.
+                if not (pull.no_ack or self._slots.admit({pull.queue: [doc]}, parked)[pull.queue]):
+                    continue
                 body = self._body(doc)  # the `basic_get` has to wait for the body in any case
                 self._unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
                 self._unacked.take_credit(pull.credit)
-                return [self._claim(doc, pull.credit, pull=pull, body=body)]
+                return [*parked, self._claim(doc, pull.credit, pull=pull, body=body)]
         self.pulls.remove(pull)
         pull.set_result(None)
-        return []
+        return parked

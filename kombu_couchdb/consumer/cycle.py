@@ -34,6 +34,7 @@ from .mailbox import Mailbox
 from .notifier import Notifier
 from .pending_writes import PendingWrite
 from .removed import Suspects
+from .slots import Slots
 from .unacked import Unacked
 from .write_order import WriteOrder
 
@@ -73,8 +74,12 @@ class Cycle:
         self._bodies = Bodies(client, self.unacked)
         self._commits = Commits(self._store, self.unacked, self.lease, self.sweeper.unproven)
         self._suspects = Suspects(client)
-        self._heartbeat = Heartbeat(client, self.lease, self.unacked)
-        self._claims = Claims(self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology.limits)
+        self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
+        self._slots = Slots(client, self.lease, self.unacked)
+        self.sweeper.slots.known = self._slots.revisions
+        self._claims = Claims(
+            self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology.limits, self._slots
+        )
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
         self._restored_for = (
@@ -96,7 +101,7 @@ class Cycle:
         times = [self._poll_at]
         times += [at for at in (self.unacked.overdue_at,) if at is not None]
         if self.lease.written:
-            times += [self.lease.next_heartbeat, self.sweeper.due]
+            times += [self.lease.next_heartbeat, self.sweeper.due, self._slots.due]
         times += [at for at in (self._notifier.due_at(),) if at is not None]
         credit, low = self.unacked.credit(), self.unacked.low()
         for queue, candidates in self._candidates.items():
@@ -139,7 +144,6 @@ class Cycle:
         try:
             if queues or pulls or self.lease.written:
                 self._heartbeat.register(queues)
-                self._suspects.add(self.unacked.take_lost())
                 self._suspects.check()
                 self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
@@ -154,10 +158,12 @@ class Cycle:
                 self._offer(self.unacked.take_released())
             self._claims.claim_for_pulls(pulls, claims)
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
+            self._slots.free(claims)
             if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(each.is_stale or len(each) for each in self._candidates.values())
             self._commits.write(pending, claims)
+            self._offer(self._slots.settle())
             self.announced.set(self.lease.announced)
         except CouchDBError:
             for doc, react in claims:
@@ -190,9 +196,14 @@ class Cycle:
                     break
                 self._commits.write(changes)
                 changes = []
-            if self.lease.rev:
+            keeps_slots = self._slots.finish(changes)
+            if keeps_slots:
+                # Tasks with a concurrency key may still be running: their slots are freed when the lease expires.
+                changes.append(self._heartbeat.next_write(set()))
+            elif self.lease.rev:
                 changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
             self._commits.write(changes)
+            self._commits.write(self._slots.wake_last())
         except CouchDBError as exc:
             logger.warning('%s; other workers receive the messages of this one when its lease expires', exc)
 

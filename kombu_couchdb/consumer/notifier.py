@@ -17,6 +17,7 @@ from typing import Any
 
 from ..couchdb.changes import LIMIT, ContinuousFeed
 from ..couchdb.client import Client, Document, Row
+from ..documents.concurrency import is_parked
 from ..documents.ids import BINDING, BROADCAST, BROKER, CONSUMER, QUEUE
 from ..documents.workitem import is_waiting
 from ..errors import CouchDBError
@@ -120,7 +121,7 @@ class Notifier:
             docs += self._follow_feed(candidates, with_credit)
         if self._since is None and now - self._polled_at >= _POLL_SECONDS:
             docs += self._poll(candidates)
-        items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
+        items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc) and not is_parked(doc)]
         # CouchDB's filter also admits a document whose `queue` is a list with the name in it.
         return [
             doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in candidates

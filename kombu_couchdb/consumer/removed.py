@@ -44,9 +44,11 @@ class Suspects:
         """Tell the listeners which of the messages were removed; one request if any were noted."""
         if not self._tasks:
             return
-        for leaves in self._client.fetch_leaves(list(self._tasks)):
-            if leaves and any(leaf.get('removed') for leaf in leaves):
-                task = self._tasks[leaves[0]['_id']]
+        ids = list(self._tasks)
+        for doc_id, leaves in zip(ids, self._client.fetch_leaves(ids), strict=True):
+            # The embedded server's _bulk_get leaves out documents that are deleted.
+            if any(leaf.get('removed') for leaf in leaves or self._client.leaves(doc_id)):
+                task = self._tasks[doc_id]
                 logger.info('task %s was removed while this consumer was cut off: it is not started', task)
                 for listener in _listeners:
                     listener(task)

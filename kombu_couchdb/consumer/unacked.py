@@ -15,6 +15,7 @@ from typing import Any
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from ..documents import dead_letter, workitem
+from ..documents.concurrency import limit_of
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
@@ -22,6 +23,7 @@ from .keeping import Keeping
 from .mailbox import Mailbox
 from .pull import Pull
 from .reservations import Reservations
+from .running import may_run
 
 __all__ = ['Unacked']
 
@@ -55,8 +57,7 @@ class Unacked(Reservations):
         #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
         self._held: dict[str, Delivery] = {}  # by delivery tag
-        #: The messages that this consumer lost with its lease since `take_lost` was called.
-        self._lost: list[Document] = []
+        self._may_run: dict[str, float] = {}  # by message id, see `may_run`
         #: By queue: broadcasts that wait until this connection subscribes to the queue again.
         self._waiting_broadcasts: dict[str, deque[Document]] = {}
         #: By queue, for the queues of the subscriptions: how many messages were acknowledged.
@@ -150,6 +151,9 @@ class Unacked(Reservations):
         """
         with self._lock:
             if tag in self._held and self._held[tag].received_by_kombu:
+                doc = self._held[tag].doc
+                if limit_of(doc) is not None and may_run(doc):
+                    self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout
                 self._decide(tag, lambda doc: workitem.release(doc, counts=False), _RELEASED_UNCOUNTED)
             else:
                 self.release(tag)
@@ -203,11 +207,19 @@ class Unacked(Reservations):
         with self._lock:
             return [delivery.doc for delivery in self._held.values()]
 
-    def take_lost(self) -> list[Document]:
-        """Return the messages that this consumer lost with its lease since the last call."""
+    def held_ids(self) -> set[str]:
+        """Return the ids of the messages that are held."""
+        return {doc['_id'] for doc in self.docs()}
+
+    def may_run(self) -> dict[str, float]:
+        """Return the released messages with a concurrency key whose tasks may still run, and until when they count.
+
+        Their channel was closed meanwhile. The monotonic times are a lease away: so long a killed worker counts, too.
+        """
         with self._lock:
-            lost, self._lost = self._lost, []
-            return lost
+            now = time.monotonic()
+            self._may_run = {doc_id: until for doc_id, until in self._may_run.items() if until > now}
+            return self._may_run.copy()
 
     def add_claimed(self, delivery: Delivery) -> None:
         """Hold a claimed message, and put it into the mailbox unless it needs its body first.
@@ -261,11 +273,10 @@ class Unacked(Reservations):
             else:
                 self._waiting_broadcasts.setdefault(queue, deque(maxlen=_MAX_WAITING_BROADCASTS)).append(message)
 
-    def drop_all(self) -> int:
-        """Forget all claimed messages, without writing anything: the lease was lost. Return how many there were."""
+    def drop_all(self) -> list[Document]:
+        """Forget all claimed messages, without writing anything, and return them: the lease was lost."""
         with self._lock:
             lost, self._held = list(self._held.values()), {}
-            self._lost += [delivery.doc for delivery in lost]
             for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.final):
                 assert isinstance(item, Delivery)
                 item.credit.waiting -= (
@@ -275,7 +286,7 @@ class Unacked(Reservations):
                 delivery.credit.held -= 1
                 delivery.credit.waiting -= self._shelf.take_out(delivery) or delivery.needs_body
             self.wakeup.set()
-            return len(lost)
+            return [delivery.doc for delivery in lost]
 
     def release_all(self) -> None:
         """Release all claimed messages: the consumer stops."""

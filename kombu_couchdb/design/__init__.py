@@ -22,12 +22,14 @@ __all__ = [
     'JOBS',
     'NAME',
     'PARCELS',
+    'PARKED',
     'PLANNED',
     'conflicted',
     'documents',
     'key_of',
     'load',
     'parcels',
+    'planned_rows',
     'queue_of',
     'rows_of',
 ]
@@ -43,6 +45,9 @@ PARCELS = 'parcels-v1'
 
 #: The rank of scheduled messages in the view `waiting`, after the ranks 0 to 9 of the priorities.
 PLANNED = 10
+
+#: The rank of messages that wait for a slot of their concurrency key, after all others.
+PARKED = 11
 
 _REDUCE = {'waiting': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
 
@@ -87,6 +92,12 @@ def rows_of(queue: str, *after: float) -> dict[str, Any]:
     """
     name = key_of(queue)
     return {'startkey': [name, *after], 'endkey': [name, {}]}  # CouchDB sorts an object after every number
+
+
+def planned_rows(queue: str, *after: float) -> dict[str, Any]:
+    """Return `startkey` and `endkey` for the rows of a queue's scheduled messages, from the due date `after` on."""
+    name = key_of(queue)
+    return {'startkey': [name, PLANNED, *after], 'endkey': [name, PLANNED, {}]}
 
 
 def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 // Everything that a sweep needs, in one request grouped by the first two parts of the key: until when each consumer's
-// lease lasts, how many claims each consumer has (and in which queues), when the first message expires (a waiting one, or
-// a completed one that is kept), which queues expire, and which queues have limits. Numbers are bounded: _stats squares
-// them, and an overflow would break the whole view.
+// lease lasts, how many claims each consumer has (and in which queues), how many slots of concurrency keys, how many
+// messages wait for such slots (and for which keys), when the first message expires (a waiting one, or a completed one
+// that is kept), which queues expire, and which queues have limits. Numbers are bounded: _stats squares them, and an
+// overflow would break the whole view.
 // Rows: ['claim', consumer, encoded queue] = date of the claim; ['expiry', null] = time of the expiry; ['consumer',
-// consumer] = end of the lease; ['queue', encoded queue] = time of the expiry; ['limit', encoded queue] = 0.
+// consumer] = end of the lease; ['slot', consumer] = date; ['parked', null, encoded key, 9 - priority, date of the
+// message] = date; ['queue', encoded queue] = time of the expiry; ['limit', encoded queue] = 0.
 function (doc) {
   function name(queue) { return typeof queue === 'string' ? encodeURIComponent(queue) : queue; }
   function seconds(value) { return typeof value === 'number' ? Math.max(-1e12, Math.min(1e12, value)) : 0; }
@@ -11,11 +13,20 @@ function (doc) {
     var headers = doc.message && doc.message.headers || {};
     var announced = typeof headers.group === 'string' && typeof headers.expires === 'string';
     if (doc.claimed && typeof doc.claimed.by === 'string') emit(['claim', doc.claimed.by, name(doc.queue)], seconds(doc.claimed.date));
-    else if (typeof doc.expires === 'number' && !announced) emit(['expiry', null], seconds(doc.expires));
+    else {
+      if (doc.parked && typeof doc.parked.key === 'string') {
+        var rank = typeof doc.priority === 'number' ? 9 - Math.max(0, Math.min(9, Math.floor(doc.priority))) : 9;
+        var date = seconds(typeof doc.date === 'number' ? doc.date : doc.published);
+        emit(['parked', null, name(doc.parked.key), rank, date], date);
+      }
+      if (typeof doc.expires === 'number' && !announced) emit(['expiry', null], seconds(doc.expires));
+    }
   } else if (doc.type === 'DoneItem') {
     if (typeof doc.expires === 'number') emit(['expiry', null], seconds(doc.expires));
   } else if (doc.type === 'Consumer') {
     emit(['consumer', doc._id], seconds(doc.expires));
+  } else if (doc.type === 'Slot') {
+    if (typeof doc.by === 'string') emit(['slot', doc.by], seconds(doc.date));
   } else if (doc.type === 'Queue' && typeof doc.name === 'string') {
     if (doc.expires) emit(['queue', name(doc.name)], seconds(doc.expires));
     var limits = doc.arguments || {};

@@ -23,7 +23,10 @@ Row = Mapping[str, Any]
 
 
 class WaitingRow(NamedTuple):
-    """`waiting`: key `[queue, rank, published]` or, planned, `[queue, PLANNED, date]`; value `[rank, revision]`."""
+    """`waiting`: key `[queue, rank, published]`, `[queue, PLANNED, date]` or `[queue, PARKED, date]`.
+
+    The value is `[rank, revision]`.
+    """
 
     id: str
     #: 9 - priority.
@@ -52,7 +55,7 @@ class QueueCount(NamedTuple):
     """`waiting` or `dead`, reduced to the queue (`group_level=1`), or to queue and rank (2); value: the count."""
 
     queue: str | None
-    #: 9 - priority, or `PLANNED`; -1 in rows by queue alone.
+    #: 9 - priority, `PLANNED` or `PARKED`; -1 in rows by queue alone.
     rank: int
     total: int
 
@@ -85,6 +88,8 @@ class Lease(NamedTuple):
     ============  ==================  ===================================================
     ``consumer``  id of a Consumer    `expires` of its heartbeat
     ``claim``     id of a Consumer    dates of its claims; unreduced keys also have the queue
+    ``slot``      id of a Consumer    dates of the slots of concurrency keys that it holds
+    ``parked``    None                dates of messages that wait for a slot; the third part of a key is encoded
     ``expiry``    None                `expires` of messages that no consumer has claimed, and of completed ones
     ``queue``     name of a queue     `expires` of the queue
     ``limit``     name of a queue     0: the queue has a message TTL or a length limit
@@ -92,7 +97,7 @@ class Lease(NamedTuple):
     """
 
     kind: str
-    #: None of the kind `expiry`.
+    #: None of the kinds `expiry` and `parked`.
     name: Any
     stats: dict[str, float]
 

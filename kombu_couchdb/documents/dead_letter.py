@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from . import workitem
+from .concurrency import unpark
 from .types import FAIL, DeadLetter, Document, WorkItem
 
 __all__ = ['apart', 'copy', 'made_of', 'members', 'replayed']
@@ -28,7 +29,12 @@ def members(reason: str, now: float) -> DeadLetter:
 
 def made_of(doc: Mapping[str, Any], reason: str, now: float) -> Document:
     """Return an item as a dead letter. The item may be malformed."""
-    return {**workitem.without_room(doc), 'claimed': None, **members(reason, now), **workitem.last_consumer(doc)}
+    return {
+        **unpark(workitem.without_room(doc)),
+        'claimed': None,
+        **members(reason, now),
+        **workitem.last_consumer(doc),
+    }
 
 
 def apart(doc: Mapping[str, Any]) -> list[Mapping[str, Any]]:

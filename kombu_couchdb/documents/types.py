@@ -29,8 +29,10 @@ __all__ = [
     'Leader',
     'Message',
     'Parcel',
+    'Parked',
     'Published',
     'Queue',
+    'Slot',
     'Tombstone',
     'WorkItem',
 ]
@@ -85,6 +87,13 @@ class Claim(TypedDict):
     date: float
 
 
+class Parked(TypedDict):
+    """For the slots of which key a WorkItem waits, and since when."""
+
+    key: str
+    date: float
+
+
 class _Expiring(TypedDict, total=False):
     #: Only if the message has an expiration: from then on it is not delivered any more.
     expires: float
@@ -104,6 +113,8 @@ class Follower(_Expiring):
 class _WorkItemOptions(TypedDict, total=False):
     #: The id of the Consumer that held the item last. It is set when the item is released or becomes a dead letter.
     consumer: str
+    #: Only while the item waits for a slot of its concurrency key.
+    parked: Parked
     #: The job key. This member and the four below are of unique jobs only.
     key: str
     #: When the job was last sent again, or when its message was taken from `next`. A queue's message TTL counts from
@@ -211,6 +222,17 @@ class Consumer(_ConsumerOptions, Stored):
     expires: float
     #: By queue, how many messages per second were acknowledged since the previous heartbeat.
     rates: dict[str, float]
+
+
+class Slot(Stored):
+    """A slot of a concurrency key, while a consumer holds it."""
+
+    _id: str
+    type: Literal['Slot']
+    key: str
+    #: The id of the Consumer document.
+    by: str
+    date: float
 
 
 class Queue(Stored):

@@ -35,6 +35,9 @@ _NOTE_INTERVAL = 1.0
 #: The members of an item that belong to its message; the others belong to the job.
 _MESSAGE_MEMBERS = ('priority', 'date', 'published', 'expires', 'message')
 
+#: The members of an item that a merged message makes invalid: it may be due at another time, or have another limit.
+_OUTDATED_MEMBERS = (*_MESSAGE_MEMBERS, 'parked')
+
 
 class Outcome(NamedTuple):
     """The outcome of publishing a message with a job key."""
@@ -103,7 +106,7 @@ def _followers(doc: Mapping[str, Any]) -> list[Document]:
 
 def _moved(item: Mapping[str, Any], doc: WorkItem) -> Document:
     """Return an item with the due date and expiry of `doc`, also in its headers, where Celery reads them."""
-    moved = {name: value for name, value in item.items() if name != 'expires'}
+    moved = {name: value for name, value in item.items() if name not in ('expires', 'parked')}
     headers = {
         **item['message']['headers'],
         **{name: doc['message']['headers'].get(name) for name in ('eta', 'expires')},
@@ -118,7 +121,7 @@ def _moved(item: Mapping[str, Any], doc: WorkItem) -> Document:
 
 def _with_message(item: Mapping[str, Any], doc: WorkItem) -> Document:
     """Return the item with the message of `doc`, a retry of the same task."""
-    kept = {name: value for name, value in item.items() if name not in _MESSAGE_MEMBERS}
+    kept = {name: value for name, value in item.items() if name not in _OUTDATED_MEMBERS}
     return {**kept, **_message_of(doc)}
 
 

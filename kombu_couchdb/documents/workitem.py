@@ -9,6 +9,7 @@
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
      "expires": 1763709060.1,          only if the message expires: from then on it is not delivered
      "consumer": "broker:consumer:…",  only after a release or in a dead letter: the consumer that held it last
+     "parked": {"key", "date"},        only while it waits for a slot of its concurrency key; see `concurrency`
      "key": "customer-42",             only of a unique job, which may also have `next`, `sent` and `done`; see `types`
      "message": {"body", "headers", "properties", "content-type", "content-encoding"},
      "_attachments": {"body": …}}      only of a large message: its body, which is null in `message` then; see `body`
@@ -29,6 +30,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
+from . import concurrency
 from .body import attached, is_large
 from .ids import JOB
 from .job_key import JOB_KEY, job_id
@@ -90,7 +92,7 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Work
     """Return the WorkItem for a message as kombu's virtual transports represent it.
 
     A message with a job key in its headers is a unique job: its id is made of the key, and `doc_id` is not used.
-    Its body stays in the document even if it is large. *Raises* `ConfigurationError` for an invalid job key,
+    Its body stays in the document even if it is large. *Raises* `ConfigurationError` for an invalid job key or limit,
     `Unstorable` for a large body that contains half of a surrogate pair.
     """
     doc: WorkItem = {
@@ -104,6 +106,7 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Work
         'claimed': None,
         'message': cast(Message, message),
     }
+    concurrency.check(message.get('headers') or {})
     if (seconds := lifetime(message)) is not None:
         doc['expires'] = now + seconds
     if (key := (message.get('headers') or {}).get(JOB_KEY)) is not None:
@@ -229,6 +232,8 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
             return malformed(f'message.{name} is missing or of a wrong type')
     if not isinstance(message['properties'].get('delivery_info', {}), dict):
         return malformed('message.properties.delivery_info is not an object')
+    if reason := concurrency.flaw(message['headers']):
+        return malformed(reason)
     if doc.get('claimed') is not None and claimant(doc) is None:
         return malformed('claimed is neither null nor names a consumer')
     attempts, date = doc.get('attempts'), doc.get('date')
@@ -250,13 +255,14 @@ def checked(doc: Document) -> WorkItem:
 
 
 def claim(doc: WorkItem, by: str, now: float) -> WorkItem:
-    """Return the item as claimed by the Consumer `by`, with one attempt more and without `room`.
+    """Return the item as claimed by the Consumer `by`, with one attempt more, without `room` and `parked`.
 
     `by` and `now` make each claim different. CouchDB gives two equal documents with the same parent the same revision,
     so two equal claims would get the same revision, and CouchDB would tell both consumers that they won.
     """
     claimed = doc.copy()
     claimed.pop('room', None)
+    claimed.pop('parked', None)
     claimed['claimed'] = {'by': by, 'date': now}
     claimed['attempts'] += 1
     return claimed

@@ -1,9 +1,9 @@
 """The sweep: releases the messages of consumers whose leases expired, and does the housekeeping of the database.
 
 Each consumer sweeps. A sweeper that has seen a consumer silent for its whole lease (see `watch`) deletes the consumer's
-heartbeat document *by its revision*, and then releases its messages. If the consumer writes a heartbeat meanwhile, the
-deletion is in conflict, and the lease goes on. The sweep also deletes unused queues, enforces the limits of queues,
-decides about unproven claims, resolves conflicts, and cleans up.
+heartbeat document *by its revision*, and then releases its messages and frees its concurrency slots. If the consumer
+writes a heartbeat meanwhile, the deletion is in conflict, and the lease goes on. The sweep also deletes unused queues,
+enforces the limits of queues, decides about unproven claims, resolves conflicts, and cleans up.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from .. import design
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
 from ..couchdb.conflicts import ConflictResolver
-from ..documents import conflict_rules
+from ..documents import concurrency, conflict_rules
 from ..errors import NestedTooDeeply
 from ..log import get_logger
 from ..queues.limits import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
+from .freed_slots import FreedSlots
 from .janitor import Janitor
 from .peers import queues_of
 from .temporary import UnusedQueues
@@ -51,6 +52,8 @@ class Sweeper:
         self._overdue = OverdueQueues(timeout / 3)
         #: Deletes queues without consumers.
         self.unused = UnusedQueues(store, topology)
+        #: Frees the slots of concurrency keys that nobody uses.
+        self.slots = FreedSlots(store)
         #: Claims of this consumer that a cluster did not prove.
         self.unproven = UnprovenClaims()
         self._resolver = ConflictResolver(
@@ -58,6 +61,9 @@ class Sweeper:
             design.conflicted(),
             {
                 **dict.fromkeys(('WorkItem', 'DoneItem'), store.resolve_conflict),
+                'Slot': lambda leaves, living: concurrency.resolve(
+                    leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
+                ),
                 **dict.fromkeys(
                     ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader'),
                     lambda leaves, living: conflict_rules.keep_winner(leaves),
@@ -95,6 +101,7 @@ class Sweeper:
         now = self._store.client.clock.now()
         expired = self._end_expired_leases(leases, own, asked)
         self._release_messages(leases, own, expired)
+        self.slots.sweep(leases, own, {doc['_id'] for doc in expired})
         living = set(leases['consumer']) - {doc['_id'] for doc in expired}
         self.unused.abandoned |= {queue for doc in expired for queue in queues_of(doc)}
         pause = min(_MAX_DELETING_SECONDS, self._timeout / 6)

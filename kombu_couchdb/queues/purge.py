@@ -40,13 +40,14 @@ class Purge:
     # -- queues
 
     def size(self, queue: str) -> int:
-        """Return the number of ready messages in a queue: due, and not claimed."""
+        """Return the number of ready messages in a queue: due, and not claimed. Those that wait for a slot count."""
         name = design.key_of(queue)
         return waiting.count(
             self.client,
             [
                 {'startkey': [name], 'endkey': [name, workitem.HIGHEST, {}]},
                 {'startkey': [name, design.PLANNED], 'endkey': [name, design.PLANNED, self.client.clock.now()]},
+                {'startkey': [name, design.PARKED], 'endkey': [name, design.PARKED, {}]},
             ],
         )
 

@@ -135,9 +135,18 @@ class Store(Purge):
     def leases(self) -> LeaseStats:
         """Return the statistics of the view `leases`, by kind and name; one request.
 
-        All kinds of `design.rows.Lease` are in it: `consumer`, `claim`, `queue`, `limit` and `expiry`.
+        All kinds of `design.rows.Lease` are in it: `consumer`, `claim`, `slot`, `parked`, `queue`, `limit` and
+        `expiry`.
         """
-        leases: LeaseStats = {'consumer': {}, 'claim': {}, 'queue': {}, 'limit': {}, 'expiry': {}}
+        leases: LeaseStats = {
+            'consumer': {},
+            'claim': {},
+            'queue': {},
+            'limit': {},
+            'expiry': {},
+            'slot': {},
+            'parked': {},
+        }
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
             lease = Lease.of(row)
             leases.setdefault(lease.kind, {})[lease.name] = lease.stats

@@ -90,7 +90,7 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
 
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
     """Return rows of up to `limit` messages of these queues with due dates from `after` on, the soonest first."""
-    ranges = [{**design.rows_of(queue, design.PLANNED, after), 'limit': limit, 'reduce': False} for queue in queues]
+    ranges = [{**design.planned_rows(queue, after), 'limit': limit, 'reduce': False} for queue in queues]
     rows = [WaitingRow.of(row) for rows in query(client, ranges, _row) for row in rows]
     return sorted(rows, key=lambda row: (row.date, row.id))[:limit]
 
@@ -101,14 +101,18 @@ def count(client: Client, ranges: Sequence[Mapping[str, Any]]) -> int:
 
 
 def query(
-    client: Client, queries: Sequence[Document], row: Shape, params: Mapping[str, Any] | None = None
+    client: Client,
+    queries: Sequence[Document],
+    row: Shape,
+    params: Mapping[str, Any] | None = None,
+    view: str = 'waiting',
 ) -> list[list[Document]]:
-    """Return the rows for each of several queries of the view, in one request; `row` is the shape of a row."""
+    """Return the rows for each of several queries of a view, in one request; `row` is the shape of a row."""
     if not queries:
         return []
     response = client.request(
         'POST',
-        f'/_design/{design.NAME}/_view/waiting/queries',
+        f'/_design/{design.NAME}/_view/{view}/queries',
         params,
         {'queries': queries},
         repeat=True,

@@ -5,5 +5,6 @@ It may import every other folder but `admin` and `embedded`. Nothing but kombu, 
 
 from .collector import CollectingProducer
 from .connection import Transport
+from .taker import taken_by
 
-__all__ = ['CollectingProducer', 'Transport']
+__all__ = ['CollectingProducer', 'Transport', 'taken_by']

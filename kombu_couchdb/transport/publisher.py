@@ -27,6 +27,7 @@ from .collector import collector
 from .exchanges import EXCHANGE_TYPES
 from .publish_batch import PublishBatch
 from .republished import Republished
+from .taker import Taker, taker
 
 __all__ = ['Publisher', 'closed']
 
@@ -150,8 +151,21 @@ class Publisher(virtual.Channel):
         once = is_fixed()
         if again and not once:
             docs = self.connection.store.unpublished(docs)
+        elif not once and (take := taker()) is not None:
+            docs = self._untaken(docs, take)
         if docs and (refused := self.connection.store_items(docs, once=once)):
             raise refused[0].exception(self.connection.couchdb.url)
+
+    def _untaken(self, docs: Sequence[Any], take: Taker) -> Sequence[Any]:
+        """Offer messages to a taker, and return those that this channel must store.
+
+        It stores unique jobs and messages for queues with a length limit itself: they need more than one write.
+        """
+        limits = self.connection.topology.limits
+        simple = [doc for doc in docs if 'key' not in doc and limits.of(doc['queue']).length is None]
+        if len(simple) < len(docs):
+            return docs
+        return take(self.connection.address, simple)
 
     def _put_fanout(
         self,

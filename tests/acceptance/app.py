@@ -14,6 +14,7 @@ from celery import Celery
 from celery.exceptions import Reject
 
 from celery_couchdb.jobs import Jobs
+from celery_couchdb.limits import LimitedTask
 from celery_couchdb.unique import UniqueTask
 
 app = Celery('acceptance', broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
@@ -123,6 +124,19 @@ def report(self: Any, journal: str, name: str, seconds: float | None = 0.0, fail
     if self.request.retries < failures:
         raise self.retry(countdown=0.2)
     note(journal, f'end {name}')
+    return name
+
+
+def _key(journal: str, key: str, *others: Any) -> str:
+    return key
+
+
+@app.task(name='limited', base=LimitedTask, concurrency_key=_key, concurrency_limit=2, reject_on_worker_lost=True)
+def limited(journal: str, key: str, name: str, seconds: float | None) -> str:
+    """Write the key, the times of the start and of the end, and the name to the journal, `seconds` apart."""
+    note(journal, f'start {key} {name} {os.getpid()} {time.time()}')
+    pause(journal, seconds)
+    note(journal, f'end {key} {name} {os.getpid()} {time.time()}')
     return name
 
 

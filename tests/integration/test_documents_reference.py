@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / 'docs/reference/documents.rst').read_text('u
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 
 #: Members whose own members are documented, too.
-OPENED = ('claimed', 'message', '_attachments')
+OPENED = ('claimed', 'message', 'parked', '_attachments')
 
 
 def documented(kind: str) -> dict[str, str]:
@@ -71,6 +71,7 @@ def test_all_types_of_documents_are_documented() -> None:
         'Exchange',
         'Broadcast',
         'Leader',
+        'Slot',
         'Parcel',
         'Result',
         'Group',
@@ -105,6 +106,11 @@ def test_documents_of_messages(connect: Callable[..., Connection], client: Clien
     worker.wait(2)
     worker.messages[1].ack()
     worker.wait(3)
+    limited = Inbox(connect(), 'limited', ack=False)
+    for body in ('first', 'second'):
+        publish(connection, body, 'limited', headers={'concurrency_key': 'k', 'concurrency_limit': 1})
+    limited.drain_until(lambda: any(doc.get('parked') for doc in items(client)))
+    compare('Slot', written(sent)['Slot'])
     publish(connection, 'refused')
     kill_all(Inbox(connect(), ack=False), client, 1)
     compare('WorkItem', written(sent)['WorkItem'] + items(client))

@@ -247,12 +247,17 @@ def _waiting(doc: Document) -> Iterator[tuple[Any, Any]]:
     if doc.get('type') == 'WorkItem' and not doc.get('status') and not _claimed(doc):
         rank = 9 - doc['priority']
         order = [rank, doc['published']] if doc['date'] is None else [10, doc['date']]
+        order = [11, order[1]] if doc.get('parked') else order
         yield [doc['queue'], *order], [rank, doc['_rev']]
 
 
 def _leases(doc: Document) -> Iterator[tuple[Any, Any]]:
     if doc.get('type') == 'WorkItem' and not doc.get('status') and _claimed(doc):
         yield ['claim', doc['claimed']['by'], doc['queue']], doc['claimed']['date']
+    elif doc.get('type') == 'WorkItem' and not doc.get('status') and doc.get('parked'):
+        yield ['parked', None, doc['parked']['key'], 9 - doc['priority'], doc['published']], doc['published']
+    elif doc.get('type') == 'Slot':
+        yield ['slot', doc['by']], doc['date']
     elif doc.get('type') == 'Consumer':
         yield ['consumer', doc['_id']], doc['expires']
 

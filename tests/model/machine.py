@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -33,6 +33,10 @@ class Protocol(RuleBasedStateMachine):
     """Three consumers and two items. Each rule is one event that may happen."""
 
     nodes = 1
+    #: The headers of the items.
+    headers: ClassVar[dict[str, Any]] = {}
+    #: How many items may be held at the same time.
+    most = 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +72,7 @@ class Protocol(RuleBasedStateMachine):
         self.stack.enter_context(self.world.in_place())
         self.world.wrong = wrong
         for name in ('a', 'b'):
-            self.world.publish(name)
+            self.world.publish(name, self.headers)
         self.world.wrong = 0.0
         for skew in skews:
             self.world.start(skew, credit)
@@ -240,6 +244,7 @@ class Protocol(RuleBasedStateMachine):
         """Check that no two consumers with valid leases hold the same item."""
         held = [name for process in self.world.processes for name in process.held]
         assert len(held) == len(set(held)), f'held twice: {held}'
+        assert len(held) <= self.most, f'held at the same time: {held}'
 
     def nothing_is_lost(self) -> None:
         """Check that each item that was not acknowledged exists."""
@@ -312,6 +317,8 @@ class Protocol(RuleBasedStateMachine):
                 found.append(f'{doc_id} is claimed by a consumer that has ended')
             if any(doc['type'] == 'Consumer' for doc in live) and doc_id not in living:
                 found.append(f'{doc_id} has ended and its heartbeat still exists')
+            if any(doc['type'] == 'Slot' for doc in live):
+                found.append(f'{doc_id} is still taken')
             if any(doc['type'] == 'WorkItem' for doc in live):
                 found.append(f'{doc_id} is still in the queue')
         return found
@@ -335,3 +342,17 @@ class Cluster(Protocol):
     """Three nodes, each of which decides by its own copy."""
 
     nodes = 3
+
+
+class LimitedSingle(Single):
+    """One node, and items of which only one may be held at a time."""
+
+    headers: ClassVar[dict[str, Any]] = {'concurrency_key': 'k', 'concurrency_limit': 1}
+    most = 1
+
+
+class LimitedCluster(Cluster):
+    """Three nodes, and items of which only one may be held at a time."""
+
+    headers: ClassVar[dict[str, Any]] = LimitedSingle.headers
+    most = 1

@@ -14,12 +14,14 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kombu_couchdb.consumer.heartbeat import Heartbeat
 from kombu_couchdb.consumer.shelf import Shelf
+from kombu_couchdb.consumer.slots import Slots
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.write_order import WriteOrder
+from kombu_couchdb.leases.freed_slots import FreedSlots
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
 
-from .machine import Cluster, Protocol, Single
+from .machine import Cluster, LimitedCluster, LimitedSingle, Protocol, Single
 
 #: The maximum number of examples.
 MOST = 1000
@@ -51,7 +53,7 @@ FAULTS = [
         Heartbeat,
         '_begin_anew',
         'self._unacked.drop_all()',
-        '0',
+        '[]',
     ),
     Fault(
         'messages are delivered after the lease has ended',
@@ -100,6 +102,22 @@ FAULTS = [
         '_on_result',
         'proven = result.is_proven',
         'proven = True',
+    ),
+    Fault(
+        'an unproven slot counts',
+        LimitedCluster,
+        Slots,
+        '_create',
+        'result.is_proven',
+        'result.is_stored',
+    ),
+    Fault(
+        'slots of living consumers are freed',
+        LimitedSingle,
+        FreedSlots,
+        'sweep',
+        'name in expired or (name in unknown and name not in alive)',
+        'True',
     ),
 ]
 

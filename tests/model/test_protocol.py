@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from .machine import Cluster, Single
+from .machine import Cluster, LimitedCluster, LimitedSingle, Single
 
 #: `MODEL_EXAMPLES=20` explores twenty times as many examples, and different ones in each run.
 MORE = int(os.environ.get('MODEL_EXAMPLES', '0'))
@@ -25,3 +25,7 @@ TestSingle = Single.TestCase
 TestSingle.settings = PROFILE
 TestCluster = Cluster.TestCase
 TestCluster.settings = PROFILE
+TestLimitedSingle = LimitedSingle.TestCase
+TestLimitedSingle.settings = PROFILE
+TestLimitedCluster = LimitedCluster.TestCase
+TestLimitedCluster.settings = PROFILE

@@ -70,6 +70,7 @@ TIMED = {
     'probes',
     'purge',
     'shelf',
+    'slots',
     'sweeper',
     'unacked',
     'unproven',
@@ -115,10 +116,10 @@ class World:
         self.keeps = False
         self._serial = itertools.count(1)
 
-    def publish(self, name: str) -> None:
+    def publish(self, name: str, headers: Document) -> None:
         """Store an item on all nodes."""
         properties = {'delivery_tag': name, **({'keep_done': _KEPT} if self.keeps else {})}
-        message = {'body': '', 'headers': {}, 'properties': properties}
+        message = {'body': '', 'headers': headers, 'properties': properties}
         self.couchdb.store([{**workitem.new(name, QUEUE, message, self.now + self.wrong)}])
 
     def set_server_clock(self, wrong: float) -> None:

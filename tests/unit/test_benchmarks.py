@@ -123,12 +123,11 @@ def test_the_page_names_versions_and_missing_measures() -> None:
     report = page(a_run(), Results(VALUES, {('delay', 'raw'): 'its loop waits for nothing'}))
     assert 'on 2026-11-21' in report
     assert 'Python 3.11, CouchDB 3.5' in report
-    assert '*rabbitmq* was left out: not reached.' in report
-    assert 'Not measured: raw: its loop waits for nothing.' in report
+    assert 'Not measured: rabbitmq: not reached; raw: its loop waits for nothing.' in report
     delays = report.partition('Delay\n-----')[2]
     assert 'redis' in delays
     assert 'raw ' not in delays.partition('Not measured')[0]  # no empty column
-    assert 'Measured in 1 round only' in delays
+    assert '1 round,' in delays
 
 
 def test_a_page_keeps_what_its_author_wrote(tmp_path: Path) -> None:
@@ -140,6 +139,19 @@ def test_a_page_keeps_what_its_author_wrote(tmp_path: Path) -> None:
     again = text.read_text('utf-8')
     assert again == 'Before\n\n' + written_first.replace('*quick*', '*full*') + '\nAfter\n'
     assert '<svg' in image.read_text('utf-8')
+
+
+def test_a_run_keeps_the_measures_that_it_lacks(tmp_path: Path) -> None:
+    both = {'titles': {'publish': 'Publish', 'delay': 'Delay'}}
+    [text, _] = write(a_run(**both), Results(VALUES), tmp_path)
+    before = text.read_text('utf-8')
+    write(a_run(day=date(2026, 12, 1), **both), Results({DELAY: {'couchdb': [99.0]}}), tmp_path)
+    after = text.read_text('utf-8')
+    publish, delay = after.split('Delay\n-----')
+    assert publish == before.split('Delay\n-----')[0]
+    assert 'on 2026-12-01' in delay
+    assert '99' in delay
+    assert after.count('.. image') == after.count('benchmark ends') == 1
 
 
 def test_a_readme_with_markers_gets_the_headlines(tmp_path: Path) -> None:

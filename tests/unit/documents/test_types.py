@@ -22,6 +22,7 @@ TYPES: dict[str, Any] = {
     'Exchange': types.FanoutExchange,
     'Broadcast': types.Broadcast,
     'Leader': types.Leader,
+    'Slot': types.Slot,
     'Parcel': types.Parcel,
     'Result': results.Result,
     'Group': results.Group,

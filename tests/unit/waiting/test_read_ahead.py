@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -133,3 +134,21 @@ def test_recent_keeps_only_the_last_entries() -> None:
         assert len(recent) <= 100
     assert list(recent)[-1] == '999'
     assert len(recent) >= 90
+
+
+def test_another_thread_may_send_tasks_meanwhile(store: FakeStore) -> None:
+    """Before Python 3.12, a garbage collection may let other threads run within a single call."""
+    ahead = reading(store, IDS)
+    more = iter(range(1_000_000))
+
+    def send(phase: str, info: Any) -> None:
+        ahead.sent(f'another{next(more)}')
+
+    gc.callbacks.append(send)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        assert ahead.next_ids(IDS[0]) == IDS[1:9]
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(send)

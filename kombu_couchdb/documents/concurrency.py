@@ -1,0 +1,129 @@
+"""Concurrency limits: of all messages with one key, at most so many run at the same time, over all workers.
+
+Two headers of a message give its key and its limit. A consumer claims such a message only while it holds one of the
+key's slots, `slot:<key>:0` to `slot:<key>:<limit - 1>`. A slot is a document: to create it is to take the slot, to
+delete it in its revision is to free it. CouchDB confirms only one creation until that document is deleted, also in a
+cluster: two majorities of nodes share a node, and that node refuses the second creation as a conflict.
+
+A message that finds no free slot is *parked*: its member `parked` keeps it out of the candidates of the consumers.
+Whoever frees a slot of the key removes that member again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from ..errors import ConfigurationError
+from .ids import SLOT
+from .types import Document, Slot, Tombstone
+
+__all__ = [
+    'CONCURRENCY_KEY',
+    'CONCURRENCY_LIMIT',
+    'Concurrency',
+    'check',
+    'flaw',
+    'is_parked',
+    'limit_of',
+    'park',
+    'parked_key',
+    'prefix',
+    'resolve',
+    'slot',
+    'unpark',
+]
+
+#: The names of the headers.
+CONCURRENCY_KEY, CONCURRENCY_LIMIT = 'concurrency_key', 'concurrency_limit'
+
+#: The maximum length of a key, in characters, and the highest limit.
+_MAX_LENGTH, _MAX_LIMIT = 500, 1000
+
+
+class Concurrency(NamedTuple):
+    """The limit of a message: at most `limit` messages with this key run at the same time."""
+
+    key: str
+    limit: int
+
+
+# -- headers
+
+
+def flaw(headers: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the headers of a message; None if they have a valid limit, or none at all."""
+    key, limit = headers.get(CONCURRENCY_KEY), headers.get(CONCURRENCY_LIMIT)
+    if key is None:
+        return None if limit is None else f'the header {CONCURRENCY_LIMIT} needs the header {CONCURRENCY_KEY}'
+    if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
+        return f'the header {CONCURRENCY_KEY} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}'
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_LIMIT:
+        return f'the header {CONCURRENCY_LIMIT} must be a whole number from 1 to {_MAX_LIMIT}, not {limit!r:.80}'
+    return None
+
+
+def check(headers: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` if headers have a concurrency limit that is not valid."""
+    if reason := flaw(headers):
+        raise ConfigurationError(reason)
+
+
+def limit_of(doc: Mapping[str, Any]) -> Concurrency | None:
+    """Return the limit of an item, or None if it has none. It may be malformed: it is then a dead letter soon."""
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    if not isinstance(headers, dict) or headers.get(CONCURRENCY_KEY) is None or flaw(headers):
+        return None
+    return Concurrency(headers[CONCURRENCY_KEY], headers[CONCURRENCY_LIMIT])
+
+
+# -- slots
+
+
+def prefix(key: str) -> str:
+    """Return the beginning of the ids of a key's slots; their numbers follow."""
+    return f'{SLOT}{quote(key, safe="")}:'
+
+
+def slot(key: str, number: int, by: str, now: float) -> Slot:
+    """Return the document that takes a slot for the Consumer `by`. Like a claim, it differs from every other one."""
+    return {'_id': f'{prefix(key)}{number}', 'type': 'Slot', 'key': key, 'by': by, 'date': now}
+
+
+def resolve(leaves: list[Document], living: Collection[str]) -> list[Tombstone] | None:
+    """Return the deletions of those leaves of a slot whose consumers are not `living`; None to look again later.
+
+    A living consumer deletes its leaves itself: one of them may be proven.
+    """
+    live = [leaf for leaf in leaves if not leaf.get('_deleted')]
+    gone = [leaf for leaf in live if leaf.get('by') not in living]
+    if len(live) - len(gone) > 1 and not gone:
+        return None
+    return [{'_id': leaf['_id'], '_rev': leaf['_rev'], '_deleted': True} for leaf in gone]
+
+
+# -- parked messages
+
+
+def is_parked(doc: Mapping[str, Any]) -> bool:
+    """Tell whether an item waits for a slot, as the views do."""
+    return parked_key(doc) is not None
+
+
+def parked_key(doc: Mapping[str, Any]) -> str | None:
+    """Return the key for whose slots an item waits; None if it does not wait for any."""
+    parked = doc.get('parked')
+    key = parked.get('key') if isinstance(parked, dict) else None
+    return key if isinstance(key, str) else None
+
+
+def park(doc: Mapping[str, Any], key: str, now: float) -> Document:
+    """Return an item as parked: no consumer claims it until the member `parked` is removed."""
+    return {**doc, 'parked': {'key': key, 'date': now}}
+
+
+def unpark(doc: Mapping[str, Any]) -> Document:
+    """Return an item that consumers may claim again, at its old position in the queue."""
+    return {name: value for name, value in doc.items() if name != 'parked'}

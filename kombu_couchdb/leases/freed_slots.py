@@ -1,0 +1,63 @@
+"""The sweep of slots: frees those of consumers that are gone, and wakes the messages that wait although a slot is free.
+
+Usually the consumer that frees a slot wakes a waiting message. The sweep finds what a killed consumer left, or what
+went wrong otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from ..documents import concurrency
+from ..log import get_logger
+from ..queues.slots import Slots
+from ..queues.store import LeaseStats, Store
+
+__all__ = ['FreedSlots']
+
+logger = get_logger(__name__)
+
+#: The most keys whose slots one sweep counts.
+_MAX_KEYS = 50
+
+
+class FreedSlots:
+    """Sweeps the slots of one database, for one consumer; for its I/O thread alone."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._slots = store, Slots(store.client)
+        #: Returns the revisions of the slots that this consumer knows to have taken, by id.
+        self.known: Callable[[], dict[str, str]] = dict
+        self._last_key: str | None = None  # of the last sweep that counted slots
+
+    def sweep(self, leases: LeaseStats, own: str, expired: Collection[str]) -> None:
+        """Sweep once; no request if `leases` shows neither slots of other consumers nor waiting messages.
+
+        `expired` are the consumers whose leases have just ended. *Raises* the errors of `Client`.
+        """
+        holders = leases['slot'].keys() - {own}
+        unknown = [name for name in holders if name not in leases['consumer']]
+        alive = self._store.alive(unknown) if unknown else set()
+        for name in [name for name in holders if name in expired or (name in unknown and name not in alive)]:
+            if count := self._slots.free(self._slots.of(name)):
+                logger.info('%d concurrency slots of consumer %s, which has no lease any more, were freed', count, name)
+        known = self.known()
+        if leases['slot'].get(own, {}).get('count', 0) > len(known):
+            # The responses to these creations were lost, or a cluster did not prove them.
+            self._slots.free(doc for doc in self._slots.of(own) if known.get(doc['_id']) != doc['_rev'])
+        if leases['parked']:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake as many waiting messages of each key as there are free slots, for the next keys."""
+        keys = self._slots.parked_keys(_MAX_KEYS, self._last_key)
+        self._last_key = keys[-1] if len(keys) == _MAX_KEYS else None
+        free = {}
+        for key, doc in self._slots.first_parked(dict.fromkeys(keys, 1)):
+            limit = concurrency.limit_of(doc or {})
+            count = len(set(range(limit.limit)) - self._slots.taken(key)) if limit else 1
+            if count:
+                free[key] = count
+        docs = [doc for _, doc in self._slots.first_parked(free) if doc]
+        if docs and (count := self._slots.unpark(docs)):
+            logger.info('%d messages can be claimed again: their concurrency keys have free slots', count)

@@ -1,0 +1,103 @@
+"""The next step of a chain: the worker stores it while the next task runs, and before the ended task's message goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import chain, group
+from celery.app.amqp import AMQP
+
+from chaos.proxy import Proxy
+from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
+from tests.support import items
+
+from .conftest import Site
+
+pytestmark = pytest.mark.skipif(not hasattr(AMQP, '_retry_publish'), reason='Celery before 5.7 publishes them itself')
+
+LEASE = {'broker_transport_options': SHORT_LEASE}
+
+#: CouchDB calls this function for each write. It refuses the messages of one task.
+NO_TOTALS = {
+    '_id': '_design/no-totals',
+    'validate_doc_update': """function (newDoc, oldDoc, userCtx) {
+    if (newDoc.type === 'WorkItem' && newDoc.message.headers.task === 'total') {
+        throw({forbidden: 'totals are not allowed'});
+    }
+}""",
+}
+
+
+@pytest.fixture
+def proxy(site: Site) -> Iterator[Proxy]:
+    """A proxy for what workers publish. What they claim and acknowledge, and the results, do not pass it."""
+    address = site.server.client('any').address
+    with Proxy(address.host, address.port) as proxy:
+        yield proxy
+
+
+def worker_behind(site: Site, proxy: Proxy, pool: str) -> None:
+    """Start a worker that publishes through the proxy, and let it publish once."""
+    port = site.server.client('any').address.port
+    url = site.environment['BROKER_URL'].replace(f':{port}/', f':{proxy.port}/')
+    site.worker(pool=pool, concurrency=1, broker_write_url=url, task_acks_late=True, **LEASE)
+    assert steps(site).apply_async().get(timeout=PATIENCE) == 6
+    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+
+
+def steps(site: Site) -> chain:
+    """Return a chain of three steps."""
+    step = site.app.signature
+    return chain(step('add', (1, 2)), step('add', (2,)), step('add', (1,)), app=site.app)
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])
+def test_message_stays_until_the_next_step_is_stored(site: Site, proxy: Proxy, pool: str) -> None:
+    worker_behind(site, proxy, pool)
+    proxy.refuse()
+    result = steps(site).apply_async()
+    other = site.send('late_nap', str(site.journal), 'other', 0)
+    wait_for(lambda: 'end other' in site.journalled(), 'the next task to run, although the step is not stored')
+    first = result.parent.parent
+    assert first.id in {item['message']['headers']['id'] for item in items(site.client)}
+    proxy.restore()
+    assert result.get(timeout=PATIENCE) == 6
+    assert other.get(timeout=PATIENCE) == 'other'
+    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+def test_killed_worker_loses_no_step_of_a_late_acknowledged_task(site: Site, proxy: Proxy, pool: str) -> None:
+    worker_behind(site, proxy, pool)
+    proxy.hang()
+    result = steps(site).apply_async()
+    other = site.send('late_nap', str(site.journal), 'other', 0)
+    wait_for(lambda: 'end other' in site.journalled(), 'both tasks to end')
+    site.workers[0].kill()
+    proxy.go_on()
+    site.worker(pool=pool, **LEASE)
+    assert result.get(timeout=PATIENCE) == 6
+    assert other.get(timeout=PATIENCE) == 'other'
+    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+
+
+def test_step_that_is_refused_has_a_failure(site: Site) -> None:
+    site.set_up()
+    site.client.put(NO_TOTALS)
+    worker = site.worker(pool='prefork')
+    step = site.app.signature
+    result = chain(step('add', (1, 2)), step('total', ()), app=site.app).apply_async()
+    with pytest.raises(Exception, match='totals are not allowed'):
+        result.get(timeout=PATIENCE)
+    assert result.parent.get(timeout=PATIENCE) == 3
+    assert f'task total[{result.id}] could not be published' in worker.logs()
+
+
+def test_group_after_a_task_is_published(site: Site) -> None:
+    site.worker(pool='prefork')
+    step = site.app.signature
+    for count in (3, 30):
+        header = group([step('add', (number,)) for number in range(count)], app=site.app)
+        result = chain(step('add', (1, 2)), header, app=site.app).apply_async()
+        assert result.get(timeout=PATIENCE) == [3 + number for number in range(count)]

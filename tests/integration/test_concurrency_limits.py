@@ -1,0 +1,277 @@
+"""Concurrency limits: of the messages with one key, at most so many are delivered and not acknowledged at a time."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.consumer import running
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.queues.slots import Slots
+from kombu_couchdb.queues.store import Store
+from tests.conftest import wait_for
+from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
+
+
+def limited(key: str = 'k', limit: Any = 1, **headers: Any) -> dict[str, Any]:
+    """Return the options of a message with a limit."""
+    return {'headers': {'concurrency_key': key, 'concurrency_limit': limit, **headers}}
+
+
+def slots(client: Client) -> list[str]:
+    """Return the ids of the slots that are taken."""
+    return [row['id'] for row in client.id_range('slot:')]
+
+
+def parked(client: Client) -> list[Any]:
+    """Return the messages that wait for a slot."""
+    return [doc['message']['body'] for doc in items(client) if doc.get('parked')]
+
+
+def test_messages_of_one_key_are_delivered_one_after_the_other(
+    connect: Callable[..., Connection], client: Client
+) -> None:
+    publish_many(connect(), ['a', 'b', 'c'], **limited())
+    inbox = Inbox(connect(), ack=False)
+    assert inbox.wait(1) == ['a']
+    inbox.drain_until(lambda: len(parked(client)) == 2, 'the others to be parked')
+    inbox.stays(1, 0.3)
+    assert slots(client) == ['slot:k:0']
+    inbox.messages[0].ack()
+    assert inbox.wait(2) == ['a', 'b']
+    inbox.messages[1].ack()
+    inbox.wait(3)
+    inbox.messages[2].ack()
+    wait_for(lambda: not items(client) and not slots(client), 'the slot to be freed')
+
+
+def test_limit_of_several_consumers(connect: Callable[..., Connection], client: Client) -> None:
+    publish_many(connect(), range(20), **limited(limit=3))
+    inboxes = [Inbox(connect(), ack=False) for _ in range(3)]
+    done = 0
+    while done < 20:
+        wait_for(lambda: any(len(inbox.drain(0.05).messages) for inbox in inboxes))
+        held = [(inbox, message) for inbox in inboxes for message in inbox.messages]
+        assert len(held) <= 3
+        assert len(slots(client)) <= 3
+        inbox, message = random.choice(held)
+        inbox.messages.remove(message)
+        message.ack()
+        done += 1
+    wait_for(lambda: not items(client) and not slots(client))
+
+
+def test_other_messages_are_not_blocked(connect: Callable[..., Connection]) -> None:
+    connection = connect()
+    publish_many(connection, [f'k{number}' for number in range(30)], **limited())
+    publish(connection, 'other key', **limited('é:0'))
+    publish(connection, 'no key')
+    inbox = Inbox(connect(), ack=False, prefetch=3)
+    assert sorted(inbox.wait(3)) == ['k0', 'no key', 'other key']
+
+
+def test_order_within_a_key(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    inbox = Inbox(connect(), ack=False)
+    publish(connection, 'first', **limited())
+    inbox.wait(1)
+    publish(connection, 'old', **limited())
+    publish(connection, 'new', **limited())
+    publish(connection, 'important', priority=9, **limited())
+    inbox.drain_until(lambda: len(parked(client)) == 3)
+    for number in range(3):
+        inbox.messages[number].ack()
+        inbox.wait(number + 2)
+    assert inbox.bodies == ['first', 'important', 'old', 'new']
+
+
+def test_queues_share_a_key(connect: Callable[..., Connection], client: Client) -> None:
+    """The consumer that frees the slot does not consume the queue of the message that waits."""
+    connection = connect()
+    one, other = Inbox(connect(), 'one', ack=False), Inbox(connect(), 'other', ack=False)
+    publish(connection, 'a', to='one', **limited())
+    one.wait(1)
+    publish(connection, 'b', to='other', **limited())
+    other.drain_until(lambda: parked(client))
+    one.messages[0].ack()
+    assert other.wait(1) == ['b']
+
+
+def test_consumer_without_credit_wakes_another(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    busy = Inbox(connect(), ack=False, prefetch=2)
+    publish(connection, 'a', **limited())
+    publish(connection, 'x')
+    busy.wait(2)
+    idle = Inbox(connect(), ack=False)
+    publish(connection, 'b', **limited())
+    idle.drain_until(lambda: parked(client))
+    busy.channel.basic_qos(0, 1, False)  # so that it has no credit when it frees the slot
+    next(message for message in busy.messages if message.decode() == 'a').ack()
+    assert idle.wait(1) == ['b']
+
+
+@pytest.mark.parametrize('how', ['requeue', 'reject', 'cancel and close'])
+def test_other_ends_of_a_message_free_its_slot(
+    connect: Callable[..., Connection], client: Client, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    if how == 'requeue':
+        inbox.messages[0].requeue()
+        assert inbox.wait(2)[1] in ('a', 'b')
+    elif how == 'reject':
+        inbox.messages[0].reject()
+        assert inbox.wait(2) == ['a', 'b']
+    else:
+        other = Inbox(connect(), ack=True)
+        monkeypatch.setattr(running, '_checks', [lambda task_id: False])
+        inbox.connection.close()
+        assert sorted(other.wait(2)) == ['a', 'b']
+        wait_for(lambda: not slots(client))
+
+
+def test_slot_of_a_task_that_may_run_is_kept_until_the_lease_ends(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, '_checks', [lambda task_id: True])
+    publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
+    inbox = Inbox(connect(visibility_timeout=3), ack=False)
+    inbox.wait(1)
+    other = Inbox(connect(visibility_timeout=3))
+    inbox.connection.close()
+    assert slots(client)
+    other.stays(0, 1)
+    assert sorted(other.wait(2)) == ['a', 'b']
+
+
+def test_killed_consumer(connect: Callable[..., Connection], client: Client, url: str) -> None:
+    """Its slot is free when its lease has ended, and the message that waits for the slot is woken."""
+    publish_many(connect(visibility_timeout=2), ['a', 'b'], **limited())
+    with Peer(url, options={'visibility_timeout': 2}) as peer:
+        assert peer.next()['got'] == 'a'
+        wait_for(lambda: len(parked(client)) == 1)
+        peer.signal(signal.SIGKILL)
+    inbox = Inbox(connect(visibility_timeout=2), ack=True)
+    assert sorted(inbox.wait(2)) == ['a', 'b']
+    wait_for(lambda: not slots(client))
+
+
+def test_lost_wakeup_is_found_by_a_sweep(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'a', **limited(limit=2))
+    [doc] = items(client)
+    client.bulk([{**doc, 'parked': {'key': 'k', 'date': 1}}])
+    assert Store(client).leases()['parked'].popitem()[1]['count'] == 1
+    assert Inbox(connect(visibility_timeout=2)).wait(1) == ['a']
+
+
+def test_slot_that_its_consumer_does_not_know_is_freed(connect: Callable[..., Connection], client: Client) -> None:
+    inbox = Inbox(connect(visibility_timeout=2))
+    publish(inbox.connection, 'x')
+    inbox.wait(1)
+    [row] = client.id_range('broker:consumer:')
+    client.put({'_id': 'slot:k:0', 'type': 'Slot', 'key': 'k', 'by': row['id'], 'date': 1.0})
+    publish(connect(), 'a', **limited())
+    assert inbox.wait(2) == ['x', 'a']
+
+
+def test_slot_without_a_consumer_is_freed(connect: Callable[..., Connection], client: Client) -> None:
+    client.put({'_id': 'slot:k:0', 'type': 'Slot', 'key': 'k', 'by': 'broker:consumer:gone', 'date': 1.0})
+    publish(connect(), 'a', **limited())
+    assert Inbox(connect(visibility_timeout=2)).wait(1) == ['a']
+
+
+def test_basic_get(connect: Callable[..., Connection], client: Client) -> None:
+    publish_many(connect(), ['a', 'b'], **limited())
+    channel = connect().channel()
+    first = channel.basic_get('q')
+    assert first.decode() == 'a'
+    assert channel.basic_get('q') is None
+    first.ack()
+    found = wait_for(lambda: channel.basic_get('q'))
+    assert found.decode() == 'b'
+    found.ack()
+    wait_for(lambda: not items(client) and not slots(client))
+
+
+def test_due_dates_and_counts(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    inbox = Inbox(connect(), ack=False)
+    publish(connection, 'now', **limited())
+    inbox.wait(1)
+    publish(connection, 'soon', **limited(**eta(0.2)))
+    inbox.drain_until(lambda: parked(client))
+    assert connection.channel().queue_declare('q', passive=True).message_count == 1
+    inbox.messages[0].ack()
+    assert inbox.wait(2) == ['now', 'soon']
+    publish(connection, 'x', **limited())
+    inbox.drain_until(lambda: parked(client))
+    assert connection.channel().queue_purge('q') == 1
+    assert not parked(client)
+
+
+def test_unique_job(connect: Callable[..., Connection], client: Client) -> None:
+    """A message behind a running unique job takes its slot."""
+    connection = connect()
+    inbox = Inbox(connect(), ack=False)
+    for name in ('a', 'b'):
+        publish(connection, name, **limited(id=name, task='t', job_key='j'))
+        inbox.wait(1)
+    publish(connection, 'other', **limited())
+    inbox.drain_until(lambda: parked(client))
+    inbox.messages[0].ack()
+    inbox.wait(2)
+    assert len(slots(client)) == 1
+    inbox.messages[1].ack()
+    inbox.wait(3)
+    assert sorted(inbox.bodies) == ['a', 'b', 'other']
+    inbox.messages[2].ack()
+    wait_for(lambda: not items(client) and not slots(client))
+
+
+@pytest.mark.parametrize(
+    'headers',
+    [
+        {'concurrency_key': '', 'concurrency_limit': 1},
+        {'concurrency_key': 1, 'concurrency_limit': 1},
+        {'concurrency_key': 'k', 'concurrency_limit': 0},
+        {'concurrency_key': 'k', 'concurrency_limit': True},
+        {'concurrency_key': 'k', 'concurrency_limit': '2'},
+        {'concurrency_key': 'k'},
+        {'concurrency_limit': 2},
+    ],
+)
+def test_wrong_limit_is_refused(connection: Connection, headers: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match='concurrency_'):
+        publish(connection, 'a', headers=headers)
+
+
+def test_malformed_limit_becomes_a_dead_letter(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'a', **limited())
+    [doc] = items(client)
+    doc['message']['headers']['concurrency_limit'] = 'many'
+    client.bulk([doc])
+    inbox = Inbox(connect())
+    inbox.drain_until(lambda: [each for each in items(client) if each.get('status')])
+    [dead] = items(client)
+    assert dead['reason'].startswith('malformed: the header concurrency_limit must be')
+
+
+def test_no_requests_about_slots_without_limits(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
+    publish_many(connect(), range(10))
+    sent.clear()
+    Inbox(connect(visibility_timeout=2)).wait(10)
+    wait_for(lambda: not items(client))
+    assert sent
+    assert not [request for request in sent if re.search('slot|parked', f'{request.path} {request.body}')]
+    assert Slots(client).taken('k') == set()
