@@ -1,10 +1,11 @@
-"""The remote control command `inspect scheduled` for workers whose broker is CouchDB.
+"""The remote control commands `inspect scheduled` and `inspect stats` of workers that use CouchDB.
 
-With CouchDB, planned tasks stay in the database until they are due; the worker does not hold them. So this command
-reads them from the database.
+With CouchDB, planned tasks stay in the database until they are due; the worker does not hold them. So `scheduled` reads
+them from the database. `stats` also says how long CouchDB took to respond.
 
-Importing this module replaces Celery's command. The `celery` program imports it when it starts a worker, and the result
-backend when a worker is ready. Import it yourself if you create workers by `app.Worker()` with another result backend.
+Importing this module replaces Celery's commands. The `celery` program imports it when it starts a worker, and the
+result backend when a worker is ready. Import it yourself if you create workers by `app.Worker()` with another result
+backend.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any
 from celery.worker.control import Panel, inspect_command
 
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.latency import LATENCY
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.queues.store import Store
 
-__all__ = ['scheduled']
+__all__ = ['scheduled', 'stats']
 
 logger = get_logger(__name__)
 
@@ -35,8 +37,8 @@ _PATIENCE_SECONDS = 2.0
 #: Celery shows this priority for every task in a worker's timer.
 _PRIORITY = 6
 
-#: Celery's own command: the tasks in the worker's timer.
-_scheduled_in_worker = Panel.data['scheduled']
+#: Celery's own commands: the tasks in the worker's timer, and statistics.
+_scheduled_in_worker, _stats_of_worker = Panel.data['scheduled'], Panel.data['stats']
 
 
 @inspect_command(alias='dump_schedule')
@@ -67,6 +69,15 @@ def scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
             'inspect scheduled shows only what this worker holds: CouchDB has not responded within %g s', patience
         )
     return held + planned
+
+
+@inspect_command()
+def stats(state: Any, **kwargs: Any) -> dict[str, Any]:
+    """Request worker statistics/information."""
+    found: dict[str, Any] = _stats_of_worker(state, **kwargs)
+    requests = LATENCY.snapshot()
+    # Every worker imports this module, also one that does not use CouchDB.
+    return {**found, 'couchdb': {'requests': requests}} if requests['count'] or requests['failed'] else found
 
 
 def _planned(client: Client, queues: list[str]) -> list[Document]:

@@ -22,7 +22,7 @@ __all__ = ['couchdb']
 redaction.install()
 brevity.shorten_traceback()
 
-_COMMANDS = ('setup', 'status', 'jobs', 'dead', 'remove', 'vacuum')
+_COMMANDS = ('setup', 'status', 'check', 'metrics', 'jobs', 'dead', 'remove', 'vacuum')
 
 
 @signals.worker_init.connect

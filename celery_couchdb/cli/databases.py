@@ -31,12 +31,13 @@ def app_of(ctx: click.Context) -> Any:
     return ctx.find_root().obj.app
 
 
-def broker_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
-    """Return a client for the database of the app's broker. `admin` is another user and password.
+def broker_of(app: Any, admin: tuple[str, str] | None = None, *, seconds: float = _REQUEST_SECONDS) -> Client:
+    """Return a client for the database of the app's broker.
 
-    *Raises* `ConfigurationError` if the broker is not CouchDB.
+    `admin` is another user and password, `seconds` the time limit of a request. *Raises* `ConfigurationError` if the
+    broker is not CouchDB.
     """
-    return _client(client_of(app), admin)
+    return _client(client_of(app), admin, seconds)
 
 
 def visibility_timeout_of(app: Any) -> float:
@@ -50,9 +51,9 @@ def jobs_of(ctx: click.Context) -> Jobs:
     return Jobs(app_of(ctx), broker_of(app_of(ctx)))
 
 
-def results_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
+def results_of(app: Any, admin: tuple[str, str] | None = None, *, seconds: float = _REQUEST_SECONDS) -> Client | None:
     """Return a client for the database of results; None if the app's result backend is not CouchDB."""
-    return _client(app.backend.store.client, admin) if isinstance(app.backend, CouchDBBackend) else None
+    return _client(app.backend.store.client, admin, seconds) if isinstance(app.backend, CouchDBBackend) else None
 
 
 def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
@@ -79,8 +80,8 @@ def admin_option(command: F) -> F:
     )(command)
 
 
-def _client(client: Client, admin: tuple[str, str] | None) -> Client:
-    return Client(_with_user(client.address, *admin) if admin else client.address, _REQUEST_SECONDS)
+def _client(client: Client, admin: tuple[str, str] | None, seconds: float = _REQUEST_SECONDS) -> Client:
+    return Client(_with_user(client.address, *admin) if admin else client.address, seconds)
 
 
 def _with_user(address: Address, user: str, password: str) -> Address:

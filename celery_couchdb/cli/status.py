@@ -57,9 +57,10 @@ def command(
 ) -> None:
     """Show queues, consumers and databases.
 
-    READY messages can run now. SCHEDULED messages have a due date in the future. HELD messages are reserved for one
-    worker (running or prefetched). DEAD messages are dead letters. OLDEST is how long the oldest ready message has been
-    due. RATE/S is the number of messages acknowledged per second.
+    READY messages can run now. SCHEDULED messages have a due date in the future. PARKED messages wait for a slot of
+    their concurrency key. HELD messages are reserved for one worker (running or prefetched). DEAD messages are dead
+    letters. OLDEST is how long the oldest ready message has been due. RATE/S is the number of messages acknowledged per
+    second.
 
     HELD excludes running tasks that were acknowledged early. Use "celery inspect active" to ask the workers for the
     running tasks.
@@ -108,10 +109,12 @@ def _format(found: Status, max_width: int) -> str:
 def _queues(queues: dict[str, Queue], max_width: int) -> str:
     if not queues:
         return 'No queues yet: they are declared by the first worker, or with the first message.'
+    parked = any(queue['parked'] for queue in queues.values())  # limits are rare, and so is this column
     columns = [
         Column('QUEUE', min_width=10),
         Column('READY', right=True),
         Column('SCHEDULED', right=True),
+        *([Column('PARKED', right=True)] if parked else []),
         Column('HELD', right=True),
         Column('DEAD', right=True),
         Column('OLDEST', right=True),
@@ -124,6 +127,7 @@ def _queues(queues: dict[str, Queue], max_width: int) -> str:
                 name,
                 count_cell(queue['ready']),
                 count_cell(queue['scheduled']),
+                *([count_cell(queue['parked'])] if parked else []),
                 count_cell(queue['held']),
                 count_cell(queue['dead'], fg='red'),
                 _oldest(queue['oldest']),

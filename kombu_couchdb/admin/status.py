@@ -7,7 +7,7 @@ run, so they may not add up exactly.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypedDict
 
 from .. import design
@@ -18,7 +18,7 @@ from ..documents.ids import CONSUMER, QUEUE
 from ..errors import DatabaseMissing, NotFound
 from ..queues import waiting
 
-__all__ = ['Consumer', 'Database', 'Queue', 'Server', 'Status', 'status']
+__all__ = ['Backlog', 'Consumer', 'Database', 'Queue', 'Server', 'Status', 'backlog', 'consumers', 'status']
 
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
@@ -33,23 +33,36 @@ _INFO = members(
 )
 
 
-class Queue(TypedDict):
-    """The messages in one queue."""
+class Backlog(TypedDict):
+    """The messages in one queue that no consumer has claimed."""
 
     #: Messages that can be claimed now.
     ready: int
     #: Messages with a due date in the future.
     scheduled: int
+    #: Messages that wait until fewer messages of their concurrency key are held.
+    parked: int
+    #: How long the oldest ready message has been due, in seconds; None without ready messages.
+    oldest: float | None
+
+
+class Queue(Backlog):
+    """The messages in one queue."""
+
     #: Messages that are reserved for one worker (running or prefetched; the database does not know which).
     held: int
     #: The same number as `held`, under its earlier name.
     running: int
     #: Dead letters.
     dead: int
-    #: How long the oldest ready message has been due, in seconds; None without ready messages.
-    oldest: float | None
     #: Messages acknowledged per second, by consumers with a current lease.
     rate: float
+    #: Whether the queue is deleted with its last consumer, as those for replies, events and remote control are.
+    temporary: bool
+
+
+#: The backlog of a queue without unclaimed messages.
+_EMPTY: Backlog = {'ready': 0, 'scheduled': 0, 'parked': 0, 'oldest': None}
 
 
 class Consumer(TypedDict):
@@ -113,15 +126,16 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         database = _database(client)
         declared = {doc['name']: doc for doc in _documents(client, QUEUE, 'Queue') if isinstance(doc.get('name'), str)}
         heartbeats = _documents(client, CONSUMER, 'Consumer')
-        hidden = {name for name, doc in declared.items() if doc.get('auto_delete') and not temporary}
-        queues, malformed = _queues(client, declared.keys() - hidden)
+        auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
+        hidden = set() if temporary else auto_delete
+        queues, malformed = _queues(client, declared.keys() - hidden, auto_delete)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
             f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
         ) from exc
     now = client.clock.now()
-    consumers = [_consumer(doc, now) for doc in heartbeats]
-    for doc, consumer in zip(heartbeats, consumers, strict=True):
+    found = [_consumer(doc, now) for doc in heartbeats]
+    for doc, consumer in zip(heartbeats, found, strict=True):
         consumer['queues'] = [name for name in consumer['queues'] if name not in hidden]
         for name, rate in _rates(doc).items():
             if consumer['alive'] and name in queues:
@@ -130,7 +144,7 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         'server': _server(client, greeting),
         'queues': queues,
         'malformed': malformed,
-        'consumers': consumers,
+        'consumers': found,
         'database': database,
         'results': _results(results),
     }
@@ -139,15 +153,35 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
 # -- queues
 
 
-def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], int]:
-    """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
-    found, dead, held = Counter[str](), Counter[str](), Counter[str]()
-    ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks with messages in the view `waiting`
-    malformed = 0
+def backlog(client: Client) -> dict[str, Backlog]:
+    """Return the messages that no consumer has claimed, by queue, for queues that have any; at most three requests."""
+    found, parked = Counter[str](), Counter[str]()
+    ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks of its messages that are not parked
     for row in map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
-        if row.queue is not None:
+        if row.queue is not None and row.rank == design.PARKED:
+            parked[row.queue] = row.total
+        elif row.queue is not None:
             found[row.queue] += row.total
             ranks[row.queue].append(row.rank)
+    now = client.clock.now()
+    scheduled = _scheduled(client, [name for name, known in ranks.items() if design.PLANNED in known], now)
+    oldest = _oldest(client, ranks, now)
+    return {
+        name: {
+            'ready': max(0, found[name] - scheduled.get(name, 0)),
+            'scheduled': scheduled.get(name, 0),
+            'parked': parked[name],
+            'oldest': oldest.get(name),
+        }
+        for name in {*found, *parked}
+    }
+
+
+def _queues(client: Client, declared: Iterable[str], auto_delete: Collection[str]) -> tuple[dict[str, Queue], int]:
+    """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
+    found = backlog(client)
+    dead, held = Counter[str](), Counter[str]()
+    malformed = 0
     for row in map(QueueCount.of, client.view(design.NAME, 'dead', _DEAD, group_level=1)):
         if row.queue is not None:
             dead[row.queue] += row.total
@@ -157,18 +191,14 @@ def _queues(client: Client, declared: Iterable[str]) -> tuple[dict[str, Queue], 
     for claim in map(ClaimCount.of, claims):
         if claim.queue is not None:
             held[claim.queue] += claim.total
-    now = client.clock.now()
-    scheduled = _scheduled(client, [name for name, known in ranks.items() if design.PLANNED in known], now)
-    oldest = _oldest(client, ranks, now)
     return {
         name: {
-            'ready': max(0, found[name] - scheduled.get(name, 0)),
-            'scheduled': scheduled.get(name, 0),
+            **found.get(name, _EMPTY),
             'held': held[name],
             'running': held[name],
             'dead': dead[name],
-            'oldest': oldest.get(name),
             'rate': 0.0,
+            'temporary': name in auto_delete,
         }
         for name in sorted({*declared, *found, *dead, *held})
     }, malformed
@@ -200,6 +230,12 @@ def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str
 
 
 # -- consumers
+
+
+def consumers(client: Client, prefix: str = '') -> list[Consumer]:
+    """Return the consumers whose ids begin with `prefix`, which may be a host's name and a colon; one request."""
+    docs, now = _documents(client, CONSUMER + prefix, 'Consumer'), client.clock.now()
+    return [_consumer(doc, now) for doc in docs]
 
 
 def _consumer(doc: Document, now: float) -> Consumer:

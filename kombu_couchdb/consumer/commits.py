@@ -48,7 +48,7 @@ class Commits:
                 write[1](WriteResult.conflict(write[0]['_id']))
         # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
         # with the next message or its deletion.
-        docs = [part for doc, _ in first.values() for part in dead_letter.apart(doc)]
+        docs = [part for doc, _ in first.values() for part in (dead_letter.apart(doc) if doc.get('status') else [doc])]
         failure = None
         try:
             results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()

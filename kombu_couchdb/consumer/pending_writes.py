@@ -110,5 +110,7 @@ class PendingWrites:
         self._unstored.discard(doc['_id'])
         if result.is_refused:
             logger.error('the outcome of message %s cannot be stored: %s', doc['_id'], result.reason)
-        elif result.is_stored and workitem.is_waiting(written := dead_letter.apart(doc)[-1]):
-            self._released.append({**written, '_rev': result.rev})
+        elif result.is_stored:
+            written = dead_letter.apart(doc)[-1] if doc.get('status') else doc
+            if workitem.is_waiting(written):
+                self._released.append({**written, '_rev': result.rev})

@@ -22,6 +22,7 @@ from .auth import Auth, Headers
 from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds
 from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
+from .latency import LATENCY
 
 __all__ = ['Node', 'Nodes']
 
@@ -140,7 +141,7 @@ class Node:
         auth_headers.add_to(prepared.headers)
         if data is not None or method in ('PUT', 'POST'):
             prepared.headers['Content-Length'] = str(size)
-        sent = time.time()
+        sent, begun = time.time(), time.monotonic()
         try:
             with response_bounds(bounds):
                 response = adapter.send(prepared, stream=bounds.longpoll, timeout=timeout, **settings)
@@ -155,7 +156,11 @@ class Node:
                 response.content  # noqa: B018 - read the body, so that the connection returns to the pool
         # The errors of requests are OSErrors. urllib3 raises a ValueError for an invalid host.
         except (OSError, ValueError) as exc:
+            if not bounds.longpoll:
+                LATENCY.note_failure()
             return failures.from_transport(exc, self.address.url, known=self._has_responded)
+        if not bounds.longpoll:
+            LATENCY.note(time.monotonic() - begun)
         self._has_responded = True
         response.request = None  # type: ignore[assignment]  # it contains the authentication headers
         self._clock.observe(response.headers.get('Date'), sent, time.time())

@@ -149,8 +149,7 @@ class WorkItem(Follower, _WorkItemOptions, Stored):
 
 
 class _DoneItemOptions(TypedDict, total=False):
-    #: The Consumer that completed the message, and the name of its Celery worker.
-    consumer: str
+    #: The name of the Celery worker that completed the message.
     worker: str
     #: The job key. What is kept of a unique job has an id of its own.
     key: str
@@ -168,6 +167,8 @@ class DoneItem(_DoneItemOptions, Stored):
     published: float
     attempts: int
     claimed: None
+    #: The Consumer that completed the message.
+    consumer: str
     #: When it was claimed, and when it was acknowledged.
     started: float
     finished: float

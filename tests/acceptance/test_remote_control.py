@@ -25,6 +25,8 @@ def test_inspect(site: Site) -> None:
     for name in names:
         assert stats[name]['broker']['transport'] == 'couchdb'
         assert 'password' not in stats[name]['broker']
+        requests = stats[name]['couchdb']['requests']
+        assert requests['count'] == requests['buckets']['+Inf'] > 0 == requests['failed']
     assert site.server.password not in str(stats)
     assert {task for tasks in inspect.registered().values() for task in tasks} >= {'add', 'nap'}
     assert {queue['name'] for queues in inspect.active_queues().values() for queue in queues} == {'celery'}

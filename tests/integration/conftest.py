@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from click.testing import CliRunner, Result
 from kombu import Connection
 
+from celery_couchdb.cli import couchdb
 from celery_couchdb.testing import Server
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
@@ -17,6 +20,8 @@ from kombu_couchdb.errors import DatabaseMissing, NotFound
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, Request, end, record_requests, release_all
+
+Run = Callable[..., Result]
 
 
 @pytest.fixture
@@ -57,6 +62,21 @@ def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
         server.client(results).delete()
     except (NotFound, DatabaseMissing):
         pass
+
+
+def command_of(app: Celery) -> Run:
+    """Return a function that runs a command like `celery -A app couchdb`."""
+
+    def run(*given: str, answer: str = '') -> Result:
+        return CliRunner().invoke(couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True))
+
+    return run
+
+
+@pytest.fixture
+def run(app: Celery) -> Run:
+    """A function that runs a command like `celery -A app couchdb`."""
+    return command_of(app)
 
 
 def kill_all(inbox: Inbox, client: Client, count: int) -> None:

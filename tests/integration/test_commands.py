@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kombu import Connection
 
-from celery_couchdb.cli import couchdb
 from kombu_couchdb.couchdb.client import Client
 from tests.support import Inbox, items, publish
 
-Run = Callable[..., Result]
+from .conftest import Run
 
 #: Characters that clear the screen or start a new line.
 EVIL = 'x\x1b[2J\x9b2J\r\nforged: removed\u202e'
-
-
-@pytest.fixture
-def run(app: Celery) -> Run:
-    """A function that runs a command like `celery -A app couchdb`."""
-
-    def run(*given: str, answer: str = '') -> Result:
-        return CliRunner().invoke(couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True))
-
-    return run
 
 
 @pytest.fixture
@@ -107,6 +96,13 @@ def test_control_characters_of_documents_are_escaped(run: Run, queue: Callable[.
         'malformed: attempts is not a whole number, or too large'
     ]
     assert all(line.isprintable() for line in lines(done))
+
+
+def test_status_has_a_column_for_parked_messages_if_there_are_any(run: Run, queue: Callable[..., None]) -> None:
+    queue('waits')
+    assert 'PARKED' not in run('status').stdout
+    queue('parked', parked={'key': 'k', 'date': 1763709000.0})
+    assert re.search(r'READY +SCHEDULED +PARKED +HELD .*\ncelery +2 +0 +1 +0 ', run('status').stdout)
 
 
 def test_id_cannot_forge_a_log_line(

@@ -73,6 +73,19 @@ def test_scheduled_messages_are_not_ready(connection: Connection, client: Client
     assert (queue['ready'], queue['scheduled'], queue['oldest']) == (0, 1, None)
 
 
+def test_parked_messages_are_not_ready(connection: Connection, client: Client) -> None:
+    publish_many(connection, range(3), 'q')
+    first, second, _ = items(client)
+    assert status(client)['queues']['q']['parked'] == 0
+    client.bulk([{**item, 'parked': {'key': 'k', 'date': time.time()}, 'date': 1.0} for item in (first, second)])
+    queue = status(client)['queues']['q']
+    assert (queue['ready'], queue['parked'], queue['scheduled']) == (1, 2, 0)
+    assert (queue['oldest'] or 0) < 100
+    client.bulk([{**item, '_deleted': True} for item in items(client) if not item.get('parked')])
+    queue = status(client)['queues']['q']
+    assert (queue['ready'], queue['parked'], queue['oldest']) == (0, 2, None)
+
+
 def test_empty_temporary_queues_are_hidden(connection: Connection, client: Client) -> None:
     channel = connection.default_channel
     Queue('lasting', channel=channel).declare()
@@ -83,7 +96,8 @@ def test_empty_temporary_queues_are_hidden(connection: Connection, client: Clien
     assert list(status(client, temporary=True)['queues']) == ['lasting', 'passing']
     assert status(client, temporary=True)['consumers'][0]['queues'] == ['lasting', 'passing']
     publish(connection, 'reply', 'passing')
-    assert status(client)['queues']['passing']['ready'] == 1
+    queue = status(client)['queues']['passing']
+    assert (queue['ready'], queue['temporary']) == (1, True)
 
 
 def test_consumers_and_their_rates(connection: Connection, client: Client) -> None:

@@ -7,6 +7,8 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,7 @@ import pytest
 import yaml
 from celery.bin.celery import celery as program
 
-from celery_couchdb.cli import couchdb, databases
+from celery_couchdb.cli import check, couchdb, databases
 from kombu_couchdb.couchdb import auth
 
 FOLDER = Path(__file__).parents[2] / 'examples/deployment'
@@ -54,8 +56,10 @@ def env(name: str) -> dict[str, str]:
 
 COMPOSE = yaml.safe_load(text('compose.yaml'))
 KUBERNETES = {doc['kind']: doc for doc in yaml.safe_load_all(text('kubernetes.yaml'))}
-UNIT = ini('shop-worker.service')
+UNITS = {name: ini(f'shop-{name}.service') for name in ('worker', 'beat', 'metrics')}
+METRICS = {doc['kind']: doc for doc in yaml.safe_load_all(text('kubernetes-metrics.yaml'))}
 CONTAINERS = {kind: KUBERNETES[kind]['spec']['template']['spec'] for kind in ('Job', 'Deployment')}
+CONTAINERS['metrics'] = METRICS['Deployment']['spec']['template']['spec']
 
 
 def commands() -> Iterator[list[str]]:
@@ -63,11 +67,22 @@ def commands() -> Iterator[list[str]]:
     run = re.search(r'^CMD (\[.*\])$', text('Dockerfile').replace('\\\n', ''), re.MULTILINE)
     assert run is not None
     yield json.loads(run[1])
-    yield shlex.split(UNIT['Service']['ExecStart'].replace('\\\n', ' ').replace('%%', '%'))
+    for unit in UNITS.values():
+        yield shlex.split(unit['Service']['ExecStart'].replace('\\\n', ' ').replace('%%', '%'))
+    yield COMPOSE['services']['metrics']['command']
+    yield CONTAINERS['metrics']['containers'][0]['command']
     yield CONTAINERS['Deployment']['containers'][0]['command']
+    yield from probes()
     for shell in (COMPOSE['services']['prepare']['command'], CONTAINERS['Job']['containers'][0]['command']):
         assert shell[:2] == ['sh', '-c']
         yield from (shlex.split(part) for part in shell[2].split('&&') if 'celery' in part)
+
+
+def probes() -> list[list[str]]:
+    """Return the commands by which Docker and Kubernetes check a worker."""
+    exec_, *words = COMPOSE['services']['worker']['healthcheck']['test']
+    assert exec_ == 'CMD'
+    return [words, CONTAINERS['Deployment']['containers'][0]['readinessProbe']['exec']['command']]
 
 
 def environments() -> dict[str, dict[str, Any]]:
@@ -79,6 +94,7 @@ def environments() -> dict[str, dict[str, Any]]:
         'systemd': env('worker.env'),
         'cluster': env('cluster.env'),
         'compose worker': services['worker']['environment'],
+        'compose metrics': services['metrics']['environment'],
         'compose prepare': services['prepare']['environment'],
         'kubernetes worker': config,
         'kubernetes prepare': {**config, **extra},
@@ -107,6 +123,7 @@ def test_commands_have_only_options_that_exist(words: list[str]) -> None:
 def test_there_is_a_worker_for_each_manager() -> None:
     assert sum('worker' in words for words in commands()) == 3
     assert sum('setup' in words for words in commands()) == 2
+    assert sum('metrics' in words for words in commands()) == 3
 
 
 @pytest.mark.parametrize('place', environments())
@@ -122,6 +139,67 @@ def test_variables_are_read_by_something(place: str) -> None:
     if place.endswith('prepare'):
         assert set(variables) >= BY_CREATE_USER
         assert set(re.findall(r"environ\['(\w+)'\]", text('create_user.py'))) == BY_CREATE_USER
+
+
+def test_probes_name_the_worker_and_wait_longer_than_the_check() -> None:
+    [image, *_] = commands()
+    for words in probes():
+        assert words[words.index('--worker') + 1] == image[image.index('--hostname') + 1]
+        [default] = [float(str(option.default)) for option in check.command.params if option.name == 'timeout']
+        assert default + 5 < CONTAINERS['Deployment']['containers'][0]['readinessProbe']['timeoutSeconds']
+        assert default + 5 < int(COMPOSE['services']['worker']['healthcheck']['timeout'].rstrip('s'))
+    # A liveness probe that asks CouchDB would restart all workers in an outage.
+    assert 'livenessProbe' not in CONTAINERS['Deployment']['containers'][0]
+
+
+def test_ports_of_the_metrics_agree() -> None:
+    ports = {words[words.index('--listen') + 1].rpartition(':')[2] for words in commands() if '--listen' in words}
+    template = METRICS['Deployment']['spec']['template']
+    [port] = template['spec']['containers'][0]['ports']
+    [service] = METRICS['Service']['spec']['ports']
+    [[target]] = [
+        one['targets'] for one in yaml.safe_load(text('prometheus.yaml'))['scrape_configs'][0]['static_configs']
+    ]
+    [published] = COMPOSE['services']['metrics']['ports']
+    assert (
+        ports
+        == {'9808'}
+        == {
+            str(port['containerPort']),
+            str(service['port']),
+            template['metadata']['annotations']['prometheus.io/port'],
+            target.rpartition(':')[2],
+            *published.removeprefix('127.0.0.1:').split(':'),
+        }
+    )
+    assert (
+        service['targetPort'] == port['name'] == template['spec']['containers'][0]['livenessProbe']['tcpSocket']['port']
+    )
+    assert METRICS['Service']['spec']['selector'].items() <= template['metadata']['labels'].items()
+    assert "'celery-couchdb[metrics]'" in text('Dockerfile')
+
+
+@pytest.mark.parametrize('name', UNITS)
+def test_systemd_reads_the_unit(name: str, tmp_path: Path) -> None:
+    if not shutil.which('systemd-analyze'):
+        pytest.skip('needs systemd-analyze (package systemd)')
+    unit = tmp_path / f'shop-{name}.service'
+    unit.write_text(text(unit.name).replace('/srv/shop/.venv/bin/celery', '/bin/true'))
+    done = subprocess.run(
+        ['systemd-analyze', 'verify', '--man=no', str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, [line for line in done.stderr.splitlines() if unit.name in line]) == (0, [])
+
+
+def test_docker_reads_the_compose_file() -> None:
+    tool = shutil.which('check-jsonschema') or pytest.skip('needs check-jsonschema')
+    subprocess.run([tool, '--builtin-schema', 'vendor.compose-spec', str(FOLDER / 'compose.yaml')], check=True)
+
+
+@pytest.mark.parametrize('name', ['kubernetes.yaml', 'kubernetes-metrics.yaml'])
+def test_kubernetes_reads_the_manifests(name: str) -> None:
+    tool = shutil.which('kubernetes-validate') or pytest.skip('needs kubernetes-validate')
+    subprocess.run([tool, '--strict', str(FOLDER / name)], check=True)
 
 
 def test_image_of_couchdb_gets_an_administrator() -> None:
@@ -154,8 +232,8 @@ def test_app_takes_all_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_managers_wait_for_running_tasks() -> None:
     """The pool of a worker must not get SIGTERM: its processes would end in the middle of their tasks."""
-    assert (UNIT['Service']['KillMode'], UNIT['Service']['KillSignal']) == ('mixed', 'SIGTERM')
-    assert int(UNIT['Service']['TimeoutStopSec']) == 330
+    assert (UNITS['worker']['Service']['KillMode'], UNITS['worker']['Service']['KillSignal']) == ('mixed', 'SIGTERM')
+    assert int(UNITS['worker']['Service']['TimeoutStopSec']) == 330
     assert COMPOSE['services']['worker']['stop_grace_period'] == '330s'
     assert CONTAINERS['Deployment']['terminationGracePeriodSeconds'] == 330
 
@@ -166,6 +244,9 @@ def test_secrets_are_mounted_where_the_variable_says() -> None:
     assert set(COMPOSE['services']['worker']['secrets']) <= set(COMPOSE['secrets'])
     mounted = Path(KUBERNETES['ConfigMap']['data']['COUCHDB_PASSWORD_FILE'])
     for spec in CONTAINERS.values():
+        assert spec['containers'][0]['envFrom'] == [
+            {'configMapRef': {'name': KUBERNETES['ConfigMap']['metadata']['name']}}
+        ]
         mount, volume = spec['containers'][0]['volumeMounts'][0], spec['volumes'][0]
         assert (mounted.parent, volume['name']) == (Path(mount['mountPath']), mount['name'])
         assert mounted.name == 'password'

@@ -1,0 +1,234 @@
+"""The command `celery couchdb check`."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from click.testing import Result
+from kombu import Connection, Queue
+
+from celery_couchdb import design as results_design
+from celery_couchdb.testing import Server
+from kombu_couchdb import design
+from kombu_couchdb.couchdb.client import Client
+from tests.conftest import PATIENCE
+from tests.support import Request, eta, publish, publish_many, record_requests
+
+from .conftest import Run, command_of
+
+HOST = socket.gethostname()
+
+
+@pytest.fixture
+def results(app: Celery) -> Client:
+    """A client for the database of results, which is set up."""
+    app.backend.store.database.set_up()
+    return app.backend.store.client
+
+
+@pytest.fixture
+def check(run: Run, results: Client) -> Run:
+    """A function that runs the command with a generous time limit; both databases are set up."""
+    return lambda *given: run('check', '--timeout', str(PATIENCE), *given)
+
+
+def passed(done: Result) -> str:
+    assert (done.exit_code, done.stderr) == (0, ''), done.output
+    [line] = done.stdout.splitlines()
+    return line
+
+
+def failed(done: Result) -> str:
+    assert (done.exit_code, done.stdout) == (1, ''), done.output
+    [line] = done.stderr.splitlines()
+    return line
+
+
+def heartbeat(client: Client, name: str, host: str, pid: int, *queues: str, expires_in: float = 60.0) -> None:
+    """Write the heartbeat document of a consumer, 7 seconds ago."""
+    now = client.clock.now()
+    client.put(
+        {
+            '_id': f'broker:consumer:{host}:{pid}:{name}',
+            'type': 'Consumer',
+            'layout': design.NAME,
+            'host': host,
+            'pid': pid,
+            'queues': sorted(queues),
+            'beats': 1,
+            'date': now - 7,
+            'expires': now + expires_in,
+            'rates': {},
+        }
+    )
+
+
+def test_databases_that_are_set_up_pass_with_one_request_each(
+    check: Run, client: Client, results: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_results = record_requests(monkeypatch, results.address.database)
+    sent.clear()
+    assert passed(check()) == f'{client.address.url} is set up; {results.address.url} is set up'
+    assert (len(sent), len(to_results)) == (1, 1)
+
+
+def test_one_database_for_both_takes_one_request(
+    server: Server, app: Celery, client: Client, sent: list[Request]
+) -> None:
+    url = server.couchdb_url(client.address.database)
+    both = Celery('both', set_as_current=False, broker=url, backend=url)
+    both.backend.store.database.set_up()
+    sent.clear()
+    assert passed(command_of(both)('check')) == f'{client.address.url} is set up'
+    assert len(sent) == 1
+    both.backend.client.close()
+
+
+@pytest.mark.parametrize('name', [design.NAME, design.JOBS, design.CONFLICTED])
+def test_missing_design_document_fails(check: Run, client: Client, name: str) -> None:
+    client.bulk([{**client.get(f'_design/{name}'), '_deleted': True}])
+    assert failed(check()) == (f'Error: {client.address.url} is not set up; run "celery -A your_app couchdb setup"')
+
+
+def test_missing_database_of_results_fails(run: Run, app: Celery) -> None:
+    url = app.backend.store.client.address.url
+    assert failed(run('check')) == f'Error: {url} is not set up; run "celery -A your_app couchdb setup"'
+
+
+def test_design_document_of_results_is_checked(check: Run, results: Client) -> None:
+    results.bulk([{**results.get(f'_design/{results_design.NAME}'), '_deleted': True}])
+    assert 'is not set up' in failed(check())
+
+
+# -- workers
+
+
+def mailbox(name: str) -> str:
+    return f'{name}.celery.pidbox'
+
+
+def test_fresh_heartbeat_of_a_worker_passes(check: Run, client: Client, sent: list[Request]) -> None:
+    heartbeat(client, 'a', HOST, 5, 'celery', mailbox(f'shop@{HOST}'))
+    heartbeat(client, 'b', HOST, 6, 'celery', mailbox(f'other@{HOST}'), expires_in=-60)
+    heartbeat(client, 'c', 'elsewhere', 5, 'celery', expires_in=-60)
+    sent.clear()
+    assert passed(check('--worker', 'shop@%h')).endswith(f'; worker shop@{HOST} wrote a heartbeat 7 s ago')
+    assert len(sent) == 2
+    assert f'worker other@{HOST} is overdue: its last heartbeat is 7 s old' in failed(check('-w', 'other@%h'))
+    assert f'worker gone@{HOST} has no consumer: it is not running' in failed(check('-w', 'gone@%h'))
+    assert f'worker celery@{HOST} has no consumer' in failed(check('-w', 'celery@%h'))
+
+
+def test_every_consumer_of_the_process_must_be_alive(check: Run, client: Client) -> None:
+    """With gevent, a second consumer in the process has the queue for remote control."""
+    heartbeat(client, 'a', HOST, 5, 'celery', expires_in=-60)
+    heartbeat(client, 'b', HOST, 5, mailbox(f'celery@{HOST}'))
+    assert 'is overdue' in failed(check('-w', 'celery@%h'))
+
+
+@pytest.mark.parametrize('pid', [1, 2])
+def test_consumers_that_a_killed_worker_left_do_not_count(check: Run, client: Client, pid: int) -> None:
+    """In a container, the worker that replaced it has the same process id."""
+    heartbeat(client, 'old', HOST, 1, 'celery', expires_in=-60)
+    heartbeat(client, 'older', HOST, 1, mailbox(f'celery@{HOST}'), expires_in=-60)
+    assert 'is overdue' in failed(check('-w', 'celery@%h'))
+    heartbeat(client, 'new', HOST, pid, mailbox(f'celery@{HOST}'))
+    heartbeat(client, 'newer', HOST, pid, 'celery')
+    assert 'wrote a heartbeat 7 s ago' in passed(check('-w', 'celery@%h'))
+
+
+def test_worker_with_a_host_of_its_own_choice_is_found(check: Run, client: Client) -> None:
+    heartbeat(client, 'a', HOST, 5, mailbox('shop@blue'))
+    heartbeat(client, 'b', 'elsewhere', 5, mailbox('shop@green'), expires_in=-1)
+    assert 'worker shop@blue wrote' in passed(check('--worker', 'shop@blue'))
+    assert 'worker shop@green is overdue' in failed(check('--worker', 'shop@green'))
+
+
+def test_without_remote_control_the_machine_counts(check: Run, client: Client, app: Celery) -> None:
+    app.conf.worker_enable_remote_control = False
+    heartbeat(client, 'a', 'elsewhere', 5, 'celery')
+    assert 'has no consumer' in failed(check('--worker', 'shop@%h'))
+    heartbeat(client, 'b', HOST, 5, 'celery')
+    assert 'wrote a heartbeat' in passed(check('--worker', 'shop@%h'))
+
+
+def test_malformed_heartbeats_are_no_worker(check: Run, client: Client) -> None:
+    client.put({'_id': f'broker:consumer:{HOST}:1:a', 'type': 'Consumer', 'queues': 5, 'expires': 'never'})
+    client.put({'_id': f'broker:consumer:{HOST}:1:b', 'note': 'foreign'})
+    assert 'has no consumer' in failed(check('--worker', 'shop@%h'))
+
+
+# -- queues
+
+
+def test_long_and_late_queues_fail(check: Run, connection: Connection, sent: list[Request]) -> None:
+    publish_many(connection, range(5), 'long')
+    publish(connection, 'late', 'late', headers=eta(-1000))
+    publish_many(connection, range(9), 'later', headers=eta(3600))
+    assert '; 6 ready messages' in passed(check('--max-ready', '5', '--max-oldest', '2000'))
+    said = failed(check('--max-ready', '4', '--max-oldest', '500'))
+    assert said.startswith('Error: queue late has a message that has been due for 1,00')
+    assert said.endswith('; queue long has 5 ready messages, more than 4')
+    sent.clear()
+    check('--max-ready', '0', '--max-oldest', '0')
+    assert len(sent) <= 4
+
+
+def test_only_named_queues_count(check: Run, connection: Connection) -> None:
+    publish_many(connection, range(5), 'long')
+    publish(connection, 'one', 'short')
+    limits = ('--max-ready', '4', '--max-oldest', '500')
+    assert '; 1 ready message' in passed(check('-Q', 'short', *limits))
+    assert 'queue long has 5' in failed(check('-Q', 'short', '-Q', 'long', *limits))
+
+
+def test_queue_that_does_not_exist_fails(check: Run, connection: Connection, sent: list[Request]) -> None:
+    publish(connection, 'one', 'q')
+    Queue('empty', channel=connection.default_channel).declare()
+    sent.clear()
+    assert failed(check('-Q', 'q', '-Q', 'empty', '-Q', 'tippo\x1b', '--max-ready', '5')) == (
+        r'Error: queue tippo\x1b does not exist; start its first worker, or correct --queue'
+    )
+    assert len(sent) <= 5
+
+
+# -- servers that do not respond
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    """The port of a server that accepts connections and says nothing."""
+    with socket.create_server(('127.0.0.1', 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def check_of(url: str, *given: str) -> Result:
+    return command_of(Celery('away', set_as_current=False, broker=url))('check', *given)
+
+
+def test_silent_server_fails_at_the_time_limit(silent_server: int) -> None:
+    begun = time.monotonic()
+    port = silent_server
+    node = f'couchdb://joe:secret-word@127.0.0.1:{port}/celery'
+    said = failed(check_of(f'{node};{node.replace("127.0.0.1", "localhost")}', '--timeout', '0.5'))
+    assert 'within' in said
+    assert 'secret-word' not in said
+    assert time.monotonic() - begun < PATIENCE
+
+
+def test_refused_connection_fails_with_one_sentence() -> None:
+    said = failed(check_of('couchdb://joe:secret-word@127.0.0.1:1/celery'))
+    assert 'refused' in said
+    assert 'secret-word' not in said
+
+
+@pytest.mark.parametrize(
+    'given',
+    [('--max-ready', '-1'), ('--max-oldest', 'old'), ('--timeout', '0'), ('--worker',), ('now',), ('--queue', 'q')],
+)
+def test_wrong_usage_exits_with_status_2(run: Run, given: tuple[str, ...]) -> None:
+    assert run('check', *given).exit_code == 2

@@ -1,0 +1,216 @@
+"""Alerts, dashboard and KEDA's query in `examples/deployment`, and the documentation's table, name real metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip('prometheus_client')
+
+from celery_couchdb.cli.metric_families import Reading, families, up
+from kombu_couchdb.admin.status import Status
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / 'examples/deployment'
+
+#: A status in which every metric has a value.
+STATUS: Status = {
+    'server': {'url': '', 'version': '', 'vendor': '', 'embedded': False},
+    'queues': {
+        'celery': {
+            'ready': 1,
+            'scheduled': 1,
+            'parked': 1,
+            'held': 1,
+            'running': 1,
+            'dead': 1,
+            'oldest': 1.0,
+            'rate': 1.0,
+            'temporary': False,
+        }
+    },
+    'malformed': 0,
+    'consumers': [],
+    'database': {'name': '', 'documents': 1, 'tombstones': 1, 'size': 1, 'active': 1},
+    'results': None,
+}
+
+
+def exported() -> dict[str, list[dict[str, str]]]:
+    """Return the labels of all samples, by name."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for family in (up(True), *families(Reading(STATUS, 0.0))):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load((FOLDER / 'celery-alerts.yaml').read_text('utf-8'))['groups']
+    return list(group['rules'])
+
+
+DASHBOARD = json.loads((FOLDER / 'grafana-dashboard.json').read_text('utf-8'))
+KEDA = yaml.safe_load((FOLDER / 'keda.yaml').read_text('utf-8'))
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Yield each query of the examples with its place."""
+    for rule in rules():
+        yield rule['alert'], rule['expr']
+    for panel in DASHBOARD['panels']:
+        for target in panel['targets']:
+            yield f'{panel["title"]} {target["refId"]}', target['expr']
+    yield 'keda', KEDA['spec']['triggers'][0]['metadata']['query']
+
+
+@pytest.mark.parametrize(('place', 'query'), [pytest.param(*one, id=one[0]) for one in queries()])
+def test_query_selects_something(place: str, query: str) -> None:
+    """Each selector matches an exported sample, but for variables of Grafana."""
+    selectors = re.findall(r'\b(celery_\w+)(?:\{(.*?)\})?', query)
+    assert selectors
+    for name, matchers in selectors:
+        wanted = re.findall(r'(\w+)(=~?)"(.*?)"', matchers)
+        assert ', '.join(f'{label}{sign}"{value}"' for label, sign, value in wanted) == matchers
+        for labels in exported()[name]:
+            known = {'instance': '', **labels}
+            if all(value.startswith('$') or re.fullmatch(value, known[label]) for label, _, value in wanted):
+                break
+        else:
+            pytest.fail(f'{name}{{{matchers}}} selects nothing')
+    for label in re.findall(r'(?:by|ignoring) \((\w+)\)', query):
+        assert all(label in labels for name, _ in selectors[:1] for labels in exported()[name])
+
+
+@pytest.mark.parametrize(('place', 'query'), [pytest.param(*one, id=one[0]) for one in queries()])
+def test_query_is_valid(place: str, query: str) -> None:
+    parser = pytest.importorskip('promql_parser')
+    parser.parse(query)
+
+
+def test_alerts_say_what_they_show() -> None:
+    names = [rule['alert'] for rule in rules()]
+    assert len(set(names)) == len(names) > 8
+    for rule in rules():
+        labels = {
+            label for name in re.findall(r'celery_\w+', rule['expr']) for one in exported()[name] for label in one
+        }
+        assert set(re.findall(r'\$labels\.(\w+)', rule['annotations']['summary'])) <= labels
+        assert rule['labels']['severity'] in ('warning', 'critical')
+
+
+def test_prometheus_reads_the_alerts(tmp_path: Path) -> None:
+    tool = shutil.which('promtool') or pytest.skip('needs promtool (package prometheus)')
+    subprocess.run([tool, 'check', 'rules', str(FOLDER / 'celery-alerts.yaml')], check=True)
+    config = tmp_path / 'prometheus.yml'
+    config.write_text((FOLDER / 'prometheus.yaml').read_text('utf-8'))
+    shutil.copy(FOLDER / 'celery-alerts.yaml', tmp_path)
+    subprocess.run([tool, 'check', 'config', str(config)], check=True)
+
+
+#: For each alert, series with a value at which it fires, and one at which it does not.
+FIRING: dict[str, dict[str, tuple[float, float]]] = {
+    'CeleryCouchDBDown': {'celery_couchdb_up': (0, 1)},
+    'CeleryMessagesWait': {'celery_couchdb_queue_oldest_seconds{queue="q"}': (301, 299)},
+    'CeleryNoConsumer': {
+        'celery_couchdb_queue_messages{queue="q", state="ready"}': (1, 1),
+        'celery_couchdb_queue_consumers{queue="q"}': (0, 1),
+    },
+    'CeleryWorkersStuck': {
+        'celery_couchdb_queue_messages{queue="q", state="held"}': (2, 2),
+        'celery_couchdb_queue_acknowledged_per_second{queue="q"}': (0, 0.1),
+    },
+    'CeleryDeadLetters': {'celery_couchdb_queue_messages{queue="q", state="dead"}': (1, 0)},
+    'CeleryMalformedMessages': {'celery_couchdb_malformed_messages': (1, 0)},
+    'CeleryConsumersOverdue': {'celery_couchdb_consumers{state="overdue"}': (1, 0)},
+    'CeleryTombstones': {'celery_couchdb_database_tombstones{database="d", role="broker"}': (6e6, 4e6)},
+    'CeleryDatabaseNotCompacted': {
+        'celery_couchdb_database_size_bytes{database="d", role="broker"}': (2e9, 2e9),
+        'celery_couchdb_database_active_bytes{database="d", role="broker"}': (1e8, 1e9),
+    },
+}
+
+
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    tool = shutil.which('promtool') or pytest.skip('needs promtool (package prometheus)')
+    bare = [{**rule, 'annotations': {}} for rule in rules()]  # promtool would compare the texts
+    (tmp_path / 'rules.yaml').write_text(yaml.safe_dump({'groups': [{'name': 'bare', 'rules': bare}]}))
+    severity = {rule['alert']: rule['labels']['severity'] for rule in rules()}
+
+    def test(alert: str, series: dict[str, str], *firing: dict[str, str]) -> dict[str, Any]:
+        expected = [{'exp_labels': {'severity': severity[alert], **labels}} for labels in firing]
+        return {
+            'interval': '1m',
+            'input_series': [{'series': name, 'values': values} for name, values in series.items()],
+            'alert_rule_test': [{'eval_time': '8h', 'alertname': alert, 'exp_alerts': expected}],
+        }
+
+    growing = 'celery_couchdb_queue_messages{queue="q", state="ready"}'
+    tests = [
+        test('CeleryMetricsMissing', {}, {}),
+        test('CeleryMetricsMissing', {'celery_couchdb_up': '0x600'}),
+        test('CeleryQueueGrows', {growing: '1001+1x600'}, {'queue': 'q', 'state': 'ready'}),
+        test('CeleryQueueGrows', {growing: '5000-1x600'}),
+    ]
+    for alert, series in FIRING.items():
+        labels = dict(re.findall(r'(\w+)="(\w+)"', next(iter(series))))
+        tests.append(test(alert, {name: f'{bad}x600' for name, (bad, _) in series.items()}, labels))
+        tests.append(test(alert, {name: f'{good}x600' for name, (_, good) in series.items()}))
+    assert {one['alert_rule_test'][0]['alertname'] for one in tests} == severity.keys()
+    (tmp_path / 'tests.yaml').write_text(yaml.safe_dump({'rule_files': ['rules.yaml'], 'tests': tests}))
+    subprocess.run([tool, 'test', 'rules', 'tests.yaml'], cwd=tmp_path, check=True)
+
+
+def test_dashboard_has_all_metrics_of_queues_and_databases() -> None:
+    shown = set(re.findall(r'celery_\w+', ' '.join(query for place, query in queries() if place in set(panels()))))
+    assert exported().keys() - shown == {'celery_couchdb_server_info'}
+    assert [panel['id'] for panel in DASHBOARD['panels']] == list(range(1, len(DASHBOARD['panels']) + 1))
+    for variable in DASHBOARD['templating']['list']:
+        assert variable['name'] in ('datasource', 'instance', 'queue')
+        for name in re.findall(r'celery_\w+', str(variable['query'])):
+            assert name in exported()
+    for panel in DASHBOARD['panels']:
+        grid = panel['gridPos']
+        assert grid['x'] + grid['w'] <= 24
+        for target in panel['targets']:
+            labels = {
+                label for name in re.findall(r'celery_\w+', target['expr']) for one in exported()[name] for label in one
+            }
+            assert set(re.findall(r'\{\{(\w+)\}\}', target['legendFormat'])) <= {*labels, 'instance'}
+
+
+def panels() -> Iterator[str]:
+    for panel in DASHBOARD['panels']:
+        for target in panel['targets']:
+            yield f'{panel["title"]} {target["refId"]}'
+
+
+def test_keda_scales_the_workers() -> None:
+    assert (KEDA['apiVersion'], KEDA['kind']) == ('keda.sh/v1alpha1', 'ScaledObject')
+    deployment = next(
+        doc
+        for doc in yaml.safe_load_all((FOLDER / 'kubernetes.yaml').read_text('utf-8'))
+        if doc['kind'] == 'Deployment'
+    )
+    spec = KEDA['spec']
+    assert spec['scaleTargetRef']['name'] == deployment['metadata']['name']
+    [trigger] = spec['triggers']
+    assert trigger['type'] == 'prometheus'
+    assert {'serverAddress', 'query', 'threshold'} <= trigger['metadata'].keys()
+    assert all(isinstance(value, str) for value in trigger['metadata'].values())  # KEDA refuses others
+    command = deployment['spec']['template']['spec']['containers'][0]['command']
+    assert trigger['metadata']['threshold'] == command[command.index('--concurrency') + 1]
+
+
+def test_documentation_lists_all_metrics() -> None:
+    page = (ROOT / 'docs/production/monitoring.rst').read_text('utf-8')
+    listed = dict(re.findall(r'^``(celery_couchdb_\w+)(?:\{([\w, ]+)\})?``\s', page, re.MULTILINE))
+    assert listed == {name: ', '.join(sorted(samples[0])) for name, samples in exported().items()}
