@@ -19,6 +19,7 @@ from ..documents.concurrency import limit_of
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
+from .keeping import Keeping
 from .mailbox import Mailbox
 from .pull import Pull
 from .reservations import Reservations
@@ -44,10 +45,15 @@ class Unacked(Reservations):
     """Subscriptions, the messages claimed for them, and the pending writes. Any thread may call any method."""
 
     def __init__(
-        self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int
+        self,
+        lease: Lease,
+        mailbox: Mailbox[Delivery | Exception],
+        clock: ServerClock,
+        unlimited: int,
+        keep_done: float = 0.0,
     ) -> None:
         super().__init__(mailbox, unlimited)
-        self._lease, self._clock = lease, clock
+        self._lease, self._clock, self._keeping = lease, clock, Keeping(keep_done)
         #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
         self._held: dict[str, Delivery] = {}  # by delivery tag
@@ -127,12 +133,12 @@ class Unacked(Reservations):
                 self.wakeup.set()
 
     def ack(self, tag: str) -> None:
-        """Acknowledge a message: it is deleted, if this consumer still holds it."""
+        """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
         with self._lock:
             if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
                 self.acked[queue] += 1
             now = self._clock.now()
-            self._decide(tag, lambda doc: workitem.acked(doc, now), _ACKNOWLEDGED, may_wait=True)
+            self._decide(tag, lambda doc: self._keeping.completed(doc, now), _ACKNOWLEDGED, may_wait=True)
 
     def release(self, tag: str) -> None:
         """Release a message to its old position in the queue; its delivery counts as an attempt."""
@@ -196,10 +202,14 @@ class Unacked(Reservations):
         with self._lock:
             return self._unstored | {delivery.doc['_id'] for delivery in self._held.values()}
 
+    def docs(self) -> list[Document]:
+        """Return the messages that this consumer holds."""
+        with self._lock:
+            return [delivery.doc for delivery in self._held.values()]
+
     def held_ids(self) -> set[str]:
         """Return the ids of the messages that are held."""
-        with self._lock:
-            return {delivery.doc['_id'] for delivery in self._held.values()}
+        return {doc['_id'] for doc in self.docs()}
 
     def may_run(self) -> dict[str, float]:
         """Return the released messages with a concurrency key whose tasks may still run, and until when they count.
@@ -274,8 +284,8 @@ class Unacked(Reservations):
             else:
                 self._waiting_broadcasts.setdefault(queue, deque(maxlen=_MAX_WAITING_BROADCASTS)).append(message)
 
-    def drop_all(self) -> int:
-        """Forget all claimed messages, without writing anything: the lease was lost. Return how many there were."""
+    def drop_all(self) -> list[Document]:
+        """Forget all claimed messages, without writing anything, and return them: the lease was lost."""
         with self._lock:
             lost, self._held = list(self._held.values()), {}
             for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.final):
@@ -287,7 +297,7 @@ class Unacked(Reservations):
                 delivery.credit.held -= 1
                 delivery.credit.waiting -= self._shelf.take_out(delivery) or delivery.needs_body
             self.wakeup.set()
-            return len(lost)
+            return [delivery.doc for delivery in lost]
 
     def release_all(self) -> None:
         """Release all claimed messages: the consumer stops."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict, final
 
 __all__ = [
+    'DONE',
     'FAIL',
     'FANOUT',
     'Attachment',
@@ -22,6 +23,7 @@ __all__ = [
     'Consumer',
     'DeadLetter',
     'Document',
+    'DoneItem',
     'FanoutExchange',
     'Follower',
     'Leader',
@@ -44,6 +46,9 @@ FANOUT: Literal['fanout'] = 'fanout'
 
 #: The `status` of a dead letter, and of a parcel that was refused.
 FAIL: Literal['fail'] = 'fail'
+
+#: The `status` of a completed message that is kept.
+DONE: Literal['done'] = 'done'
 
 
 class Attachment(TypedDict, total=False):
@@ -122,6 +127,8 @@ class _WorkItemOptions(TypedDict, total=False):
     done: str
     #: Blanks that keep space for later states of a large job, until it is claimed.
     room: str
+    #: When an operator removed the message that is claimed: it is deleted when the claim ends. Of any WorkItem.
+    removed: float
     #: `FAIL`: the item is a dead letter. This member and the two below are of dead letters only.
     status: Literal['fail']
     #: Why; see `reasons`.
@@ -142,6 +149,35 @@ class WorkItem(Follower, _WorkItemOptions, Stored):
     claimed: Claim | None
 
 
+class _DoneItemOptions(TypedDict, total=False):
+    #: The name of the Celery worker that completed the message.
+    worker: str
+    #: The job key. What is kept of a unique job has an id of its own.
+    key: str
+
+
+class DoneItem(_DoneItemOptions, Stored):
+    """A completed message that is kept for a while; see `done`."""
+
+    _id: str
+    type: Literal['DoneItem']
+    status: Literal['done']
+    queue: str
+    priority: int
+    date: float | None
+    published: float
+    attempts: int
+    claimed: None
+    #: The Consumer that completed the message.
+    consumer: str
+    #: When it was claimed, and when it was acknowledged.
+    started: float
+    finished: float
+    #: When it is deleted.
+    expires: float
+    message: Message
+
+
 class DeadLetter(TypedDict):
     """The members that make a document a dead letter, or a parcel a refused one."""
 
@@ -155,6 +191,8 @@ class _TombstoneOptions(TypedDict, total=False):
     done: str
     #: True if the deletion does not mean that the message is done: another leaf of the document has the message.
     void: bool
+    #: True if an operator removed the message while a consumer held it.
+    removed: bool
 
 
 class Tombstone(_TombstoneOptions):
@@ -165,7 +203,12 @@ class Tombstone(_TombstoneOptions):
     _deleted: Literal[True]
 
 
-class Consumer(Stored):
+class _ConsumerOptions(TypedDict, total=False):
+    #: The name of the Celery worker whose connection it is, if the process is a worker.
+    worker: str
+
+
+class Consumer(_ConsumerOptions, Stored):
     """The heartbeat of a consuming connection."""
 
     _id: str

@@ -15,6 +15,7 @@ PAGE = (Path(__file__).parents[3] / 'docs/reference/documents.rst').read_text('u
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 TYPES: dict[str, Any] = {
     'WorkItem': types.WorkItem,
+    'DoneItem': types.DoneItem,
     'Consumer': types.Consumer,
     'Queue': types.Queue,
     'Binding': types.Binding,
