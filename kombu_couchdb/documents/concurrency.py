@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
+from .coordination import Slot
 from .ids import SLOT
-from .types import Document, Slot, Tombstone
+from .types import Document, Tombstone
 
 __all__ = [
     'CONCURRENCY_KEY',

@@ -16,8 +16,8 @@ from typing import Any
 
 from .. import design
 from ..couchdb.client import Document
+from ..documents.coordination import Consumer
 from ..documents.ids import CONSUMER
-from ..documents.types import Consumer
 
 __all__ = ['Lease', 'set_worker', 'worker_name']
 
