@@ -59,6 +59,8 @@ class Slots:
         self._client, self._lease, self._unacked = client, lease, unacked
         self._requests = slots.Slots(client)
         self._slots: dict[str, _Slot] = {}  # by id
+        #: The id of the lease that these slots were taken with.
+        self._lease_id = lease.id
         #: The ids of the messages that get a claim in this cycle.
         self._claiming: set[str] = set()
         #: By key: how many slots have become free since this consumer looked for messages that wait for them.
@@ -92,6 +94,12 @@ class Slots:
         return {each.id: each.rev for each in self._slots.values()}
 
     # -- take
+
+    def begin(self) -> None:
+        """Begin a cycle. If the lease was lost, forget its slots: a sweep frees them, and others may have them now."""
+        if self._lease_id != self._lease.id:
+            self._lease_id = self._lease.id
+            self._slots.clear()
 
     def admit(self, taken: dict[str, list[Document]], writes: list[PendingWrite]) -> dict[str, list[Document]]:
         """Return those of the messages to be claimed, by queue, that need no slot or get one.
