@@ -42,7 +42,7 @@ CONCURRENCY_KEY, CONCURRENCY_LIMIT = 'concurrency_key', 'concurrency_limit'
 #: The maximum length of a key, in characters, and the highest limit.
 _MAX_LENGTH, _MAX_LIMIT = 500, 1000
 
-#: A longer encoded key is hashed in the ids of its slots, because CouchDB limits the length of URLs to about 8,000 bytes.
+#: A longer encoded key is hashed in the ids of its slots: CouchDB accepts URLs of up to about 8,000 bytes.
 _MAX_ENCODED_LENGTH = 500
 
 

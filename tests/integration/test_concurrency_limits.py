@@ -80,6 +80,22 @@ def test_other_messages_are_not_blocked(connect: Callable[..., Connection]) -> N
     assert sorted(inbox.wait(3)) == ['k0', 'no key', 'other key']
 
 
+def test_messages_over_the_limit_are_parked_together(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
+    """A consumer with little credit reaches what is behind them after few requests."""
+    connection = connect()
+    publish(connection, 'x', to='first', **limited())
+    blocker = Inbox(connect(), 'first', ack=False)
+    assert blocker.wait(1) == ['x']
+    publish_many(connection, range(150), **limited())
+    publish(connection, 'no key')
+    sent.clear()
+    assert Inbox(connect(), ack=False, prefetch=1).wait(1) == ['no key']
+    assert len(parked(client)) == 150
+    assert len([request for request in sent if any(doc.get('parked') for doc in request.docs)]) < 20
+
+
 def test_order_within_a_key(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     inbox = Inbox(connect(), ack=False)
