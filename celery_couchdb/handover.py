@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery import states
+from celery._state import get_current_task
 
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
@@ -102,7 +103,7 @@ class HandOverMixin:
         broker = self.outbox.writer.broker
         if self.options.confirm_results or broker is None or not self.outbox.is_open:
             return items
-        if address != broker.address or len(items) > _MAX_NEXT_TASKS:
+        if address != broker.address or len(items) > _MAX_NEXT_TASKS or _is_part_of_chord():
             return items
         return [item for item in items if not self.outbox.hand_over(Handed.of_message(item), confirm=False)]
 
@@ -148,6 +149,16 @@ class HandOverMixin:
         """Return the value of a failure without a traceback."""
         meta = {'task_id': task_id, 'status': states.FAILURE, 'result': result, 'traceback': None}
         return pack(self.encode({**meta, 'children': [], 'date_done': None}), self.content_type)
+
+
+def _is_part_of_chord() -> bool:
+    """Tell whether the current task is a step of a chain in the header of a chord.
+
+    If CouchDB refuses its next step, the task must fail, as Celery does it: otherwise the chord would wait for ever.
+    """
+    request = getattr(get_current_task(), 'request', None)
+    steps = getattr(request, 'chain', None) or ()
+    return any((step.get('options') or {}).get('chord') for step in steps)
 
 
 def _has_waiting_tasks() -> bool:

@@ -111,7 +111,12 @@ class Slots:
             return taken
         without = {doc['_id'] for doc, _ in self._take(wanted)}
         self._claiming |= {doc['_id'] for doc, _ in wanted} - without
-        writes += [self._park(doc, limit) for doc, limit in wanted if doc['_id'] in without]
+        unusable = self._client.unusable
+        writes += [
+            self._park(doc, limit)
+            for doc, limit in wanted
+            if doc['_id'] in without and not unusable.has(doc['_id'], doc['_rev'])
+        ]
         return {queue: [doc for doc in docs if doc['_id'] not in without] for queue, docs in taken.items()}
 
     def _take(self, wanted: list[_Wanted]) -> list[_Wanted]:
@@ -163,7 +168,15 @@ class Slots:
             tried.append((doc, limit))
             docs.append({**concurrency.slot(limit.key, number, self._lease.id, self._client.clock.now())})
         for (doc, limit), made, result in zip(tried, docs, self._client.bulk(docs) if docs else (), strict=True):
-            if result.is_refused:
+            if result.is_permanent:
+                logger.error(
+                    'message %s in queue %r cannot be claimed: its slot is refused: %s',
+                    doc['_id'],
+                    doc.get('queue'),
+                    result.reason,
+                )
+                self._client.unusable.note(doc['_id'], doc['_rev'], result.reason)
+            elif result.is_refused:
                 raise result.exception(f'{self._client.address.url}: a concurrency slot was not stored')
             if result.is_stored:
                 # Another consumer may hold a slot whose creation is unproven: it is freed in this cycle.

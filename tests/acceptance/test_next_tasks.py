@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from celery import chain, group
+from celery import chain, chord, group
 from celery.app.amqp import AMQP
 
 from chaos.proxy import Proxy
@@ -92,6 +92,17 @@ def test_step_that_is_refused_has_a_failure(site: Site) -> None:
         result.get(timeout=PATIENCE)
     assert result.parent.get(timeout=PATIENCE) == 3
     assert f'task total[{result.id}] could not be published' in worker.logs()
+
+
+def test_chord_ends_if_a_step_in_its_header_is_refused(site: Site) -> None:
+    site.set_up()
+    site.client.put(NO_TOTALS)
+    site.worker(pool='prefork')
+    step = site.app.signature
+    header = [chain(step('add', (1, 2)), step('total', ()), app=site.app), step('add', (1, 1))]
+    body = chord(header, app=site.app)(step('lineage', immutable=True))
+    with pytest.raises(Exception, match='totals are not allowed'):
+        body.get(timeout=PATIENCE)
 
 
 def test_group_after_a_task_is_published(site: Site) -> None:

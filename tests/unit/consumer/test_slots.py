@@ -9,24 +9,27 @@ import pytest
 
 from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.slots import Slots
-from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
+from kombu_couchdb.couchdb.unusable import Unusable
+from kombu_couchdb.couchdb.write_result import REFUSED, WriteResult, WriteStatus
 
 
 class World:
     """A client that stores every creation, unless `status` says something else, and the state of a consumer."""
 
     def __init__(self) -> None:
-        self.status = WriteStatus.STORED
+        self.status, self.error = WriteStatus.STORED, ''
         self.created: list[str] = []
         self.held: set[str] = set()
         self.running: dict[str, float] = {}
         self.lease = SimpleNamespace(id='first')
+        self.unusable = Unusable()
         client: Any = SimpleNamespace(
             bulk=self._bulk,
             clock=SimpleNamespace(now=lambda: 1.0),
             replicas=1,
             address=SimpleNamespace(url='url'),
             id_range=lambda prefix: [],
+            unusable=self.unusable,
         )
         unacked: Any = SimpleNamespace(
             held_ids=lambda: self.held,
@@ -37,7 +40,7 @@ class World:
 
     def _bulk(self, docs: list[dict[str, Any]]) -> list[WriteResult]:
         self.created += [doc['_id'] for doc in docs]
-        return [WriteResult(doc['_id'], self.status, '1-a') for doc in docs]
+        return [WriteResult(doc['_id'], self.status, '1-a', self.error) for doc in docs]
 
     def cycle(self, *names: str, limit: int = 1) -> tuple[list[str], list[str]]:
         """Claim messages in a cycle; return the ids of those that are admitted, and of all documents to be written."""
@@ -90,6 +93,14 @@ def test_slot_that_is_not_proven_is_not_used(world: World, status: WriteStatus) 
     admitted, written = world.cycle('a')
     assert not admitted
     assert written == (['a', 'slot:k:0'] if status is WriteStatus.UNPROVEN else ['a'])
+
+
+def test_slot_that_is_refused_for_ever_stops_only_its_message(world: World) -> None:
+    world.status, world.error = WriteStatus.REFUSED, REFUSED
+    assert world.cycle('a') == ([], [])
+    assert world.unusable.has('a', '1-a')
+    world.status, world.error = WriteStatus.STORED, ''
+    assert world.cycle('b') == (['b'], [])
 
 
 def test_limit_of_several(world: World) -> None:
