@@ -146,6 +146,7 @@ class Cycle:
             if queues or pulls or self.lease.written:
                 self._heartbeat.register(queues)
                 self._suspects.check()
+                self._slots.begin()
                 self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
                 self._commits.release_orphans()
