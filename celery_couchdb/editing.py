@@ -13,7 +13,7 @@ from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents.body import attached, encoded, is_large
 from kombu_couchdb.documents.types import Message
 from kombu_couchdb.documents.workitem import task_name
-from kombu_couchdb.errors import NotChangeable
+from kombu_couchdb.errors import ConfigurationError, NotChangeable
 
 __all__ = ['with_arguments']
 
@@ -24,9 +24,16 @@ _MAX_REPR = 1024
 def with_arguments(
     app: Any, doc: Document, body: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Document:
-    """Return an item with other arguments; None keeps what its decoded `body` has. *Raises* `NotChangeable`."""
+    """Return an item with other arguments; None keeps what its decoded `body` has.
+
+    *Raises* `NotChangeable`; `ConfigurationError` if `args` or `kwargs` are of a wrong type.
+    """
     if not isinstance(body, (list, tuple)) or len(body) != 3:
         raise NotChangeable("the job cannot be edited: its message is not a task of Celery's protocol 2")
+    if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+        raise ConfigurationError(f'args must be a list, not {args!r:.80}')
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ConfigurationError(f'kwargs must be a dictionary, not {kwargs!r:.80}')
     args = list(body[0] if args is None else args)
     kwargs = dict(body[1] if kwargs is None else kwargs)
     _check(app.tasks.get(task_name(doc)), args, kwargs)

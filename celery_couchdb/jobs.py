@@ -6,6 +6,7 @@ results, revoked tasks and remote control.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
@@ -154,6 +155,8 @@ class Jobs:
         if countdown is not None:
             if eta is not UNCHANGED:
                 raise ConfigurationError('give eta or countdown, not both')
+            if isinstance(countdown, bool) or not isinstance(countdown, (int, float)) or math.isnan(countdown):
+                raise ConfigurationError(f'the countdown must be a number of seconds, not {countdown!r:.80}')
             now = self.client.clock.now()
             try:
                 eta = (

@@ -31,6 +31,10 @@ _MAX_TRIES = 10
 _REQUEST_SECONDS = 120.0
 
 
+class NoSuchEntry(NotFound):
+    """There is no entry of this name. (The database is set up, unlike with other errors of this kind.)"""
+
+
 @dataclass(frozen=True)
 class Item:
     """An entry with its state."""
@@ -83,7 +87,7 @@ class Schedules:
         """Return one entry; *raises* `NotFound` if there is none of this name."""
         doc, state = self.client.find([self._names.entries + name, self._names.states + name])
         if doc is None:
-            raise NotFound(f'there is no schedule entry {name!r:.220}')
+            raise NoSuchEntry(f'there is no schedule entry {name!r:.220}')
         return self._item(name, doc, state)
 
     def add(self, name: str, task: str, schedule: Any, **members: Any) -> Item:
@@ -143,7 +147,7 @@ class Schedules:
         """
         doc, state = self.client.find([self._names.entries + name, self._names.states + name])
         if doc is None:
-            raise NotFound(f'there is no schedule entry {name!r:.220}')
+            raise NoSuchEntry(f'there is no schedule entry {name!r:.220}')
         if doc.get('source') == 'app' and not doc.get('removed'):
             raise ConfigurationError(
                 f'schedule entry {name!r:.220} is in the code of the app: remove it there, or disable it'

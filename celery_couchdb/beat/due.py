@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .entries import Entry, ScheduleState, new_state, task_id_of
+from .entries import DISABLED, MALFORMED, Entry, ScheduleState, new_state, task_id_of
 
 __all__ = ['Decision', 'decide', 'noted', 'planned', 'upcoming']
 
@@ -41,8 +41,11 @@ def planned(entry: Entry, state: ScheduleState | None, doc_id: str, rev: str | N
     fresh: ScheduleState = {**(state or new_state(doc_id, rev)), 'plan': entry.plan, 'due': None, 'error': entry.error}
     if entry.rule is not None and entry.enabled:
         fresh['anchor'] = now if entry.start is None else float(entry.start)
+        # What was sent before an entry was disabled or malformed is not sent again: CouchDB may have forgotten its id.
+        goes_on = state is not None and state['plan'] in (DISABLED, MALFORMED)
+        after = max(fresh['anchor'], fresh['last'] or 0.0) if goes_on else fresh['anchor']
         try:
-            fresh['due'] = entry.rule.next(fresh['anchor'], fresh['anchor'])
+            fresh['due'] = entry.rule.next(fresh['anchor'], after)
         except Exception as exc:  # schedules in the code of the app may raise anything
             fresh['error'] = f'its next due date cannot be computed: {exc!r:.300}'
     return fresh

@@ -32,6 +32,8 @@ from .schedules import LATEST, Malformed, Rule, is_number, rule_of
 __all__ = [
     'CODE_MEMBERS',
     'DEFAULT_GRACE_SECONDS',
+    'DISABLED',
+    'MALFORMED',
     'MISSED',
     'Entry',
     'Names',
@@ -51,6 +53,9 @@ DEFAULT_GRACE_SECONDS = 60.0
 
 #: The members whose values can be in the code of the app instead of the document.
 CODE_MEMBERS = ('args', 'kwargs', 'options')
+
+#: The plans of entries of which nothing is sent; see `Entry.plan`.
+DISABLED, MALFORMED = 'disabled', 'error'
 
 _MAX_NAME_CHARACTERS = 200
 
@@ -203,8 +208,8 @@ class Entry:
     def plan(self) -> str:
         """What the due dates depend on: a new one means that they are computed anew, from `start` on."""
         if self.error is not None:
-            return 'error'
-        return digest_of([self.doc['schedule'], self.start]) if self.enabled else 'disabled'
+            return MALFORMED
+        return digest_of([self.doc['schedule'], self.start]) if self.enabled else DISABLED
 
 
 def _check(name: str, doc: Mapping[str, Any]) -> None:

@@ -71,7 +71,8 @@ class _Commands(click.Group):
         except click.ClickException as exc:
             raise click.ClickException(printable(exc.message)) from exc
         except (DatabaseMissing, NotFound) as exc:
-            hint = '' if 'couchdb setup' in str(exc) else '; run "celery -A your_app couchdb setup"'
+            is_complete = type(exc) not in (DatabaseMissing, NotFound) or 'couchdb setup' in str(exc)
+            hint = '' if is_complete else '; run "celery -A your_app couchdb setup"'
             raise click.ClickException(printable(f'{exc}{hint}')) from exc
         except (CouchDBError, ImproperlyConfigured) as exc:
             raise click.ClickException(printable(str(exc))) from exc

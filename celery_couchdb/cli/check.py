@@ -14,7 +14,7 @@ from kombu_couchdb.couchdb.client import Client
 
 from .. import design
 from .databases import app_of, broker_of, results_of
-from .tables import echo
+from .tables import Number, echo
 from .time_limit import result_of, start
 
 __all__ = ['command']
@@ -28,7 +28,7 @@ __all__ = ['command']
 @click.option(
     '--max-oldest',
     metavar='SECONDS',
-    type=click.FloatRange(0.0),
+    type=Number(0.0),
     help='Fail if a message has been due for longer than this.',
 )
 @click.option(
@@ -44,7 +44,7 @@ __all__ = ['command']
     metavar='SECONDS',
     default=10.0,
     show_default=True,
-    type=click.FloatRange(0.1),
+    type=Number(0.1),
     help='Fail if CouchDB needs longer than this for all requests together.',
 )
 @click.pass_context

@@ -18,7 +18,7 @@ from ..jobs import Jobs, Unreadable
 from .databases import jobs_of
 from .job_ids import resolve_id
 from .job_view import describe_all, format_jobs, jobs_table
-from .tables import echo, echo_styled, json_line, seconds_of, terminal_width
+from .tables import Number, echo, echo_styled, json_line, seconds_of, terminal_width
 
 __all__ = ['command']
 
@@ -108,7 +108,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
 @click.argument('name', metavar='ID')
 @click.option('--queue', '-Q', metavar='NAME', help='Move the job to this queue, which must be declared.')
 @click.option('--eta', metavar='DATE', help='Make it due at this date, such as 2026-01-31T08:00+01:00, or "now".')
-@click.option('--countdown', metavar='SECONDS', type=click.FloatRange(0), help='Make it due in so many seconds.')
+@click.option('--countdown', metavar='SECONDS', type=Number(0), help='Make it due in so many seconds.')
 @click.option('--priority', metavar='0-9', type=click.IntRange(0, 9), help='Give it this priority; 9 is the highest.')
 @click.pass_context
 def move_(

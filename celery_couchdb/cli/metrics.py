@@ -14,7 +14,7 @@ import click
 from kombu_couchdb.admin.status import status
 
 from .databases import app_of, broker_of, results_of
-from .tables import echo, echo_styled
+from .tables import Number, echo, echo_styled
 
 if TYPE_CHECKING:
     from .metric_families import Reading
@@ -48,7 +48,7 @@ def parse_address(ctx: click.Context, param: click.Parameter, text: str | None) 
     metavar='SECONDS',
     default=8.0,
     show_default=True,
-    type=click.FloatRange(0.1),
+    type=Number(0.1),
     help='How long a reading may take. Prometheus waits 10 seconds by default.',
 )
 @click.option(
@@ -56,7 +56,7 @@ def parse_address(ctx: click.Context, param: click.Parameter, text: str | None) 
     metavar='SECONDS',
     default=5.0,
     show_default=True,
-    type=click.FloatRange(0.0),
+    type=Number(0.0),
     help='With --listen: use a reading again for this time.',
 )
 @click.pass_context

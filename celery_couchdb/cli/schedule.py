@@ -161,11 +161,14 @@ def add_(ctx: click.Context, /, name: str, task: str, disabled: bool, **options:
 @_members
 @click.pass_context
 def edit_(ctx: click.Context, /, name: str, **options: Any) -> None:
-    """Change an entry. Everything that you do not give stays as it is."""
+    """Change an entry. Everything that you do not give stays as it is, also the time zone."""
     members = _given(options)
     if not members:
         raise click.UsageError('give at least one option: there is nothing to change')
     schedules = _schedules(ctx)
+    schedule, former = members.get('schedule', {}), schedules.get(name).entry.doc.get('schedule')
+    if schedule.keys() & {'crontab', 'at'} and isinstance(former, dict) and 'timezone' in former:
+        schedule.setdefault('timezone', former['timezone'])
     schedules.edit(name, **members)
     _show(schedules, name, False)
 

@@ -7,6 +7,7 @@ that control a terminal: in lines, tables and JSON.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -23,6 +24,7 @@ __all__ = [
     'NO_VALUE',
     'Cell',
     'Column',
+    'Number',
     'confirm',
     'count_cell',
     'echo',
@@ -111,6 +113,16 @@ def format_duration(seconds: float | None) -> str:
         if total >= length:
             return f'{total // length:,} {unit} {total % length // part} {lesser}'
     return f'{total} s'
+
+
+class Number(click.FloatRange):
+    """A number in a range. `click.FloatRange` accepts `nan`, which no limit catches."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f'{value!r} is not a number.', param, ctx)
+        return number
 
 
 def seconds_of(text: str) -> float:

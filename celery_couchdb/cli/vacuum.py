@@ -16,6 +16,7 @@ from kombu_couchdb.errors import DatabaseMissing
 from .databases import admin_option, app_of, broker_of, parcels_of, results_of, visibility_timeout_of
 from .tables import (
     Column,
+    Number,
     confirm,
     echo,
     echo_styled,
@@ -45,7 +46,7 @@ _STEPS = {
     '--age',
     'given',
     metavar='SECONDS',
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     help='Purge only documents that were deleted longer ago than this. It must be longer than the visibility timeout '
     f'of all workers.  [default: {AGE:g}, or that timeout plus {_MARGIN_SECONDS:g} if this is more]',
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
+from ..documents.concurrency import unpark
 from ..documents.properties import HIGHEST
 from ..documents.validation import check_names, check_value
 from ..errors import ConfigurationError, NotChangeable
@@ -27,11 +28,13 @@ def change(client: Client, task_id: str, edit: Callable[[Document], Document]) -
     """Write `edit(item)` in place of the waiting item of a job, and return it.
 
     The item is written in the revision that was read, so a worker that claims it at this moment either gets the new
-    message, or makes this call fail. *Raises* `NotChangeable` if the job is not waiting, and what `edit` raises.
+    message, or makes this call fail. A job that waits for a slot of its concurrency key looks for one anew: parked with
+    a later due date or in another queue, it would be woken in the place of a job that can run. *Raises* `NotChangeable`
+    if the job is not waiting, and what `edit` raises.
     """
     for _ in range(_MAX_TRIES):
         doc = _waiting(client, task_id)
-        edited = edit(doc)
+        edited = unpark(edit(doc))
         check_value('the job', edited)
         [result] = client.bulk([edited])
         if result.is_stored:
@@ -87,15 +90,17 @@ def move(
     """
     if queue is None and eta is UNCHANGED and priority is None:
         raise ConfigurationError('nothing to change: give a queue, a due date or a priority')
-    if priority is not None and (isinstance(priority, bool) or not 0 <= priority <= HIGHEST):
-        raise ConfigurationError(f'the priority must be a number from 0 to {HIGHEST}, not {priority!r:.80}')
+    if priority is not None and (type(priority) is not int or not 0 <= priority <= HIGHEST):
+        raise ConfigurationError(f'the priority must be a whole number from 0 to {HIGHEST}, not {priority!r:.80}')
     if queue is not None:
         check_names(queue=queue)
         if not queue or not Topology(client).has_queue(queue):
             raise ConfigurationError(
                 f'there is no queue {queue!r:.80}: name one that a worker or a publisher has declared'
             )
-    if isinstance(eta, datetime):
+    if eta is not None and eta is not UNCHANGED:
+        if not isinstance(eta, datetime):
+            raise ConfigurationError(f'the due date must be a datetime or None, not {eta!r:.80}')
         eta = (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
     def edit(doc: Document) -> Document:

@@ -54,8 +54,9 @@ def listing(client: Client, wanted: Wanted, limit: int) -> list[Document]:
     """Return up to `limit` jobs.
 
     If only states and a queue are `wanted`, and `done` is not: running items come first, then pending, scheduled and
-    dead ones; pending items in the order in which workers claim them. Otherwise the latest come first, by the time of
-    the last thing that happened to them; that request first brings its index up to date.
+    dead ones; pending items in the order in which workers claim them, those that wait for a slot of their concurrency
+    key last. Otherwise the latest come first, by the time of the last thing that happened to them; that request first
+    brings its index up to date.
     """
     now = client.clock.now()
     found = _history(client, wanted, now) if wanted.needs_history else iter(_queued(client, wanted, limit))
@@ -80,6 +81,7 @@ def _queued(client: Client, wanted: Wanted, limit: int) -> list[Document]:
     for name in queues:
         if 'pending' in states:
             found += [row.doc for row in store.ready(name, limit) if row.doc]
+            found += _rows(client, 'waiting', limit=limit, **design.rows_of(name, design.PARKED), **with_docs)
         if 'scheduled' in states:
             found += store.planned([name], limit)
     if 'dead' in states:

@@ -69,9 +69,11 @@ def pause(client: Client, queue: str, *, by: str | None = None, reason: str | No
     """Let no consumer claim messages of a queue until it is resumed; return False if it is paused already.
 
     `by` and `reason` are for people. The queue need not exist. Consumers learn of the pause within a second; messages
-    that kombu has received by then are processed. *Raises* `ConfigurationError` for an invalid name.
+    that kombu has received by then are processed. *Raises* `ConfigurationError` for an invalid or empty name.
     """
     check_names(queue=queue)
+    if not queue:
+        raise ConfigurationError('the name of the queue is empty')
     doc_id = PAUSE + queue
     if client.find([doc_id])[0]:
         return False

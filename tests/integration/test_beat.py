@@ -302,6 +302,9 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     )
     assert done.exit_code == 0, done.output
     assert '{"crontab": "30 3 * * *", "timezone": "Europe/Berlin"}' in done.stdout
+    assert (
+        '{"crontab": "0 4 * * *", "timezone": "Europe/Berlin"}' in run('edit', 'books', '--crontab', '0 4 * * *').stdout
+    )
     run('add', 'often', 'shop.look', '--every', '15m', '--missed', 'skip', '--disabled')
     run('add', 'once', 'shop.look', '--at', '2099-01-01T00:00:00Z')
     listed = run('list').stdout.splitlines()
@@ -323,7 +326,7 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     assert [doc['queue'] for doc in items(client)] == ['slow']
     assert run('delete', 'once', answer='n\n').exit_code == 1
     assert run('delete', 'once', 'often', '--yes').stdout == 'once: deleted\noften: deleted\n'
-    fails("there is no schedule entry 'once'", 'show', 'once')
+    fails("there is no schedule entry 'once'\n", 'show', 'once')
     fails("there is no schedule entry 'once'", 'delete', 'books', 'once', '--yes')
     assert client.get_or_none('beat:entry:books')
     fails('give one of --every, --crontab, --at and --solar', 'add', 'x', 'y')

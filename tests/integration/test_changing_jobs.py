@@ -12,6 +12,7 @@ from celery import Celery
 from kombu import Connection, Queue
 
 from celery_couchdb.jobs import Jobs
+from kombu_couchdb.admin.listing import Wanted, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, NotChangeable
@@ -147,7 +148,12 @@ def test_job_that_does_not_wait_is_refused(app: Celery, connect: Callable[..., C
     [
         ({}, 'nothing to change'),
         ({'queue': 'typo'}, "there is no queue 'typo'"),
-        ({'priority': 10}, 'the priority must be a number from 0 to 9, not 10'),
+        ({'priority': 10}, 'the priority must be a whole number from 0 to 9, not 10'),
+        ({'priority': 1.5}, 'the priority must be a whole number from 0 to 9, not 1.5'),
+        ({'priority': '1'}, "the priority must be a whole number from 0 to 9, not '1'"),
+        ({'eta': '2030-01-01'}, "the due date must be a datetime or None, not '2030-01-01'"),
+        ({'countdown': float('nan')}, 'the countdown must be a number of seconds, not nan'),
+        ({'countdown': '5'}, "the countdown must be a number of seconds, not '5'"),
         ({'eta': None, 'countdown': 1}, 'give eta or countdown, not both'),
         ({'countdown': 1e15}, 'is too long'),
     ],
@@ -159,6 +165,33 @@ def test_wrong_value_is_refused(app: Celery, client: Client, options: dict[str, 
     with pytest.raises(ConfigurationError, match=why):
         Jobs(app).move(task_id, **options)
     assert items(client) == before
+
+
+@pytest.mark.parametrize('options', [{'args': 'ab'}, {'args': {'a': 1}}, {'kwargs': [1]}], ids=repr)
+def test_arguments_of_a_wrong_type_are_refused(app: Celery, client: Client, options: dict[str, Any]) -> None:
+    task_id = app.send_task('report').id
+    before = items(client)
+    with pytest.raises(ConfigurationError, match='args must be a'):
+        Jobs(app).edit(task_id, **options)
+    assert items(client) == before
+
+
+def test_job_that_waits_for_a_slot(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    """A moved job is not woken in the place of one that can run, and the next free slot goes to that one."""
+    known, inbox = Jobs(app), Inbox(connect(), 'celery', ack=False)
+    limit = {'headers': {'concurrency_key': 'k', 'concurrency_limit': 1}}
+    app.send_task('report', (1,), **limit)
+    inbox.wait(1)
+    later, edited = app.send_task('report', (2,), **limit).id, app.send_task('report', (3,), **limit).id
+    inbox.drain_until(lambda: sum('parked' in item for item in items(client)) == 2, 'both to wait for a slot')
+    listed = listing(client, Wanted(['running', 'pending']), 10)
+    assert [bool(item.get('parked')) for item in listed] == [False, True, True]
+    assert 'parked' not in known.move(later, countdown=3600, priority=9)
+    assert known.state(later) == 'scheduled'
+    known.edit(edited, args=[4])
+    inbox.messages[0].ack()
+    inbox.wait(2)
+    assert inbox.bodies[1][0] == [4]
 
 
 def test_job_is_not_moved_beyond_its_expiry(app: Celery, client: Client) -> None:

@@ -228,7 +228,15 @@ def test_refused_connection_fails_with_one_sentence() -> None:
 
 @pytest.mark.parametrize(
     'given',
-    [('--max-ready', '-1'), ('--max-oldest', 'old'), ('--timeout', '0'), ('--worker',), ('now',), ('--queue', 'q')],
+    [
+        ('--max-ready', '-1'),
+        ('--max-oldest', 'old'),
+        ('--max-oldest', 'nan'),
+        ('--timeout', '0'),
+        ('--worker',),
+        ('now',),
+        ('--queue', 'q'),
+    ],
 )
 def test_wrong_usage_exits_with_status_2(run: Run, given: tuple[str, ...]) -> None:
     assert run('check', *given).exit_code == 2

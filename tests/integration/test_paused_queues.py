@@ -58,6 +58,8 @@ def test_pause_and_resume_tell_whether_they_changed_anything(client: Client, con
     assert not queues.pause(client, 'q', by='bob')
     [(name, found)] = queues.paused(client).items()
     assert (name, found['by'], found['reason']) == ('q', 'ann', 'a test')
+    with pytest.raises(ConfigurationError, match='the name of the queue is empty'):
+        queues.pause(client, '')
     assert queues.resume(client, 'q')
     assert queues.paused(client) == {}
     assert queues.pause(client, 'q')

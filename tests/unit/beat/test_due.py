@@ -50,6 +50,18 @@ def test_enabling_sends_nothing_for_the_past(entry: Make) -> None:
     assert planned(entry(start=9000), before, 'i', None, 9500.0)['due'] == 9010.0
 
 
+@pytest.mark.parametrize('change', [{'enabled': False}, {'missed': 'never'}], ids=['disabled', 'malformed'])
+def test_date_that_was_sent_is_not_sent_again_when_an_entry_goes_on(entry: Make, change: dict[str, Any]) -> None:
+    """An edit by another program keeps `start`. After a vacuum, CouchDB does not know the ids of sent tasks."""
+    for schedule, following in (({'every': 10}, 1030.0), ({'at': 1020.0}, None)):
+        known = planned(entry(schedule=schedule, start=1000), None, 'i', None, 1000.0)
+        sent, known = run(entry(schedule=schedule, start=1000), known, 1020.0)
+        assert sent[-1] == 1020.0
+        stopped = planned(entry(schedule=schedule, start=1000, **change), known, 'i', None, 1025.0)
+        assert stopped['due'] is None
+        assert planned(entry(schedule=schedule, start=1000), stopped, 'i', None, 1026.0)['due'] == following
+
+
 def test_other_edits_do_not_move_the_due_date(entry: Make) -> None:
     before = planned(entry(), None, 'i', None, 1000.0)
     assert planned(entry(args=[5], task='other', options={'queue': 'q'}), before, 'i', None, 1005.0) is before
