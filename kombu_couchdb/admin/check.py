@@ -13,6 +13,7 @@ from ..couchdb.client import Client
 from ..couchdb.shapes import equal, exactly, maybe, members, revision
 from ..documents.ids import QUEUE
 from ..errors import DatabaseMissing
+from .queues import paused
 from .status import backlog, consumers
 
 __all__ = ['Finding', 'check_backlog', 'check_database', 'check_worker']
@@ -68,17 +69,25 @@ def check_backlog(
 ) -> Iterator[Finding]:
     """Check the number of ready messages in each queue, and the age of the oldest in seconds; at most three requests.
 
-    None is no limit. Without `queues`, all queues are checked. One more request checks that those of them exist that
-    have no messages.
+    None is no limit, and a paused queue may exceed it. Without `queues`, all queues are checked. One more request reads
+    the pauses if a limit is exceeded, and one checks that those of `queues` exist that have no messages.
     """
     found = {name: one for name, one in backlog(client).items() if not queues or name in queues}
     ready = sum(one['ready'] for one in found.values())
     yield Finding(True, f'{ready:,} ready {"message" if ready == 1 else "messages"}')
+    over: dict[str, list[Finding]] = defaultdict(list)
     for name, one in sorted(found.items()):
         if max_ready is not None and one['ready'] > max_ready:
-            yield Finding(False, f'queue {name} has {one["ready"]:,} ready messages, more than {max_ready:,}')
+            over[name].append(
+                Finding(False, f'queue {name} has {one["ready"]:,} ready messages, more than {max_ready:,}')
+            )
         if max_oldest is not None and (one['oldest'] or 0.0) > max_oldest:
-            yield Finding(False, f'queue {name} has a message that has been due for {one["oldest"]:,.0f} s')
+            over[name].append(
+                Finding(False, f'queue {name} has a message that has been due for {one["oldest"]:,.0f} s')
+            )
+    pauses = paused(client) if over else {}
+    for name, findings in over.items():
+        yield from [Finding(True, f'queue {name} is paused')] if name in pauses else findings
     empty = [QUEUE + name for name in queues if name not in found]
     for doc_id in _missing(client, empty) if empty else ():
         name = doc_id.removeprefix(QUEUE)

@@ -169,13 +169,8 @@ class Slots:
             docs.append({**concurrency.slot(limit.key, number, self._lease.id, self._client.clock.now())})
         for (doc, limit), made, result in zip(tried, docs, self._client.bulk(docs) if docs else (), strict=True):
             if result.is_permanent:
-                logger.error(
-                    'message %s in queue %r cannot be claimed: its slot is refused: %s',
-                    doc['_id'],
-                    doc.get('queue'),
-                    result.reason,
-                )
-                self._client.unusable.note(doc['_id'], doc['_rev'], result.reason)
+                reason = f'its concurrency slot is refused: {result.reason}'
+                self._client.unusable.note(doc['_id'], doc['_rev'], reason)
             elif result.is_refused:
                 raise result.exception(f'{self._client.address.url}: a concurrency slot was not stored')
             if result.is_stored:

@@ -184,7 +184,9 @@ def last_consumer(doc: Mapping[str, Any]) -> Document:
 def state(doc: Mapping[str, Any], now: float) -> str:
     """Return `dead`, `done`, `running` (claimed), `scheduled` or `pending`, or `gone` if it has expired for good."""
     if doc.get('status'):
-        return 'dead' if is_dead(doc) else 'done'
+        if is_dead(doc):
+            return 'dead'
+        return 'gone' if has_expired(doc, now) else 'done'
     if claimant(doc):
         return 'running'
     if has_expired(doc, now) and not delivers_expired(doc):

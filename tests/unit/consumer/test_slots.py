@@ -47,6 +47,7 @@ class World:
         headers = {'concurrency_key': 'k', 'concurrency_limit': limit}
         docs = [{'_id': name, '_rev': '1-a', 'message': {'headers': headers}} for name in names]
         writes: list[PendingWrite] = []
+        self.slots.begin()
         admitted = [doc['_id'] for doc in self.slots.admit({'q': docs}, writes)['q']]
         self.slots.free(writes)
         self.held.update(admitted)
