@@ -31,6 +31,7 @@ __all__ = [
     'Pause',
     'Published',
     'Queue',
+    'Rate',
     'Slot',
     'Tombstone',
     'WorkItem',
@@ -84,7 +85,7 @@ class Claim(TypedDict):
 
 
 class Parked(TypedDict):
-    """For the slots of which key a WorkItem waits, and since when."""
+    """For which slots or starts a WorkItem waits, and since when."""
 
     key: str
     date: float
@@ -109,7 +110,7 @@ class Follower(_Expiring):
 class _WorkItemOptions(TypedDict, total=False):
     #: The id of the Consumer that held the item last. It is set when the item is released or becomes a dead letter.
     consumer: str
-    #: Only while the item waits for a slot of its concurrency key.
+    #: Only while the item waits for a slot of its concurrency key, or for a start of its rate key.
     parked: Parked
     #: The job key. This member and the four below are of unique jobs only.
     key: str
@@ -190,6 +191,19 @@ class Slot(Stored):
     type: Literal['Slot']
     key: str
     #: The id of the Consumer document.
+    by: str
+    date: float
+
+
+class Rate(Stored):
+    """The next start of a rate key."""
+
+    _id: str
+    type: Literal['Rate']
+    key: str
+    #: When the next message may start; it may be a little earlier, see `rates`.
+    next: float
+    #: The id of the Consumer that has taken the last start, and when.
     by: str
     date: float
 
