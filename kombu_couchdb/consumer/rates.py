@@ -131,6 +131,8 @@ class Rates:
         self._look_at[parked] = time.monotonic() + wait
 
     def _read(self, keys: set[str]) -> None:
+        if not keys:
+            return
         names = sorted(keys)
         now = self._client.clock.now()
         for key, doc in zip(names, self._client.find([rates.document_id(key) for key in names]), strict=True):

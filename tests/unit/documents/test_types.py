@@ -22,6 +22,7 @@ TYPES: dict[str, Any] = {
     'Broadcast': types.Broadcast,
     'Leader': types.Leader,
     'Pause': types.Pause,
+    'Rate': types.Rate,
     'Slot': types.Slot,
     'Parcel': types.Parcel,
     'Result': results.Result,
