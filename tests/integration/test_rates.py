@@ -181,7 +181,7 @@ def test_malformed_document_is_replaced(connect: Callable[..., Connection], clie
     assert 600 < document(client)['next'] - client.clock.now() < 800
 
 
-@pytest.mark.parametrize('rate', ['', '10/d', '-1/s', '0', 0, -1, True, '1/h/s', 'nan', float('nan'), [], None])
+@pytest.mark.parametrize('rate', ['', '10/d', '-1/s', '0', 0, -1, True, '1/h/s', 'nan', [], None])
 def test_wrong_rate_is_refused(connection: Connection, rate: Any) -> None:
     with pytest.raises(ConfigurationError, match='the header rate must be a rate from one a day to 1,000 a second'):
         publish(connection, 'a', **rated(rate))
