@@ -7,7 +7,8 @@ results, revoked tasks and remote control.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery import states
@@ -17,7 +18,8 @@ from celery.exceptions import TimeoutError as CeleryTimeout
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import loads, prepare_accept_content
 
-from kombu_couchdb.admin import dead, jobs
+from kombu_couchdb.admin import dead, jobs, watching
+from kombu_couchdb.admin.edit import UNCHANGED, change, move
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents.body import decoded, stub
@@ -25,6 +27,9 @@ from kombu_couchdb.documents.compressed import unpacked
 from kombu_couchdb.documents.workitem import task_id as task_id_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport
+
+from .editing import with_arguments
+from .held import holds
 
 __all__ = ['Jobs', 'Unreadable', 'client_of']
 
@@ -39,9 +44,9 @@ class Unreadable(ValueError):
 class Jobs:
     """The jobs in the database of an app's broker. *Every* method raises the errors of `kombu_couchdb.errors`.
 
-    The states are those of `kombu_couchdb.admin.jobs`: `pending`, `scheduled`, `running`, `dead`, `gone`. With Celery's
-    default, early acknowledgement, the message of a running task is no longer in the queue. Then the state is `running`
-    if the result says that the task has started (`task_track_started`), and `gone` otherwise.
+    The states are those of `kombu_couchdb.admin.jobs`: `pending`, `scheduled`, `running`, `dead`, `done`, `gone`. With
+    Celery's default, early acknowledgement, the message of a running task is no longer in the queue. Then the state is
+    `running` if the result says that the task has started (`task_track_started`), and `done` or `gone` otherwise.
     """
 
     def __init__(self, app: Any, client: Client | None = None) -> None:
@@ -54,28 +59,37 @@ class Jobs:
 
     def state(self, task_id: str) -> str:
         """Return the state of a job."""
-        found = jobs.state(self.client, task_id)
-        return 'running' if found == 'gone' and self._has_started(task_id) else found
+        return self._refined(jobs.state(self.client, task_id), task_id)
 
     def watch(self, task_id: str, timeout: float | None = None) -> Iterator[str]:
-        """Yield the state of a job, then each new state, until the job is `gone`. It does not poll.
+        """Yield the state of a job, then each new state, until the job is `done` or `gone`. It does not poll.
 
-        *Raises* `TimeoutError` if the job is not gone after `timeout` seconds; None means no limit.
+        *Raises* `TimeoutError` if the job has not ended after `timeout` seconds; None means no limit.
+        """
+        return (state for _, state in self.watch_many([task_id], timeout))
+
+    def watch_many(self, task_ids: Collection[str], timeout: float | None = None) -> Iterator[tuple[str, str]]:
+        """Yield `(task_id, state)` for each job, then for each new state, until all are `done` or `gone`.
+
+        All jobs share one changes feed. *Raises* `TimeoutError` as `watch` does.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        last = ''
-        for found in jobs.watch(self.client, task_id, timeout):
-            state = 'running' if found == 'gone' and self._has_started(task_id) else found
-            if state != last:
-                yield state
-            last = state
-        if last == 'running':
+        last: dict[str, str] = {}
+        running: dict[str, str] = {}  # acknowledged early, with the state of their messages
+        for task_id, found in watching.watch_all(self.client, task_ids, timeout):
+            state = self._refined(found, task_id)
+            if state != found:
+                running[task_id] = found
+            if state != last.get(task_id):
+                yield task_id, state
+            last[task_id] = state
+        for task_id, found in running.items():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 self.app.AsyncResult(task_id).get(timeout=left, propagate=False, disable_sync_subtasks=False)
             except CeleryTimeout as exc:
                 raise TimeoutError(f'job {task_id} is still running') from exc
-            yield 'gone'
+            yield task_id, found
 
     def workers(self, task_id: str, timeout: float = 1.0) -> dict[str, str]:
         """Ask all workers for a task. Return `{worker: state}` with 'active', 'reserved' or 'ready' as the state.
@@ -87,21 +101,30 @@ class Jobs:
         return {worker: found[task_id][0] for worker, found in replies.items() if task_id in found}
 
     def wait(self, task_id: str, *wanted: str, timeout: float | None = None) -> str:
-        """Wait until a job is in one of the states `wanted`, or gone, and return its state.
+        """Wait until a job is in one of the states `wanted`, or has ended (`done`, `gone`), and return its state.
 
         *Raises* `TimeoutError` after `timeout` seconds; None means no limit.
         """
+        found = 'gone'
         for found in self.watch(task_id, timeout):
             if found in wanted:
-                return found
-        return 'gone'
+                break
+        return found
+
+    def wait_many(self, task_ids: Collection[str], timeout: float | None = None) -> dict[str, str]:
+        """Wait until all these jobs have ended, and return the last state of each: `done` or `gone`.
+
+        *Raises* `TimeoutError` after `timeout` seconds; None means no limit.
+        """
+        return dict(self.watch_many(task_ids, timeout))
 
     def remove(self, task_id: str, *, terminate: bool = False, signal: str = 'SIGTERM') -> jobs.Removal:
         """Delete a pending or scheduled job for good. Its result becomes `REVOKED`.
 
         `task_id` is the id of the task or of the job's document. A job that a worker holds is revoked: the worker does
-        not start it, or, if it runs and `terminate` is true, sends `signal` to its process. A job that is not found is
-        revoked, too, because a worker may have acknowledged it early and run it. Dead letters are kept.
+        not start it, or, if it runs and `terminate` is true, sends `signal` to its process. It is also marked, so that
+        it is deleted when the worker's claim ends and never runs again, even if the worker is cut off. A job that is
+        not found is revoked, too, because a worker may have acknowledged it early and run it. Dead letters are kept.
         """
         removal = jobs.remove(self.client, task_id)
         if removal.running or not (removal.removed or removal.dead):
@@ -112,6 +135,57 @@ class Jobs:
         elif removal.removed:
             self._mark_as_revoked(removal.removed[0])
         return removal
+
+    def move(
+        self,
+        task_id: str,
+        *,
+        queue: str | None = None,
+        eta: datetime | None = UNCHANGED,
+        countdown: float | None = None,
+        priority: int | None = None,
+    ) -> Document:
+        """Move a waiting job to another queue, due date or priority, and return its document.
+
+        `eta` None makes it due at once; a date without a time zone is UTC. `countdown` is in seconds from now.
+        *Raises* `NotChangeable` if the job does not wait, or is a unique job and `queue` is given;
+        `ConfigurationError` if the queue is not declared or a value is wrong.
+        """
+        if countdown is not None:
+            if eta is not UNCHANGED:
+                raise ConfigurationError('give eta or countdown, not both')
+            now = self.client.clock.now()
+            try:
+                eta = (
+                    datetime.fromtimestamp(now, timezone.utc) + timedelta(seconds=countdown) if countdown > 0 else None
+                )
+            except (OverflowError, ValueError) as exc:
+                raise ConfigurationError(f'the countdown of {countdown!r:.40} seconds is too long') from exc
+        return move(self.client, task_id, queue=queue, eta=eta, priority=priority)
+
+    def edit(
+        self, task_id: str, *, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> Document:
+        """Replace the arguments of a waiting job, and return its document.
+
+        They are encoded as the message was: its content type must be one that the app accepts. *Raises*
+        `NotChangeable` if the job does not wait, is not a task of Celery's protocol 2, or if the
+        task, when this app knows it, does not take these arguments; `Unreadable` as `decode`.
+        """
+        if args is None and kwargs is None:
+            raise ConfigurationError('nothing to change: give args or kwargs')
+        return change(self.client, task_id, lambda doc: with_arguments(self.app, doc, self.decode(doc), args, kwargs))
+
+    def held(self, task: Any) -> bool:
+        """Tell a task that runs whether its worker still holds the message: call it before writes of your own.
+
+        `task` is the bound task (`bind=True`) that is running. One request, from whichever process runs the task. True
+        means: when CouchDB answered, no other worker had the message and nobody had removed it. False means: the lease
+        was lost, the message may run or have run elsewhere, or it was removed. It is a check, not a lock: a process
+        that is paused after it may act later. *Raises* `ConfigurationError` if the task is acknowledged early, because
+        there is no lease then; `ServerUnavailable` if CouchDB does not respond.
+        """
+        return holds(self.client, task)
 
     def replay(self, letters: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
         """Put dead letters back into their queues and delete their results.
@@ -147,6 +221,10 @@ class Jobs:
             raise Unreadable(f'the app does not accept {doc["message"].get("content-type")}') from exc
         except (DecodeError, ValueError, TypeError, KeyError, AttributeError, LookupError) as exc:
             raise Unreadable(f'the body cannot be decoded: {exc}') from exc
+
+    def _refined(self, found: str, task_id: str) -> str:
+        """Return `running` instead of an end if the result says that a task which was acknowledged early runs."""
+        return 'running' if found in jobs.ENDED and self._has_started(task_id) else found
 
     def _has_started(self, task_id: str) -> bool:
         return not isinstance(self.app.backend, DisabledBackend) and bool(

@@ -108,6 +108,10 @@ class RequestRefused(CouchDBError):
     """The server refused the request as malformed. Not retried."""
 
 
+class NotChangeable(CouchDBError, ValueError):
+    """A job cannot be changed, because it does not wait or does not take the change; the text says why. Not retried."""
+
+
 class NestedTooDeeply(RequestRefused):
     """A document in the database is nested more deeply than Python can read. Not retried."""
 

@@ -42,9 +42,13 @@ def option(check: Check, default: Any = MISSING, **field_arguments: Any) -> Any:
     return field(default=default, metadata={'check': check}, **field_arguments)
 
 
-def seconds(default: float) -> Any:
-    """Return a field for a duration in seconds, above 0."""
-    return option(lambda name, value: float(_check_number(name, value, 'a number of seconds', (int, float))), default)
+def seconds(default: float, *, may_be_zero: bool = False) -> Any:
+    """Return a field for a duration in seconds, above 0; with `may_be_zero` also 0."""
+
+    def check(name: str, value: Any) -> float:
+        return float(_check_number(name, value, 'a number of seconds', (int, float), may_be_zero))
+
+    return option(check, default)
 
 
 def count(default: int, *, may_be_zero: bool = False) -> Any:
@@ -153,6 +157,9 @@ class Options:
     #: How often a message is delivered before it becomes a dead letter; 0 means no limit. (20 is the default of
     #: RabbitMQ's quorum queues, see the documentation of release 4.)
     delivery_limit: int = count(20, may_be_zero=True)
+    #: How long completed messages of tasks are kept as documents with the status `done`; 0: they are deleted at once.
+    #: An attribute `keep_done` of a task, or an argument of `apply_async`, overrides it.
+    keep_done: float = seconds(0.0, may_be_zero=True)
     #: Create the database and its design documents if they are missing and the user has the right.
     create_database: bool = switch(True)
     #: The source of user and password if they are not in the URL: 'environment', or the dotted path of a function that

@@ -38,10 +38,12 @@ _COMMANDS = (
 
 
 @signals.worker_init.connect
-def _on_worker_init(**_: Any) -> None:
+def _on_worker_init(sender: Any = None, **_: Any) -> None:
     brevity.shorten_log()
     for name in ('control', 'parcels.worker'):
         import_module(f'celery_couchdb.{name}')
+    if sender is not None:
+        import_module('celery_couchdb.history').install(sender.app, sender.hostname)
 
 
 class _Commands(click.Group):

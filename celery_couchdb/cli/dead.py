@@ -18,7 +18,7 @@ from kombu_couchdb.documents.workitem import task_id
 from ..jobs import Jobs
 from .databases import jobs_of
 from .job_ids import resolve_id
-from .job_view import dead_letters_table, describe, format_jobs
+from .job_view import dead_letters_table, describe_all, format_jobs
 from .tables import confirm, echo, echo_styled, json_line, terminal_width
 
 __all__ = ['command']
@@ -45,8 +45,8 @@ def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> N
     jobs = jobs_of(ctx)
     docs = list(islice(dead.letters(jobs.client, queue), limit))
     if as_json:
-        for doc in docs:
-            echo_styled(json_line(describe(jobs, doc)))
+        for job in describe_all(jobs, docs):
+            echo_styled(json_line(job))
         return
     if not docs:
         echo('There are no dead letters.')

@@ -6,25 +6,32 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import concurrency, workitem
 from kombu_couchdb.documents.ids import CONSUMER
 
+from ..history import LAST_ERROR
 from ..jobs import Jobs, Unreadable
 from .tables import NO_VALUE, Cell, Column, format_duration, format_table, json_line, printable
 
-__all__ = ['dead_letters_table', 'describe', 'format_jobs', 'jobs_table']
+__all__ = ['dead_letters_table', 'describe_all', 'format_jobs', 'jobs_table']
 
 #: The maximum length of one value in the details of a job; longer values are cut.
 _MAX_VALUE_CHARACTERS = 2000
 
 _NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
 
-_COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'red', 'gone': None}
+_COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'red', 'done': 'blue', 'gone': None}
 
 
-def describe(jobs: Jobs, doc: Document) -> dict[str, Any]:
-    """Return all facts about a job as a dictionary for JSON. Dates are seconds since the epoch."""
+def describe_all(jobs: Jobs, docs: Sequence[Document]) -> list[dict[str, Any]]:
+    """Return all facts about jobs as dictionaries for JSON. Dates are seconds since the epoch."""
+    workers = workers_of(jobs.client, docs)
+    return [_describe(jobs, doc, workers) for doc in docs]
+
+
+def _describe(jobs: Jobs, doc: Document, workers: Mapping[str, str]) -> dict[str, Any]:
     message = doc.get('message')
     headers = message.get('headers') if isinstance(message, dict) else None
     try:
@@ -32,6 +39,7 @@ def describe(jobs: Jobs, doc: Document) -> dict[str, Any]:
     except Unreadable as exc:
         body, unreadable = None, str(exc)
     task = isinstance(body, (list, tuple)) and len(body) == 3
+    consumer = workitem.claimant(doc) or doc.get('consumer')
     return {
         'id': workitem.task_id(doc),
         'document': doc['_id'],
@@ -44,12 +52,16 @@ def describe(jobs: Jobs, doc: Document) -> dict[str, Any]:
         'due': doc.get('date'),
         'expires': doc.get('expires'),
         'attempts': doc.get('attempts'),
-        'consumer': workitem.claimant(doc) or doc.get('consumer'),
+        'consumer': consumer,
+        'worker': workers.get(consumer) if isinstance(consumer, str) else None,
         'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None,
         'job_key': doc.get('key'),
         'waits_for': concurrency.parked_key(doc),
         'reason': doc.get('reason'),
         'failed': doc.get('failed'),
+        'error': _error(doc),
+        'started': doc.get('started'),
+        'finished': doc.get('finished'),
         'headers': headers,
         'args': body[0] if task else None,
         'kwargs': body[1] if task else None,
@@ -60,7 +72,7 @@ def describe(jobs: Jobs, doc: Document) -> dict[str, Any]:
 
 def format_jobs(jobs: Jobs, docs: Sequence[Document], as_json: bool) -> str:
     """Return the details of jobs: with `as_json` one JSON object per line, otherwise one block of lines per job."""
-    found = [describe(jobs, doc) for doc in docs]
+    found = describe_all(jobs, docs)
     return (
         '\n'.join(map(json_line, found))
         if as_json
@@ -84,9 +96,13 @@ def _format_job(job: Mapping[str, Any], now: float) -> str:
         'expires',
         'attempts',
         'consumer',
+        'worker',
         'claimed',
+        'started',
+        'finished',
         'reason',
         'failed',
+        'error',
         'args',
         'kwargs',
         'body',
@@ -98,7 +114,7 @@ def _format_job(job: Mapping[str, Any], now: float) -> str:
             continue
         if name == 'consumer':
             value = str(value).removeprefix(CONSUMER)
-        if name in ('published', 'due', 'expires', 'claimed', 'failed'):
+        if name in ('published', 'due', 'expires', 'claimed', 'failed', 'started', 'finished'):
             text = _format_date(value, now)
         elif name in ('args', 'kwargs', 'body'):
             text = json_line(value)
@@ -125,8 +141,19 @@ def _format_date(value: Any, now: float) -> str:
     )
 
 
-def jobs_table(docs: Sequence[Document], now: float, max_width: int) -> str:
-    """Return jobs as a table; `now` is in seconds since the epoch, `max_width` in characters."""
+def _error(doc: Document) -> str | None:
+    """Return the error of the last attempt that a waiting retry carries, such as `ValueError: no such customer`."""
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    error = headers.get(LAST_ERROR) if isinstance(headers, dict) else None
+    return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
+
+
+def jobs_table(docs: Sequence[Document], workers: Mapping[str, str], now: float, max_width: int) -> str:
+    """Return jobs as a table.
+
+    `workers` has the names of workers by consumer; `now` is in seconds since the epoch, `max_width` in characters.
+    """
     rows = []
     for doc in docs:
         state = workitem.state(doc, now)
@@ -138,6 +165,7 @@ def jobs_table(docs: Sequence[Document], now: float, max_width: int) -> str:
                 Cell(state, {'fg': _COLOURS[state]} if _COLOURS[state] else {}),
                 _when(doc, state, now),
                 _attempts(doc),
+                _note(doc, state, workers),
             ]
         )
     return format_table(
@@ -148,10 +176,17 @@ def jobs_table(docs: Sequence[Document], now: float, max_width: int) -> str:
             Column('STATE'),
             Column('WHEN', right=True),
             Column('TRY', right=True),
+            Column('WORKER OR ERROR', min_width=15),
         ],
         rows,
         max_width,
     )
+
+
+def _note(doc: Document, state: str, workers: Mapping[str, str]) -> str:
+    if state in ('running', 'done'):
+        return workers.get(workitem.claimant(doc) or str(doc.get('consumer')), '')
+    return str(doc.get('reason') or '') if state == 'dead' else _error(doc) or ''
 
 
 def dead_letters_table(docs: Sequence[Document], now: float, max_width: int) -> str:
@@ -190,7 +225,8 @@ def _when(doc: Document, state: str, now: float) -> str:
         return f'in {format_duration(doc["date"] - now)}'
     if state == 'running':
         return _ago(doc['claimed'].get('date'), now)
-    return _ago(doc.get('failed') if state == 'dead' else workitem.ready_since(doc), now)
+    ended = {'dead': 'failed', 'done': 'finished'}
+    return _ago(doc.get(ended[state]) if state in ended else workitem.ready_since(doc), now)
 
 
 def _ago(date: Any, now: float) -> str:

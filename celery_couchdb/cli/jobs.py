@@ -1,49 +1,80 @@
-"""The commands `celery couchdb jobs`: waiting and running jobs, and their messages."""
+"""The commands `celery couchdb jobs`: list, show, move and edit jobs."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
 import click
 
-from kombu_couchdb.admin.jobs import STATES, find, listing
+from kombu_couchdb.admin.edit import UNCHANGED
+from kombu_couchdb.admin.jobs import STATES, find
+from kombu_couchdb.admin.listing import Wanted, listing, workers_of
+from kombu_couchdb.couchdb.client import Document
 
+from ..jobs import Jobs, Unreadable
 from .databases import jobs_of
 from .job_ids import resolve_id
-from .job_view import describe, format_jobs, jobs_table
-from .tables import echo, echo_styled, json_line, terminal_width
+from .job_view import describe_all, format_jobs, jobs_table
+from .tables import echo, echo_styled, json_line, seconds_of, terminal_width
 
 __all__ = ['command']
 
 
 @click.group('jobs')
 def command() -> None:
-    """List the jobs in the queues, or show one job."""
+    """List jobs; show, move or edit one."""
 
 
 @command.command('list')
 @click.option('--queue', '-Q', metavar='NAME', help='List only jobs of this queue.')
+@click.option('--task', metavar='NAME', help='List only jobs of the task with this name.')
 @click.option(
     '--state',
     '-s',
     'states',
     multiple=True,
-    type=click.Choice(STATES[:4]),
+    type=click.Choice(STATES[:5]),
     help='List only jobs in this state. Can be given several times. Default: running, pending and scheduled.',
 )
+@click.option(
+    '--since',
+    metavar='TIME',
+    callback=lambda ctx, param, value: value and seconds_of(value),
+    help='List only jobs that were published, failed or finished in this time, such as 90s, 15m, 2h or 7d.',
+)
+@click.option('--args', metavar='TEXT', help='List only jobs whose arguments, as Python shows them, contain this text.')
 @click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.')
 @click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
 @click.pass_context
-def list_(ctx: click.Context, queue: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """List jobs: first the running ones, then the waiting ones in the order in which workers claim them."""
+def list_(
+    ctx: click.Context,
+    queue: str | None,
+    task: str | None,
+    states: tuple[str, ...],
+    since: float | None,
+    args: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List jobs: first the running ones, then the waiting ones in the order in which workers claim them.
+
+    With --task, --since, --args or the state "done", the latest come first.
+    """
     jobs = jobs_of(ctx)
-    docs = listing(jobs.client, states or STATES[:3], queue, limit + 1)
+    now = jobs.client.clock.now()
+    wanted = Wanted(states or STATES[:3], queue, task, None if since is None else now - since, args)
+    docs = listing(jobs.client, wanted, limit + 1)
     if as_json:
-        for doc in docs[:limit]:
-            echo_styled(json_line(describe(jobs, doc)))
+        for job in describe_all(jobs, docs[:limit]):
+            echo_styled(json_line(job))
         return
     if not docs:
         echo('There are none.')
         return
-    echo_styled(jobs_table(docs[:limit], jobs.client.clock.now(), terminal_width()))
+    echo_styled(jobs_table(docs[:limit], workers_of(jobs.client, docs[:limit]), now, terminal_width()))
     if len(docs) > limit:
         echo(f'These are the first {limit}; there are more (--limit).', err=True)
 
@@ -71,3 +102,83 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
             )
         )
     echo_styled(format_jobs(jobs, docs, as_json))
+
+
+@command.command('move')
+@click.argument('name', metavar='ID')
+@click.option('--queue', '-Q', metavar='NAME', help='Move the job to this queue, which must be declared.')
+@click.option('--eta', metavar='DATE', help='Make it due at this date, such as 2026-01-31T08:00+01:00, or "now".')
+@click.option('--countdown', metavar='SECONDS', type=click.FloatRange(0), help='Make it due in so many seconds.')
+@click.option('--priority', metavar='0-9', type=click.IntRange(0, 9), help='Give it this priority; 9 is the highest.')
+@click.pass_context
+def move_(
+    ctx: click.Context,
+    name: str,
+    queue: str | None,
+    eta: str | None,
+    countdown: float | None,
+    priority: int | None,
+) -> None:
+    """Move a waiting job to another queue, due date or priority.
+
+    ID is the id of the task or of the document, or its first characters.
+    """
+    if eta is not None and countdown is not None:
+        raise click.UsageError('Give --eta or --countdown, not both.')
+    if all(given is None for given in (queue, eta, countdown, priority)):
+        raise click.UsageError('Give --queue, --eta, --countdown or --priority.')
+    date = UNCHANGED if eta is None else _date(eta)
+    _change(
+        ctx, name, lambda jobs, full: jobs.move(full, queue=queue, eta=date, countdown=countdown, priority=priority)
+    )
+
+
+@command.command('edit')
+@click.argument('name', metavar='ID')
+@click.option('--args', metavar='JSON', help='The positional arguments, as a JSON list: \'[1, "two"]\'.')
+@click.option('--kwargs', metavar='JSON', help='The keyword arguments, as a JSON object: \'{"name": "value"}\'.')
+@click.pass_context
+def edit_(ctx: click.Context, name: str, args: str | None, kwargs: str | None) -> None:
+    """Replace the arguments of a waiting job.
+
+    ID is the id of the task or of the document, or its first characters. Without --args or --kwargs, these stay as they
+    are.
+    """
+    if args is None and kwargs is None:
+        raise click.UsageError('Give --args or --kwargs.')
+    new_args, new_kwargs = _json('--args', args, list), _json('--kwargs', kwargs, dict)
+    _change(ctx, name, lambda jobs, full: jobs.edit(full, args=new_args, kwargs=new_kwargs))
+
+
+def _change(ctx: click.Context, name: str, change: Callable[[Jobs, str], Document]) -> None:
+    """Change a job by `change(jobs, full id)` and show it."""
+    jobs = jobs_of(ctx)
+    try:
+        doc = change(jobs, resolve_id(jobs.client, name))
+    except Unreadable as exc:
+        raise click.ClickException(str(exc)) from exc
+    echo_styled(format_jobs(jobs, [doc], as_json=False))
+
+
+def _date(text: str) -> datetime | None:
+    if text == 'now':
+        return None
+    try:
+        return datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith('Z') else text)
+    except ValueError as exc:
+        raise click.UsageError(
+            f'--eta must be a date such as 2026-01-31T08:00+01:00, or "now", not {text!r:.80}'
+        ) from exc
+
+
+def _json(option: str, text: str | None, kind: type[Any]) -> Any:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, kind):
+        shape = 'a list' if kind is list else 'an object'
+        raise click.UsageError(f'{option} must be {shape} in JSON, not {text!r:.80}')
+    return value

@@ -59,6 +59,15 @@ def families(reading: Reading, queues: Collection[str] = ()) -> Iterator[Metric]
     consumers.add_metric(['alive'], alive)
     consumers.add_metric(['overdue'], len(found['consumers']) - alive)
     yield consumers
+    leaders = GaugeMetricFamily(
+        'celery_couchdb_leader_renewed_seconds',
+        'How long ago the leader of a duty, such as beat, has renewed its lease.',
+        labels=['duty'],
+    )
+    for leader in found['leaders']:
+        if leader['renewed'] is not None:
+            leaders.add_metric([printable(leader['duty'])], leader['renewed'])
+    yield leaders
     yield from _databases(found)
 
 
@@ -81,6 +90,7 @@ def _queues(queues: dict[str, Queue], found: Status) -> Iterator[Metric]:
     consumers = GaugeMetricFamily(
         'celery_couchdb_queue_consumers', 'Consumers of the queue with a current lease.', labels=['queue']
     )
+    paused = GaugeMetricFamily('celery_couchdb_queue_paused', 'Whether the queue is paused: 1 or 0.', labels=['queue'])
     for name, queue in queues.items():
         label = printable(name)
         counts = {
@@ -95,7 +105,8 @@ def _queues(queues: dict[str, Queue], found: Status) -> Iterator[Metric]:
         oldest.add_metric([label], queue['oldest'] or 0.0)
         rate.add_metric([label], queue['rate'])
         consumers.add_metric([label], sum(one['alive'] and name in one['queues'] for one in found['consumers']))
-    yield from (messages, oldest, rate, consumers)
+        paused.add_metric([label], float(queue['paused'] is not None))
+    yield from (messages, oldest, rate, consumers, paused)
 
 
 def _databases(found: Status) -> Iterator[Metric]:

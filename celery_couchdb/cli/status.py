@@ -7,6 +7,7 @@ import time
 
 import click
 
+from kombu_couchdb.admin.leaders import Leader
 from kombu_couchdb.admin.queues import Paused
 from kombu_couchdb.admin.status import Consumer, Database, Queue, Status, status
 from kombu_couchdb.couchdb.client import Client
@@ -66,6 +67,8 @@ def command(
     HELD excludes running tasks that were acknowledged early. Use "celery inspect active" to ask the workers for the
     running tasks.
 
+    DUTY is what only one process does at a time, such as beat; RENEWED is when that process has renewed its lease.
+
     A consumer is overdue if it has sent no heartbeat within the visibility timeout. Its messages go to other workers.
     """
     app = app_of(ctx)
@@ -103,7 +106,10 @@ def _format(found: Status, now: float, max_width: int) -> str:
         parts.append(
             click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb dead"', fg='red')
         )
-    parts += [_consumers(found['consumers'], max_width), _databases(found, max_width)]
+    parts.append(_consumers(found['consumers'], max_width))
+    if found['leaders']:
+        parts.append(_leaders(found['leaders'], max_width))
+    parts.append(_databases(found, max_width))
     return '\n\n'.join(parts)
 
 
@@ -187,9 +193,21 @@ def _consumers(consumers: list[Consumer], max_width: int) -> str:
 
 
 def _heartbeat(consumer: Consumer) -> Cell:
-    seconds = consumer['heartbeat']
+    return _ago(consumer['heartbeat'], is_alive=consumer['alive'])
+
+
+def _leaders(leaders: list[Leader], max_width: int) -> str:
+    columns = [Column('DUTY', min_width=10), Column('LEADER', min_width=12), Column('RENEWED', right=True)]
+    rows: list[list[Cell | str]] = [
+        [leader['duty'], leader['holder'] or 'none', _ago(leader['renewed'], is_alive=leader['alive'])]
+        for leader in leaders
+    ]
+    return format_table(columns, rows, max_width)
+
+
+def _ago(seconds: float | None, *, is_alive: bool) -> Cell:
     text = f'{format_duration(seconds)} ago' if seconds is not None else format_duration(None)
-    return Cell(text) if consumer['alive'] else Cell(f'overdue: {text}', {'fg': 'red'})
+    return Cell(text) if is_alive else Cell(f'overdue: {text}', {'fg': 'red'})
 
 
 def _databases(found: Status, max_width: int) -> str:

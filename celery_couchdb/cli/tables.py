@@ -7,6 +7,7 @@ that control a terminal: in lines, tables and JSON.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ __all__ = [
     'rate_cell',
     'redraw',
     'remove_unwanted_colours',
+    'seconds_of',
     'shorten',
     'terminal_width',
 ]
@@ -109,6 +111,17 @@ def format_duration(seconds: float | None) -> str:
         if total >= length:
             return f'{total // length:,} {unit} {total % length // part} {lesser}'
     return f'{total} s'
+
+
+def seconds_of(text: str) -> float:
+    """Return a duration such as `90s`, `15m`, `2h` or `7d` in seconds; without a unit it is in seconds.
+
+    *Raises* `click.BadParameter` for other text.
+    """
+    match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', text)
+    if match is None:
+        raise click.BadParameter(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {text!r:.80}')
+    return float(match[1]) * {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}[match[2] or 's']
 
 
 def shorten(text: str, length: int) -> str:

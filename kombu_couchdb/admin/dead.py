@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import design
-from ..couchdb.client import Client, Document, Row, chunks
+from ..couchdb.client import Client, Document, chunks
 from ..couchdb.shapes import items, members, number
-from ..design.rows import DeadRow
+from ..design.rows import DeadRow, Row
 from ..documents import dead_letter, workitem
 from ..documents.job_key import job_id
 from ..documents.reasons import NO_QUEUE
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
+from .pages import paged
 
 __all__ = ['as_letter', 'count', 'drop', 'is_letter', 'letters', 'replay']
 
@@ -36,23 +37,14 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
 
     You may delete or replay the letters while you iterate.
     """
-    where, seen = _range_of(queue), set[str]()
-    limit = _BATCH_DOCS + 1
-    while rows := client.view(design.NAME, 'dead', _LETTER, **where, include_docs=True, reduce=False, limit=limit):
-        new = [row for row in rows[:_BATCH_DOCS] if row['id'] not in seen]
-        for row in new:
-            seen.add(row['id'])
-            if doc := _letter(client, row):
-                yield doc
-        if len(rows) <= _BATCH_DOCS or not new:
-            # `new` is empty if more letters than a batch have the same key: the embedded server ignores startkey_docid.
-            return
-        where = {**where, 'startkey': rows[_BATCH_DOCS]['key'], 'startkey_docid': rows[_BATCH_DOCS]['id']}
+    for row in paged(client, design.NAME, 'dead', _LETTER, **_range_of(queue), include_docs=True, reduce=False):
+        if doc := _letter(client, row):
+            yield doc
 
 
 def is_letter(doc: Document) -> bool:
     """Tell whether an item is a dead letter. An item whose queue is not text is one, because no consumer sees it."""
-    return bool(doc.get('status')) or not isinstance(doc.get('queue'), str)
+    return workitem.is_dead(doc) or not (workitem.is_done(doc) or isinstance(doc.get('queue'), str))
 
 
 def as_letter(doc: Document) -> Document:
@@ -105,7 +97,7 @@ def replay(
     pairs: list[tuple[Document, WorkItem]] = []  # the letter, and the document to write
     for doc in docs:
         item = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
-        if not doc.get('status'):
+        if not workitem.is_dead(doc):
             refused[doc['_id']] = 'it is no dead letter (any more)'
         elif not isinstance(doc.get('queue'), str):
             refused[doc['_id']] = f'it cannot be delivered: {NO_QUEUE}'
@@ -150,5 +142,5 @@ def _replay_unique(client: Client, letter: Document, before: Callable[[Document]
 
 def drop(client: Client, docs: Sequence[Document]) -> int:
     """Delete dead letters for good and return their number. Letters that were replayed or changed are kept."""
-    deletions = [workitem.deleted(doc) for doc in docs if doc.get('status')]
+    deletions = [workitem.deleted(doc) for doc in docs if workitem.is_dead(doc)]
     return sum(1 for part in chunks(deletions, _BATCH_DOCS) for result in client.bulk(part) if result.is_stored)

@@ -17,6 +17,7 @@ from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, QUEUE
 from ..errors import DatabaseMissing, NotFound
 from ..queues import waiting
+from .leaders import Leader, leaders
 from .queues import Paused, paused
 
 __all__ = ['Backlog', 'Consumer', 'Database', 'Queue', 'Server', 'Status', 'backlog', 'consumers', 'status']
@@ -112,6 +113,8 @@ class Status(TypedDict):
     #: The number of messages whose queue is not text. They are dead letters.
     malformed: int
     consumers: list[Consumer]
+    #: One for each duty that only one process may do at a time, such as beat.
+    leaders: list[Leader]
     database: Database
     #: None if the result backend is not CouchDB, or if its database does not exist yet.
     results: Database | None
@@ -151,6 +154,7 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         'queues': queues,
         'malformed': malformed,
         'consumers': found,
+        'leaders': leaders(client),
         'database': database,
         'results': _results(results),
     }

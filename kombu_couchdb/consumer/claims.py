@@ -34,6 +34,9 @@ _UNREAD = Body(None)
 #: How many messages are read for one `basic_get`: some may be claimed by now, or CouchDB may refuse their claims.
 _MAX_PULL_CANDIDATES = 8
 
+#: When this many messages were parked in one cycle, the next cycle goes on.
+_MAX_PARKED = 100
+
 
 class Claims:
     """Makes the writes that claim candidates, and delivers the messages whose claims CouchDB stored."""
@@ -89,9 +92,7 @@ class Claims:
                 reserved.setdefault(queue, []).append(s)
         docs: dict[str, list[Document]] = {}
         try:
-            docs = self._rates.admit(
-                self.reader.take(candidates, {queue: len(found) for queue, found in reserved.items()}), writes
-            )
+            docs = self._take(candidates, {queue: len(found) for queue, found in reserved.items()}, writes)
         finally:
             for queue, found in reserved.items():
                 for subscription in found[len(docs.get(queue, ())) :]:
@@ -102,6 +103,22 @@ class Claims:
                 for doc, s in zip(docs[queue], found, strict=False)
             ]
         return sum(map(len, docs.values()))
+
+    def _take(
+        self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int], writes: list[PendingWrite]
+    ) -> dict[str, list[Document]]:
+        """Return up to `wanted` messages of each queue to be claimed; park those that get no slot or no start."""
+        docs: dict[str, list[Document]] = {queue: [] for queue in wanted}
+        missing, most = dict(wanted), len(writes) + _MAX_PARKED
+        while missing:
+            taken = self.reader.take(candidates, missing)
+            for queue, admitted in self._rates.admit(taken, writes).items():
+                docs[queue] += admitted
+                if len(writes) >= most or len(admitted) == len(taken[queue]):
+                    del missing[queue]
+                else:
+                    missing[queue] = wanted[queue] - len(docs[queue])
+        return docs
 
     def _body(self, doc: Document) -> Body:
         """Read an attached body before the claim of a `basic_get`: with `no_ack`, the claim deletes the document."""

@@ -46,12 +46,9 @@ class Commits:
             if first.setdefault(write[0]['_id'], write) is not write:
                 # Two writes of one document: send only the first; the second is in conflict, as it would be in CouchDB.
                 write[1](WriteResult.conflict(write[0]['_id']))
-        # A dead unique job with other messages in `next` makes two documents: its copy, then the job with the next
-        # message.
-        now = self._store.client.clock.now()
-        docs = [
-            part for doc, _ in first.values() for part in (dead_letter.apart(doc, now) if doc.get('status') else [doc])
-        ]
+        # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
+        # with the next message or its deletion.
+        docs = [part for doc, _ in first.values() for part in (dead_letter.apart(doc) if doc.get('status') else [doc])]
         failure = None
         try:
             results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()

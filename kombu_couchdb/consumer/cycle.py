@@ -34,6 +34,7 @@ from .mailbox import Mailbox
 from .notifier import Notifier
 from .pending_writes import PendingWrite
 from .rates import Rates
+from .removed import Suspects
 from .slots import Slots
 from .unacked import Unacked
 from .write_order import WriteOrder
@@ -66,14 +67,15 @@ class Cycle:
         self.lease = Lease(options.visibility_timeout)
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         #: The subscriptions, the unacknowledged messages and the decisions about them.
-        self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch)
+        self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
         #: Which decisions wait until something else is stored.
         self.order = WriteOrder(self.unacked.wakeup.set)
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
         self._bodies = Bodies(client, self.unacked)
         self._commits = Commits(self._store, self.unacked, self.lease, self.sweeper.unproven)
-        self._heartbeat = Heartbeat(client, self.lease, self.unacked)
+        self._suspects = Suspects(client)
+        self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
         self._slots = Slots(client, self.lease, self.unacked)
         self._rates = Rates(client, self.lease, self._slots)
         self.sweeper.slots.known = self._slots.revisions
@@ -118,6 +120,7 @@ class Cycle:
     def on_outage(self) -> None:
         """Note that CouchDB did not respond: which writes it stored is unknown, and the database may be another one."""
         self._commits.on_outage()
+        self._suspects.add(self.unacked.docs())
         self._heartbeat.uncertain = True
         self._notifier.on_outage()
         for candidates in self._candidates.values():
@@ -133,7 +136,7 @@ class Cycle:
         """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""
         self.unacked.pace.begin()
         set_aside(self._client)
-        self.unacked.retry_unique_jobs(self._client.fetch)
+        self.unacked.retry_changed(self._client.fetch)
         pulls = list(self._claims.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
         pending = self.order.writable(self.unacked.take_writes())
@@ -146,6 +149,8 @@ class Cycle:
         try:
             if queues or pulls or self.lease.written:
                 self._heartbeat.register(queues)
+                self._suspects.check()
+                self._slots.begin()
                 self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
                 self._commits.release_orphans()
@@ -196,7 +201,7 @@ class Cycle:
             # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other
             # consumer can write an outcome before the lease ends.
             for _ in range(_MAX_LAST_TRIES):
-                self.unacked.retry_unique_jobs(self._client.fetch)
+                self.unacked.retry_changed(self._client.fetch)
                 # A decision that still waits is not written: other consumers get the message, as if it had none.
                 changes = self.order.writable(self.unacked.take_writes())
                 if not any(workitem.is_unique(doc) for doc, _ in changes):

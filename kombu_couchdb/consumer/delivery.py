@@ -122,6 +122,8 @@ class Delivery:
             'delivery_count': attempts,
             'delivery': _generation(self.doc),
         }
+        if 'key' in self.doc:
+            info['claimed'] = self.doc.get('claimed')  # publishers may change the revision of the claim
         if self.body is not None:
             message['body'] = self.body
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}

@@ -8,6 +8,7 @@ from ..errors import CouchDBError, NestedTooDeeply
 from ..leases.lease import Lease
 from ..log import get_logger
 from .pending_writes import PendingWrite
+from .removed import Suspects
 from .unacked import Unacked
 
 __all__ = ['Heartbeat']
@@ -18,8 +19,8 @@ logger = get_logger(__name__)
 class Heartbeat:
     """Renews the lease of the unacknowledged messages; for the I/O thread alone."""
 
-    def __init__(self, client: Client, lease: Lease, unacked: Unacked) -> None:
-        self._client, self._lease, self._unacked = client, lease, unacked
+    def __init__(self, client: Client, lease: Lease, unacked: Unacked, suspects: Suspects) -> None:
+        self._client, self._lease, self._unacked, self._suspects = client, lease, unacked, suspects
         #: Whether the last heartbeat may have been stored without a response, or may be missing in a new database.
         self.uncertain = False
         self._conflicted = False
@@ -80,9 +81,11 @@ class Heartbeat:
     def _begin_anew(self) -> None:
         """Start a new lease without the messages of the old one: another process has released them."""
         self._lease.begin_anew()
+        lost = self._unacked.drop_all()
+        self._suspects.add(lost)
         logger.warning(
             'this consumer was silent for longer than the visibility timeout of %g s and lost its lease; '
             '%d messages it held are delivered again',
             self._lease.timeout,
-            self._unacked.drop_all(),
+            len(lost),
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
-from ..documents import workitem
+from ..documents import dead_letter, workitem
 from ..log import get_logger
 from .wakeup import Wakeup
 
@@ -21,7 +21,7 @@ PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 
 
 class PendingWrites:
-    """The documents to be written. If a publisher changes a unique job before the write, the write is made again."""
+    """The documents to be written. If a publisher or an operator changes one before, its write is made again."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -29,15 +29,15 @@ class PendingWrites:
         self.wakeup = Wakeup()
         self._writes: list[PendingWrite] = []
         self._released: list[Document] = []
-        #: Unique jobs whose writes were in conflict, as they were claimed, with the change to be made.
-        self._changed_jobs: list[tuple[Document, Callable[[Document], Mapping[str, Any]]]] = []
+        #: Messages whose writes were in conflict, as they were claimed, with the change to be made.
+        self._changed: list[tuple[Document, Callable[[Document], Mapping[str, Any]]]] = []
         #: The ids of messages with a decision that CouchDB has not confirmed yet.
         self._unstored: set[str] = set()
 
     @property
     def unwritten(self) -> bool:
         """Whether a decision is not written, or not for certain."""
-        return bool(self._writes or self._unstored or self._changed_jobs)
+        return bool(self._writes or self._unstored or self._changed)
 
     def add_write(self, claimed: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
         """Add the write of `change(claimed)`, for a message that this consumer does not hold any more."""
@@ -63,27 +63,29 @@ class PendingWrites:
             ]
             self._writes = again + self._writes
 
-    def retry_unique_jobs(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
-        """Read the unique jobs that publishers have changed, and add the writes for their current revisions.
+    def retry_changed(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
+        """Read the messages that others have changed, and add the writes for those that this consumer still holds.
 
-        For the I/O thread. `fetch(ids)` reads documents; *raises* what it raises, and can then be called again.
+        A publisher changes a unique job, and an operator marks a message as removed. For the I/O thread. `fetch(ids)`
+        reads documents; *raises* what it raises, and can then be called again.
         """
-        changed = list(self._changed_jobs)
+        changed = list(self._changed)
         found = fetch([doc['_id'] for doc, _ in changed]) if changed else []
         with self._lock:
-            del self._changed_jobs[: len(changed)]
+            del self._changed[: len(changed)]
             for (doc, change), current in zip(changed, found, strict=True):
                 if current is not None and current.get('claimed') == doc['claimed']:
                     self._add(current, change)
                     continue
                 self._unstored.discard(doc['_id'])
-                # If the document has another task now, or is deleted, an earlier attempt to write the decision was
-                # stored.
-                if current is not None and workitem.task_id(current) == workitem.task_id(doc):
-                    logger.warning(
-                        'this consumer lost its claim of unique job %s before the outcome was stored: it may run again',
-                        doc['_id'],
-                    )
+                # If a unique job has another task now, or is deleted, an earlier attempt to write the decision was
+                # stored. Other messages are read here only if their first write was in conflict.
+                if workitem.is_unique(doc) and (current is None or workitem.task_id(current) != workitem.task_id(doc)):
+                    continue
+                logger.warning(
+                    'this consumer lost its claim of message %s before the outcome was stored: it may run again',
+                    doc['_id'],
+                )
 
     def take_released(self) -> list[Document]:
         """Return the messages whose release was stored since the last call, with their new revisions."""
@@ -101,18 +103,14 @@ class PendingWrites:
         doc: Mapping[str, Any],
         result: WriteResult,
     ) -> None:
-        if result.is_conflict and 'key' in claimed:
-            self._changed_jobs.append((claimed, change))
+        if result.is_conflict:
+            self._changed.append((claimed, change))
             self.wakeup.set()
             return
         self._unstored.discard(doc['_id'])
-        if result.is_conflict:
-            logger.warning(
-                'this consumer lost its claim of message %s before the outcome was stored: it may run again (%s)',
-                doc['_id'],
-                result.reason,
-            )
-        elif result.is_refused:
+        if result.is_refused:
             logger.error('the outcome of message %s cannot be stored: %s', doc['_id'], result.reason)
-        elif result.is_stored and workitem.is_waiting(doc):
-            self._released.append({**doc, '_rev': result.rev})
+        elif result.is_stored:
+            written = dead_letter.apart(doc)[-1] if doc.get('status') else doc
+            if workitem.is_waiting(written):
+                self._released.append({**written, '_rev': result.rev})

@@ -63,6 +63,8 @@ class Slots:
         self._slots: dict[str, _Slot] = {}  # by id
         #: The ids of the messages that get a claim in this cycle.
         self._claiming: set[str] = set()
+        #: By key: the highest limit of the messages that found no slot in this cycle.
+        self._full: dict[str, int] = {}
         #: By key: how many slots have become free since this consumer looked for messages that wait for them.
         self._freed: Counter[str] = Counter()
         #: By key of messages that were parked: their limit, and the monotonic time to look for a free slot.
@@ -95,6 +97,10 @@ class Slots:
 
     # -- take
 
+    def begin(self) -> None:
+        """Begin a cycle."""
+        self._full.clear()
+
     def admit(self, taken: dict[str, list[Document]], writes: list[PendingWrite]) -> dict[str, list[Document]]:
         """Return those of the messages to be claimed, by queue, that need no slot or get one.
 
@@ -115,13 +121,18 @@ class Slots:
     def _take(self, wanted: list[_Wanted]) -> list[_Wanted]:
         """Take slots for these messages; return the messages for which there is none."""
         spare = self._spare()
-        left = [each for each in wanted if not self._reuse(spare, *each)]
+        full, others = list[_Wanted](), list[_Wanted]()
+        for each in wanted:
+            (full if each[1].limit <= self._full.get(each[1].key, 0) else others).append(each)
+        left = [each for each in others if not self._reuse(spare, *each)]
         left = self._create(left, {})
         # A slot that was chosen at random may be taken while others are free.
         again = {limit.key for _, limit in left if limit.limit > 1}
         if again:
             left = self._create(left, {key: self._requests.taken(key) for key in again})
-        return left
+        for _, limit in left:
+            self._full[limit.key] = max(limit.limit, self._full.get(limit.key, 0))
+        return full + left
 
     def _spare(self) -> list[_Slot]:
         """Return the slots that no message of this consumer uses any more."""

@@ -19,9 +19,10 @@ from ..documents.concurrency import limit_of
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
+from .held_messages import RELEASED_UNCOUNTED, HeldMessages
+from .keeping import Keeping
 from .mailbox import Mailbox
 from .pull import Pull
-from .reservations import Reservations
 from .running import may_run
 
 __all__ = ['Unacked']
@@ -35,22 +36,25 @@ _MAX_WAITING_BROADCASTS = 10_000
 #: example). CouchDB stores the decision in the next cycle.
 _ACKNOWLEDGED = 'acknowledged message %s of queue %s, attempt %s (not stored yet)'
 _RELEASED = 'released message %s of queue %s, attempt %s (counted, not stored yet)'
-_RELEASED_UNCOUNTED = 'released message %s of queue %s, attempt %s (not counted, not stored yet)'
 _DEAD_LETTERED = 'dead-lettered message %s of queue %s, attempt %s (not stored yet)'
 _EXPIRED = 'dropped expired message %s of queue %s, attempt %s (not stored yet)'
 
 
-class Unacked(Reservations):
+class Unacked(HeldMessages):
     """Subscriptions, the messages claimed for them, and the pending writes. Any thread may call any method."""
 
     def __init__(
-        self, lease: Lease, mailbox: Mailbox[Delivery | Exception], clock: ServerClock, unlimited: int
+        self,
+        lease: Lease,
+        mailbox: Mailbox[Delivery | Exception],
+        clock: ServerClock,
+        unlimited: int,
+        keep_done: float = 0.0,
     ) -> None:
         super().__init__(mailbox, unlimited)
-        self._lease, self._clock = lease, clock
+        self._lease, self._clock, self._keeping = lease, clock, Keeping(keep_done)
         #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
-        self._held: dict[str, Delivery] = {}  # by delivery tag
         self._may_run: dict[str, float] = {}  # by message id, see `may_run`
         #: By queue: broadcasts that wait until this connection subscribes to the queue again.
         self._waiting_broadcasts: dict[str, deque[Document]] = {}
@@ -127,12 +131,12 @@ class Unacked(Reservations):
                 self.wakeup.set()
 
     def ack(self, tag: str) -> None:
-        """Acknowledge a message: it is deleted, if this consumer still holds it."""
+        """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
         with self._lock:
             if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
                 self.acked[queue] += 1
             now = self._clock.now()
-            self._decide(tag, lambda doc: workitem.acked(doc, now), _ACKNOWLEDGED, may_wait=True)
+            self._decide(tag, lambda doc: self._keeping.completed(doc, now), _ACKNOWLEDGED, may_wait=True)
 
     def release(self, tag: str) -> None:
         """Release a message to its old position in the queue; its delivery counts as an attempt."""
@@ -148,7 +152,7 @@ class Unacked(Reservations):
                 doc = self._held[tag].doc
                 if limit_of(doc) is not None and may_run(doc):
                     self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout
-                self._decide(tag, lambda doc: workitem.release(doc, counts=False), _RELEASED_UNCOUNTED)
+                self._decide(tag, lambda doc: workitem.release(doc, counts=False), RELEASED_UNCOUNTED)
             else:
                 self.release(tag)
 
@@ -191,16 +195,6 @@ class Unacked(Reservations):
             self.retired = not self.busy
             return self.retired
 
-    def ids(self) -> set[str]:
-        """Return the ids of the messages that the database may show as claimed by this consumer."""
-        with self._lock:
-            return self._unstored | {delivery.doc['_id'] for delivery in self._held.values()}
-
-    def held_ids(self) -> set[str]:
-        """Return the ids of the messages that are held."""
-        with self._lock:
-            return {delivery.doc['_id'] for delivery in self._held.values()}
-
     def may_run(self) -> dict[str, float]:
         """Return the released messages with a concurrency key whose tasks may still run, and until when they count.
 
@@ -224,17 +218,6 @@ class Unacked(Reservations):
             else:
                 self._release_one_undelivered(delivery)
                 self.wakeup.set()
-
-    def hold(self, delivery: Delivery) -> None:
-        """Hold a claimed message until kombu decides about it."""
-        with self._lock:
-            if not delivery.final:
-                self._held[delivery.tag] = delivery
-
-    def awaiting_bodies(self) -> list[Delivery]:
-        """Return the deliveries whose bodies have not been read yet, in the order of their claims."""
-        with self._lock:
-            return [delivery for delivery in self._held.values() if delivery.needs_body]
 
     def set_body(self, delivery: Delivery, body: bytes | None, reason: str = '') -> None:
         """Put a message with its body into the mailbox, if it is still held; without a body make it a dead letter."""
@@ -274,52 +257,9 @@ class Unacked(Reservations):
             else:
                 self._waiting_broadcasts.setdefault(queue, deque(maxlen=_MAX_WAITING_BROADCASTS)).append(message)
 
-    def drop_all(self) -> int:
-        """Forget all claimed messages, without writing anything: the lease was lost. Return how many there were."""
-        with self._lock:
-            lost, self._held = list(self._held.values()), {}
-            for item in self._mailbox.discard(lambda d: isinstance(d, Delivery) and not d.final):
-                assert isinstance(item, Delivery)
-                item.credit.waiting -= (
-                    1  # `deliver` does this for a delivery that kombu is just taking from the mailbox
-                )
-            for delivery in lost:
-                delivery.credit.held -= 1
-                delivery.credit.waiting -= self._shelf.take_out(delivery) or delivery.needs_body
-            self.wakeup.set()
-            return len(lost)
-
     def release_all(self) -> None:
         """Release all claimed messages: the consumer stops."""
         with self._lock:
             self._release_undelivered(lambda delivery: True)
             for tag in list(self._held):
                 self.release_at_close(tag)
-
-    def _release_undelivered(self, which: Callable[[Delivery], bool]) -> None:
-        """Release the messages that kombu has not received and for which `which(delivery)` is true."""
-        self._give_back(self._shelf.having(which))  # first: they would take the places of the others
-        for item in [
-            *self._mailbox.discard(lambda d: isinstance(d, Delivery) and which(d)),
-            *filter(which, self.awaiting_bodies()),
-        ]:
-            assert isinstance(item, Delivery)
-            self._release_one_undelivered(item)
-
-    def _give_back(self, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            self._release_one_undelivered(delivery)
-
-    def _release_one_undelivered(self, delivery: Delivery) -> None:
-        delivery.credit.waiting -= 1
-        if delivery.tag in self._held:
-            self._end(delivery.tag, lambda doc: workitem.release(doc, delivered=False), _RELEASED_UNCOUNTED)
-
-    def _end(self, tag: str, change: Callable[[Document], Mapping[str, Any]], log_text: str) -> None:
-        """Stop holding a message and add the write of `change(document)`."""
-        delivery = self._held.pop(tag)
-        delivery.credit.held -= 1
-        self._shelf.take_out(delivery)
-        self._shelf.refill(delivery.credit)
-        self.add_write(delivery.doc, change)
-        logger.debug(log_text, delivery.doc['_id'], delivery.doc['queue'], delivery.doc['attempts'])

@@ -4,7 +4,7 @@ The name of a design document ends in a version. A changed view gets a new versi
 run at the same time, each with its own index.
 
 * `NAME` has the views that workers read.
-* `JOBS` has a view for finding jobs by task id.
+* `JOBS` has views for finding jobs by task id, and for listing them by task and time.
 * `CONFLICTED` has a view for resolving the conflicts that a cluster or a replication leaves.
 
 The indexes of `JOBS` and `CONFLICTED` are updated only when they are read: they cost nothing if nobody reads them.
@@ -34,7 +34,7 @@ __all__ = [
     'rows_of',
 ]
 
-NAME, JOBS, CONFLICTED = 'celery-v6', 'celery-jobs-v1', 'celery-conflicted-v1'
+NAME, JOBS, CONFLICTED = 'celery-v6', 'celery-jobs-v2', 'celery-conflicted-v1'
 
 #: Former names of design documents, without their versions, and the names that replaced them.
 FORMER = {'celery-contested': 'celery-conflicted'}
@@ -57,7 +57,7 @@ def documents() -> list[dict[str, Any]]:
 
     `NAME` is the last one: they are written in this order, so where `NAME` exists, all exist.
     """
-    jobs = {**load(__name__, JOBS, {'by_task': ''}), 'autoupdate': False}
+    jobs = {**load(__name__, JOBS, {'by_task': '', 'history': ''}), 'autoupdate': False}
     return [jobs, conflicted(), load(__name__, NAME, _REDUCE)]
 
 

@@ -1,8 +1,8 @@
 // Everything that a sweep needs, in one request grouped by the first two parts of the key: until when each consumer's
 // lease lasts, how many claims each consumer has (and in which queues), how many slots of concurrency keys, how many
-// messages wait for such slots (and for which keys), when the first message expires, which queues expire, and which
-// queues have limits. Numbers are bounded: _stats squares them, and an overflow would break the whole
-// view.
+// messages wait for such slots (and for which keys), when the first message expires (a waiting one, or a completed one
+// that is kept), which queues expire, and which queues have limits. Numbers are bounded: _stats squares them, and an
+// overflow would break the whole view.
 // Rows: ['claim', consumer, encoded queue] = date of the claim; ['expiry', null] = time of the expiry; ['consumer',
 // consumer] = end of the lease; ['slot', consumer] = date; ['parked', null, encoded key, 9 - priority, date of the
 // message] = date; ['queue', encoded queue] = time of the expiry; ['limit', encoded queue] = 0.
@@ -21,6 +21,8 @@ function (doc) {
       }
       if (typeof doc.expires === 'number' && !announced) emit(['expiry', null], seconds(doc.expires));
     }
+  } else if (doc.type === 'DoneItem') {
+    if (typeof doc.expires === 'number') emit(['expiry', null], seconds(doc.expires));
   } else if (doc.type === 'Consumer') {
     emit(['consumer', doc._id], seconds(doc.expires));
   } else if (doc.type === 'Slot') {

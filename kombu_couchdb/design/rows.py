@@ -2,7 +2,8 @@
 
 The `.js` files beside this module emit the rows. A queue name is encoded in keys, see `key_of`; it is None in these
 classes if it is not text. Rows are read after their shape was checked (`couchdb.shapes`). The rows of the views
-`by_task` (key: the id of a task) and `conflicted` (key: a type; value: the revisions of all leaves) need no class.
+`by_task` (key: the id of a task), `history` (key: the name of a task, and a date) and `conflicted` (key: a type; value:
+the revisions of all leaves) need no class.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Lease(NamedTuple):
     ``claim``     id of a Consumer    dates of its claims; unreduced keys also have the queue
     ``slot``      id of a Consumer    dates of the slots of concurrency keys that it holds
     ``parked``    None                dates of messages that wait for a slot; the third part of a key is encoded
-    ``expiry``    None                `expires` of messages that no consumer has claimed
+    ``expiry``    None                `expires` of messages that no consumer has claimed, and of completed ones
     ``queue``     name of a queue     `expires` of the queue
     ``limit``     name of a queue     0: the queue has a message TTL or a length limit
     ============  ==================  ===================================================

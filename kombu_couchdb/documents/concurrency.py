@@ -12,12 +12,14 @@ Whoever frees a slot of the key removes that member again.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from hashlib import sha256
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
+from .coordination import Slot
 from .ids import RATE, SLOT
-from .types import Document, Slot, Tombstone
+from .types import Document, Tombstone
 
 __all__ = [
     'CONCURRENCY_KEY',
@@ -41,6 +43,9 @@ CONCURRENCY_KEY, CONCURRENCY_LIMIT = 'concurrency_key', 'concurrency_limit'
 
 #: The maximum length of a key, in characters, and the highest limit.
 _MAX_LENGTH, _MAX_LIMIT = 500, 1000
+
+#: A longer encoded key is hashed in the ids of its slots: CouchDB accepts URLs of up to about 8,000 bytes.
+_MAX_ENCODED_LENGTH = 500
 
 
 class Concurrency(NamedTuple):
@@ -94,7 +99,10 @@ def limit_of(doc: Mapping[str, Any]) -> Concurrency | None:
 
 def prefix(key: str) -> str:
     """Return the beginning of the ids of a key's slots; their numbers follow."""
-    return f'{SLOT}{quote(key, safe="")}:'
+    encoded = quote(key, safe='')
+    # No encoded key contains `=`.
+    name = encoded if len(encoded) <= _MAX_ENCODED_LENGTH else f'={sha256(key.encode()).hexdigest()}'
+    return f'{SLOT}{name}:'
 
 
 def slot(key: str, number: int, by: str, now: float) -> Slot:

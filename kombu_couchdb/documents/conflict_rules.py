@@ -6,8 +6,9 @@ if fewer nodes did: such a write is *unproven*. At most one consumer gets a prov
 the item, and its ack deletes its own leaf. Every other claim is an *unproven claim*. CouchDB may show it as the winner
 (measured: an unproven claim wins in 19 to 39 of 100 such documents).
 
-A leaf is *done* if its message was acknowledged or dropped: the leaf is deleted, or, in a unique job, the next message
-has taken its place. A deletion that is marked with `void` does not mean that the message is done.
+A leaf is *done* if its message was acknowledged or dropped: the leaf is deleted or kept as a DoneItem (see `done`), or,
+in a unique job, the next message has taken its place. A deletion that is marked with `void` does not mean that the
+message is done. Of several leaves that are DoneItems, the one that ranks highest stays.
 
 The consumer that made an unproven claim decides about its own leaf (`decide`). It does so some seconds later, when the
 nodes have replicated to each other:
@@ -118,7 +119,7 @@ def _withdrawn(leaf: Document) -> Tombstone:
 
 
 def _order(leaf: Document) -> tuple[bool, int, str]:
-    """Return the sort key of a leaf's rank. A dead letter ranks above every other leaf.
+    """Return the sort key of a leaf's rank. A dead letter, or a completed message, ranks above every other leaf.
 
     The others rank as CouchDB chooses its winner: the longer history first, then the larger revision.
     """
@@ -127,9 +128,11 @@ def _order(leaf: Document) -> tuple[bool, int, str]:
 
 
 def _is_done(leaf: Document, others: list[Document]) -> bool:
-    """Tell whether another leaf says that the message of this one is done."""
+    """Tell whether another leaf says that the message of this one is done, so that this one is not needed."""
+    if workitem.is_done(leaf):
+        return any(workitem.is_done(other) and _order(other) > _order(leaf) for other in others)
     if 'key' not in leaf:
-        return any(other.get('_deleted') and not other.get('void') for other in others)
+        return any((other.get('_deleted') and not other.get('void')) or workitem.is_done(other) for other in others)
     # A unique job may have been deleted before and sent again: only a leaf that names exactly this
     # message counts.
     tag = workitem.tag(leaf)

@@ -37,21 +37,21 @@ def made_of(doc: Mapping[str, Any], reason: str, now: float) -> Document:
     }
 
 
-def apart(doc: Mapping[str, Any], now: float) -> list[Mapping[str, Any]]:
-    """Return the documents to write for a new state `doc` of an item, in this order.
+def apart(doc: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the documents to write for a new state `doc` of an item, in this order; the last one has its id.
 
     Usually that is `doc`. If `doc` is a dead letter with messages in `next`: a copy of the dead letter under another
-    id, then the item with the first of these messages.
+    id, then the item with the first of these messages. The same for a unique job that is done, also without `next`.
     """
-    if not doc.get('status') or not doc.get('next'):
-        return [doc]
-    return [copy(doc), workitem.acked(doc, now)]
+    if doc.get('status') and (doc.get('next') or (workitem.is_done(doc) and workitem.is_unique(doc))):
+        return [copy(doc), workitem.acked(doc, doc.get('finished' if workitem.is_done(doc) else 'failed') or 0.0)]
+    return [doc]
 
 
 def copy(doc: Mapping[str, Any]) -> Document:
-    """Return a copy of a dead unique job under another id, without `next`.
+    """Return a copy of a unique job that is dead or done under another id, without `next`.
 
-    The id is made of the job's id and its message, so that two processes that copy the same dead letter store it once.
+    The id is made of the job's id and its message, so that two processes that copy the same one store it once.
     """
     date = doc.get('published')
     try:

@@ -18,9 +18,9 @@ from urllib.parse import quote, unquote
 
 from ..errors import ConfigurationError
 from . import concurrency
+from .coordination import Rate as RateDocument
 from .ids import RATE as PREFIX
 from .types import Document, Tombstone
-from .types import Rate as RateDocument
 
 __all__ = [
     'BURST_SECONDS',

@@ -1,4 +1,4 @@
-"""The documents of the broker's database and of a database of parcels, as types.
+"""The messages of the broker's database and of a database of parcels, as types; `coordination` has other documents.
 
 docs/reference/documents.rst explains the members for users, and a test compares that page with the documents that are
 written. Optional members are in a base class with `total=False`. CouchDB's own members are optional everywhere: `_rev`
@@ -13,26 +13,20 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict, final
 
 __all__ = [
+    'DONE',
     'FAIL',
     'FANOUT',
     'Attachment',
-    'Binding',
-    'Broadcast',
     'Claim',
-    'Consumer',
     'DeadLetter',
     'Document',
-    'FanoutExchange',
+    'DoneItem',
     'Follower',
-    'Leader',
     'Message',
     'Parcel',
     'Parked',
-    'Pause',
     'Published',
-    'Queue',
-    'Rate',
-    'Slot',
+    'Stored',
     'Tombstone',
     'WorkItem',
 ]
@@ -45,6 +39,9 @@ FANOUT: Literal['fanout'] = 'fanout'
 
 #: The `status` of a dead letter, and of a parcel that was refused.
 FAIL: Literal['fail'] = 'fail'
+
+#: The `status` of a completed message that is kept.
+DONE: Literal['done'] = 'done'
 
 
 class Attachment(TypedDict, total=False):
@@ -123,6 +120,8 @@ class _WorkItemOptions(TypedDict, total=False):
     done: str
     #: Blanks that keep space for later states of a large job, until it is claimed.
     room: str
+    #: When an operator removed the message that is claimed: it is deleted when the claim ends. Of any WorkItem.
+    removed: float
     #: `FAIL`: the item is a dead letter. This member and the two below are of dead letters only.
     status: Literal['fail']
     #: Why; see `reasons`.
@@ -143,6 +142,35 @@ class WorkItem(Follower, _WorkItemOptions, Stored):
     claimed: Claim | None
 
 
+class _DoneItemOptions(TypedDict, total=False):
+    #: The name of the Celery worker that completed the message.
+    worker: str
+    #: The job key. What is kept of a unique job has an id of its own.
+    key: str
+
+
+class DoneItem(_DoneItemOptions, Stored):
+    """A completed message that is kept for a while; see `done`."""
+
+    _id: str
+    type: Literal['DoneItem']
+    status: Literal['done']
+    queue: str
+    priority: int
+    date: float | None
+    published: float
+    attempts: int
+    claimed: None
+    #: The Consumer that completed the message.
+    consumer: str
+    #: When it was claimed, and when it was acknowledged.
+    started: float
+    finished: float
+    #: When it is deleted.
+    expires: float
+    message: Message
+
+
 class DeadLetter(TypedDict):
     """The members that make a document a dead letter, or a parcel a refused one."""
 
@@ -156,6 +184,8 @@ class _TombstoneOptions(TypedDict, total=False):
     done: str
     #: True if the deletion does not mean that the message is done: another leaf of the document has the message.
     void: bool
+    #: True if an operator removed the message while a consumer held it.
+    removed: bool
 
 
 class Tombstone(_TombstoneOptions):
@@ -164,120 +194,6 @@ class Tombstone(_TombstoneOptions):
     _id: str
     _rev: str
     _deleted: Literal[True]
-
-
-class Consumer(Stored):
-    """The heartbeat of a consuming connection."""
-
-    _id: str
-    type: Literal['Consumer']
-    #: The design document whose views the consumer reads.
-    layout: str
-    host: str
-    pid: int
-    queues: list[str]
-    #: How many heartbeats were written since `queues` changed.
-    beats: int
-    date: float
-    expires: float
-    #: By queue, how many messages per second were acknowledged since the previous heartbeat.
-    rates: dict[str, float]
-
-
-class Slot(Stored):
-    """A slot of a concurrency key, while a consumer holds it."""
-
-    _id: str
-    type: Literal['Slot']
-    key: str
-    #: The id of the Consumer document.
-    by: str
-    date: float
-
-
-class Rate(Stored):
-    """The next start of a rate key."""
-
-    _id: str
-    type: Literal['Rate']
-    key: str
-    #: When the next message may start; it may be a little earlier, see `rates`.
-    next: float
-    #: The id of the Consumer that has taken the last start, and when.
-    by: str
-    date: float
-
-
-class Queue(Stored):
-    """A declared queue."""
-
-    _id: str
-    type: Literal['Queue']
-    name: str
-    arguments: dict[str, Any]
-    auto_delete: bool
-    #: How many seconds it may be unused; None: forever.
-    lifetime: float | None
-    #: When it is deleted unless it is used; None: never.
-    expires: float | None
-
-
-class Pause(Stored):
-    """While this document exists, no consumer claims messages of the queue."""
-
-    _id: str
-    type: Literal['Pause']
-    queue: str
-    date: float
-    #: Who paused the queue, and why; None if they did not say.
-    by: str | None
-    reason: str | None
-
-
-class Binding(Stored):
-    """A binding of a queue to an exchange. `pattern` is a regular expression; None if it is not a topic exchange."""
-
-    _id: str
-    type: Literal['Binding']
-    exchange: str
-    routing_key: str
-    pattern: str | None
-    queue: str
-
-
-class FanoutExchange(Stored):
-    """A fanout exchange. Other exchanges have no document of their own: their bindings tell their type."""
-
-    _id: str
-    type: Literal['Exchange']
-    name: str
-    kind: Literal['fanout']
-
-
-class Broadcast(Stored):
-    """A message to a fanout exchange. After it has expired, its publisher may overwrite it with a later broadcast."""
-
-    _id: str
-    type: Literal['Broadcast']
-    exchange: str
-    routing_key: str
-    publisher: str
-    #: The number of the broadcast among those of its publisher. A listener that misses a number knows that it has
-    #: missed a broadcast.
-    number: int
-    date: float
-    expires: float
-    message: Message
-
-
-class Leader(Stored):
-    """Which process currently does a duty that only one process may do at a time."""
-
-    _id: str
-    type: Literal['Leader']
-    #: None: released. The process has stopped, and any other may take over.
-    holder: str | None
-    date: float
 
 
 class _ParcelOptions(TypedDict, total=False):

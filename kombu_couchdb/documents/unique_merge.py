@@ -13,7 +13,7 @@ in the rules of CouchDB's RFC 007 (background jobs):
   first message in `next`.
 
 A change of `next` makes the running job's ack a conflict. Its consumer then reads the item again and applies its
-decision to the new revision (`PendingWrites.retry_unique_jobs`).
+decision to the new revision (`PendingWrites.retry_changed`).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@
      "_attachments": {"body": …}}      only of a large message: its body, which is null in `message` then; see `body`
 
 A dead letter also has `status: "fail"`, `reason` and `failed` (when); see `dead_letter`. The state is derived from the
-members: dead, claimed, scheduled (`date` is in the future) or ready. An acknowledged item is deleted; its tombstone has
-no body.
+members: dead, claimed, scheduled (`date` is in the future) or ready. An acknowledged item is deleted, and its tombstone
+has no body; or it is kept for a while as a document of another type, see `done`.
 
 No function here does input or output. Each returns a new document and does not change the one that it was given. Dates
 are seconds since the epoch, UTC. Functions that take a `Mapping` accept documents that somebody may have changed by
@@ -49,6 +49,8 @@ __all__ = [
     'delivers_expired',
     'flaw',
     'has_expired',
+    'is_dead',
+    'is_done',
     'is_due',
     'is_unique',
     'is_waiting',
@@ -148,8 +150,18 @@ def ready_since(doc: Mapping[str, Any]) -> float:
 
 
 def is_waiting(doc: Mapping[str, Any]) -> bool:
-    """Tell whether an item is neither claimed nor deleted nor a dead letter."""
+    """Tell whether an item is neither claimed nor deleted, nor a dead letter or done."""
     return not (claimant(doc) or doc.get('status') or doc.get('_deleted'))
+
+
+def is_dead(doc: Mapping[str, Any]) -> bool:
+    """Tell whether an item is a dead letter: whatever its `status` is, it is not delivered."""
+    return bool(doc.get('status')) and not is_done(doc)
+
+
+def is_done(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a document is a completed message that is kept; see `done`."""
+    return doc.get('type') == 'DoneItem'
 
 
 def is_unique(doc: Mapping[str, Any]) -> bool:
@@ -171,9 +183,9 @@ def last_consumer(doc: Mapping[str, Any]) -> Document:
 
 
 def state(doc: Mapping[str, Any], now: float) -> str:
-    """Return `dead`, `running` (claimed), `scheduled`, `pending`, or `gone` if it has expired and is not delivered."""
+    """Return `dead`, `done`, `running` (claimed), `scheduled` or `pending`, or `gone` if it has expired for good."""
     if doc.get('status'):
-        return 'dead'
+        return 'dead' if is_dead(doc) else 'done'
     if claimant(doc):
         return 'running'
     if has_expired(doc, now) and not delivers_expired(doc):
@@ -261,8 +273,11 @@ def release(doc: Mapping[str, Any], *, delivered: bool = True, counts: bool = Tr
     """Return the item as waiting again, at its old position in the queue.
 
     `delivered` says that the message was handed to a worker. `counts` says that this delivery counts; it is false if
-    the worker stopped in an orderly way. If either is false, the attempt that `claim` added is taken back.
+    the worker stopped in an orderly way. If either is false, the attempt that `claim` added is taken back. A message
+    that was removed while it was claimed is not released but deleted; a unique job goes on with the next one.
     """
+    if isinstance(removed := doc.get('removed'), (int, float)):
+        return dict(acked(doc, removed))
     attempts = doc.get('attempts')
     fewer = {'attempts': attempts - 1} if not (delivered and counts) and isinstance(attempts, int) else {}
     return {**doc, 'claimed': None, **fewer, **(last_consumer(doc) if delivered else {})}
@@ -275,10 +290,10 @@ def acked(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
     """
     following = doc.get('next')
     if isinstance(following, list) and following and isinstance(following[0], dict):
-        kept = {name: doc[name] for name in ('_id', '_rev', 'type', 'queue', 'key') if name in doc}
+        kept = {name: doc[name] for name in ('_id', '_rev', 'queue', 'key') if name in doc}
         rest = {'next': following[1:]} if following[1:] else {}
         first = {name: value for name, value in following[0].items() if not name.startswith('_')}  # CouchDB's own names
-        return {**first, **kept, 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
+        return {**first, **kept, 'type': 'WorkItem', 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
     return deleted(doc)
 
 
@@ -287,6 +302,8 @@ def deleted(doc: Mapping[str, Any]) -> Tombstone:
     tombstone: Tombstone = {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
     if done := _done(doc):
         tombstone['done'] = done['done']
+    if 'removed' in doc:
+        tombstone['removed'] = True
     return tombstone
 
 

@@ -20,7 +20,7 @@ import uuid
 from typing import Any
 
 from ..couchdb.client import Client
-from ..documents import types
+from ..documents import coordination
 from ..documents.ids import LEADER
 from ..errors import CouchDBError
 from ..log import get_logger
@@ -114,5 +114,5 @@ class Leader:
             raise result.exception(self._client.address.url)
         self._own_rev, self._until = '', float('-inf')
 
-    def _document(self, holder: str | None) -> types.Leader:
+    def _document(self, holder: str | None) -> coordination.Leader:
         return {'_id': self._id, 'type': 'Leader', 'holder': holder, 'date': self._client.clock.now()}

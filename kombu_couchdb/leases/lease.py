@@ -16,14 +16,29 @@ from typing import Any
 
 from .. import design
 from ..couchdb.client import Document
+from ..documents.coordination import Consumer
 from ..documents.ids import CONSUMER
-from ..documents.types import Consumer
 
-__all__ = ['Lease']
+__all__ = ['Lease', 'set_worker', 'worker_name']
+
+
+class _Process:
+    #: The name of the Celery worker that this process is.
+    worker: str | None = None
+
+
+def set_worker(name: str | None) -> None:
+    """Name the Celery worker that this process is: heartbeats and completed messages say it."""
+    _Process.worker = name
+
+
+def worker_name() -> str | None:
+    """Return the name of the Celery worker that this process is; None if it is none, or the name is not known."""
+    return _Process.worker
 
 
 class Lease:
-    """The heartbeat document of one consumer: `{type, layout, host, pid, queues, beats, date, expires, rates}`.
+    """The heartbeat document of one consumer: `{type, layout, host, pid, queues, …, expires, rates}`.
 
     `rates` has, for each queue, the messages acknowledged per second since the previous heartbeat.
     """
@@ -93,6 +108,8 @@ class Lease:
                 for queue, count in self._acked_then.items()
             },
         }
+        if name := worker_name():
+            doc['worker'] = name
         if self.rev:
             doc['_rev'] = self.rev
         return doc

@@ -60,7 +60,7 @@ class Sweeper:
             store.client,
             design.conflicted(),
             {
-                'WorkItem': store.resolve_conflict,
+                **dict.fromkeys(('WorkItem', 'DoneItem'), store.resolve_conflict),
                 'Slot': lambda leaves, living: concurrency.resolve(
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),
@@ -169,7 +169,7 @@ class Sweeper:
         return self.unused.delete(overdue, now, until) if overdue or self.unused else 0
 
     def _enforce_limits(self, leases: LeaseStats, now: float, until: float) -> int:
-        """Drop expired messages and messages over a queue's limits, also where nobody consumes or publishes."""
+        """Drop expired messages, also completed ones, and messages over a queue's limits, used or not."""
         dropped = 0
         if any(stats['min'] <= now for stats in leases['expiry'].values()):
             dropped += self._store.drop_expired(until)
@@ -180,7 +180,7 @@ class Sweeper:
             if limit.length is not None:
                 dropped += self._store.trim(doc['name'], limit.length, until)
         if dropped:
-            logger.info('%d messages were dropped: they had expired, or exceeded a limit of their queue', dropped)
+            logger.info('%d messages had expired or exceeded a limit of their queue, and were deleted', dropped)
         return dropped
 
     def _decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:

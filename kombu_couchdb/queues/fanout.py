@@ -18,8 +18,9 @@ from typing import Any, cast
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
+from ..documents.coordination import Broadcast
 from ..documents.ids import BROADCAST
-from ..documents.types import Broadcast, Message
+from ..documents.types import Message
 from ..log import get_logger
 
 __all__ = ['Broadcaster', 'Listener']

@@ -67,7 +67,10 @@ class Purge:
     # -- limits
 
     def drop_expired(self, until: float = inf) -> int:
-        """Delete the expired messages that no consumer has claimed, and return their number."""
+        """Delete the expired messages that no consumer has claimed, and the completed ones that were kept long enough.
+
+        Return their number.
+        """
         now = self.client.clock.now()
         return self._delete_rows('expiring', lambda doc: workitem.has_expired(doc, now), until, endkey=now)
 

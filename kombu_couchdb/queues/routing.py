@@ -19,8 +19,9 @@ from typing import Any
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared, reset_in_child
 from ..couchdb.shapes import equal, maybe, members, text
+from ..documents.coordination import FanoutExchange
 from ..documents.ids import BINDING
-from ..documents.types import FANOUT, FanoutExchange
+from ..documents.types import FANOUT
 
 __all__ = [
     'Routes',

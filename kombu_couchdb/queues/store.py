@@ -178,7 +178,7 @@ class Store(Purge):
         for doc in docs:
             if part and (len(part) >= MAX_BATCH_DOCS or size + workitem.size(doc) > self.client.request_bytes):
                 count, size, part = count + self._write(part), 0, []
-            size, part = size + workitem.size(doc), [*part, *dead_letter.apart(_released(doc, now), now)]
+            size, part = size + workitem.size(doc), [*part, *dead_letter.apart(_released(doc, now))]
         return count + self._write(part)
 
     def decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:

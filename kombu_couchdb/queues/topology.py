@@ -14,8 +14,8 @@ from typing import Any
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, Row
+from ..documents.coordination import Binding, FanoutExchange, Queue
 from ..documents.ids import BINDING, PAUSE, QUEUE
-from ..documents.types import Binding, FanoutExchange, Queue
 from .declarations import Declarations
 from .limits import LIMITS, Limit, check_limits, limits_of
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of

@@ -18,6 +18,7 @@ from ..couchdb.client import Document
 from ..documents import workitem
 from ..documents.body import decoded, encoded
 from ..documents.compressed import check_unpacked
+from ..documents.done import KEEP_DONE, check_seconds
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
 from ..documents.types import Published, WorkItem
 from ..documents.validation import check_names, check_value
@@ -106,6 +107,8 @@ class Publisher(virtual.Channel):
         check_value('the message', {**message, 'body': body})
         if compression := (message.get('headers') or {}).get('compression'):
             check_unpacked(message['body'], compression)
+        if (keep := message['properties'].get(KEEP_DONE)) is not None:
+            check_seconds(keep)
         tag = message['properties'].get('delivery_tag')
         if not isinstance(tag, _PublishTag):
             fixed = fixed_id(message) if is_fixed() else None

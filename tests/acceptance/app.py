@@ -13,6 +13,7 @@ from typing import Any
 from celery import Celery
 from celery.exceptions import Reject
 
+from celery_couchdb.jobs import Jobs
 from celery_couchdb.limits import LimitedTask
 from celery_couchdb.unique import UniqueTask
 
@@ -68,6 +69,26 @@ def nap(journal: str, name: str, seconds: float | None) -> str:
 def late_nap(journal: str, name: str, seconds: float | None) -> str:
     """Do the same as `nap`, acknowledged late."""
     return str(nap(journal, name, seconds))
+
+
+@app.task(name='kept', acks_late=True, keep_done=3600)
+def kept(number: int) -> int:
+    """Return the number; the completed message is kept."""
+    return number
+
+
+@app.task(name='retried', acks_late=True, autoretry_for=(ValueError,), retry_kwargs={'countdown': 3600})
+def retried(text: str) -> None:
+    """Fail, and try again in an hour."""
+    raise ValueError(text)
+
+
+@app.task(name='holder', bind=True, acks_late=True)
+def holder(self: Any, journal: str) -> None:
+    """Write to the journal whether the worker holds the message: before and after the file `go on` exists."""
+    note(journal, f'held {Jobs(app).held(self)}')
+    pause(journal, None)
+    note(journal, f'held {Jobs(app).held(self)}')
 
 
 @app.task(name='process')

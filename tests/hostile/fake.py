@@ -26,6 +26,7 @@ VIEWS: dict[str, tuple[Any, Any]] = {
     'expiring': (NOW, 1),
     'leases': (['claim', 'broker:consumer:gone', 'q'], {'sum': 1, 'count': 1, 'min': 1, 'max': 1, 'sumsqr': 1}),
     'by_task': ('task-1', 1),
+    'history': (['', NOW], 1),
     'due': (NOW, 1),
 }
 
@@ -124,7 +125,7 @@ def _rows(view: str, query: dict[str, str]) -> list[dict[str, Any]]:
         return []
     if view == 'due':
         return [{'id': doc['_id'], 'key': NOW, 'value': [doc['type'], '1-a']} for doc in RESULTS.values()]
-    if query.get('reduce') == 'false' or view in ('expiring', 'by_task'):
+    if query.get('reduce') == 'false' or view in ('expiring', 'by_task', 'history'):
         value = {'waiting': [9, '1-a'], 'expiring': '1-a'}.get(view)
         return [{'id': doc['_id'], 'key': key, 'value': value, 'doc': _stored(doc['_id'])} for doc in BROKER.values()]
     level = int(query.get('group_level', 0))

@@ -16,6 +16,7 @@ from celery_couchdb.options import Options as ResultOptions
 from celery_couchdb.results.store import Store as Results
 from kombu_couchdb import design
 from kombu_couchdb.admin import cluster, dead, indexes, jobs, queues, vacuum
+from kombu_couchdb.admin import listing as history
 from kombu_couchdb.admin.setup import Wanted, layouts, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
@@ -153,7 +154,11 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'queues': lambda c: [queues.names(c), queues.pause(c, 'q'), queues.resume(c, 'q'), queues.delete(c, 'limited')],
     'set up': set_up,
     'vacuum': lambda c: vacuum.vacuum(c, lambda step, done, total: None, age=0.0, wait=False),
-    'jobs': lambda c: [jobs.find(c, 'task-1'), jobs.listing(c, jobs.STATES, None, 5), jobs.state(c, 'task-1')],
+    'jobs': lambda c: [
+        jobs.find(c, 'task-1'),
+        history.listing(c, history.Wanted(jobs.STATES), 5),
+        jobs.state(c, 'task-1'),
+    ],
     'read a result': lambda c: chords(c)[0].read_many(['celery-task-meta-t', 'x']),
     'write a result': lambda c: chords(c)[0].write(
         {'_id': 'celery-task-meta-t', 'status': 'SUCCESS'}, final_stays=True
@@ -254,9 +259,9 @@ def test_malformed_item_can_be_inspected_and_dead_lettered(name: str) -> None:
         )
         workitem.is_waiting(doc), workitem.is_due(doc, 5.0), workitem.has_expired(doc, 5.0), workitem.acked(doc, 5.0)
         assert dead_letter.made_of(doc, 'reason', 5.0)['status'] == 'fail'
-        dead_letter.apart(dead_letter.made_of(doc, 'reason', 5.0), 5.0)
+        dead_letter.apart(dead_letter.made_of(doc, 'reason', 5.0))
         if workitem.flaw(doc) is None:
-            dead_letter.apart(workitem.claim(workitem.checked(doc), 'me', 5.0), 5.0)
+            dead_letter.apart(workitem.claim(workitem.checked(doc), 'me', 5.0))
             workitem.release(doc, delivered=False)
             dead_letter.replayed(workitem.checked(doc), 5.0)
 

@@ -68,7 +68,10 @@ def command_of(app: Celery) -> Run:
     """Return a function that runs a command like `celery -A app couchdb`."""
 
     def run(*given: str, answer: str = '') -> Result:
-        return CliRunner().invoke(couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True))
+        # Tables are as wide as they need: pytest-xdist may have set a width.
+        return CliRunner(env={'COLUMNS': None}).invoke(
+            couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True)
+        )
 
     return run
 

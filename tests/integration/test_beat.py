@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.beat import BeatLazyFunc
 from celery.schedules import crontab
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from celery_couchdb.beat import CouchDBScheduler, Schedules
 from celery_couchdb.beat.entries import task_id_of
 from celery_couchdb.beat.messages import Messages
-from celery_couchdb.cli import couchdb
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound, ServerUnavailable
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.support import Request, items, replace_in_clients
+
+from .conftest import command_of
 
 Beat = Callable[..., CouchDBScheduler]
 
@@ -53,11 +54,7 @@ def schedules(app: Celery) -> Iterator[Schedules]:
 @pytest.fixture
 def run(app: Celery) -> Callable[..., Result]:
     """A function that runs `celery -A app couchdb schedule …`."""
-
-    def run(*given: str, answer: str = '') -> Result:
-        return CliRunner().invoke(couchdb, ['schedule', *given], answer, obj=SimpleNamespace(app=app, no_color=True))
-
-    return run
+    return partial(command_of(app), 'schedule')
 
 
 def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str = '') -> Any:

@@ -6,17 +6,20 @@ import random
 import re
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from kombu import Connection
 
+from chaos.proxy import Proxy
 from kombu_couchdb.consumer import running
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.queues.slots import Slots
 from kombu_couchdb.queues.store import Store
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, wait_for
+from tests.patience import PatientConnection
 from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
 
 
@@ -75,6 +78,22 @@ def test_other_messages_are_not_blocked(connect: Callable[..., Connection]) -> N
     publish(connection, 'no key')
     inbox = Inbox(connect(), ack=False, prefetch=3)
     assert sorted(inbox.wait(3)) == ['k0', 'no key', 'other key']
+
+
+def test_messages_over_the_limit_are_parked_together(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
+    """A consumer with little credit reaches what is behind them after few requests."""
+    connection = connect()
+    publish(connection, 'x', to='first', **limited())
+    blocker = Inbox(connect(), 'first', ack=False)
+    assert blocker.wait(1) == ['x']
+    publish_many(connection, range(150), **limited())
+    publish(connection, 'no key')
+    sent.clear()
+    assert Inbox(connect(), ack=False, prefetch=1).wait(1) == ['no key']
+    assert len(parked(client)) == 150
+    assert len([request for request in sent if any(doc.get('parked') for doc in request.docs)]) < 20
 
 
 def test_order_within_a_key(connect: Callable[..., Connection], client: Client) -> None:
@@ -165,6 +184,26 @@ def test_killed_consumer(connect: Callable[..., Connection], client: Client, url
     wait_for(lambda: not slots(client))
 
 
+def test_slots_of_a_lost_lease_are_not_used_again(connect: Callable[..., Connection], client: Client, url: str) -> None:
+    """After an outage a consumer does not claim with a slot that another consumer has taken meanwhile."""
+    address, options = client.address, {'visibility_timeout': 2}
+    publish(connect(**options), 'a', **limited())
+    with Proxy(address.host, address.port) as proxy:
+        behind = url.replace(f':{address.port}/', f':{proxy.port}/')
+        with PatientConnection(behind, transport_options=options) as connection:
+            channel = connection.channel()
+            assert channel.basic_get('q').decode() == 'a'
+            proxy.refuse()
+            publish(connect(**options), 'x', to='other', **limited())
+            assert Inbox(connect(**options), 'other', ack=False).wait(1) == ['x']
+            with ThreadPoolExecutor() as executor:
+                found = executor.submit(channel.basic_get, 'q')
+                wait_for(lambda: channel.connection.unacked.pulls, 'the consumer to be asked for a message')
+                proxy.restore()
+                assert found.result(PATIENCE) is None
+    assert len(slots(client)) == 1
+
+
 def test_lost_wakeup_is_found_by_a_sweep(connect: Callable[..., Connection], client: Client) -> None:
     publish(connect(), 'a', **limited(limit=2))
     [doc] = items(client)
@@ -187,6 +226,20 @@ def test_slot_without_a_consumer_is_freed(connect: Callable[..., Connection], cl
     client.put({'_id': 'slot:k:0', 'type': 'Slot', 'key': 'k', 'by': 'broker:consumer:gone', 'date': 1.0})
     publish(connect(), 'a', **limited())
     assert Inbox(connect(visibility_timeout=2)).wait(1) == ['a']
+
+
+def test_longest_key(connect: Callable[..., Connection], client: Client) -> None:
+    """An encoded key can be longer than a URL may be."""
+    key = 500 * '\U0001f600'
+    publish_many(connect(), ['a', 'b', 'c'], **limited(key, limit=2))
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(2)
+    inbox.drain_until(lambda: len(parked(client)) == 1)
+    assert Slots(client).taken(key) == {0, 1}
+    assert Slots(client).parked_keys(10, None) == [key]
+    assert Slots(client).parked_keys(10, key) == []
+    inbox.messages[0].ack()
+    inbox.wait(3)
 
 
 def test_basic_get(connect: Callable[..., Connection], client: Client) -> None:

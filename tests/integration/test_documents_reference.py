@@ -16,9 +16,10 @@ from kombu import Connection, Exchange, Queue
 from celery_couchdb import design as results_design
 from celery_couchdb.beat import CouchDBScheduler, Schedules
 from kombu_couchdb import design
-from kombu_couchdb.admin import queues
+from kombu_couchdb.admin import jobs, queues
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.parcel import refused
+from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.unique import told
 from tests.conftest import wait_for
@@ -68,6 +69,7 @@ def compare(kind: str, docs: list[dict[str, Any]]) -> None:
 def test_all_types_of_documents_are_documented() -> None:
     assert set(SECTIONS) == {
         'WorkItem',
+        'DoneItem',
         'Consumer',
         'Queue',
         'Pause',
@@ -113,6 +115,7 @@ def test_documents_of_messages(connect: Callable[..., Connection], client: Clien
     worker.wait(2)
     worker.messages[1].ack()
     worker.wait(3)
+    jobs.remove(client, worker.messages[2].headers['id'])  # the worker holds it
     limited = Inbox(connect(), 'limited', ack=False)
     for body in ('first', 'second'):
         publish(connection, body, 'limited', headers={'concurrency_key': 'k', 'concurrency_limit': 1})
@@ -126,14 +129,29 @@ def test_documents_of_messages(connect: Callable[..., Connection], client: Clien
     compare('WorkItem', written(sent)['WorkItem'] + items(client))
 
 
-def test_other_documents_of_the_broker(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_documents_of_completed_messages(
+    connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, inbox = connect(), Inbox(connect(keep_done=60))
+    for count, headers, name in ((1, {'job_key': 'k'}, None), (2, {}, 'worker@host')):
+        monkeypatch.setattr(lease._Process, 'worker', name)
+        publish(connection, 'hello', headers={'id': 'a', 'task': 'report', **headers})
+        inbox.wait(count)
+        wait_for(lambda: not items(client), 'the acknowledgement')
+    compare('DoneItem', written(sent)['DoneItem'])
+
+
+def test_other_documents_of_the_broker(
+    connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection, channel = connect(), connect().channel()
     for kind in ('direct', 'topic', 'fanout'):
         exchange = Exchange(f'to {kind}', kind)
         Queue(f'of {kind}', exchange, 'a.b', expires=60)(channel).declare()
         connection.Producer().publish('hello', exchange=exchange, routing_key='a.b', declare=[exchange])
-    inbox = Inbox(connect(), 'of direct')
-    inbox.wait(1)
+    Inbox(connect(), 'of direct').wait(1)
+    monkeypatch.setattr(lease._Process, 'worker', 'worker@host')
+    Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
     docs = written(sent)
     for kind in ('Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast'):
         compare(kind, docs[kind])

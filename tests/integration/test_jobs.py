@@ -14,7 +14,7 @@ from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
 from kombu_couchdb import design
-from kombu_couchdb.admin import jobs
+from kombu_couchdb.admin.listing import Wanted, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError
@@ -71,7 +71,7 @@ def test_watch_a_job_from_scheduled_to_completed(
     inbox.messages[0].ack()
     watching.join(PATIENCE)
     assert [state for state in states if state != 'pending'] == ['scheduled', 'running', 'gone']
-    assert sum(request.path == '/_design/celery-jobs-v1/_view/by_task' for request in sent[before:]) <= 6
+    assert sum(request.path == '/_design/celery-jobs-v2/_view/by_task' for request in sent[before:]) <= 6
 
 
 def test_wait_for_a_state(app: Celery, connect: Callable[..., Connection]) -> None:
@@ -268,7 +268,7 @@ def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection
     Inbox(connect(), 'q1', ack=False).wait(2)
 
     def count(*states: str, queue: str | None = None, limit: int = 50) -> int:
-        return len(jobs.listing(client, states, queue, limit))
+        return len(listing(client, Wanted(states, queue), limit))
 
     wait_for(
         lambda: (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs'
@@ -276,6 +276,6 @@ def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection
     assert count('pending', 'running', 'scheduled') == 6
     assert (count('pending', queue='q1'), count('running', queue='q1'), count('pending', queue='q0')) == (0, 2, 3)
     assert count('pending', limit=2) == 2
-    assert [workitem.task_id(doc) for doc in jobs.listing(client, ('scheduled',), 'q0', 10)] == [later.id]
+    assert [workitem.task_id(doc) for doc in listing(client, Wanted(('scheduled',), 'q0'), 10)] == [later.id]
     app.send_task('soon', queue='q0', countdown=600)
     assert (count('pending', queue='q0'), count('pending', 'scheduled', queue='q0')) == (3, 5)

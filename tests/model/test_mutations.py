@@ -55,7 +55,7 @@ FAULTS = [
         Heartbeat,
         '_begin_anew',
         'self._unacked.drop_all()',
-        '0',
+        '[]',
     ),
     Fault(
         'messages are delivered after the lease has ended',

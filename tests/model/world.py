@@ -53,6 +53,9 @@ LEASE, DELIVERIES = 60.0, 3
 
 START = 1_763_709_000.0
 
+#: For how long completed items are kept, in seconds: longer than any exploration.
+_KEPT = 1e8
+
 #: The modules of the product whose clocks must be the world's: with one that is not, the model would prove nothing.
 TIMED = {
     'candidates',
@@ -111,11 +114,14 @@ class World:
         self.ahead = 0
         #: Whether the queue is paused.
         self.paused = False
+        #: Whether completed items are kept.
+        self.keeps = False
         self._serial = itertools.count(1)
 
     def publish(self, name: str, headers: Document) -> None:
         """Store an item on all nodes."""
-        message = {'body': '', 'headers': headers, 'properties': {'delivery_tag': name}}
+        properties = {'delivery_tag': name, **({'keep_done': _KEPT} if self.keeps else {})}
+        message = {'body': '', 'headers': headers, 'properties': properties}
         self.couchdb.store([{**workitem.new(name, QUEUE, message, self.now + self.wrong)}])
 
     def set_server_clock(self, wrong: float) -> None:

@@ -165,9 +165,9 @@ class Nightly(crontab):
         (lambda app: crontab('1', '*/2', app=app), {'crontab': '1 */2 * * *', 'timezone': 'Europe/Berlin'}),
         (
             lambda app: crontab(
-                minute=[5, 3], hour=2, day_of_week='mon,fri', day_of_month=1, month_of_year='jan', app=app
+                minute=[5, 3], hour=2, day_of_week='mon,fri', day_of_month=1, month_of_year='1', app=app
             ),
-            {'crontab': '3,5 2 1 jan mon,fri', 'timezone': 'Europe/Berlin'},
+            {'crontab': '3,5 2 1 1 mon,fri', 'timezone': 'Europe/Berlin'},
         ),
         (lambda app: schedule(0, app=app), {'code': 'celery.schedules.schedule'}),
         (

@@ -43,6 +43,7 @@ def queue(**members: Any) -> Queue:
         'dead': 0,
         'rate': 0.0,
         'temporary': False,
+        'paused': None,
         **members,  # type: ignore[typeddict-item]
     }
 
@@ -61,6 +62,7 @@ def a_status(queues: dict[str, Queue], *consumers: Consumer, results: Database |
         'queues': queues,
         'malformed': 3,
         'consumers': list(consumers),
+        'leaders': [{'duty': 'beat:shop', 'holder': None, 'renewed': 4.0, 'alive': False}],
         'database': database('broker', 7000),
         'results': results,
     }
@@ -91,7 +93,7 @@ def test_all_of_a_status_is_exported() -> None:
         a_status(
             {
                 'q': queue(ready=26, scheduled=5, parked=4, held=2, running=2, dead=1, oldest=23.5, rate=1.5),
-                'empty': queue(),
+                'empty': queue(paused={'date': None, 'by': None, 'reason': None}),
             },
             consumer('q'),
             consumer('q', 'empty'),
@@ -116,6 +118,9 @@ def test_all_of_a_status_is_exported() -> None:
         ('queue_acknowledged_per_second', (('queue', 'empty'),)): 0,
         ('queue_consumers', (('queue', 'q'),)): 2,
         ('queue_consumers', (('queue', 'empty'),)): 1,
+        ('queue_paused', (('queue', 'q'),)): 0,
+        ('queue_paused', (('queue', 'empty'),)): 1,
+        ('leader_renewed_seconds', (('duty', 'beat:shop'),)): 4,
         ('malformed_messages', ()): 3,
         ('consumers', (('state', 'alive'),)): 2,
         ('consumers', (('state', 'overdue'),)): 1,

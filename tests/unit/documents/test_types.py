@@ -8,22 +8,26 @@ from typing import Any
 
 import pytest
 
+from celery_couchdb.beat import entries
 from celery_couchdb.results import documents as results
-from kombu_couchdb.documents import types
+from kombu_couchdb.documents import coordination, types
 
 PAGE = (Path(__file__).parents[3] / 'docs/reference/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 TYPES: dict[str, Any] = {
     'WorkItem': types.WorkItem,
-    'Consumer': types.Consumer,
-    'Queue': types.Queue,
-    'Binding': types.Binding,
-    'Exchange': types.FanoutExchange,
-    'Broadcast': types.Broadcast,
-    'Leader': types.Leader,
-    'Pause': types.Pause,
-    'Rate': types.Rate,
-    'Slot': types.Slot,
+    'DoneItem': types.DoneItem,
+    'Consumer': coordination.Consumer,
+    'Queue': coordination.Queue,
+    'Binding': coordination.Binding,
+    'Exchange': coordination.FanoutExchange,
+    'Broadcast': coordination.Broadcast,
+    'Leader': coordination.Leader,
+    'Pause': coordination.Pause,
+    'Rate': coordination.Rate,
+    'Slot': coordination.Slot,
+    'Schedule': entries.Schedule,
+    'ScheduleState': entries.ScheduleState,
     'Parcel': types.Parcel,
     'Result': results.Result,
     'Group': results.Group,

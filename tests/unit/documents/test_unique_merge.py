@@ -134,7 +134,7 @@ def test_copies_of_a_dead_letter_have_one_id() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
     [changed], _ = merge(marked, job('c', eta='2025-11-21T08:00:00+00:00'), NOW)
     ids = {
-        dead_letter.apart(dead_letter.made_of(doc, 'because', date), date)[0]['_id']
+        dead_letter.apart(dead_letter.made_of(doc, 'because', date))[0]['_id']
         for date, doc in enumerate([marked, changed])
     }
     assert len(ids) == 1
@@ -225,7 +225,7 @@ def test_malformed_next_job_is_dropped() -> None:
 
 def test_dead_job_gives_way_to_the_next() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
-    [copy, following] = dead_letter.apart(dead_letter.made_of(marked, 'because', NOW), NOW)
+    [copy, following] = dead_letter.apart(dead_letter.made_of(marked, 'because', NOW))
     assert (workitem.task_id(copy), copy['status'], 'next' in copy, '_rev' in copy) == ('a', 'fail', False, False)
     assert (following['_id'], following['_rev'], workitem.task_id(following)) == (marked['_id'], '2-a', 'b')
     assert workitem.is_waiting(following)

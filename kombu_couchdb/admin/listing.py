@@ -1,0 +1,137 @@
+"""Lists of jobs: those in the queues, in the order in which they run, or the history, the latest first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from .. import design
+from ..couchdb.client import LAST, Client, Document
+from ..couchdb.shapes import anything, exactly, members, number, text
+from ..design.rows import QueueCount
+from ..documents import workitem
+from ..documents.ids import CONSUMER
+from ..queues.store import Store
+from .jobs import items_in, needs_jobs_view
+from .pages import paged
+
+__all__ = ['Wanted', 'listing', 'workers_of']
+
+#: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
+_BY_QUEUE = members(key=exactly(lambda name: True), value=number)
+_HISTORY = members(id=text, key=anything)
+
+
+class Wanted(NamedTuple):
+    """Which jobs are listed; None stands for all."""
+
+    states: Collection[str]
+    queue: str | None = None
+    #: The name of the task.
+    task: str | None = None
+    #: Only jobs to which something happened since then: published, failed or finished; in seconds since the epoch.
+    since: float | None = None
+    #: Text that the arguments of the task must contain, see `_mentions`.
+    args: str | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the views of the queues are not enough to find these jobs."""
+        return 'done' in self.states or any(one is not None for one in (self.task, self.since, self.args))
+
+    def matches(self, doc: Document, now: float) -> bool:
+        """Tell whether a job is one of these."""
+        return (
+            workitem.state(doc, now) in self.states
+            and (self.queue is None or doc.get('queue') == self.queue)
+            and (self.task is None or workitem.task_name(doc) == self.task)
+            and (self.args is None or _mentions(doc, self.args))
+        )
+
+
+def listing(client: Client, wanted: Wanted, limit: int) -> list[Document]:
+    """Return up to `limit` jobs.
+
+    If only states and a queue are `wanted`, and `done` is not: running items come first, then pending, scheduled and
+    dead ones; pending items in the order in which workers claim them. Otherwise the latest come first, by the time of
+    the last thing that happened to them; that request first brings its index up to date.
+    """
+    now = client.clock.now()
+    found = _history(client, wanted, now) if wanted.needs_history else iter(_queued(client, wanted, limit))
+    return list(islice((doc for doc in found if wanted.matches(doc, now)), limit))
+
+
+def _queued(client: Client, wanted: Wanted, limit: int) -> list[Document]:
+    found: list[Document] = []
+    states, queue, store = wanted.states, wanted.queue, Store(client)
+    with_docs = {'include_docs': True, 'reduce': False}
+    queues = (
+        [queue]
+        if queue
+        else [
+            name
+            for row in client.view(design.NAME, 'waiting', _BY_QUEUE, group_level=1)
+            if (name := QueueCount.of(row).queue) is not None
+        ]
+    )
+    if 'running' in states:
+        found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST], **with_docs)
+    for name in queues:
+        if 'pending' in states:
+            found += [row.doc for row in store.ready(name, limit) if row.doc]
+        if 'scheduled' in states:
+            found += store.planned([name], limit)
+    if 'dead' in states:
+        where = design.rows_of(queue) if queue else {}
+        found += _rows(client, 'dead', limit=limit, **where, **with_docs)
+    return found
+
+
+def _rows(client: Client, view: str, **where: Any) -> list[Document]:
+    return [row['doc'] for row in client.view(design.NAME, view, **where) if row.get('doc')]
+
+
+def _history(client: Client, wanted: Wanted, now: float) -> Iterator[Document]:
+    task = wanted.task or ''
+    where = {'startkey': [task, {}], 'endkey': [task, wanted.since or 0], 'descending': True, 'include_docs': True}
+    with needs_jobs_view(client):
+        for row in paged(client, design.JOBS, 'history', _HISTORY, **where):
+            if row.get('doc'):
+                yield from items_in(row['doc'], now)
+
+
+def _mentions(doc: Document, searched: str) -> bool:
+    """Tell whether the arguments of a task contain a text.
+
+    They are searched as Celery writes them into the headers `argsrepr` and `kwargsrepr` (Python's `repr`, at most about
+    1,000 characters each), so that no body is read or decoded. A message without these headers is searched in its body,
+    if that is text in the document.
+    """
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not isinstance(headers, dict):
+        return False
+    shown = [value for name in ('argsrepr', 'kwargsrepr') if isinstance(value := headers.get(name), str)]
+    return any(searched in value for value in shown or [str(message.get('body'))])
+
+
+def workers_of(client: Client, docs: Collection[Document]) -> Mapping[str, str]:
+    """Return the workers that hold or have completed these jobs, by the ids of their jobs' consumers.
+
+    That is the name of a Celery worker if it is known, or else host and process id; one request, or none.
+    """
+    names = {name for doc in docs if isinstance(name := workitem.claimant(doc) or doc.get('consumer'), str)}
+    known = {str(doc['consumer']): str(doc['worker']) for doc in docs if doc.get('worker') and doc.get('consumer')}
+    living = client.find(asked) if (asked := sorted(names & _claimants(docs))) else []
+    known.update({doc['_id']: str(doc['worker']) for doc in living if doc and doc.get('worker')})
+    return {name: known.get(name) or _host_and_process(name) for name in names}
+
+
+def _claimants(docs: Collection[Document]) -> set[str]:
+    return {by for doc in docs if (by := workitem.claimant(doc)) and by.startswith(CONSUMER)}
+
+
+def _host_and_process(consumer: str) -> str:
+    """Return what the id of a consumer says: host and process id."""
+    return consumer.removeprefix(CONSUMER).rpartition(':')[0] or consumer

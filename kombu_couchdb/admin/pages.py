@@ -1,0 +1,28 @@
+"""Reads the rows of a view in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..couchdb.client import Client
+from ..couchdb.shapes import Shape
+from ..design.rows import Row
+
+__all__ = ['paged']
+
+#: The rows that one request reads.
+_BATCH_ROWS = 200
+
+
+def paged(client: Client, design: str, view: str, row: Shape, **where: Any) -> Iterator[Row]:
+    """Yield the rows of a view, each document once. You may change or delete the documents while you iterate."""
+    seen = set[str]()
+    while rows := client.view(design, view, row, **where, limit=_BATCH_ROWS + 1):
+        new = [row for row in rows[:_BATCH_ROWS] if row['id'] not in seen]
+        seen.update(row['id'] for row in new)
+        yield from new
+        if len(rows) <= _BATCH_ROWS or not new:
+            # `new` is empty if more rows than a page have the same key: the embedded server ignores startkey_docid.
+            return
+        where = {**where, 'startkey': rows[_BATCH_ROWS]['key'], 'startkey_docid': rows[_BATCH_ROWS]['id']}

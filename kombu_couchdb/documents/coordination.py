@@ -1,0 +1,141 @@
+"""The types of the documents by which processes coordinate: heartbeats, queues, broadcasts, slots, rates and leaders.
+
+`types` has those of messages, and says how these types are used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from .types import Message, Stored
+
+__all__ = [
+    'Binding',
+    'Broadcast',
+    'Consumer',
+    'FanoutExchange',
+    'Leader',
+    'Pause',
+    'Queue',
+    'Rate',
+    'Slot',
+]
+
+
+class _ConsumerOptions(TypedDict, total=False):
+    #: The name of the Celery worker whose connection it is, if the process is a worker.
+    worker: str
+
+
+class Consumer(_ConsumerOptions, Stored):
+    """The heartbeat of a consuming connection."""
+
+    _id: str
+    type: Literal['Consumer']
+    #: The design document whose views the consumer reads.
+    layout: str
+    host: str
+    pid: int
+    queues: list[str]
+    #: How many heartbeats were written since `queues` changed.
+    beats: int
+    date: float
+    expires: float
+    #: By queue, how many messages per second were acknowledged since the previous heartbeat.
+    rates: dict[str, float]
+
+
+class Slot(Stored):
+    """A slot of a concurrency key, while a consumer holds it."""
+
+    _id: str
+    type: Literal['Slot']
+    key: str
+    #: The id of the Consumer document.
+    by: str
+    date: float
+
+
+class Rate(Stored):
+    """The next start of a rate key."""
+
+    _id: str
+    type: Literal['Rate']
+    key: str
+    #: When the next message may start; it may be a little earlier, see `rates`.
+    next: float
+    #: The id of the Consumer that has taken the last start, and when.
+    by: str
+    date: float
+
+
+class Queue(Stored):
+    """A declared queue."""
+
+    _id: str
+    type: Literal['Queue']
+    name: str
+    arguments: dict[str, Any]
+    auto_delete: bool
+    #: How many seconds it may be unused; None: forever.
+    lifetime: float | None
+    #: When it is deleted unless it is used; None: never.
+    expires: float | None
+
+
+class Pause(Stored):
+    """While this document exists, no consumer claims messages of the queue."""
+
+    _id: str
+    type: Literal['Pause']
+    queue: str
+    date: float
+    #: Who paused the queue, and why; None if they did not say.
+    by: str | None
+    reason: str | None
+
+
+class Binding(Stored):
+    """A binding of a queue to an exchange. `pattern` is a regular expression; None if it is not a topic exchange."""
+
+    _id: str
+    type: Literal['Binding']
+    exchange: str
+    routing_key: str
+    pattern: str | None
+    queue: str
+
+
+class FanoutExchange(Stored):
+    """A fanout exchange. Other exchanges have no document of their own: their bindings tell their type."""
+
+    _id: str
+    type: Literal['Exchange']
+    name: str
+    kind: Literal['fanout']
+
+
+class Broadcast(Stored):
+    """A message to a fanout exchange. After it has expired, its publisher may overwrite it with a later broadcast."""
+
+    _id: str
+    type: Literal['Broadcast']
+    exchange: str
+    routing_key: str
+    publisher: str
+    #: The number of the broadcast among those of its publisher. A listener that misses a number knows that it has
+    #: missed a broadcast.
+    number: int
+    date: float
+    expires: float
+    message: Message
+
+
+class Leader(Stored):
+    """Which process currently does a duty that only one process may do at a time."""
+
+    _id: str
+    type: Literal['Leader']
+    #: None: released. The process has stopped, and any other may take over.
+    holder: str | None
+    date: float

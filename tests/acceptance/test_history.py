@@ -1,0 +1,82 @@
+"""Jobs after their end, and retries, with real workers: what is kept and shown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from celery_couchdb.jobs import Jobs
+from tests.conftest import PATIENCE, wait_for
+from tests.support import items
+
+from .conftest import Site
+from .test_command import couchdb, sentence, succeeded
+
+
+def listed(site: Site, *options: str) -> list[dict[str, Any]]:
+    """Return what `jobs list` prints with these options, as JSON."""
+    return [json.loads(line) for line in succeeded(couchdb(site, 'jobs', 'list', '--json', *options)).splitlines()]
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+def test_completed_tasks_are_kept_and_listed(site: Site, pool: str) -> None:
+    worker = site.worker(pool=pool)
+    result, other = site.send('kept', 42), site.send('add', 1, 2)
+    asked = site.send('add', 3, 4, keep_done=600)
+    assert [one.get(timeout=PATIENCE) for one in (result, other, asked)] == [42, 3, 7]
+    wait_for(lambda: not items(site.client), 'the acknowledgements')
+    found = {job['id']: job for job in listed(site, '--state', 'done')}
+    assert found.keys() == {result.id, asked.id}
+    job = found[result.id]
+    assert (job['task'], job['args'], job['worker'], job['state']) == ('kept', [42], worker.hostname(), 'done')
+    assert job['published'] <= job['started'] <= job['finished']
+    assert job['expires'] == job['finished'] + 3600
+    assert [job['id'] for job in listed(site, '--state', 'done', '--task', 'add')] == [asked.id]
+    assert [job['id'] for job in listed(site, '--state', 'done', '--args', '42', '--since', '1h')] == [result.id]
+    shown = succeeded(couchdb(site, 'jobs', 'show', result.id[:8]))
+    assert f'worker     {worker.hostname()}' in shown
+    assert 'finished' in shown
+    assert worker.hostname() in succeeded(couchdb(site, 'jobs', 'list', '--state', 'done'))
+    assert "Invalid value for '--since'" in couchdb(site, 'jobs', 'list', '--since', 'soon').stderr
+
+
+@pytest.mark.parametrize('pool', ['prefork', 'threads'])
+def test_waiting_retry_carries_the_error_of_its_last_attempt(site: Site, pool: str) -> None:
+    site.worker(pool=pool)
+    result = site.send('retried', 'no customer of this name ' + 'x' * 2000, keep_done=600)
+    jobs = Jobs(site.app)
+    wait_for(lambda: jobs.state(result.id) == 'scheduled', 'the retry')
+    [item] = [doc for doc in items(site.client) if doc['date']]
+    assert item['message']['headers']['last_error'].keys() == {'type', 'text'}
+    assert len(item['message']['headers']['last_error']['text']) == 500
+    assert item['message']['properties']['keep_done'] == 600
+    [job] = listed(site, '--state', 'scheduled')
+    assert job['error'].startswith('ValueError: no customer')
+    assert 'ValueError: no customer' in succeeded(couchdb(site, 'jobs', 'show', result.id))
+    jobs.client.close()
+
+
+def test_waiting_job_is_moved_and_edited_by_commands(site: Site) -> None:
+    result = site.send('add', 1, 2, countdown=3600)
+    assert "'add' does not take" not in succeeded(couchdb(site, 'jobs', 'edit', result.id[:8], '--args', '[3, 4]'))
+    assert 'priority   7' in succeeded(couchdb(site, 'jobs', 'move', result.id, '--eta', 'now', '--priority', '7'))
+    assert 'does not take these arguments' in sentence(couchdb(site, 'jobs', 'edit', result.id, '--args', '[3]'))
+    assert '--args must be a list in JSON' in couchdb(site, 'jobs', 'edit', result.id, '--args', '{}').stderr
+    assert '--eta must be a date' in couchdb(site, 'jobs', 'move', result.id, '--eta', 'soon').stderr
+    assert "there is no queue 'typo'" in sentence(couchdb(site, 'jobs', 'move', result.id, '--queue', 'typo'))
+    site.worker()
+    assert result.get(timeout=PATIENCE) == 7
+    assert 'is not in a queue' in sentence(couchdb(site, 'jobs', 'move', result.id, '--priority', '1'))
+
+
+def test_task_asks_whether_its_lease_holds(site: Site) -> None:
+    site.worker(pool='prefork', concurrency=1)
+    result, jobs = site.send('holder', str(site.journal)), Jobs(site.app)
+    wait_for(lambda: site.journalled() == ['held True'], 'the task to start')
+    jobs.remove(result.id)
+    site.go_on()
+    wait_for(lambda: site.journalled() == ['held True', 'held False'], 'the task to end')
+    wait_for(lambda: not items(site.client), 'the deletion')
+    jobs.client.close()

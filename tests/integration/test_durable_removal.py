@@ -1,0 +1,97 @@
+"""A job that is removed while a consumer holds it does not come back, whatever becomes of the consumer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_couchdb.jobs import Jobs
+from kombu_couchdb.consumer import removed
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.queues.store import Store
+from tests.conftest import wait_for
+from tests.support import Inbox, items
+
+
+def held(app: Celery, connect: Callable[..., Connection]) -> tuple[str, Inbox]:
+    """Return a job that a consumer holds, and its inbox."""
+    task_id = app.send_task('held').id
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(1)
+    return task_id, inbox
+
+
+@pytest.mark.parametrize('decision', ['ack', 'requeue'])
+def test_removed_job_is_deleted_when_its_consumer_decides(
+    app: Celery, connect: Callable[..., Connection], client: Client, decision: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task_id, inbox = held(app, connect)
+    assert [workitem.task_id(doc) for doc in Jobs(app).remove(task_id).running] == [task_id]
+    with caplog.at_level(logging.WARNING):
+        getattr(inbox.messages[0], decision)()
+        wait_for(lambda: not items(client), 'the deletion')
+        inbox.drain(0.5)
+    assert len(inbox.messages) == 1
+    assert 'may run again' not in caplog.text
+    assert Jobs(app).state(task_id) == 'gone'
+
+
+def test_removed_job_is_deleted_when_its_consumer_is_killed(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
+    task_id, _ = held(app, connect)
+    [item] = items(client)
+    Jobs(app).remove(task_id)
+    store = Store(client)
+    assert store.release(list(store.claims(workitem.claimant(item) or ''))) == 1  # as a sweep does
+    assert items(client) == []
+    assert client.leaves(item['_id'])[0]['removed'] is True
+    assert Inbox(connect(), 'celery').drain(1.0).messages == []
+
+
+def test_removed_job_is_deleted_when_its_consumer_stops(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
+    task_id, inbox = held(app, connect)
+    Jobs(app).remove(task_id)
+    inbox.connection.release()
+    other = Inbox(connect(), 'celery')
+    other.drain_until(lambda: not items(client), 'the deletion')
+    assert other.messages == []
+
+
+def test_removed_unique_job_goes_on_with_the_next_message(
+    report: Any, app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
+    first = report.apply_async((1,), job_key='k')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(1)
+    second = report.apply_async((2,), job_key='k')
+    assert second.outcome == 'again'
+    Jobs(app).remove(first.id)
+    inbox.messages[0].requeue()
+    inbox.wait(2)
+    assert inbox.messages[1].headers['id'] == second.id
+    assert 'removed' not in items(client)[0]
+
+
+def test_consumer_that_lost_its_lease_learns_what_was_removed(
+    app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may have messages that it has not started: the worker must not start the removed ones."""
+    told: list[str] = []
+    monkeypatch.setattr(removed, '_listeners', [told.append])
+    ids = [app.send_task('held').id for _ in range(2)]
+    inbox = Inbox(connect(visibility_timeout=3.0), 'celery', ack=False)
+    inbox.wait(2)
+    [heartbeat] = [row['doc'] for row in client.id_range('broker:consumer:', docs=True)]
+    Jobs(app).remove(ids[0])
+    client.bulk([{'_id': heartbeat['_id'], '_rev': heartbeat['_rev'], '_deleted': True}])  # as a sweep does
+    inbox.drain_until(lambda: told, 'the removed job')
+    assert told == [ids[0]]

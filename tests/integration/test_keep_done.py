@@ -1,0 +1,298 @@
+"""Completed messages that are kept (`keep_done`): what is kept, for how long, and that it never runs again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_couchdb.jobs import Jobs
+from kombu_couchdb import design
+from kombu_couchdb.admin import dead, jobs
+from kombu_couchdb.admin.listing import Wanted, listing
+from kombu_couchdb.consumer import keeping
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.types import DoneItem
+from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.leases.sweeper import Sweeper
+from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.topology import Topology
+from tests.conftest import PATIENCE, wait_for
+from tests.support import Inbox, Request, items, leave_leaf, publish
+
+DAY = 86400.0
+
+
+def kept(client: Client) -> list[Any]:
+    """Return the completed messages that are kept."""
+    rows = client.request('GET', '/_all_docs', {'include_docs': True})['rows']
+    return [row['doc'] for row in rows if row['doc'].get('type') == 'DoneItem']
+
+
+def run(connection: Connection, client: Client, count: int = 1) -> Inbox:
+    """Receive and acknowledge `count` tasks, and wait until that is stored."""
+    inbox = Inbox(connection, 'celery')
+    inbox.wait(count)
+    wait_for(lambda: not items(client), 'the acknowledgements')
+    return inbox
+
+
+def test_completed_task_is_kept_with_its_times(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    task_id = app.send_task('report', (42,)).id
+    [item] = items(client)
+    inbox = run(connect(keep_done=DAY), client)
+    [doc] = kept(client)
+    assert {*DoneItem.__required_keys__, '_rev'} == {*doc}
+    assert (doc['_id'], doc['status'], doc['attempts'], doc['queue']) == (item['_id'], 'done', 1, 'celery')
+    assert doc['message'] == item['message']
+    assert item['published'] <= doc['started'] <= doc['finished']
+    assert doc['expires'] == doc['finished'] + DAY
+    assert doc['consumer'].startswith('broker:consumer:')
+    assert Jobs(app).state(task_id) == 'done'
+    inbox.drain(1.0)
+    assert len(inbox.messages) == 1
+
+
+def test_option_off_changes_nothing(
+    app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
+    app.send_task('report', (42,))
+    run(connect(), client)
+    assert kept(client) == []
+    assert not any('keep_done' in str(request.body) for request in sent)
+
+
+@pytest.mark.parametrize(('given', 'option', 'expected'), [(60.0, 0.0, 60.0), (0, DAY, None), (60, DAY, 60.0)])
+def test_argument_of_apply_async_overrides_the_option(
+    app: Celery, connect: Callable[..., Connection], client: Client, given: float, option: float, expected: Any
+) -> None:
+    app.send_task('report', keep_done=given)
+    run(connect(keep_done=option), client)
+    assert [round(doc['expires'] - doc['finished'], 3) for doc in kept(client)] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize('wrong', [-1, 'long', True, [3], 1e12])
+def test_wrong_time_is_refused(app: Celery, client: Client, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds from 0 on'):
+        app.send_task('report', keep_done=wrong)
+    assert items(client) == []
+
+
+def test_task_says_how_long_it_is_kept(
+    app: Celery,
+    connect: Callable[..., Connection],
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(keeping, '_lookups', [])
+    keeping.register({'long': 7 * DAY, 'wrong': 'x', 'never': 0}.get)
+    for name in ('long', 'wrong', 'never', 'other'):
+        app.send_task(name)
+    with caplog.at_level(logging.ERROR):
+        run(connect(keep_done=DAY), client, 4)
+    found = {workitem.task_name(doc): round(doc['expires'] - doc['finished']) for doc in kept(client)}
+    assert found == {'long': 7 * DAY, 'other': DAY}
+    assert 'completed messages of wrong are not kept: keep_done must be' in caplog.text
+
+
+def test_messages_that_are_no_tasks_are_not_kept(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect(keep_done=DAY)
+    publish(connection, 1, 'celery')
+    run(connection, client)
+    assert kept(client) == []
+
+
+def test_large_body_is_kept_as_it_is(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    task_id = app.send_task('report', ('x' * 50_000,)).id
+    run(connect(keep_done=DAY), client)
+    [doc] = jobs.find(client, task_id)
+    assert doc['_attachments']['body']['stub']
+    assert Jobs(app).decode(doc)[0] == ['x' * 50_000]
+
+
+def test_kept_message_is_in_no_count_and_no_list_of_the_queue(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
+    task_id = app.send_task('report').id
+    run(connect(keep_done=DAY), client)
+    store = Store(client)
+    assert store.is_empty('celery')
+    assert store.size('celery') == 0
+    assert store.purge('celery') == 0
+    assert store.drop_expired() == 0
+    assert dead.count(client) == 0
+    assert not store.leases()['claim']
+    assert listing(client, Wanted(jobs.STATES[:4]), 10) == []
+    [doc] = jobs.find(client, task_id)
+    assert not dead.is_letter(doc)
+    assert dead.replay(client, [doc]) == ([], {doc['_id']: 'it is no dead letter (any more)'})
+    assert dead.drop(client, [doc]) == 0
+    assert jobs.remove(client, task_id) == ([], [], [])
+    assert kept(client) == [doc]
+
+
+def test_kept_message_is_swept_when_its_time_is_over(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
+    ids = [app.send_task('report', keep_done=seconds).id for seconds in (0.5, DAY)]
+    run(connect(), client, 2)
+    sweeper = Sweeper(Store(client), Topology(client), 60.0)
+
+    def swept() -> bool:
+        sweeper.sweep('broker:consumer:none', (), lambda: None)
+        return len(kept(client)) == 1
+
+    wait_for(swept, 'the sweep')
+    [doc] = kept(client)
+    assert workitem.task_id(doc) == ids[1]
+    assert Jobs(app).state(ids[0]) == 'gone'
+
+
+def test_acknowledgement_is_one_write_whether_the_message_is_kept_or_not(
+    app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
+    writes = []
+    for option in (0.0, DAY):
+        connection = connect(keep_done=option)
+        app.send_task('report')
+        inbox = Inbox(connection, 'celery', ack=False)
+        inbox.wait(1)
+        del sent[:]
+        inbox.messages[0].ack()
+        wait_for(lambda: not items(client), 'the acknowledgement')
+        found = [[doc['_id'] for doc in request.docs if not doc['_id'].startswith('broker:')] for request in sent]
+        writes.append([len(ids) for ids in found if ids])
+        connection.release()
+    assert writes == [[1], [1]]
+
+
+def test_message_that_is_published_again_stays_done(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
+    app.send_task('report')
+    [item] = items(client)
+    run(connect(keep_done=DAY), client)
+    first: Any = {name: value for name, value in item.items() if name != '_rev'}
+    store = Store(client)
+    assert store.unpublished([first]) == []
+    store.publish([first])
+    assert store.publish_once([first]) == []
+    assert items(client) == []
+    assert len(kept(client)) == 1
+
+
+# -- unique jobs
+
+
+def test_unique_job_is_kept_under_an_id_of_its_own(
+    report: Any, connect: Callable[..., Connection], client: Client
+) -> None:
+    connection = connect(keep_done=DAY)
+    inbox = Inbox(connection, 'celery', ack=False)
+    first = report.apply_async((1,), job_key='k')
+    inbox.wait(1)
+    assert report.apply_async((2,), job_key='k').outcome == 'again'
+    inbox.messages[0].ack()
+    inbox.wait(2)
+    wait_for(lambda: [workitem.task_id(doc) for doc in kept(client)] == [first.id], 'the first to be kept')
+    inbox.messages[1].ack()
+    wait_for(lambda: not items(client), 'the second acknowledgement')
+    assert len(kept(client)) == 2
+    assert all(not workitem.is_unique(doc) and 'next' not in doc for doc in kept(client))
+    assert report.apply_async((3,), job_key='k').outcome == 'enqueued'
+    inbox.wait(3)
+    assert len(kept(client)) == 2
+
+
+# -- conflicts
+
+
+def test_conflicting_claim_of_a_done_message_is_deleted(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
+    """Another node of a cluster has stored a claim, and shows it as the winner."""
+    app.send_task('report')
+    [item] = items(client)
+    run(connect(keep_done=DAY), client)
+    [doc] = kept(client)
+    claim = {**item, 'claimed': {'by': 'broker:consumer:gone', 'date': time.time()}}
+    leave_leaf(client, item['_id'], '4-f' + 'f' * 31, **{n: v for n, v in claim.items() if n not in ('_id', '_rev')})
+    assert client.get(item['_id'])['type'] == 'WorkItem'
+    store = Store(client)
+    for change in store.resolve_conflict(client.leaves(item['_id']), ()) or ():
+        assert client.bulk([change])[0].is_stored
+    assert client.get(item['_id'])['_rev'] == doc['_rev']
+    inbox = Inbox(connect(), 'celery').drain(1.0)
+    assert inbox.messages == []
+
+
+# -- lists
+
+
+def test_history_by_task_state_time_and_argument(
+    app: Celery, connect: Callable[..., Connection], client: Client
+) -> None:
+    names = [app.send_task(name, args, {'shop': name}).id for name, args in (('a', ('x-1',)), ('b', ('x-2',)))]
+    run(connect(keep_done=DAY), client, 2)
+    names.append(app.send_task('a', ('x-3',)).id)
+    now = client.clock.now()
+
+    def listed(states: Any = jobs.STATES, limit: int = 10, **more: Any) -> list[str | None]:
+        return [workitem.task_id(doc) for doc in listing(client, Wanted(states, **more), limit)]
+
+    assert listed(('done',)) == names[1::-1]
+    assert listed() == names[::-1]
+    assert listed(limit=1) == names[2:]
+    assert listed(task='a') == [names[2], names[0]]
+    assert listed(('done',), task='a') == [names[0]]
+    assert listed(args='x-2') == [names[1]]
+    assert listed(args="'shop': 'b'") == [names[1]]
+    assert listed(since=now + 60) == []
+    assert len(listed(since=now - 60)) == 3
+    assert listed(queue='other') == []
+
+
+def test_history_of_more_than_a_page(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+    docs: list[dict[str, Any]] = [
+        {
+            '_id': f'done{number:04}',
+            'type': 'DoneItem',
+            'status': 'done',
+            'queue': 'celery',
+            'finished': 1000.0 + number // 7,
+            'message': {'headers': {'task': 'many', 'id': f't{number}'}},
+        }
+        for number in range(450)
+    ]
+    client.bulk(docs)
+    found = listing(client, Wanted(('done',), task='many'), 1000)
+    assert len({doc['_id'] for doc in found}) == len(found) == 450
+    assert [doc['finished'] for doc in found] == sorted((doc['finished'] for doc in docs), reverse=True)
+    assert len(listing(client, Wanted(('done',), since=1063.0), 1000)) == 9
+
+
+def test_wait_for_many_jobs_shares_one_feed(
+    app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
+    ids = [app.send_task('report').id for _ in range(30)]
+    states = Jobs(app).watch_many(ids, PATIENCE)
+    assert dict(next(states) for _ in ids) == dict.fromkeys(ids, 'pending')
+    inbox = Inbox(connect(keep_done=DAY), 'celery')
+    inbox.wait(30)
+    assert Jobs(app).wait_many(ids, PATIENCE) == dict.fromkeys(ids, 'done')
+    assert dict(states) == dict.fromkeys(ids, 'done')
+    reads = [request for request in sent if str(request.path).endswith(f'{design.JOBS}/_view/by_task')]
+    assert len(reads) < 30
+
+
+def test_wait_for_many_jobs_says_which_one_has_not_ended(app: Celery, client: Client) -> None:
+    ids = [app.send_task('report').id for _ in range(3)]
+    with pytest.raises(TimeoutError, match=rf'job {ids[0]} is still pending, and 2 more have not ended'):
+        Jobs(app).wait_many(ids, timeout=0.2)

@@ -1,0 +1,105 @@
+"""The DoneItem (`kombu_couchdb.documents.done`), and the rules that keep it done."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.documents import dead_letter, done, workitem
+from kombu_couchdb.documents.conflict_rules import decide, resolve
+from kombu_couchdb.errors import ConfigurationError
+
+NOW = 100.0
+
+
+def item(rev: str = '2-b', by: str | None = 'us', **more: Any) -> dict[str, Any]:
+    message = {'body': '[]', 'headers': {'id': 'task', 'task': 'report'}, 'properties': {'delivery_tag': 'tag'}}
+    return {
+        '_id': 'x',
+        '_rev': rev,
+        'type': 'WorkItem',
+        'queue': 'q',
+        'date': None,
+        'published': 1.0,
+        'attempts': 1,
+        'claimed': {'by': by, 'date': 5.0} if by else None,
+        'message': message,
+        **more,
+    }
+
+
+def kept(rev: str = '3-d', **more: Any) -> dict[str, Any]:
+    return {**done.made_of(item(**more), 60.0, NOW, 'worker@host'), '_rev': rev}
+
+
+def test_kept_message_is_neither_waiting_nor_dead_nor_claimed() -> None:
+    doc = kept()
+    assert (doc['started'], doc['finished'], doc['expires'], doc['worker']) == (5.0, NOW, NOW + 60, 'worker@host')
+    assert workitem.is_done(doc)
+    assert not workitem.is_waiting(doc)
+    assert not workitem.is_dead(doc)
+    assert workitem.claimant(doc) is None
+    assert workitem.state(doc, NOW) == 'done'
+
+
+@pytest.mark.parametrize('seconds', [0, 0.5, 60, 1e9])
+def test_valid_time(seconds: float) -> None:
+    assert done.check_seconds(seconds) == seconds
+
+
+@pytest.mark.parametrize('wrong', [-1, None, True, '60', float('inf'), float('nan'), 2e9, []])
+def test_wrong_time(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds'):
+        done.check_seconds(wrong)
+
+
+def test_unique_job_is_kept_as_a_copy_and_goes_on() -> None:
+    follower = {**item(), 'published': 2.0, 'message': {**item()['message'], 'properties': {'delivery_tag': 'second'}}}
+    following = {name: follower[name] for name in ('date', 'published', 'message')}
+    doc = done.made_of(item(_id='job:["q","report","k"]', key='k', next=[following]), 60.0, NOW, None)
+    copy, successor = dead_letter.apart(doc)
+    assert workitem.is_done(copy)
+    assert not workitem.is_unique(copy)
+    assert 'next' not in copy
+    assert successor['_id'] == doc['_id']
+    assert successor['done'] == 'tag'
+    assert successor['type'] == 'WorkItem'
+    assert workitem.is_waiting(successor)
+    assert workitem.tag(successor) == 'second'
+    last, deletion = dead_letter.apart({**doc, 'next': []})
+    assert last == copy
+    assert deletion == {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True, 'done': 'tag'}
+
+
+def test_unproven_claim_of_a_done_message_is_deleted() -> None:
+    """Whichever of the leaves CouchDB shows, and if the other claimant lives or not."""
+    for winner, living in itertools.product(('2-b', '3-d'), (set(), {'us'}, {'us', 'them'})):
+        assert decide([item(), kept()], winner, '2-b', living, NOW) == [{'_id': 'x', '_rev': '2-b', '_deleted': True}]
+
+
+@pytest.mark.parametrize('by', [None, 'gone'])
+@pytest.mark.parametrize('rev', ['2-b', '9-b'])
+def test_conflict_with_a_done_message_keeps_it(by: str | None, rev: str) -> None:
+    leaves = [item(rev, by), kept(), {**item('4-e'), 'status': 'fail', 'claimed': None}]
+    for order in itertools.permutations(leaves):
+        changes = resolve(list(order), set(), NOW) or []
+        assert {change['_rev'] for change in changes} == {rev, '4-e'}
+        assert all(change.get('_deleted') and not change.get('void') for change in changes)
+
+
+def test_of_two_done_leaves_one_stays() -> None:
+    for order in itertools.permutations([kept('3-d'), kept('3-e'), kept('4-a')]):
+        changes = resolve(list(order), set(), NOW) or []
+        assert {change['_rev'] for change in changes} == {'3-d', '3-e'}
+        assert all(change['_deleted'] for change in changes)
+
+
+def test_done_message_stays_if_another_leaf_was_deleted() -> None:
+    assert resolve([kept(), {'_id': 'x', '_rev': '3-z', '_deleted': True}], set(), NOW) == []
+
+
+def test_removed_message_is_deleted_instead_of_released() -> None:
+    assert workitem.release(item(removed=50.0)) == {'_id': 'x', '_rev': '2-b', '_deleted': True, 'removed': True}
+    assert workitem.is_waiting(workitem.release(item()))
