@@ -60,10 +60,10 @@ def command(
 ) -> None:
     """Show queues, consumers and databases.
 
-    READY messages can run now. SCHEDULED messages have a due date in the future. PARKED messages wait for a slot of
-    their concurrency key. HELD messages are reserved for one worker (running or prefetched). DEAD messages are dead
-    letters. OLDEST is how long the oldest ready message has been due. RATE/S is the number of messages acknowledged per
-    second. PAUSED, if a queue is paused, says since when, by whom and why.
+    READY messages can run now. SCHEDULED messages have a due date in the future. PARKED messages wait for a
+    concurrency limit or a rate. HELD messages are reserved for one worker (running or prefetched). DEAD messages are
+    dead letters. OLDEST is how long the oldest ready message has been due. RATE/S is the number of messages
+    acknowledged per second. PAUSED, if a queue is paused, says since when, by whom and why.
 
     HELD excludes running tasks that were acknowledged early. Use "celery inspect active" to ask the workers for the
     running tasks.

@@ -42,7 +42,7 @@ class Backlog(TypedDict):
     ready: int
     #: Messages with a due date in the future.
     scheduled: int
-    #: Messages that wait until fewer messages of their concurrency key are held.
+    #: Messages that wait for a slot of their concurrency key or a start of their rate key.
     parked: int
     #: How long the oldest ready message has been due, in seconds; None without ready messages.
     oldest: float | None

@@ -16,6 +16,7 @@ from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..documents.concurrency import is_parked
+from ..documents.rates import is_parked as waits_for_start
 from ..queues.waiting import HORIZON_SECONDS, Page
 from .claim_order import ClaimOrder
 from .ending import MANY_LEFT, Ending
@@ -177,8 +178,11 @@ class QueueCandidates:
 
     # -- candidates
 
-    def offer(self, doc: Document) -> None:
-        """Add a message with its document: the feed reported it, it was released here, or it is not due yet."""
+    def offer(self, doc: Document, *, own: bool = False) -> None:
+        """Add a message with its document: the feed reported it, it was released here, or it is not due yet.
+
+        If it is this consumer's `own`, it waits for no other consumer.
+        """
         date = doc.get('date')
         due = float(date) if isinstance(date, (int, float)) else None
         if due is not None and due > self._clock.now() + HORIZON_SECONDS:
@@ -186,7 +190,7 @@ class QueueCandidates:
             return
         rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST
         key = date if date is not None else doc.get('published')
-        self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc)
+        self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc, own=own)
 
     def _add_row(self, row: WaitingRow, since: float | None = None) -> None:
         self._add(row.id, row.rank, row.date, due=row.date if row.planned else None, since=since)
@@ -200,11 +204,12 @@ class QueueCandidates:
         due: float | None,
         doc: Document | None = None,
         since: float | None = None,
+        own: bool = False,
     ) -> None:
         now = time.monotonic()
         if since is None or due is not None:
             since = now + max(0.0, due - self._clock.now()) if due is not None else now
-        turn, wait = self._order.of(doc_id)
+        turn, wait = (0, 0.0) if own else self._order.of(doc_id)
         self._candidates[doc_id] = Candidate(doc_id, rank, date, turn, since, since + wait, now, None if wait else doc)
         self._sorted = None
 
@@ -255,7 +260,7 @@ class QueueCandidates:
             if not workitem.is_waiting(doc):
                 if (by := workitem.claimant(doc)) is not None:
                     self.lost(doc['_id'], by)
-            elif is_parked(doc):
+            elif is_parked(doc) and not waits_for_start(doc):
                 pass  # the index was older than the document
             elif workitem.is_due(doc, self._clock.now()):
                 taken.append(doc)

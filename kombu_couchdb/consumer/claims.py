@@ -22,7 +22,7 @@ from .candidates import QueueCandidates
 from .delivery import Credit, Delivery, Subscription
 from .pending_writes import PendingWrite
 from .pull import Pull
-from .slots import Slots
+from .rates import Rates
 from .unacked import Unacked
 
 __all__ = ['Claims']
@@ -49,7 +49,7 @@ class Claims:
         lease: Lease,
         unproven: UnprovenClaims,
         topology: Topology,
-        slots: Slots,
+        rates: Rates,
     ) -> None:
         self._store, self._options, self._unacked, self._lease, self._unproven = (
             store,
@@ -58,7 +58,7 @@ class Claims:
             lease,
             unproven,
         )
-        self._topology, self._slots = topology, slots
+        self._topology, self._rates = topology, rates
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
         #: The `basic_get` calls that wait for one message each.
         self.pulls = unacked.pulls
@@ -72,6 +72,9 @@ class Claims:
         """
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
+        for doc in self._rates.ready(self._unacked.credit()):
+            if doc['queue'] in served:
+                candidates[doc['queue']].offer(doc, own=True)
         claimable = [queue for queue in served if candidates[queue].has_claimable]
         # Each queue gets an equal share of the claims, and another queue is served first each time: a long queue does
         # not starve a short one.
@@ -104,12 +107,12 @@ class Claims:
     def _take(
         self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int], writes: list[PendingWrite]
     ) -> dict[str, list[Document]]:
-        """Return up to `wanted` messages of each queue to be claimed, and park those before them that get no slot."""
+        """Return up to `wanted` messages of each queue to be claimed; park those that get no slot or no start."""
         docs: dict[str, list[Document]] = {queue: [] for queue in wanted}
         missing, most = dict(wanted), len(writes) + _MAX_PARKED
         while missing:
             taken = self.reader.take(candidates, missing)
-            for queue, admitted in self._slots.admit(taken, writes).items():
+            for queue, admitted in self._rates.admit(taken, writes).items():
                 docs[queue] += admitted
                 if len(writes) >= most or len(admitted) == len(taken[queue]):
                     del missing[queue]
@@ -210,12 +213,13 @@ class Claims:
         now = self._store.client.clock.now()
         is_paused = pull.queue in self._topology.paused
         rows = [] if is_paused else self._store.ready(pull.queue, _MAX_PULL_CANDIDATES)
-        docs = [row.doc for row in rows if row.doc]
+        docs = [] if is_paused else self._rates.ready({pull.queue: 1})
+        docs += [row.doc for row in rows if row.doc]
         parked: list[PendingWrite] = []
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
             if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
-                if not (pull.no_ack or self._slots.admit({pull.queue: [doc]}, parked)[pull.queue]):
+                if not self._rates.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue
                 body = self._body(doc)  # the `basic_get` has to wait for the body in any case
                 self._unacked.wakeup.set()  # if the claim fails, the next cycle tries another message

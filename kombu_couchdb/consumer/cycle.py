@@ -33,6 +33,7 @@ from .heartbeat import Heartbeat
 from .mailbox import Mailbox
 from .notifier import Notifier
 from .pending_writes import PendingWrite
+from .rates import Rates
 from .removed import Suspects
 from .slots import Slots
 from .unacked import Unacked
@@ -76,9 +77,11 @@ class Cycle:
         self._suspects = Suspects(client)
         self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
         self._slots = Slots(client, self.lease, self.unacked)
+        self._rates = Rates(client, self.lease, self._slots)
         self.sweeper.slots.known = self._slots.revisions
+        self.sweeper.slots.on_waiting = notifier.on_waiting = self._rates.saw
         self._claims = Claims(
-            self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology, self._slots
+            self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology, self._rates
         )
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
@@ -105,6 +108,7 @@ class Cycle:
             times += [self.lease.next_heartbeat, self.sweeper.due, self._slots.due]
         times += [at for at in (self._notifier.due_at(),) if at is not None]
         credit, low = self.unacked.credit(), self.unacked.low()
+        times.append(self._rates.due(credit))
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) > 0:
                 at = candidates.wake_at()

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..couchdb.changes import LIMIT, ContinuousFeed
 from ..couchdb.client import Client, Document, Row
-from ..documents.concurrency import is_parked
+from ..documents.concurrency import is_parked, parked_key
 from ..documents.ids import BINDING, BROADCAST, BROKER, CONSUMER, PAUSE, QUEUE
 from ..documents.workitem import is_waiting
 from ..errors import CouchDBError
@@ -58,6 +58,8 @@ class Notifier:
         self._known_revs: dict[str, str] = {}
         #: The exchanges whose bindings are in `_known_revs`.
         self._polled_exchanges: set[str] = set()
+        #: Is called with the `parked_key` of each message that changed, or None if it has none.
+        self.on_waiting: Callable[[str | None], None] = lambda parked: None
         #: By queue: the monotonic time at which there was last credit for it.
         self._credit_at: dict[str, float] = {}
         #: The update sequence from which the feed is followed; None: it is not followed.
@@ -124,7 +126,10 @@ class Notifier:
             docs += self._follow_feed(candidates, with_credit)
         if self._since is None and now - self._polled_at >= _POLL_SECONDS:
             docs += self._poll(candidates)
-        items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc) and not is_parked(doc)]
+        items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
+        for doc in items:
+            self.on_waiting(parked_key(doc))
+        items = [doc for doc in items if not is_parked(doc)]
         # CouchDB's filter also admits a document whose `queue` is a list with the name in it.
         return [
             doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in candidates

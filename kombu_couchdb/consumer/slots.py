@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -118,6 +118,10 @@ class Slots:
             if doc['_id'] in without and not unusable.has(doc['_id'], doc['_rev'])
         ]
         return {queue: [doc for doc in docs if doc['_id'] not in without] for queue, docs in taken.items()}
+
+    def withdraw(self, ids: Collection[str]) -> None:
+        """Note that these messages get no claim in this cycle although they got a slot."""
+        self._claiming.difference_update(ids)
 
     def _take(self, wanted: list[_Wanted]) -> list[_Wanted]:
         """Take slots for these messages; return the messages for which there is none."""

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from ..errors import ConfigurationError
 from .coordination import Slot
-from .ids import SLOT
+from .ids import RATE, SLOT
 from .types import Document, Tombstone
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     'Concurrency',
     'check',
     'flaw',
+    'flaw_of_key',
     'is_parked',
     'limit_of',
     'park',
@@ -62,10 +63,19 @@ def flaw(headers: Mapping[str, Any]) -> str | None:
     key, limit = headers.get(CONCURRENCY_KEY), headers.get(CONCURRENCY_LIMIT)
     if key is None:
         return None if limit is None else f'the header {CONCURRENCY_LIMIT} needs the header {CONCURRENCY_KEY}'
-    if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
-        return f'the header {CONCURRENCY_KEY} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}'
+    if reason := flaw_of_key(CONCURRENCY_KEY, key):
+        return reason
+    if key.startswith(RATE):
+        return f'the header {CONCURRENCY_KEY} must not begin with {RATE!r}, which is for rate keys'
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_LIMIT:
         return f'the header {CONCURRENCY_LIMIT} must be a whole number from 1 to {_MAX_LIMIT}, not {limit!r:.80}'
+    return None
+
+
+def flaw_of_key(header: str, key: Any) -> str | None:
+    """Return what is wrong with the key in a header; None if it is valid."""
+    if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
+        return f'the header {header} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}'
     return None
 
 

@@ -1,4 +1,4 @@
-"""The types of the documents by which processes coordinate: heartbeats, queues, broadcasts, slots and leaders.
+"""The types of the documents by which processes coordinate: heartbeats, queues, broadcasts, slots, rates and leaders.
 
 `types` has those of messages, and says how these types are used.
 """
@@ -17,6 +17,7 @@ __all__ = [
     'Leader',
     'Pause',
     'Queue',
+    'Rate',
     'Slot',
 ]
 
@@ -51,6 +52,19 @@ class Slot(Stored):
     type: Literal['Slot']
     key: str
     #: The id of the Consumer document.
+    by: str
+    date: float
+
+
+class Rate(Stored):
+    """The next start of a rate key."""
+
+    _id: str
+    type: Literal['Rate']
+    key: str
+    #: When the next message may start; it may be a little earlier, see `rates`.
+    next: float
+    #: The id of the Consumer that has taken the last start, and when.
     by: str
     date: float
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ['BINDING', 'BROADCAST', 'BROKER', 'CONSUMER', 'JOB', 'LEADER', 'ONCE', 'PARCEL', 'PAUSE', 'QUEUE', 'SLOT']
+__all__ = [
+    'BINDING',
+    'BROADCAST',
+    'BROKER',
+    'CONSUMER',
+    'JOB',
+    'LEADER',
+    'ONCE',
+    'PARCEL',
+    'PAUSE',
+    'QUEUE',
+    'RATE',
+    'SLOT',
+]
 
 #: All documents in the broker's database that are not messages.
 BROKER = 'broker:'
@@ -21,3 +34,6 @@ JOB, ONCE, PARCEL = 'job:', 'once:', 'parcel:'
 
 #: Slots of concurrency limits. They are not below `BROKER`: the changes feeds of consumers report deletions there.
 SLOT = 'slot:'
+
+#: The next starts of rate keys. Also the beginning of `parked.key` of messages that wait for one.
+RATE = 'rate:'

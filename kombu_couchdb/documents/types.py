@@ -82,7 +82,7 @@ class Claim(TypedDict):
 
 
 class Parked(TypedDict):
-    """For the slots of which key a WorkItem waits, and since when."""
+    """For which slots or starts a WorkItem waits, and since when."""
 
     key: str
     date: float
@@ -107,7 +107,7 @@ class Follower(_Expiring):
 class _WorkItemOptions(TypedDict, total=False):
     #: The id of the Consumer that held the item last. It is set when the item is released or becomes a dead letter.
     consumer: str
-    #: Only while the item waits for a slot of its concurrency key.
+    #: Only while the item waits for a slot of its concurrency key, or for a start of its rate key.
     parked: Parked
     #: The job key. This member and the four below are of unique jobs only.
     key: str

@@ -9,7 +9,7 @@
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
      "expires": 1763709060.1,          only if the message expires: from then on it is not delivered
      "consumer": "broker:consumer:…",  only after a release or in a dead letter: the consumer that held it last
-     "parked": {"key", "date"},        only while it waits for a slot of its concurrency key; see `concurrency`
+     "parked": {"key", "date"},        only while it waits for a slot or a start: see `concurrency`, `rates`
      "key": "customer-42",             only of a unique job, which may also have `next`, `sent` and `done`; see `types`
      "message": {"body", "headers", "properties", "content-type", "content-encoding"},
      "_attachments": {"body": …}}      only of a large message: its body, which is null in `message` then; see `body`
@@ -30,7 +30,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
-from . import concurrency
+from . import concurrency, rates
 from .body import attached, is_large
 from .ids import JOB
 from .job_key import JOB_KEY, job_id
@@ -107,6 +107,7 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Work
         'message': cast(Message, message),
     }
     concurrency.check(message.get('headers') or {})
+    rates.check(message.get('headers') or {})
     if (seconds := lifetime(message)) is not None:
         doc['expires'] = now + seconds
     if (key := (message.get('headers') or {}).get(JOB_KEY)) is not None:
@@ -234,7 +235,7 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
             return malformed(f'message.{name} is missing or of a wrong type')
     if not isinstance(message['properties'].get('delivery_info', {}), dict):
         return malformed('message.properties.delivery_info is not an object')
-    if reason := concurrency.flaw(message['headers']):
+    if reason := concurrency.flaw(message['headers']) or rates.flaw(message['headers']):
         return malformed(reason)
     if doc.get('claimed') is not None and claimant(doc) is None:
         return malformed('claimed is neither null nor names a consumer')

@@ -1,14 +1,14 @@
 """The sweep of slots: frees those of consumers that are gone, and wakes the messages that wait although a slot is free.
 
 Usually the consumer that frees a slot wakes a waiting message. The sweep finds what a killed consumer left, or what
-went wrong otherwise.
+went wrong otherwise. It also tells this consumer which messages wait for starts of rate keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from ..documents import concurrency
+from ..documents import concurrency, rates
 from ..log import get_logger
 from ..queues.slots import Slots
 from ..queues.store import LeaseStats, Store
@@ -28,6 +28,8 @@ class FreedSlots:
         self._store, self._slots = store, Slots(store.client)
         #: Returns the revisions of the slots that this consumer knows to have taken, by id.
         self.known: Callable[[], dict[str, str]] = dict
+        #: Is called with each `parked_key` under which messages wait for starts of rate keys.
+        self.on_waiting: Callable[[str], None] = lambda parked: None
         self._last_key: str | None = None  # of the last sweep that counted slots
 
     def sweep(self, leases: LeaseStats, own: str, expired: Collection[str]) -> None:
@@ -52,6 +54,9 @@ class FreedSlots:
         """Wake as many waiting messages of each key as there are free slots, for the next keys."""
         keys = self._slots.parked_keys(_MAX_KEYS, self._last_key)
         self._last_key = keys[-1] if len(keys) == _MAX_KEYS else None
+        for parked in self._slots.parked_for_rates():
+            self.on_waiting(parked)
+        keys = [key for key in keys if rates.queue_and_key(key) is None]
         free = {}
         for key, doc in self._slots.first_parked(dict.fromkeys(keys, 1)):
             limit = concurrency.limit_of(doc or {})

@@ -17,7 +17,7 @@ from .. import design
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
 from ..couchdb.conflicts import ConflictResolver
-from ..documents import concurrency, conflict_rules
+from ..documents import concurrency, conflict_rules, rates
 from ..errors import NestedTooDeeply
 from ..log import get_logger
 from ..queues.limits import limit_in
@@ -64,6 +64,7 @@ class Sweeper:
                 'Slot': lambda leaves, living: concurrency.resolve(
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),
+                'Rate': lambda leaves, living: rates.resolve(leaves),
                 **dict.fromkeys(
                     ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader', 'Pause', 'Schedule', 'ScheduleState'),
                     lambda leaves, living: conflict_rules.keep_winner(leaves),

@@ -10,14 +10,15 @@ from ..couchdb.bulk import deletion
 from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import members, text
 from ..documents import concurrency, workitem
+from ..documents.ids import RATE
 from . import waiting
 
 __all__ = ['Slots']
 
 _IDS = members(id=text)
 
-#: The most keys whose waiting messages one request reads.
-_MAX_KEYS = 50
+#: The most keys whose waiting messages one request reads, and the most rate keys that it lists.
+_MAX_KEYS, _MAX_RATES = 50, 1000
 
 
 class Slots:
@@ -57,6 +58,20 @@ class Slots:
         # In the body of a request: in a URL, an encoded key could be too long.
         found = {'startkey': start, 'endkey': ['parked', None, LAST], 'group_level': 3, 'limit': limit}
         [rows] = waiting.query(self.client, [found], members(), view='leases')
+        return [key for row in rows if (key := design.queue_of(row['key'][2])) is not None]
+
+    def parked_for_rates(self) -> list[str]:
+        """Return the keys under which messages wait for starts of rate keys, up to 1,000; see `documents.rates`."""
+        first = design.key_of(RATE)
+        rows = self.client.view(
+            design.NAME,
+            'leases',
+            members(),
+            startkey=['parked', None, first],
+            endkey=['parked', None, f'{first}\ufff0'],
+            group_level=3,
+            limit=_MAX_RATES,
+        )
         return [key for row in rows if (key := design.queue_of(row['key'][2])) is not None]
 
     def of(self, consumer: str) -> list[Document]:

@@ -79,6 +79,7 @@ def test_all_types_of_documents_are_documented() -> None:
         'Leader',
         'Schedule',
         'ScheduleState',
+        'Rate',
         'Slot',
         'Parcel',
         'Result',
@@ -120,6 +121,9 @@ def test_documents_of_messages(connect: Callable[..., Connection], client: Clien
         publish(connection, body, 'limited', headers={'concurrency_key': 'k', 'concurrency_limit': 1})
     limited.drain_until(lambda: any(doc.get('parked') for doc in items(client)))
     compare('Slot', written(sent)['Slot'])
+    publish(connection, 'rated', 'limited', headers={'rate_key': 'k', 'rate': '5/h'})
+    limited.wait(2)
+    compare('Rate', written(sent)['Rate'])
     publish(connection, 'refused')
     kill_all(Inbox(connect(), ack=False), client, 1)
     compare('WorkItem', written(sent)['WorkItem'] + items(client))

@@ -24,6 +24,7 @@ TYPES: dict[str, Any] = {
     'Broadcast': coordination.Broadcast,
     'Leader': coordination.Leader,
     'Pause': coordination.Pause,
+    'Rate': coordination.Rate,
     'Slot': coordination.Slot,
     'Schedule': entries.Schedule,
     'ScheduleState': entries.ScheduleState,

@@ -1,0 +1,229 @@
+"""Rates: of the messages with one rate key, at most so many are claimed in a period, over all consumers."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError
+from tests.conftest import wait_for
+from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
+
+
+def rated(rate: Any = '5/h', key: Any = 'k', **headers: Any) -> dict[str, Any]:
+    """Return the options of a message with a rate."""
+    return {'headers': {'rate_key': key, 'rate': rate, **headers}}
+
+
+def parked(client: Client) -> list[Any]:
+    """Return the messages that wait for a start."""
+    return sorted(doc['message']['body'] for doc in items(client) if doc.get('parked'))
+
+
+def document(client: Client) -> dict[str, Any]:
+    """Return the document of the rate key."""
+    return client.get('rate:k')
+
+
+def now_due(client: Client) -> None:
+    """Set the time of the next start to now, as if the time had passed. The last start was another consumer's."""
+    client.put({**document(client), 'next': client.clock.now(), 'by': 'broker:consumer:other'})
+
+
+def dates_of(client: Client, count: int, inboxes: list[Inbox]) -> list[float]:
+    """Wait for so many messages that are held; return the dates of their claims, which consumers wrote, sorted."""
+
+    def held() -> list[Any]:
+        for inbox in inboxes:
+            inbox.drain(0.02)
+        return [doc for doc in items(client) if doc['claimed']]
+
+    wait_for(lambda: len(held()) == count, f'{count} messages to be claimed')
+    return sorted(doc['claimed']['date'] for doc in held())
+
+
+@pytest.mark.parametrize(('rate', 'most'), [('5/s', 5), ('50/s', 50)])
+def test_consumers_together_do_not_exceed_the_rate(
+    connect: Callable[..., Connection], client: Client, rate: str, most: int
+) -> None:
+    count = most + 10
+    publish_many(connect(), range(count), **rated(rate))
+    inboxes = [Inbox(connect(), ack=False) for _ in range(2)]
+    dates = dates_of(client, count, inboxes)
+    # A claim is dated after its start was stored, which can take a moment; so the distance of two claims can be shorter
+    # by that moment than the distance of their starts.
+    spans = [late - early for early, late in zip(dates, dates[most:], strict=False)]
+    print(f'{rate}: {count} claims in {dates[-1] - dates[0]:.2f} s, any {most + 1} in {min(spans):.3f} s or more')
+    assert min(spans) > 0.5
+    # Whatever a request takes: the starts themselves are stored with their distances.
+    assert document(client)['next'] - dates[0] >= (count - 1) * 1.1 / most - 0.1
+
+
+def test_a_message_over_the_rate_takes_no_prefetch_and_blocks_nobody(
+    connect: Callable[..., Connection], client: Client
+) -> None:
+    connection = connect()
+    publish_many(connection, [f'k{number}' for number in range(30)], **rated())
+    publish(connection, 'other key', **rated(key='é:0'))
+    publish(connection, 'no key')
+    inbox = Inbox(connect(), ack=False, prefetch=3)
+    assert sorted(inbox.wait(3)) == ['k0', 'no key', 'other key']
+    inbox.stays(3, 0.5)
+
+
+def test_priority_and_age_decide_who_is_next(connect: Callable[..., Connection], client: Client) -> None:
+    connection = connect()
+    inbox = Inbox(connect(), ack=False)
+    publish(connection, 'first', **rated())
+    inbox.wait(1)
+    publish(connection, 'old', **rated('2/s'))
+    publish(connection, 'new', **rated('2/s'))
+    publish(connection, 'important', priority=9, **rated('2/s'))
+    inbox.drain_until(lambda: len(parked(client)) == 3)
+    now_due(client)
+    other = Inbox(connect(visibility_timeout=2), ack=False)
+    assert other.wait(3) == ['important', 'old', 'new']
+
+
+def test_killed_consumer(connect: Callable[..., Connection], client: Client, url: str) -> None:
+    """Another consumer goes on with what it has parked. The start that was taken is lost."""
+    publish_many(connect(visibility_timeout=2), ['a', 'b', 'c'], **rated('1/s'))
+    with Peer(url, options={'visibility_timeout': 2}) as peer:
+        assert peer.next()['got'] == 'a'
+        wait_for(lambda: len(parked(client)) >= 1)
+        before = document(client)['next']
+        peer.signal(signal.SIGKILL)
+    inbox = Inbox(connect(visibility_timeout=2), ack=False)
+    assert sorted(inbox.wait(3)) == ['a', 'b', 'c']
+    dates = dates_of(client, 3, [inbox])
+    assert dates[0] >= before - 0.2
+    assert document(client)['next'] >= before + 3 * 1.1 - 0.1
+
+
+def test_consumer_that_came_later_learns_from_the_feed(connect: Callable[..., Connection], client: Client) -> None:
+    one = Inbox(connect(), ack=False)
+    publish(one.connection, 'a', **rated('1/s'))
+    one.wait(1)
+    other = Inbox(connect(), ack=False)
+    publish(connect(), 'x')
+    one.drain_until(lambda: one.bodies == ['a', 'x'] or other.drain(0.05).bodies == ['x'])
+    publish(connect(), 'b', **rated('1/s'))
+    wait_for(lambda: [*one.drain(0.05).bodies, *other.drain(0.05).bodies].count('b') == 1)
+
+
+def test_concurrency_limit_and_rate(connect: Callable[..., Connection], client: Client) -> None:
+    """A message needs both. While it has no start, it holds no slot."""
+    both = rated('5/s', concurrency_key='c', concurrency_limit=2)
+    publish_many(connect(), range(6), **both)
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(2)
+    inbox.stays(2, 1.0)
+    for number in range(6):
+        inbox.wait(min(6, number + 2))
+        inbox.messages[number].ack()
+    inbox.wait(6)
+    assert sorted(inbox.bodies) == [*range(6)]
+    wait_for(lambda: not items(client) and not client.id_range('slot:'))
+
+
+def test_no_slot_is_held_without_a_start(connect: Callable[..., Connection], client: Client) -> None:
+    publish_many(connect(), ['a', 'b'], **rated(concurrency_key='c', concurrency_limit=2))
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    inbox.drain_until(lambda: len(parked(client)) == 1)
+    assert len(client.id_range('slot:')) == 1
+    inbox.messages[0].ack()
+    wait_for(lambda: not client.id_range('slot:'))
+
+
+def test_a_requeued_message_needs_another_start(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'a', **rated())
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    inbox.messages[0].requeue()
+    inbox.drain_until(lambda: parked(client))
+    inbox.stays(1, 0.3)
+
+
+def test_basic_get(connect: Callable[..., Connection], client: Client) -> None:
+    publish_many(connect(), ['a', 'b'], **rated('30/m'))
+    channel = connect().channel()
+    assert channel.basic_get('q', no_ack=True).decode() == 'a'
+    assert channel.basic_get('q', no_ack=True) is None
+    found = wait_for(lambda: channel.basic_get('q'))
+    assert found.decode() == 'b'
+    found.ack()
+    wait_for(lambda: not items(client))
+
+
+def test_due_date_and_unique_job(connect: Callable[..., Connection], client: Client) -> None:
+    inbox = Inbox(connect())
+    publish(connect(), 'soon', **rated('100/m', **eta(0.2)))
+    publish(connect(), 'job', **rated('100/m', id='a', task='t', job_key='j'))
+    assert sorted(inbox.wait(2)) == ['job', 'soon']
+    wait_for(lambda: not items(client))
+
+
+@pytest.mark.parametrize('next_', [None, 'soon', -1, 1e300, True, [], 10**30])
+def test_malformed_document_is_replaced(connect: Callable[..., Connection], client: Client, next_: Any) -> None:
+    client.put({'_id': 'rate:k', 'type': random.choice(['Rate', 7]), 'next': next_})
+    publish_many(connect(), ['a', 'b'], **rated())
+    inbox = Inbox(connect(), ack=False)
+    assert inbox.wait(1) == ['a']
+    inbox.drain_until(lambda: len(parked(client)) == 1)
+    assert 600 < document(client)['next'] - client.clock.now() < 800
+
+
+@pytest.mark.parametrize('rate', ['', '10/d', '-1/s', '0', 0, -1, True, '1/h/s', 'nan', [], None])
+def test_wrong_rate_is_refused(connection: Connection, rate: Any) -> None:
+    with pytest.raises(ConfigurationError, match='the header rate must be a rate from one a day to 1,000 a second'):
+        publish(connection, 'a', **rated(rate))
+
+
+def test_wrong_keys_are_refused(connection: Connection) -> None:
+    with pytest.raises(ConfigurationError, match='the header rate_key must be text of 1 to 500 characters'):
+        publish(connection, 'a', **rated(key=7))
+    with pytest.raises(ConfigurationError, match="concurrency_key must not begin with 'rate:'"):
+        publish(connection, 'a', headers={'concurrency_key': 'rate:x', 'concurrency_limit': 1})
+
+
+def test_malformed_rate_becomes_a_dead_letter(connect: Callable[..., Connection], client: Client) -> None:
+    publish(connect(), 'a', **rated())
+    [doc] = items(client)
+    doc['message']['headers']['rate'] = 'fast'
+    client.bulk([doc])
+    inbox = Inbox(connect())
+    inbox.drain_until(lambda: [each for each in items(client) if each.get('status')])
+    [dead] = items(client)
+    assert dead['reason'].startswith('malformed: the header rate must be')
+
+
+def test_nothing_is_polled_while_messages_wait(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
+    publish_many(connect(), range(10), **rated())
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    inbox.drain_until(lambda: len(parked(client)) == 9)
+    inbox.drain(1.0)
+    sent.clear()
+    inbox.drain(2.0)
+    assert not [request for request in sent if re.search('rate|parked', f'{request.path} {request.body}')]
+
+
+def test_no_requests_about_rates_without_rates(
+    connect: Callable[..., Connection], client: Client, sent: list[Request]
+) -> None:
+    publish_many(connect(), range(10), headers={'rate': 'a header of the program'})
+    sent.clear()
+    Inbox(connect(visibility_timeout=2)).wait(10)
+    wait_for(lambda: not items(client))
+    assert sent
+    assert not [request for request in sent if re.search('rate:|rate%3A|parked', f'{request.path} {request.body}')]

@@ -1,0 +1,92 @@
+"""Rates: headers, the arithmetic of starts, and documents."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.documents import concurrency, rates, workitem
+from kombu_couchdb.documents.rates import Rate
+
+
+def item(rate: Any = '10/s', key: Any = 'k') -> Any:
+    message = {'body': '', 'headers': {'rate': rate, 'rate_key': key}, 'properties': {}}
+    return {**workitem.new('id', 'q', message, 1.0), '_rev': '1-a'}
+
+
+@pytest.mark.parametrize(
+    ('given', 'most', 'period'),
+    [('10/s', 10, 1), ('100/m', 100, 60), ('5/h', 5, 3600), ('2', 2, 1), (10, 10, 1), (0.5, 1, 2), ('1.5/m', 1, 40)],
+)
+def test_rate_of_an_item(given: Any, most: int, period: float) -> None:
+    rate = rates.rate_of(item(given))
+    assert rate is not None
+    assert (rate.key, rate.most) == ('k', most)
+    assert rate.period == pytest.approx(period)
+
+
+def test_items_without_a_rate() -> None:
+    assert rates.rate_of(item('nonsense', key=None)) is None
+    assert rates.rate_of({'message': 7}) is None
+    malformed = item()
+    malformed['message']['headers']['rate'] = 'fast'
+    assert rates.rate_of(malformed) is None
+    assert 'the header rate must be' in str(workitem.flaw(malformed))
+
+
+@pytest.mark.parametrize('rate', [Rate('k', 1, 1), Rate('k', 5, 1), Rate('k', 100, 1), Rate('k', 100, 60)])
+@pytest.mark.parametrize('late', [0.0, 0.04, 3.0])
+def test_no_period_has_more_starts_than_the_rate(rate: Rate, late: float) -> None:
+    """Consumers take all starts that there are, at random times which are `late` at most."""
+    chance = random.Random(1)
+    now, next_, starts = 1000.0, 1000.0, list[float]()
+    while len(starts) < 3 * rate.most + 5:
+        now = max(now, next_ - rates.BURST_SECONDS) + chance.uniform(0.0, late)
+        while rates.has_start(next_, now):
+            starts.append(now)
+            next_ = rates.after(next_, rate, now)
+    spans = [end - begin for begin, end in zip(starts, starts[rate.most :], strict=False)]
+    assert min(spans) >= rate.period - 1e-6
+    if late < rates.BURST_SECONDS:  # and no more is lost than the distance
+        assert starts[-1] - starts[0] <= (len(starts) - 1) * rate.interval + 1e-6
+
+
+@pytest.mark.parametrize('next_', [None, 'soon', True, -1, 1e12, float('nan'), float('inf'), [], 10**400, -(10**400)])
+def test_malformed_next_start_is_now(next_: Any) -> None:
+    assert rates.next_of({'next': next_}, 1000.0) == 1000.0
+    assert rates.next_of(None, 1000.0) == 1000.0
+
+
+def test_document() -> None:
+    first = rates.document(None, 'a/b', 5.0, 'me', 4.0)
+    assert first == {'_id': 'rate:a%2Fb', 'type': 'Rate', 'key': 'a/b', 'next': 5.0, 'by': 'me', 'date': 4.0}
+    assert rates.document({**first, '_rev': '1-a', 'more': 1}, 'a/b', 6.0, 'me', 5.0) == {
+        **first,
+        '_rev': '1-a',
+        'next': 6.0,
+        'date': 5.0,
+    }
+
+
+def test_leaf_with_the_latest_start_is_kept() -> None:
+    leaves = [
+        {'_id': 'rate:k', '_rev': rev, 'next': next_} for rev, next_ in (('2-a', 9.0), ('2-b', 5.0), ('2-c', 'x'))
+    ]
+    assert {leaf['_rev'] for leaf in rates.resolve(leaves)} == {'2-b', '2-c'}
+    assert rates.resolve(leaves[:1]) == []
+
+
+@pytest.mark.parametrize(('queue', 'key'), [('celery', 'k'), ('a:b', 'x:y'), ('é/%3A', 'rate:'), ('', 'k')])
+def test_parked_key(queue: str, key: str) -> None:
+    parked = rates.parked_key(key, queue)
+    assert rates.queue_and_key(parked) == (queue, key)
+    assert rates.is_parked(concurrency.park(item(), parked, 1.0))
+
+
+def test_messages_that_wait_for_slots_do_not_wait_for_starts() -> None:
+    assert rates.queue_and_key('k') is None
+    assert rates.queue_and_key('rate:') is None
+    assert not rates.is_parked(concurrency.park(item(), 'k', 1.0))
+    assert not rates.is_parked(item())
