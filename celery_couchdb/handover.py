@@ -60,6 +60,7 @@ class HandOverMixin:
         outbox = Outbox(store)
         outbox.pipeline.on_stored = Counting(self.count_parts).add
         outbox.pipeline.on_refused = self._failure_instead
+        outbox.pipeline.task_id_of = lambda doc_id: doc_id.removeprefix(self.task_keyprefix)
         outbox.pipeline.is_busy, outbox.pipeline.is_cold = _has_waiting_tasks, _must_stop_at_once
         return outbox
 

@@ -66,6 +66,8 @@ class Pipeline:
         self._writer, self._relay = writer, relay
         self.on_stored: Callable[[Sequence[Handed], Done], None] = _call_done
         self.on_refused: Callable[[Handed, CouchDBError], Handed | None] = lambda result, error: None
+        #: Returns the id of the task whose result has this document id.
+        self.task_id_of: Callable[[str], str] = str
         #: Tells whether the worker has more tasks waiting than running.
         self.is_busy: Callable[[], bool] = lambda: False
         #: Tells whether the worker must stop at once.
@@ -271,8 +273,9 @@ class Pipeline:
             if instead is not None:
                 self._backlog.add(instead)
             else:
-                task, state = result.head.get('task'), result.head.get('status')
-                logger.error('the result of %s[%s] (%s) is lost: %s', task, result.id, state, error)
+                task, task_id = result.head.get('task'), self.task_id_of(result.id)
+                state = result.head.get('status')
+                logger.error('the result of %s[%s] (%s) is lost: %s', task, task_id, state, error)
         self._done([result])
 
     def _done(self, results: Sequence[Handed]) -> None:

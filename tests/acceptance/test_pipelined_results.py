@@ -114,7 +114,10 @@ def test_killed_child_loses_no_result_that_it_has_handed_over(site: Site, proxy:
     site.go_on()
     wait_for(lambda: 'end' in site.journalled(), 'the task to end')
     second = site.send('process', str(site.journal))
-    wait_for(lambda: len(site.journalled()) == 4, 'the child to run the next task, to its end')
+    site.send('process', str(site.journal))
+    wait_for(
+        lambda: len(site.journalled()) > 4, 'the child to hand over the result of the next task, and begin another'
+    )
     os.kill(child, signal.SIGKILL)
     proxy.go_on()
     assert first.get(timeout=PATIENCE) == 'done'
