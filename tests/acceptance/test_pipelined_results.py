@@ -97,6 +97,7 @@ def test_cold_shutdown_says_what_it_could_not_store(site: Site, proxy: Proxy) ->
     proxy.refuse()
     result = site.send('late_nap', str(site.journal), 'a', 0)
     wait_for(lambda: ended(site, 1), 'the task to end')
+    wait_for(lambda: 'results are not stored' in worker.logs(), 'the result to be handed over')
     worker.kill('SIGQUIT')
     worker.container.wait(PATIENCE)
     assert f'1 results could not be stored before the worker ended: celery-task-meta-{result.id}' in worker.logs()
@@ -115,9 +116,7 @@ def test_killed_child_loses_no_result_that_it_has_handed_over(site: Site, proxy:
     wait_for(lambda: 'end' in site.journalled(), 'the task to end')
     second = site.send('process', str(site.journal))
     site.send('process', str(site.journal))
-    wait_for(
-        lambda: len(site.journalled()) > 4, 'the child to hand over the result of the next task, and begin another'
-    )
+    wait_for(lambda: len(site.journalled()) > 4, 'the child to hand over the second result, and begin another task')
     os.kill(child, signal.SIGKILL)
     proxy.go_on()
     assert first.get(timeout=PATIENCE) == 'done'
