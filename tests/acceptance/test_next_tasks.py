@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from celery import chain, chord, group
 from celery.app.amqp import AMQP
+from celery.result import AsyncResult
 
 from chaos.proxy import Proxy
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
@@ -52,34 +53,39 @@ def steps(site: Site) -> chain:
     return chain(step('add', (1, 2)), step('add', (2,)), step('add', (1,)), app=site.app)
 
 
+def run_first_step(site: Site) -> list[AsyncResult]:
+    """Send the chain and another task, and wait until that has run; return both results."""
+    results = [steps(site).apply_async(), site.send('late_nap', str(site.journal), 'other', 0)]
+    wait_for(lambda: 'end other' in site.journalled(), 'the next task to run, although the step is not stored')
+    return results
+
+
+def run_to_the_end(site: Site, results: list[AsyncResult]) -> None:
+    """Wait until both have run and nothing is left."""
+    assert [result.get(timeout=PATIENCE) for result in results] == [6, 'other']
+    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+
+
 @pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])
 def test_message_stays_until_the_next_step_is_stored(site: Site, proxy: Proxy, pool: str) -> None:
     worker_behind(site, proxy, pool)
     proxy.refuse()
-    result = steps(site).apply_async()
-    other = site.send('late_nap', str(site.journal), 'other', 0)
-    wait_for(lambda: 'end other' in site.journalled(), 'the next task to run, although the step is not stored')
-    first = result.parent.parent
+    results = run_first_step(site)
+    first = results[0].parent.parent
     assert first.id in {item['message']['headers']['id'] for item in items(site.client)}
     proxy.restore()
-    assert result.get(timeout=PATIENCE) == 6
-    assert other.get(timeout=PATIENCE) == 'other'
-    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+    run_to_the_end(site, results)
 
 
 @pytest.mark.parametrize('pool', ['prefork', 'threads'])
 def test_killed_worker_loses_no_step_of_a_late_acknowledged_task(site: Site, proxy: Proxy, pool: str) -> None:
     worker_behind(site, proxy, pool)
     proxy.hang()
-    result = steps(site).apply_async()
-    other = site.send('late_nap', str(site.journal), 'other', 0)
-    wait_for(lambda: 'end other' in site.journalled(), 'both tasks to end')
+    results = run_first_step(site)
     site.workers[0].kill()
     proxy.go_on()
     site.worker(pool=pool, **LEASE)
-    assert result.get(timeout=PATIENCE) == 6
-    assert other.get(timeout=PATIENCE) == 'other'
-    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+    run_to_the_end(site, results)
 
 
 def test_step_that_is_refused_has_a_failure(site: Site) -> None:
