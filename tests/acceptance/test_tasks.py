@@ -61,6 +61,7 @@ def test_scheduled_tasks_stay_in_the_database(site: Site) -> None:
     assert site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1).reserved() == {
         worker.hostname(): []
     }
+    wait_for(lambda: len(items(site.client)) == 1, 'the other message to be deleted')
     [item] = items(site.client)
     assert item['claimed'] is None
 
