@@ -1,4 +1,4 @@
-"""Whether the worker of a running task still holds its message."""
+"""A check that the worker of a running task still holds its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker contributes to the history of its jobs: how long they are kept, its name, and why one is retried.
+"""Celery hooks for the history of jobs: `keep_done` of tasks, the name of the worker, and the error of a retry.
 
 The `celery` program calls `install` when it starts a worker, and the result backend when a worker is ready. Nothing
 here is used if the broker is not CouchDB.

@@ -10,6 +10,7 @@ from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import concurrency, workitem
 from kombu_couchdb.documents.ids import CONSUMER
+from kombu_couchdb.documents.properties import headers_of
 
 from ..history import LAST_ERROR
 from ..jobs import Jobs, Unreadable
@@ -143,9 +144,7 @@ def _format_date(value: Any, now: float) -> str:
 
 def _error(doc: Document) -> str | None:
     """Return the error of the last attempt that a waiting retry carries, such as `ValueError: no such customer`."""
-    message = doc.get('message')
-    headers = message.get('headers') if isinstance(message, dict) else None
-    error = headers.get(LAST_ERROR) if isinstance(headers, dict) else None
+    error = headers_of(doc).get(LAST_ERROR)
     return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -178,10 +178,7 @@ def edit_(ctx: click.Context, /, name: str, **options: Any) -> None:
 @click.pass_context
 def enable_(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Enable entries. Nothing is sent for the time in which they were disabled."""
-    schedules = _schedules(ctx)
-    for name in names:
-        schedules.enable(name)
-        echo(f'{name}: enabled')
+    _for_each(names, _schedules(ctx).enable, 'enabled')
 
 
 @command.command('disable')
@@ -189,10 +186,7 @@ def enable_(ctx: click.Context, names: tuple[str, ...]) -> None:
 @click.pass_context
 def disable_(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Disable entries: nothing is sent until they are enabled."""
-    schedules = _schedules(ctx)
-    for name in names:
-        schedules.disable(name)
-        echo(f'{name}: disabled')
+    _for_each(names, _schedules(ctx).disable, 'disabled')
 
 
 @command.command('run')
@@ -216,9 +210,13 @@ def delete_(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
         schedules.get(name)
     if not yes:
         confirm(f'Delete {names[0]}?' if len(names) == 1 else f'Delete {len(names)} entries?')
+    _for_each(names, schedules.delete, 'deleted')
+
+
+def _for_each(names: Iterable[str], act: Callable[[str], Any], done: str) -> None:
     for name in names:
-        schedules.delete(name)
-        echo(f'{name}: deleted')
+        act(name)
+        echo(f'{name}: {done}')
 
 
 # -- output

@@ -1,4 +1,4 @@
-"""What a task hands over to its worker, which stores it while the next task runs: results and messages of next tasks.
+"""Results and messages of next tasks that a task hands over to its worker, which stores them while the next task runs.
 
 The value stays encoded: the worker's process reads only the head, which decides whether a stored result is newer.
 """

@@ -1,4 +1,4 @@
-"""How long completed messages are kept: a property of the message says it, or the task, or a transport option."""
+"""The lifetime of completed messages that are kept: from a property of the message, the task or a transport option."""
 
 from __future__ import annotations
 

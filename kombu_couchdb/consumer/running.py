@@ -1,4 +1,4 @@
-"""Which messages a program may still be working on when their channel closes. The program's framework knows that."""
+"""A registry of checks for tasks that may still run when their channel closes. The program's framework adds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long CouchDB takes to respond to the requests of this process, as a histogram like Prometheus'."""
+"""A histogram of CouchDB's response times to the requests of this process, with buckets like Prometheus'."""
 
 from __future__ import annotations
 

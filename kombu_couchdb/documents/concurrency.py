@@ -19,6 +19,7 @@ from urllib.parse import quote
 from ..errors import ConfigurationError
 from .coordination import Slot
 from .ids import RATE, SLOT
+from .properties import headers_of
 from .types import Document, Tombstone
 
 __all__ = [
@@ -87,9 +88,8 @@ def check(headers: Mapping[str, Any]) -> None:
 
 def limit_of(doc: Mapping[str, Any]) -> Concurrency | None:
     """Return the limit of an item, or None if it has none. It may be malformed: it is then a dead letter soon."""
-    message = doc.get('message')
-    headers = message.get('headers') if isinstance(message, dict) else None
-    if not isinstance(headers, dict) or headers.get(CONCURRENCY_KEY) is None or flaw(headers):
+    headers = headers_of(doc)
+    if headers.get(CONCURRENCY_KEY) is None or flaw(headers):
         return None
     return Concurrency(headers[CONCURRENCY_KEY], headers[CONCURRENCY_LIMIT])
 

@@ -1,4 +1,4 @@
-"""Due date, lifetime and priority of a message, as kombu's virtual transports represent it."""
+"""Headers, due date, lifetime and priority of a message, as kombu's virtual transports represent it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-__all__ = ['HIGHEST', 'due_date', 'lifetime', 'priority']
+__all__ = ['HIGHEST', 'due_date', 'headers_of', 'lifetime', 'priority']
 
 #: The highest of AMQP's priorities, which go from 0 to 9; 9 is delivered first.
 HIGHEST = 9
+
+
+def headers_of(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the headers of the message in a document that somebody may have changed; {} if they are malformed."""
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    return headers if isinstance(headers, dict) else {}
 
 
 def due_date(message: Mapping[str, Any]) -> float | None:

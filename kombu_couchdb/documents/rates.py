@@ -20,6 +20,7 @@ from ..errors import ConfigurationError
 from . import concurrency
 from .coordination import Rate as RateDocument
 from .ids import RATE as PREFIX
+from .properties import headers_of
 from .types import Document, Tombstone
 
 __all__ = [
@@ -96,9 +97,8 @@ def check(headers: Mapping[str, Any]) -> None:
 
 def rate_of(doc: Mapping[str, Any]) -> Rate | None:
     """Return the rate of an item, or None if it has none. It may be malformed: it is then a dead letter soon."""
-    message = doc.get('message')
-    headers = message.get('headers') if isinstance(message, dict) else None
-    if not isinstance(headers, dict) or headers.get(RATE_KEY) is None or flaw(headers):
+    headers = headers_of(doc)
+    if headers.get(RATE_KEY) is None or flaw(headers):
         return None
     parsed = _parse(headers[RATE])
     return None if parsed is None else Rate(headers[RATE_KEY], *parsed)

@@ -34,7 +34,7 @@ from . import concurrency, rates
 from .body import attached, is_large
 from .ids import JOB
 from .job_key import JOB_KEY, job_id
-from .properties import HIGHEST, due_date, lifetime, priority
+from .properties import HIGHEST, due_date, headers_of, lifetime, priority
 from .reasons import malformed
 from .types import Document, Message, Tombstone, WorkItem
 from .validation import is_deeper
@@ -315,9 +315,7 @@ def without_room(doc: Mapping[str, Any]) -> Document:
 
 
 def _header(doc: Mapping[str, Any], name: str) -> str | None:
-    message = doc.get('message')
-    headers = message.get('headers') if isinstance(message, dict) else None
-    found = headers.get(name) if isinstance(headers, dict) else None
+    found = headers_of(doc).get(name)
     return found if isinstance(found, str) else None
 
 

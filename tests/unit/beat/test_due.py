@@ -1,4 +1,4 @@
-"""Which due dates are sent, left out and stored, after interruptions of any length."""
+"""Due dates that are sent, left out and stored, after interruptions of any length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which queues `celery couchdb queues` selects by names and patterns."""
+"""Queues that `celery couchdb queues` selects by names and patterns."""
 
 from __future__ import annotations
 
