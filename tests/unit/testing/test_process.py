@@ -16,14 +16,15 @@ from celery_couchdb.testing import LocalWorkerContainer
 from celery_couchdb.testing.process import Process
 from tests.conftest import PATIENCE, wait_for
 
-#: A program that prints that it is ready, and ends with a message on SIGTERM.
+#: A program that prints that it is ready, and ends with a message on SIGTERM. A signal before `sigwait` is not lost.
 SERVICE = """
 import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit('asked to end'))
-signal.signal(signal.SIGUSR1, lambda *_: print('nudged', flush=True))
+awaited = {signal.SIGTERM, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
 print('ready.', flush=True)
-while True:
-    signal.pause()
+while signal.sigwait(awaited) == signal.SIGUSR1:
+    print('nudged', flush=True)
+sys.exit('asked to end')
 """
 
 
