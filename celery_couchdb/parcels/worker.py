@@ -1,7 +1,7 @@
-"""The thread of a worker that moves parcels.
+"""The threads of a worker that move parcels: from publishers (`mover`), and from other regions (`regions.ferry`).
 
-If this module is imported, the thread starts in each worker whose transport has the option `parcels`, when the worker
-is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready. Import
+If this module is imported, they start in each worker whose transport has the option `parcels` or `region`, when the
+worker is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready. Import
 it yourself if you create workers by `app.Worker()` with another result backend.
 """
 
@@ -19,11 +19,15 @@ from kombu_couchdb.leases.leader import RENEWAL_SECONDS
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 
+from ..regions.ferry import Ferry
 from .mover import Mover
 
 __all__ = ['MovingThread', 'start']
 
 logger = get_logger(__name__)
+
+#: What moves parcels, by the transport option that starts it.
+_MOVERS: dict[str, type[Mover]] = {'parcels': Mover, 'region': Ferry}
 
 #: How long a worker that stops waits for the current batch of parcels.
 _STOP_SECONDS = 5.0
@@ -32,8 +36,8 @@ _STOP_SECONDS = 5.0
 class MovingThread:
     """A thread that moves the parcels of an app until it is stopped. After any error it tries again."""
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, moves: type[Mover]) -> None:
+        self._app, self._moves = app, moves
         self._wake, self._stopped, self._last_error = threading.Event(), False, ''
         self._thread = threading.Thread(target=self._run, name='celery-couchdb-parcels', daemon=True)
         self._thread.start()
@@ -50,7 +54,7 @@ class MovingThread:
             while not self._stopped:
                 try:
                     # Connect once: after an outage the connection reaches the server again by itself.
-                    mover = mover or Mover(self._app, connection.connection, self._wake.set)
+                    mover = mover or self._moves(self._app, connection.connection, self._wake.set)
                     mover.step()
                     self._last_error = ''
                 except CouchDBError as exc:
@@ -71,16 +75,18 @@ class MovingThread:
             logger.log(level, 'parcels are not moved just now: %s%s', exc, hint)
 
 
-_threads: WeakKeyDictionary[Any, MovingThread] = WeakKeyDictionary()
+_threads: WeakKeyDictionary[Any, list[MovingThread]] = WeakKeyDictionary()
 
 
 def start(app: Any) -> None:
-    """Start the thread for an app, unless it runs, if the app's broker is CouchDB and has the option `parcels`."""
-    if app in _threads or not (app.conf.broker_transport_options or {}).get('parcels'):
+    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`."""
+    options = app.conf.broker_transport_options or {}
+    wanted = [moves for option, moves in _MOVERS.items() if options.get(option)]
+    if app in _threads or not wanted:
         return
     with app.connection_for_write() as connection:
         if issubclass(connection.get_transport_cls(), Transport):
-            _threads[app] = MovingThread(app)
+            _threads[app] = [MovingThread(app, moves) for moves in wanted]
 
 
 @signals.worker_ready.connect
@@ -91,5 +97,5 @@ def _on_worker_ready(sender: Any = None, **_: Any) -> None:
 
 @signals.worker_shutdown.connect
 def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
-    if sender is not None and (thread := _threads.pop(sender.app, None)):
+    for thread in _threads.pop(sender.app, ()) if sender is not None else ():
         thread.stop()

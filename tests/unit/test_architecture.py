@@ -141,7 +141,7 @@ def test_transport_is_imported_only_by_its_folder() -> None:
     inside = {module for module in FILES if folder_of(module) == 'kombu_couchdb.transport'}
     found = {(module, name) for module in FILES.keys() - inside for name in IMPORTS[module] if name in inside}
     assert {name for _, name in found} <= {'kombu_couchdb.transport', 'kombu_couchdb.transport.channel'}
-    assert {module for module, name in found if name.endswith('.channel')} <= {'celery_couchdb.parcels.mover'}
+    assert {module for module, name in found if name.endswith('.channel')} <= {'celery_couchdb.parcels.collecting_channel'}
 
 
 @pytest.mark.parametrize(
