@@ -1,33 +1,20 @@
-"""The threads of a worker that move parcels: from publishers (`mover`), and from other regions (`regions.ferry`).
-
-If this module is imported, they start in each worker whose transport has the option `parcels` or `region`, when the
-worker is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready. Import
-it yourself if you create workers by `app.Worker()` with another result backend.
-"""
+"""The thread of a worker in which a `Mover` moves parcels."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary
-
-from celery import signals
 
 from kombu_couchdb.errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.transport import Transport
 
-from ..regions.ferry import Ferry
 from .mover import Mover
 
-__all__ = ['MovingThread', 'start']
+__all__ = ['MovingThread']
 
 logger = get_logger(__name__)
-
-#: What moves parcels, by the transport option that starts it.
-_MOVERS: dict[str, type[Mover]] = {'parcels': Mover, 'region': Ferry}
 
 #: How long a worker that stops waits for the current batch of parcels.
 _STOP_SECONDS = 5.0
@@ -73,29 +60,3 @@ class MovingThread:
             self._last_error = str(exc)
             level = logging.WARNING if isinstance(exc, RETRIED) and not hint else logging.ERROR
             logger.log(level, 'parcels are not moved just now: %s%s', exc, hint)
-
-
-_threads: WeakKeyDictionary[Any, list[MovingThread]] = WeakKeyDictionary()
-
-
-def start(app: Any) -> None:
-    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`."""
-    options = app.conf.broker_transport_options or {}
-    wanted = [moves for option, moves in _MOVERS.items() if options.get(option)]
-    if app in _threads or not wanted:
-        return
-    with app.connection_for_write() as connection:
-        if issubclass(connection.get_transport_cls(), Transport):
-            _threads[app] = [MovingThread(app, moves) for moves in wanted]
-
-
-@signals.worker_ready.connect
-def _on_worker_ready(sender: Any = None, **_: Any) -> None:
-    if sender is not None:
-        start(sender.app)
-
-
-@signals.worker_shutdown.connect
-def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
-    for thread in _threads.pop(sender.app, ()) if sender is not None else ():
-        thread.stop()
