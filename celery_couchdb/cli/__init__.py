@@ -33,6 +33,7 @@ _COMMANDS = (
     'results',
     'remove',
     'schedule',
+    'regions',
     'vacuum',
 )
 

@@ -1,0 +1,240 @@
+"""`celery couchdb regions`: replications are set up, watched and restarted."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from click.testing import Result
+
+from celery_couchdb.testing import Server
+from kombu_couchdb.couchdb.client import Client
+from tests.conftest import PATIENCE, Users, wait_for
+from tests.regions import Region, Regions, regions_on
+
+from .conftest import command_of
+
+
+@pytest.fixture
+def settings(server: Server, apache_couchdb: bool) -> Iterator[str]:
+    """The URL of the replicator's settings, which are as before after the test. Needs Apache CouchDB."""
+    if not apache_couchdb:
+        pytest.skip('the embedded server has no replicator that reaches other servers')
+    url = f'{server.url}/_node/_local/_config/replicator'
+    before = requests.get(url, timeout=PATIENCE).json()
+    yield url
+    for name in ('max_history', 'interval', 'verify_ssl_certificates', 'ssl_trusted_certificates_file'):
+        if name in before:
+            requests.put(f'{url}/{name}', json=before[name], timeout=PATIENCE)
+        else:
+            requests.delete(f'{url}/{name}', timeout=PATIENCE)
+
+
+@pytest.fixture
+def regions(server: Server, settings: str) -> Iterator[Regions]:
+    """Two regions, with names of their own, because all tests share the database `_replicator`."""
+    tag = uuid.uuid4().hex[:8]
+    with regions_on(server, f'eu-{tag}', f'us-{tag}') as regions:
+        yield regions
+        for region in regions.all:
+            for doc in stored(region):
+                path = f'{server.url}/_replicator/{doc["_id"]}'
+                requests.delete(path, params={'rev': doc['_rev']}, timeout=PATIENCE)
+
+
+def stored(region: Region) -> list[dict[str, Any]]:
+    """Return the replications of a region."""
+    found = requests.get(f'{region.server.url}/_replicator/_all_docs?include_docs=true', timeout=PATIENCE).json()
+    mine = re.compile(f'celery-(regions|results)-{region.name}-from-')
+    return [row['doc'] for row in found['rows'] if mine.match(row['id'])]
+
+
+def run(region: Region, *given: str) -> Result:
+    """Run a command in a region; its output contains no password."""
+    done = command_of(region.app)('regions', *given)
+    assert f':{region.server.password}@' not in done.output
+    return done
+
+
+def succeeded(done: Result) -> str:
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def words(output: str) -> list[str]:
+    """Return what happened to each step: `done`, `ok`, `note` or `not yet`."""
+    return [line[2:9].strip() for line in output.splitlines() if line.startswith('  ')]
+
+
+def status(region: Region) -> dict[str, Any]:
+    [line] = succeeded(run(region, 'status', '--json')).splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def state(region: Region) -> str:
+    return str(status(region)['local']['replications']['regions']['state'])
+
+
+def test_setup_writes_replications_and_a_second_one_changes_nothing(regions: Regions) -> None:
+    eu, us = regions.all
+    assert 'not yet' in words(succeeded(run(eu, 'setup', '--dry-run')))
+    assert stored(eu) == []
+    assert 'done' in words(succeeded(run(eu, 'setup')))
+    first = stored(eu)
+    assert [doc['_id'] for doc in first] == [
+        f'celery-{kind}-{eu.name}-from-{us.name}' for kind in ('regions', 'results')
+    ]
+    assert set(words(succeeded(run(eu, 'setup')))) <= {'ok', 'note'}
+    assert stored(eu) == first
+
+
+def test_a_parcel_travels_and_its_deletion_returns(regions: Regions) -> None:
+    eu, us = regions.all
+    for region in regions.all:
+        succeeded(run(region, 'setup'))
+    us.regions.put({'_id': (doc_id := f'p:{eu.name}:{us.name}:1'), 'type': 'Parcel', 'published': 1.0})
+    us.regions.put({'_id': f'p:asia:{us.name}:1', 'type': 'Parcel', 'published': 1.0})
+    wait_for(lambda: eu.regions.get_or_none(doc_id), 'the parcel to arrive')
+    assert status(us)['local']['leaving'] == {'count': 1, 'oldest': pytest.approx(eu.regions.clock.now(), rel=0.1)}
+    assert status(eu)['local']['arrived']['count'] == status(eu)['remote']['leaving']['count'] == 1
+    eu.regions.request('DELETE', f'/{doc_id}', {'rev': eu.regions.get(doc_id)['_rev']})
+    wait_for(lambda: us.regions.get_or_none(doc_id) is None, 'the deletion to return')
+    assert eu.regions.get_or_none(f'p:asia:{us.name}:1') is None
+    wait_for(lambda: status(eu)['remote']['pending'] == 0, 'the replication to look at all changes')
+    assert status(eu)['local']['replications']['results']['state'] == 'running'
+
+
+def test_changed_password_is_written_and_a_removed_region_is_removed(regions: Regions, users: Users) -> None:
+    eu, us = regions.all
+    succeeded(run(eu, 'setup'))
+    user = f'peer-{uuid.uuid4().hex[:8]}'
+    users(user, 'first')
+    eu.options['regions'][us.name] = eu.server.couchdb_url(us.regions.address.database, user, 'first')
+    assert 'region is not set up' not in succeeded(run(eu, 'setup'))
+    assert {doc['source']['auth']['basic']['username'] for doc in stored(eu)} == {user}
+    users(user, 'second')
+    eu.options['regions'][us.name] = eu.server.couchdb_url(us.regions.address.database, user, 'second')
+    succeeded(run(eu, 'setup'))
+    assert {doc['source']['auth']['basic']['password'] for doc in stored(eu)} == {'second'}
+    del eu.options['regions'][us.name]
+    assert 'of a region that is not in the option regions, is removed' in succeeded(run(eu, 'setup'))
+    assert stored(eu) == []
+    assert 'There are no other regions.' in succeeded(run(eu, 'status'))
+
+
+def test_wrong_password_changes_nothing(regions: Regions) -> None:
+    eu, us = regions.all
+    eu.options['regions'][us.name] = eu.server.couchdb_url(us.regions.address.database, f'no-{us.name}', 'hidden')
+    done = run(eu, 'setup')
+    assert done.exit_code == 1
+    assert f"refused user 'no-{us.name}'" in done.output
+    assert 'hidden' not in done.output
+    assert stored(eu) == []
+
+
+def test_replications_of_another_app_are_not_replaced(regions: Regions) -> None:
+    eu, us = regions.all
+    succeeded(run(eu, 'setup'))
+    before = stored(eu)
+    eu.options['regions'][eu.name] = eu.server.couchdb_url(f'{us.regions.address.database}-other')
+    done = run(eu, 'setup')
+    assert done.exit_code == 1
+    assert 'choose another name for the region' in done.output
+    assert stored(eu) == before
+
+
+def test_region_that_does_not_respond(regions: Regions) -> None:
+    eu, us = regions.all
+    eu.options['regions'][us.name] = f'couchdb://127.0.0.1:1/{us.regions.address.database}'
+    assert f'region {us.name} does not respond to this machine' in succeeded(run(eu, 'setup'))
+    wait_for(lambda: state(eu) == 'crashing', 'the replication to fail')
+    output = succeeded(run(eu, 'status'))
+    assert f'{us.name}: the replication of parcels is crashing since ' in output
+    assert 'refused' in output
+    assert run(eu, 'status', '--check').exit_code == 1
+
+
+def test_nudge_tries_a_failed_replication_at_once(regions: Regions) -> None:
+    eu, us = regions.all
+    us.regions.delete()
+    succeeded(run(eu, 'setup'))
+    wait_for(lambda: state(eu) == 'crashing', 'the replication to fail')
+    us.regions.create()
+    us.regions.put({'_id': (doc_id := f'p:{eu.name}:{us.name}:1'), 'type': 'Parcel'})
+    assert f'celery-regions-{eu.name}-from-{us.name} starts again' in succeeded(run(eu, 'nudge', us.name))
+    wait_for(lambda: eu.regions.get_or_none(doc_id), 'the parcel to arrive')
+
+
+def test_unknown_region_and_missing_replications(regions: Regions) -> None:
+    eu, us = regions.all
+    for name, text in (('mars', "Region 'mars' is unknown"), (eu.name, 'is the region of this app')):
+        done = run(eu, 'nudge', name)
+        assert (done.exit_code, text in done.output) == (2, True), done.output
+    done = run(eu, 'nudge')
+    assert done.exit_code == 1
+    assert f'has no replications from region {us.name}' in done.output
+    assert 'a replication is missing: run "celery -A your_app couchdb regions setup"' in succeeded(run(eu, 'status'))
+
+
+def test_member_sees_parcels_but_not_the_state_of_replications(
+    regions: Regions, users: Users, member: dict[str, str]
+) -> None:
+    [eu, _] = regions.all
+    succeeded(run(eu, 'setup', '--member', member['user']))
+    url = eu.server.couchdb_url(eu.broker.address.database, member['user'], member['password'])
+    eu.app.conf.broker_url = url
+    found = status(eu)
+    assert found['local']['replications']['regions']['state'] is None
+    assert 'name one with --admin' in succeeded(run(eu, 'status'))
+    for given in (['setup'], ['nudge']):
+        done = run(eu, *given)
+        assert done.exit_code == 1
+        assert 'name an administrator of CouchDB with --admin' in done.output
+
+
+def test_setup_bounds_the_waits_of_the_replicator(regions: Regions, settings: str) -> None:
+    [eu, _] = regions.all
+    for name in ('max_history', 'interval'):
+        requests.delete(f'{settings}/{name}', timeout=PATIENCE)
+    succeeded(run(eu, 'setup'))
+    found = requests.get(settings, timeout=PATIENCE).json()
+    assert (found['max_history'], found['interval']) == ('2', '5000')
+    requests.put(f'{settings}/max_history', json='5', timeout=PATIENCE)
+    assert '[replicator] max_history is 5 and stays so' in succeeded(run(eu, 'setup'))
+
+
+def test_certificates_are_verified(regions: Regions, settings: str) -> None:
+    eu, us = regions.all
+    for name in ('verify_ssl_certificates', 'ssl_trusted_certificates_file'):
+        requests.delete(f'{settings}/{name}', timeout=PATIENCE)
+    url = f'couchdbs://127.0.0.1:1/{us.regions.address.database}'
+    eu.options['regions'][us.name] = url
+    done = run(eu, 'setup')
+    assert done.exit_code == 1
+    assert 'name the file on its machines with --trusted-certificates' in done.output
+    succeeded(run(eu, 'setup', '--trusted-certificates', '/etc/ssl/certs/ca-certificates.crt'))
+    found = requests.get(settings, timeout=PATIENCE).json()
+    assert found['verify_ssl_certificates'] == 'true'
+    assert found['ssl_trusted_certificates_file'] == '/etc/ssl/certs/ca-certificates.crt'
+    assert {doc['source']['url'].partition(':')[0] for doc in stored(eu)} == {'https'}
+
+
+def test_app_without_regions_and_the_embedded_server_are_told_so(
+    server: Server, apache_couchdb: bool, client: Client
+) -> None:
+    with regions_on(server, 'eu', 'us') as regions:
+        [eu, _] = regions.all
+        if not apache_couchdb:
+            done = run(eu, 'setup')
+            assert done.exit_code == 1
+            assert 'regions need Apache CouchDB' in done.output
+        eu.app.conf.broker_transport_options = {}
+        done = run(eu, 'status')
+        assert done.exit_code == 1
+        assert 'this app has no regions' in done.output
