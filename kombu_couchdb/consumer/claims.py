@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
-from ..documents import dead_letter, workitem
+from ..documents import dead_letter, malformed, workitem
 from ..documents.body import stub
 from ..documents.reasons import DELIVERY_LIMIT
 from ..leases.lease import Lease
@@ -155,7 +155,7 @@ class Claims:
             return dead_letter.made_of(doc, reason, now), failed
 
         now = self._store.client.clock.now()
-        if reason := workitem.flaw(doc) or body.reason:
+        if reason := malformed.flaw(doc) or body.reason:
             return set_aside(reason)
         limit = self._topology.limits.of(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
@@ -165,7 +165,7 @@ class Claims:
         max_attempts = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if max_attempts and doc['attempts'] >= max_attempts:
             return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
-        claimed = workitem.acked(doc, now) if final else workitem.claim(workitem.checked(doc), self._lease.id, now)
+        claimed = workitem.acked(doc, now) if final else workitem.claim(malformed.checked(doc), self._lease.id, now)
 
         def on_result(result: WriteResult) -> None:
             # An unproven claim may have lost against another one on other nodes, so it is not delivered. But a message
@@ -217,7 +217,7 @@ class Claims:
         docs += [row.doc for row in rows if row.doc]
         parked: list[PendingWrite] = []
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
-            if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+            if malformed.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
                 if not self._rates.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue

@@ -13,7 +13,7 @@ from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
 from ..design.rows import Lease, WaitingRow
-from ..documents import conflict_rules, dead_letter, workitem
+from ..documents import conflict_rules, dead_letter, malformed, workitem
 from ..documents.ids import CONSUMER
 from ..documents.types import Parcel, Published, WorkItem
 from ..errors import ServerUnavailable
@@ -213,5 +213,5 @@ class Store(Purge):
 
 def _released(doc: Document, now: float) -> Document:
     """Return `doc` released, or as a dead letter if it is malformed: its deliveries could not be counted."""
-    reason = workitem.flaw(doc)
+    reason = malformed.flaw(doc)
     return dead_letter.made_of(doc, reason, now) if reason else workitem.release(doc)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, dead_letter, unique_merge, workitem
+from kombu_couchdb.documents import concurrency, dead_letter, malformed, unique_merge, workitem
 from kombu_couchdb.documents.concurrency import Concurrency
 
 HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'concurrency_limit': 2}
@@ -25,10 +25,10 @@ def test_limit_of_an_item() -> None:
     assert concurrency.limit_of(item()) == Concurrency('k', 2)
     assert concurrency.limit_of(item(concurrency_key=None, concurrency_limit=None)) is None
     assert concurrency.limit_of({'message': None}) is None
-    malformed = item()
-    malformed['message']['headers']['concurrency_limit'] = []
-    assert concurrency.limit_of(malformed) is None
-    assert 'concurrency_limit' in str(workitem.flaw(malformed))
+    changed = item()
+    changed['message']['headers']['concurrency_limit'] = []
+    assert concurrency.limit_of(changed) is None
+    assert 'concurrency_limit' in str(malformed.flaw(changed))
 
 
 @pytest.mark.parametrize(('one', 'other'), [('a', 'a:0'), ('a', 'a%3A'), ('a/b', 'a%2Fb'), ('é', 'e\u0301')])
@@ -56,7 +56,7 @@ def test_parked_item_becomes_claimable_again() -> None:
     assert concurrency.is_parked(parked)
     assert workitem.is_waiting(parked)
     assert concurrency.unpark(parked) == item()
-    assert not concurrency.is_parked(workitem.claim(workitem.checked(parked), 'c', 6.0))
+    assert not concurrency.is_parked(workitem.claim(malformed.checked(parked), 'c', 6.0))
     assert not concurrency.is_parked(dead_letter.made_of(parked, 'reason', 6.0))
 
 

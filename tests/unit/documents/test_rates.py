@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, rates, workitem
+from kombu_couchdb.documents import concurrency, malformed, rates, workitem
 from kombu_couchdb.documents.rates import Rate
 
 
@@ -30,10 +30,10 @@ def test_rate_of_an_item(given: Any, most: int, period: float) -> None:
 def test_items_without_a_rate() -> None:
     assert rates.rate_of(item('nonsense', key=None)) is None
     assert rates.rate_of({'message': 7}) is None
-    malformed = item()
-    malformed['message']['headers']['rate'] = 'fast'
-    assert rates.rate_of(malformed) is None
-    assert 'the header rate must be' in str(workitem.flaw(malformed))
+    changed = item()
+    changed['message']['headers']['rate'] = 'fast'
+    assert rates.rate_of(changed) is None
+    assert 'the header rate must be' in str(malformed.flaw(changed))
 
 
 @pytest.mark.parametrize('rate', [Rate('k', 1, 1), Rate('k', 5, 1), Rate('k', 100, 1), Rate('k', 100, 60)])
