@@ -25,6 +25,7 @@ from ..leases.lease import Lease
 from ..log import get_logger
 from ..queues.slots import Slots as Requests
 from .pending_writes import PendingWrite
+from .refusals import Refusals
 from .slots import Slots
 
 __all__ = ['Rates']
@@ -60,6 +61,7 @@ class Rates:
     def __init__(self, client: Client, lease: Lease, slots: Slots) -> None:
         self._client, self._lease, self._slots = client, lease, slots
         self._requests = Requests(client)
+        self._refusals = Refusals(client, 'the next start')
         self._known: dict[str, _Known] = {}  # by rate key
         #: By `parked_key`: the monotonic time to look for messages that wait, and their rate if it is known.
         self._look_at: dict[str, float] = {}
@@ -124,6 +126,9 @@ class Rates:
 
     def _schedule(self, parked: str, key: str) -> None:
         """Set the time to look for messages that wait: when a start can be taken, with time to spare."""
+        if self._refusals.waits(key):
+            self._look_at[parked] = self._refusals.until(key)
+            return
         known = self._known.get(key)
         wait = max(0.0, known.next - BURST_SECONDS / 2 - self._client.clock.now()) if known else _AGAIN_SECONDS
         if not (known and known.doc and known.doc.get('by') == self._lease.id):
@@ -169,7 +174,8 @@ class Rates:
         for doc_id, (doc, rate) in wanted.items():
             parked = rates.parked_key(rate.key, str(doc['queue']))
             if doc_id in without | late:
-                writes += self._park(doc, rate, parked)
+                refused = self._refusals.set_aside(doc)
+                writes += [refused] if refused else self._park(doc, rate, parked)
             elif parked in self._look_at:
                 self._schedule(parked, rate.key)  # this consumer has taken the last start
         return taken
@@ -181,7 +187,7 @@ class Rates:
         surplus = set()
         for doc_id, (_, rate) in wanted.items():
             at = next_.get(rate.key, now)
-            if rates.has_start(at, now):
+            if rates.has_start(at, now) and not self._refusals.waits(rate.key):
                 next_[rate.key] = rates.after(at, rate, now)
             else:
                 surplus.add(doc_id)
@@ -222,7 +228,7 @@ class Rates:
         results = self._client.bulk([*docs.values(), *deletions])
         for (key, doc), result in zip(docs.items(), results, strict=False):
             if result.is_refused:
-                raise result.exception(f'{self._client.address.url}: the next start of a rate was not stored')
+                self._refusals.note(key, [doc_id for doc_id, (_, rate) in wanted.items() if rate.key == key], result)
             if result.is_proven:
                 self._known[key] = _Known({**doc, '_rev': result.rev}, doc['next'], [])
         return {doc_id: each for doc_id, each in wanted.items() if each[1].key not in self._known}

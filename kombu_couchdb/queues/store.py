@@ -123,6 +123,21 @@ class Store(Purge):
             row._replace(doc=doc) for row, doc in zip(rows, self.client.fetch([row.id for row in rows]), strict=True)
         ]
 
+    def each_ready(self, queue: str, sizes: Iterable[int]) -> Iterator[Document]:
+        """Yield the documents of due messages, as `ready` does; it reads as many as the caller needs.
+
+        `sizes` are the numbers of messages up to which it reads, one after the other, each from the beginning.
+        """
+        seen = set[str]()
+        for size in sizes:
+            [page] = waiting.read(self.client, [waiting.Ask(queue, size)], self.client.clock.now())
+            rows = page.rows[:size]
+            for part in chunks([row.id for row in rows if row.id not in seen], _FIRST_READ_DOCS):
+                yield from (doc for doc in self.client.fetch(part) if doc)
+            if len(rows) < size:
+                return
+            seen |= {row.id for row in rows}
+
     def planned(self, queues: Sequence[str], limit: int) -> list[Document]:
         """Return up to `limit` messages of these queues that are due later, the soonest first; two requests."""
         docs = self.client.fetch(

@@ -17,7 +17,7 @@ from kombu_couchdb.queues.topology import Topology
 from tests.support import Inbox, Request, publish
 
 HOUR = 3600.0
-NOTHING = {'bindings': 0, 'broadcasts': 0, 'consumers': 0}
+NOTHING = {'bindings': 0, 'broadcasts': 0, 'consumers': 0, 'rates': 0}
 
 
 @pytest.fixture
@@ -131,6 +131,34 @@ def test_broadcasts_are_deleted_an_hour_after_their_expiry(client: Client, topol
     client.put({'_id': 'broker:broadcast:e', 'type': 'Broadcast', 'expires': 'malformed'})
     assert Janitor(client).clean_up(100) == {**NOTHING, 'broadcasts': 2}
     assert ids(client, 'broker:broadcast:') == ['a', 'c', 'e']
+
+
+def test_rates_are_deleted_an_hour_after_their_next_start(client: Client, topology: Topology) -> None:
+    now = time.time()
+    for name, kind, next_ in (
+        ('used', 'Rate', now - 60),
+        ('planned', 'Rate', now + 60),
+        ('unused', 'Rate', now - HOUR - 100),
+        ('malformed', 'Rate', 'soon'),
+        ('of somebody else', 'Other', now - 2 * HOUR),
+    ):
+        client.put({'_id': f'rate:{name}', 'type': kind, 'next': next_})
+    assert Janitor(client).clean_up(100) == {**NOTHING, 'rates': 1}
+    assert ids(client, 'rate:') == ['malformed', 'of somebody else', 'planned', 'used']
+
+
+def test_rate_that_is_used_while_the_janitor_looks_is_kept(client: Client, topology: Topology) -> None:
+    """The consumer takes a start between the janitor's read and its deletion."""
+    unused = {'_id': 'rate:k', 'type': 'Rate', 'next': 1.0}
+    rev, bulk = client.put(unused), client.bulk
+
+    def use_first(docs: Any, **others: Any) -> Any:
+        client.put({**unused, '_rev': rev, 'next': 2.0})
+        return bulk(docs, **others)
+
+    client.bulk = use_first  # type: ignore[method-assign]
+    assert Janitor(client).clean_up(100) == NOTHING
+    assert client.get('rate:k')['next'] == 2.0
 
 
 def test_heartbeats_are_deleted_an_hour_after_their_expiry(

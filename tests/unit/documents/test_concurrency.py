@@ -66,3 +66,34 @@ def test_parked_unique_job_that_is_sent_again_is_claimable(task_id: str) -> None
     parked = concurrency.park(item(job_key='j'), 'k', 5.0)
     [merged], _ = unique_merge.merge(parked, item(9.0, job_key='j', id=task_id), 9.0)
     assert not concurrency.is_parked(merged)
+
+
+def waiting(**limits: int) -> list[dict[str, Any]]:
+    """Return messages that wait for slots of the key `k`, by name with their limits."""
+    return [
+        concurrency.park({**item(concurrency_limit=limit), '_id': name}, 'k', 5.0) for name, limit in limits.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ('limits', 'free', 'expected'),
+    [
+        ({'a': 2, 'b': 2, 'c': 2}, {0, 1}, [(1, 'a'), (0, 'b')]),
+        ({'low': 1, 'high': 5}, {3}, [(3, 'high')]),
+        ({'high': 5, 'low': 1}, {0, 3}, [(3, 'high'), (0, 'low')]),
+        ({'high': 5, 'low': 1}, {0}, [(0, 'high')]),
+        ({'low': 1}, {1, 2}, []),
+        ({'a': 1}, set(), []),
+    ],
+)
+def test_free_slots_are_given_to_the_first_messages_that_can_use_them(
+    limits: dict[str, int], free: set[int], expected: list[tuple[int, str]]
+) -> None:
+    assert [(number, doc['_id']) for number, doc in concurrency.assign(waiting(**limits), free)] == expected
+
+
+def test_a_changed_message_goes_on_without_a_slot() -> None:
+    without_limit, of_another_key = waiting(a=1, b=1)
+    without_limit['message']['headers']['concurrency_limit'] = 0
+    of_another_key['message']['headers']['concurrency_key'] = 'other'
+    assert concurrency.assign([without_limit, of_another_key], {0}) == [(None, without_limit), (None, of_another_key)]

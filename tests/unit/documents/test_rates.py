@@ -82,11 +82,11 @@ def test_leaf_with_the_latest_start_is_kept() -> None:
 def test_parked_key(queue: str, key: str) -> None:
     parked = rates.parked_key(key, queue)
     assert rates.queue_and_key(parked) == (queue, key)
-    assert rates.is_parked(concurrency.park(item(), parked, 1.0))
+    assert not rates.waits_for_slot(concurrency.park(item(), parked, 1.0))
 
 
 def test_messages_that_wait_for_slots_do_not_wait_for_starts() -> None:
     assert rates.queue_and_key('k') is None
     assert rates.queue_and_key('rate:') is None
-    assert not rates.is_parked(concurrency.park(item(), 'k', 1.0))
-    assert not rates.is_parked(item())
+    assert rates.waits_for_slot(concurrency.park(item(), 'k', 1.0))
+    assert not rates.waits_for_slot(item())
