@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -35,8 +35,10 @@ logger = get_logger(__name__)
 #: How often a consumer tries to take starts that other consumers take at the same time; then it waits for the next.
 _TRIES = 3
 
-#: How much later than the consumer that took the last start the others look at most, in seconds.
-_MAX_LATER_SECONDS = 1.0
+#: How much later than the consumer that took the last start the others look at most: in seconds, and, if that is less,
+#: in intervals of the rate for each consumer of the queue. So they read the document once for each two starts together,
+#: however many they are.
+_MAX_LATER_SECONDS, _MAX_LATER_INTERVALS = 1.0, 4.0
 
 #: How often a consumer looks for messages that changed while it read them, or that it could not claim, in seconds.
 _AGAIN_SECONDS = 0.1
@@ -66,6 +68,8 @@ class Rates:
         #: By `parked_key`: the monotonic time to look for messages that wait, and their rate if it is known.
         self._look_at: dict[str, float] = {}
         self._rates: dict[str, Rate] = {}
+        #: Returns the number of consumers of a queue, with this one.
+        self.consumers: Callable[[str], int] = lambda queue: 1
 
     def due(self, credit: Mapping[str, int]) -> float:
         """Return the monotonic time of the next cycle that this object needs; infinite if it needs none."""
@@ -74,7 +78,7 @@ class Rates:
     def saw(self, parked: str | None) -> None:
         """Note that messages wait under a `parked_key`, which another consumer may have parked."""
         if parked is not None and parked not in self._look_at and rates.queue_and_key(parked):
-            self._look_at[parked] = time.monotonic() + random.uniform(0.0, _MAX_LATER_SECONDS)
+            self._look_at[parked] = time.monotonic() + self._later(parked)
 
     # -- messages that wait
 
@@ -132,8 +136,14 @@ class Rates:
         known = self._known.get(key)
         wait = max(0.0, known.next - BURST_SECONDS / 2 - self._client.clock.now()) if known else _AGAIN_SECONDS
         if not (known and known.doc and known.doc.get('by') == self._lease.id):
-            wait += random.uniform(0.0, _MAX_LATER_SECONDS)
+            wait += self._later(parked)
         self._look_at[parked] = time.monotonic() + wait
+
+    def _later(self, parked: str) -> float:
+        """Return how much later this consumer looks than the one that took the last start, in seconds: at random."""
+        found, rate = rates.queue_and_key(parked), self._rates.get(parked)
+        intervals = _MAX_LATER_INTERVALS * self.consumers(found[0]) if found else 0.0
+        return random.uniform(0.0, min(_MAX_LATER_SECONDS, intervals * rate.interval if rate else inf))
 
     def _read(self, keys: set[str]) -> None:
         if not keys:
