@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -159,6 +160,21 @@ def test_only_queues_with_credit_are_looked_at(world: World) -> None:
     world.admit('a', 'b')
     assert world.rates.due({'q': 1}) < float('inf')
     assert world.rates.due({'q': 0}) == world.rates.due({'other': 1}) == float('inf')
+
+
+@pytest.mark.parametrize(
+    ('rate', 'consumers', 'most'), [('1/s', 2, 1.0), ('50/s', 1, 0.088), ('50/s', 2, 0.176), ('50/s', 100, 1.0)]
+)
+def test_others_look_later_than_the_consumer_with_the_last_start(
+    world: World, monkeypatch: pytest.MonkeyPatch, rate: str, consumers: int, most: float
+) -> None:
+    """The later the more they are, so that they do not read more often together."""
+    spans: list[float] = []
+    monkeypatch.setattr(random, 'uniform', lambda least, up_to: spans.append(up_to) or least)
+    world.rates.consumers = lambda queue: {'q': consumers}[queue]
+    world.docs['rate:k'] = {'_id': 'rate:k', '_rev': '1-a', 'next': world.now + 5, 'by': 'other'}
+    assert world.admit('a', rate=rate) == ([], ['a'])
+    assert spans == [pytest.approx(most)]
 
 
 def test_messages_that_other_consumers_parked(world: World) -> None:
