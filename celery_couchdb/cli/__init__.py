@@ -1,7 +1,7 @@
 """The commands `celery -A app couchdb …`. No other package prints.
 
 Celery loads this package through the entry point `celery.commands` whenever the `celery` program runs. To keep that
-fast, each command is imported when it is called, and `celery_couchdb.control` and `celery_couchdb.parcels.worker` are
+fast, each command is imported when it is called, and `celery_couchdb.control` and `celery_couchdb.moving` are
 imported when a worker starts.
 
 A command ends with status 0 after success, with 1 and one sentence after a failure, and with 2 after a usage error.
@@ -40,7 +40,7 @@ _COMMANDS = (
 @signals.worker_init.connect
 def _on_worker_init(sender: Any = None, **_: Any) -> None:
     brevity.shorten_log()
-    for name in ('control', 'parcels.worker'):
+    for name in ('control', 'moving'):
         import_module(f'celery_couchdb.{name}')
     if sender is not None:
         import_module('celery_couchdb.history').install(sender.app, sender.hostname)
