@@ -127,15 +127,15 @@ class Slots:
         spare = self._spare()
         full, others = list[_Wanted](), list[_Wanted]()
         for each in wanted:
-            key, limit = each[1]
-            (full if limit <= self._full.get(key, 0) or self._refusals.waits(key) else others).append(each)
-        left = [each for each in others if not self._reuse(spare, *each)]
-        left = self._create(left, {})
-        # A slot that was chosen at random may be taken while others are free.
-        again = [each for each in left if each[1].limit > 1 and not self._refusals.concerns(each[0], each[1].key)]
-        if again:
-            left = [each for each in left if each not in again]
-            left += self._create(again, {limit.key: self._requests.taken(limit.key) for _, limit in again})
+            key, most = each[1]
+            (full if most <= self._full.get(key, 0) or self._refusals.waits(key) else others).append(each)
+        untried = [each for each in others if not self._reuse(spare, *each)]
+        left, again = list[_Wanted](), list[_Wanted]()
+        for doc, limit in self._create(untried, {}):
+            # A slot that was chosen at random may be taken while others are free.
+            is_final = limit.limit == 1 or self._refusals.concerns(doc, limit.key)
+            (left if is_final else again).append((doc, limit))
+        left += self._create(again, {key: self._requests.taken(key) for key in {limit.key for _, limit in again}})
         for _, limit in left:
             self._full[limit.key] = max(limit.limit, self._full.get(limit.key, 0))
         return full + left

@@ -50,8 +50,8 @@ def test_slot_is_free_while_a_retry_waits(site: Site, again: Any) -> None:
 def test_retry_takes_another_start(site: Site, again: Any) -> None:
     site.worker(broker_transport_options=SHORT_LEASE)
     result = again.apply_async((str(site.journal), 'task', 0.0, 0.0), rate='5/h', rate_key='k')
-    parked = wait_for(lambda: item(site, result.id).get('parked'), 'the retry to wait for a start')
-    assert parked['key'] == 'rate:celery:k'
+    wait_for(lambda: item(site, result.id).get('parked'), 'the retry to wait for a start')
+    assert item(site, result.id)['parked']['key'] == 'rate:celery:k'
     assert site.journalled() == ['start task']
     now = site.client.clock.now()
     first = site.client.get('rate:k')

@@ -170,7 +170,12 @@ def test_others_look_later_than_the_consumer_with_the_last_start(
 ) -> None:
     """The later the more they are, so that they do not read more often together."""
     spans: list[float] = []
-    monkeypatch.setattr(random, 'uniform', lambda least, up_to: spans.append(up_to) or least)
+
+    def uniform(least: float, most: float) -> float:
+        spans.append(most)
+        return least
+
+    monkeypatch.setattr(random, 'uniform', uniform)
     world.rates.consumers = lambda queue: {'q': consumers}[queue]
     world.docs['rate:k'] = {'_id': 'rate:k', '_rev': '1-a', 'next': world.now + 5, 'by': 'other'}
     assert world.admit('a', rate=rate) == ([], ['a'])
