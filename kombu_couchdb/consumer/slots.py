@@ -241,9 +241,8 @@ class Slots:
             if self._slots.get(slot.id) is slot:
                 del self._slots[slot.id]
             if result.is_unproven:
-                self._look_at[slot.key, slot.number] = (
-                    time.monotonic() + SYNC
-                )  # other nodes may show the slot as taken until then
+                # Other nodes may show the slot as taken until then.
+                self._look_at[slot.key, slot.number] = time.monotonic() + SYNC
                 return
             self._freed[slot.key].add(slot.number)
             self._unacked.wakeup.set()
