@@ -26,10 +26,10 @@ __all__ = ['Endpoint', 'id_of', 'nudge', 'parcels', 'plan', 'results', 'stored']
 
 _PATH = '/_replicator'
 
-#: The member of a document that `nudge` changes, and the two values that it alternates between. CouchDB starts a
-#: replication again only if a member changes that it uses. This one, the milliseconds between two checkpoints, is not a
-#: part of the id under which CouchDB remembers how far the replication has come.
-_NUDGED, _VALUES = 'checkpoint_interval', (30_000, 30_001)
+#: The member of a document that `nudge` changes: the milliseconds between two checkpoints. CouchDB starts a replication
+#: again only if a member changes that it uses. This one is not a part of the id under which CouchDB remembers how far
+#: the replication has come. The two values alternate; neither may be the default, 30,000, which would change nothing.
+_NUDGED, _VALUES = 'checkpoint_interval', (30_001, 30_002)
 
 
 @dataclass(frozen=True)
