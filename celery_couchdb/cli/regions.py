@@ -15,7 +15,8 @@ from kombu_couchdb.admin.replications import Endpoint
 from kombu_couchdb.admin.replicator import Nodes
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.auth import user_and_password
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents.region import database
 from kombu_couchdb.errors import CouchDBError
 
@@ -106,7 +107,7 @@ def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry
     """
     app = app_of(ctx)
     own = _Own.of(app, admin)
-    app_user, peer = broker_of(app).user, own.addresses[own.name].user
+    app_user, (peer, _) = broker_of(app).user, user_and_password(own.addresses[own.name]) or (None, None)
     peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
     results = wanted_results(app, peers, admin)
     server = Client(own.client.address.root)
@@ -126,7 +127,8 @@ def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> li
     nodes = Nodes(server)
     verify = any(own.addresses[name].tls and own.addresses[name].verify is not False for name in own.others)
     settings = list(nodes.plan(verify=verify, trusted=trusted))
-    root, documents, remarks = nodes.own_url(), [], []
+    root, documents = nodes.own_url(), list[Document]()
+    remarks: list[str | None] = []
     of_app = broker_of(app).beside(own.client.address.database).address
     stored_results = results_of(app)
     for name in own.others:
@@ -135,10 +137,11 @@ def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> li
         remarks.append(regions.unready(_remote_client(source), name))
         if stored_results:
             source = _remote_client(source).beside(stored_results.address.database).address
-            target = Endpoint.of(stored_results.address, root)
+            # The backend may name the server differently, or be on another one.
+            same = stored_results.address.server == of_app.server
+            target = Endpoint.of(stored_results.address, root if same else None)
             documents.append(replications.results(own.name, name, Endpoint.of(source), target))
-    changed = verify and any(step.do and 'certificates' in step.goal for step in settings)
-    steps = replications.plan(server, own.name, documents, restart=changed)
+    steps = replications.plan(server, own.name, documents, restart=any(step.do for step in settings))
     return [*settings, *steps, *(Step(text, notice=True) for text in remarks if text)]
 
 
@@ -190,7 +193,8 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     found = _look(own)
     if as_json:
         for one in found:
-            echo_styled(json_line(one))
+            shown = {name: value for name, value in one['local'].items() if name != 'through'}  # it is long and opaque
+            echo_styled(json_line({**one, 'local': shown}))
     elif not found:
         echo('There are no other regions.')
     else:

@@ -123,8 +123,7 @@ def plan(server: Client, own: str, wanted: Collection[Document], *, restart: boo
                 f'{_database(old) or "without a name"}: choose another name for the region in the transport options '
                 f'region and regions, or delete this document in _replicator'
             )
-        same = old is not None and all(old.get(name) == value for name, value in doc.items())
-        done = same and not restart and old.get('_replication_state') != 'failed'
+        done = not restart and old is not None and _is(old, doc)
         yield Step(f'{doc["_id"]} pulls from {doc["source"]["url"]}', None if done else partial(_put, server, doc, old))
     for doc_id in sorted(found.keys() - {doc['_id'] for doc in wanted}):
         yield Step(
@@ -158,8 +157,13 @@ def nudge(client: Client, own: str, others: Iterable[str]) -> list[str]:
     return ids
 
 
+def _is(old: Document, wanted: Document) -> bool:
+    """Tell whether a stored replication is as wanted. One in the state `failed` is not: it is not tried again."""
+    return old.get('_replication_state') != 'failed' and all(old.get(name) == value for name, value in wanted.items())
+
+
 def _put(server: Client, doc: Document, old: Document | None) -> None:
-    # Without the members that CouchDB adds: a replication in the state `failed` would not be tried again.
+    # Without the state, which CouchDB would keep.
     kept = {name: value for name, value in doc.items() if not name.startswith('_replication') and name != '_rev'}
     if old is not None:
         first, second = _VALUES
