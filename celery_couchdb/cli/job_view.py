@@ -12,8 +12,8 @@ from kombu_couchdb.documents import concurrency, workitem
 from kombu_couchdb.documents.ids import CONSUMER
 from kombu_couchdb.documents.properties import headers_of
 
-from ..history import LAST_ERROR
 from ..jobs import Jobs, Unreadable
+from ..worker.history import LAST_ERROR
 from .tables import NO_VALUE, Cell, Column, format_duration, format_table, json_line, printable
 
 __all__ = ['dead_letters_table', 'describe_all', 'format_jobs', 'jobs_table']
