@@ -32,7 +32,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
     'celery_couchdb.worker': {'results', 'chords'},
     'celery_couchdb.patches': set(),
-    'celery_couchdb.jobs': set(),
+    'celery_couchdb.jobs': {'backend', 'results'},
     'celery_couchdb.parcels': set(),
     'celery_couchdb.beat': set(),
     'celery_couchdb.testing': set(),
