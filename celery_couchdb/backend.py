@@ -29,6 +29,7 @@ from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
 from .patches import brevity, groups, next_tasks, redaction
+from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
 from .results.documents import ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
@@ -210,6 +211,8 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         }
         if delivery := delivery_of(request, task_id):
             doc['delivery'] = delivery
+        if to := destination(self.app, request):
+            doc['to'] = to
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
         part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):
@@ -252,7 +255,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
             import_module('celery_couchdb.worker.control')
             import_module('celery_couchdb.worker.history').install(self.app, getattr(sender, 'hostname', None))
-            import_module('celery_couchdb.parcels.worker').start(self.app)
+            import_module('celery_couchdb.worker.moving').start(self.app)
             self.sweeper.start()
             if not self.options.confirm_results:
                 self.open_outbox(serve_children=False)

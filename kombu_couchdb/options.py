@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from .documents.region import check_name, check_regions
 from .errors import ConfigurationError
 
 __all__ = ['Options', 'checked', 'count', 'credentials', 'option', 'seconds', 'switch', 'text', 'texts', 'word']
@@ -173,6 +174,11 @@ class Options:
     parcels: str | None = text()
     #: The tasks that parcels may contain: names, or patterns such as `shop.*`.
     parcels_accept: Sequence[str] = texts()
+    #: The name of the region of this app, if regions work for each other. It must be one of `regions`.
+    region: str | None = option(check_name, None)
+    #: All regions, this one too: for each name the URL of the region's database of regions, as other regions reach it.
+    #: Of the own URL, only the name of the database is used: it is on the server of the broker.
+    regions: Mapping[str, str] | None = option(check_regions, None, repr=False)
     #: The name of the schedule that `celery beat -S couchdb` runs. Apps that share a database need different ones.
     schedule: str | None = text()
 
@@ -180,8 +186,9 @@ class Options:
     def of(cls, given: Mapping[str, Any]) -> Options:
         """Return the options in the dictionary `given`, with defaults for the others.
 
-        *Raises* `ConfigurationError` for an unknown option or a wrong value, and for a timeout that is not less than
-        `visibility_timeout`: a request that hangs so long would cost the consumer its lease and all its messages.
+        *Raises* `ConfigurationError` for an unknown option or a wrong value, for a region that is not in `regions`, and
+        for a timeout that is not less than `visibility_timeout`: a request that hangs so long would cost the consumer
+        its lease and all its messages.
         """
         options = checked(cls, given, ignored=_KOMBU)
         lease = options.get('visibility_timeout', cls.visibility_timeout)
@@ -192,6 +199,10 @@ class Options:
                     f'transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
                     f'({lease:g} s): while a request hangs no heartbeat is sent'
                 )
+        if (options.get('region') is None) != (options.get('regions') is None):
+            raise ConfigurationError('transport options region and regions need each other: set both, or none')
+        if options.get('region') not in options.get('regions', (None,)):
+            raise ConfigurationError(f'transport option regions has no URL for region {options["region"]!r}')
         return cls(**options)
 
 

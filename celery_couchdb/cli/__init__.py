@@ -39,7 +39,7 @@ _COMMANDS = (
 @signals.worker_init.connect
 def _on_worker_init(sender: Any = None, **_: Any) -> None:
     brevity.shorten_log()
-    for name in ('worker.control', 'parcels.worker'):
+    for name in ('worker.control', 'worker.moving'):
         import_module(f'celery_couchdb.{name}')
     if sender is not None:
         import_module('celery_couchdb.worker.history').install(sender.app, sender.hostname)

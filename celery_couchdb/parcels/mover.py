@@ -7,7 +7,8 @@ document of a refused parcel stays, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kombu import Producer
@@ -15,7 +16,6 @@ from kombu import Producer
 from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
-from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
 from kombu_couchdb.design.rows import ParcelRow
@@ -25,10 +25,12 @@ from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.transport.channel import Channel
+from kombu_couchdb.options import Options
 
 from .accept import Accept
 from .check import Refused, call_in, checked
+from .collecting import CollectingChannel
+from .led_job import LedJob
 
 __all__ = ['Mover']
 
@@ -48,99 +50,43 @@ _MAX_BODY_BYTES = 64_000_000
 _ROW = members(id=text, value=exactly(revision, number))
 
 
-class _Channel(Channel):
-    """A channel that publishes nothing. It collects the WorkItems of the published messages in `items`."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.tag, self.items = '', list[WorkItem]()
-
-    def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
-        prepared = super()._prepared(message, exchange, routing_key)
-        prepared['properties']['delivery_tag'] = self.tag
-        return prepared
-
-    def basic_publish(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Gather the items of a task; the event that the task was sent is not published."""
-        if 'task' in message['headers']:
-            super().basic_publish(message, exchange, routing_key, **kwargs)
-
-    def _put(self, queues: Collection[str], message: Document, **kwargs: Any) -> None:
-        self.items += self._items(queues, message)
-
-    def _put_fanout(self, exchange: str, message: Document, routing_key: str, **kwargs: Any) -> None:
-        raise Refused(f'exchange {exchange!r} is for broadcasts')
-
-
-class Mover:
+class Mover(LedJob):
     """Moves the parcels of an app. Use it in one thread. *Every* method raises the errors of `kombu_couchdb.errors`."""
+
+    done_by_leader = 'this worker moves the parcels of %s from now on'
 
     def __init__(self, app: Any, transport: Any, wake: Callable[[], None]) -> None:
         """Use the connected `transport`. Another thread calls `wake()` when there are parcels to move."""
         options = transport.options
-        self._app, self._transport, self._wake = app, transport, wake
+        name, database, selector = self._place(options)
+        super().__init__(Leader(transport.couchdb, name), transport.couchdb.beside(database), selector, wake)
+        self._app, self._transport = app, transport
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
-        self._leader = Leader(transport.couchdb, f'parcels:{options.parcels}')
-        self._client = transport.couchdb.beside(options.parcels)
-        self._channel = _Channel(transport)
+        self._channel = CollectingChannel(transport)
         transport.channels.append(self._channel)
-        self._feed: ContinuousFeed | None = None
-        self._stale = True
 
-    def step(self) -> None:
-        """Move all waiting parcels if this process is the leader.
-
-        Call it after `wake()`, and every `RENEWAL_SECONDS` seconds to keep the lead.
-        """
-        was_leader = self._leader.leads
-        if not self._leader.step():
-            self._stale = True
-            if self._feed is not None:
-                self._feed.pause()
-            return
-        if not was_leader:
-            logger.info('this worker moves the parcels of %s from now on', self._client.url)
-        if not self._stale:
-            return
-        since = self._client.sequence()
-        while self._move_batch():
-            if not self._leader.step():
-                return
-        self._stale = False
-        if self._feed is None:
-            self._feed = ContinuousFeed(
-                self._client,
-                lambda rows, last: self._note_change(),
-                lambda exc: self._note_change(),
-                'celery-couchdb-parcels-feed',
-                docs=False,
-            )
-        self._feed.watch(since, _SELECTOR)
-
-    def close(self) -> None:
-        """Release the lead to another process, and close the connections."""
-        if self._feed is not None:
-            self._feed.close()
-        self._leader.release()
-        self._client.close()
-
-    def _note_change(self) -> None:
-        self._stale = True
-        self._wake()
-
-    def _move_batch(self) -> int:
+    def do_batch(self) -> int:
         """Move or refuse the oldest parcels, and return their number."""
-        rows = self._client.view(
-            design.PARCELS, 'parcels', _ROW, startkey=[0], endkey=[0, {}], limit=_BATCH_DOCS, reduce=False
-        )
         batch, size = list[ParcelRow](), 0
-        for row in map(ParcelRow.of, rows):
+        for row in map(ParcelRow.of, self._rows(limit=_BATCH_DOCS, shape=_ROW, reduce=False)):
             if batch and size + row.size > _BATCH_CHARACTERS:
                 break
             batch, size = [*batch, row], size + row.size
         docs = self._client.fetch([row.id for row in batch])
         unreadable = sum(self._refuse_unreadable(row.id) for row, doc in zip(batch, docs, strict=True) if doc is None)
-        return self._move([doc for doc in docs if doc and parcel.is_waiting(doc)]) + unreadable
+        return self._move([doc for doc in docs if doc and self._is_waiting(doc)]) + unreadable
+
+    def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
+        """Return the name of the leader, the database with the parcels, and the selector for its changes."""
+        assert options.parcels, 'the thread is started only with this option'
+        return f'parcels:{options.parcels}', options.parcels, _SELECTOR
+
+    def _rows(self, **arguments: Any) -> Sequence[Any]:
+        """Return rows of the waiting parcels; the `arguments` are those of `Client.view`."""
+        return self._client.view(design.PARCELS, 'parcels', startkey=[0], endkey=[0, {}], **arguments)
+
+    def _is_waiting(self, doc: Document) -> bool:
+        return parcel.is_waiting(doc)
 
     def _refuse_unreadable(self, doc_id: str) -> bool:
         """Refuse a parcel that is nested too deeply to be read. Return False if it was deleted or changed instead."""
@@ -207,8 +153,15 @@ class Mover:
         *Raises* `Refused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be sent.
         """
         self._channel.tag, self._channel.items = parcel.moved_id(doc['_id']), []
+        self._publish(doc)
+        if not self._channel.items:
+            raise Refused(f'exchange {doc.get("exchange")!r} has no queue for routing key {doc.get("routing_key")!r}')
+        return self._channel.items
+
+    def _publish(self, doc: Document) -> None:
+        """Publish the message of a parcel to the collecting channel."""
         if 'message' in doc:
-            self._publish_message(doc)
+            self._publish_message(doc, partial(checked, accept=self._accept, content=self._app.conf.accept_content))
         else:
             call = call_in(doc, self._accept)
             self._app.send_task(
@@ -217,16 +170,14 @@ class Mover:
         for item in self._channel.items:
             if reason := self._accept.wrong_queue(item['queue']):
                 raise Refused(reason)
-        if not self._channel.items:
-            raise Refused(f'exchange {doc.get("exchange")!r} has no queue for routing key {doc.get("routing_key")!r}')
-        return self._channel.items
 
-    def _publish_message(self, doc: Document) -> None:
+    def _publish_message(self, doc: Document, check: Callable[[Document, bytes | None], Document]) -> None:
+        """Publish the message that `check` returns for a parcel and its attached body."""
         attachment = stub(doc)
         if attachment and attachment['length'] > _MAX_BODY_BYTES:
             raise Refused(f'its body is larger than {_MAX_BODY_BYTES:,} bytes')
         body = bodies.read(self._client, [doc])[0] if attachment else None
         if body and body.content is None:
             raise Refused(body.reason)
-        message = checked(doc, body.content if body else None, self._accept, self._app.conf.accept_content)
+        message = check(doc, body.content if body else None)
         self._channel.basic_publish(message, doc.get('exchange') or '', doc.get('routing_key') or '')

@@ -74,6 +74,8 @@ class _Expiring(_Stored, total=False):
 
 class _ResultOptions(TypedDict, total=False):
     delivery: list[int]
+    #: The region in which the task was sent, if it is another one: the result is replicated there.
+    to: str
 
 
 class Result(_ResultOptions, Packed, _Expiring):

@@ -24,12 +24,14 @@ __all__ = [
     'PARCELS',
     'PARKED',
     'PLANNED',
+    'REGIONS',
     'conflicted',
     'documents',
     'key_of',
     'load',
     'parcels',
     'planned_rows',
+    'regions',
     'queue_of',
     'rows_of',
 ]
@@ -42,6 +44,9 @@ FORMER = {'celery-contested': 'celery-conflicted'}
 #: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
 #: `NAME`, see `queues.database`.
 PARCELS = 'parcels-v1'
+
+#: The design document of a database of regions.
+REGIONS = 'celery-regions-v1'
 
 #: The rank of scheduled messages in the view `waiting`, after the ranks 0 to 9 of the priorities.
 PLANNED = 10
@@ -69,6 +74,11 @@ def conflicted() -> dict[str, Any]:
 def parcels() -> dict[str, Any]:
     """Return the design document of a database of parcels, without a revision."""
     return load(__name__, PARCELS, {'parcels': '_count'})
+
+
+def regions() -> dict[str, Any]:
+    """Return the design document of a database of regions, without a revision."""
+    return load(__name__, REGIONS, {'traffic': '_count'})
 
 
 def key_of(queue: str) -> str:

@@ -123,7 +123,11 @@ class ClaimCount(NamedTuple):
 
 
 class ParcelRow(NamedTuple):
-    """`parcels`: key `[0, published]`, or `[1, failed]` of a refused parcel; value `[revision, size]`."""
+    """`parcels` and `traffic`: value `[revision, size]`.
+
+    The key in `parcels` is `[0, published]`, or `[1, failed]` of a refused parcel. In `traffic` it has the names of two
+    regions after the first number, that to which the parcel is sent and that from which.
+    """
 
     id: str
     rev: str

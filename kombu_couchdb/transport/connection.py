@@ -45,6 +45,7 @@ from ..queues.topology import Topology
 from .channel import Channel
 from .exchanges import EXCHANGE_TYPES
 from .failover import hide_alternates, others
+from .other_regions import OtherRegions, hide_passwords
 from .parcel_channel import ParcelChannel
 from .temporary_queues import TemporaryQueues
 
@@ -95,8 +96,10 @@ class Transport(virtual.Transport):
         )
         self.address = joined(self.address, others(self.address, client), 'broker_url')
         hide_alternates(client)
+        hide_passwords(client)
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
+        self.regions = OtherRegions(self.options, self.couchdb)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
         self.lifetimes = Lifetimes(self.topology)
         self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
@@ -155,6 +158,7 @@ class Transport(virtual.Transport):
             self._consumer = None
         self._mailbox.close()
         self.store.close()
+        self.regions.close()
 
     _collect = close_connection
 

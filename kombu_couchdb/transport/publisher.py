@@ -79,8 +79,11 @@ class Publisher(virtual.Channel):
         properties['delivery_tag'] = message['properties']['delivery_tag']
         if _publish_batch is not None or collector() is not None:
             message = _copied(message)  # the caller may change the message before the batch is stored
+        message, parcels = self.connection.regions.parcels_of(message, exchange, routing_key)
         try:
-            if exchange:
+            if parcels:
+                self._store_or_add(parcels, message, again=again, batch=_publish_batch)
+            elif exchange:
                 self.typeof(exchange).deliver(message, exchange, routing_key, again=again, batch=_publish_batch)
             else:  # AMQP's default exchange: the routing key is the name of the queue
                 self._put([routing_key or self.deadletter_queue], message, again=again, batch=_publish_batch)
@@ -91,7 +94,7 @@ class Publisher(virtual.Channel):
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return a batch for `Producer.batch()` (kombu 5.7)."""
-        return PublishBatch(self, self.connection.store_items, self.connection.broadcaster, max_size)
+        return PublishBatch(self, self._store_batch, self.connection.broadcaster, max_size)
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Return a body as it is stored, and its `body_encoding`."""
@@ -148,6 +151,10 @@ class Publisher(virtual.Channel):
 
         `again` says that an earlier attempt may have stored them: then none is stored twice.
         """
+        if docs := self._without_parcels(docs, again=again):
+            self._store_items(docs, again=again)
+
+    def _store_items(self, docs: Sequence[Any], *, again: bool) -> None:
         once = is_fixed()
         if again and not once:
             docs = self.connection.store.unpublished(docs)
@@ -155,6 +162,17 @@ class Publisher(virtual.Channel):
             docs = self._untaken(docs, take)
         if docs and (refused := self.connection.store_items(docs, once=once)):
             raise refused[0].exception(self.connection.couchdb.url)
+
+    def _store_batch(self, docs: Sequence[Any]) -> None:
+        if items := self._without_parcels(docs, again=False):
+            self.connection.store_items(items)
+
+    def _without_parcels(self, docs: Sequence[Any], *, again: bool) -> Sequence[Any]:
+        """Store the parcels for other regions, and return the other documents."""
+        if not (parcels := [doc for doc in docs if doc['type'] == 'Parcel']):
+            return docs
+        self.connection.regions.store(parcels, again=again)
+        return [doc for doc in docs if doc['type'] != 'Parcel']
 
     def _untaken(self, docs: Sequence[Any], take: Taker) -> Sequence[Any]:
         """Offer messages to a taker, and return those that this channel must store.

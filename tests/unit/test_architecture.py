@@ -30,10 +30,11 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.results': {'design'},
     'celery_couchdb.waiting': {'results', 'design'},
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
-    'celery_couchdb.worker': {'results', 'chords'},
+    'celery_couchdb.worker': {'results', 'chords', 'parcels', 'regions'},
     'celery_couchdb.patches': set(),
     'celery_couchdb.jobs': {'backend', 'results'},
     'celery_couchdb.parcels': set(),
+    'celery_couchdb.regions': {'parcels'},
     'celery_couchdb.beat': set(),
     'celery_couchdb.testing': set(),
 }
@@ -149,7 +150,8 @@ def test_transport_is_imported_only_by_its_folder() -> None:
     inside = {module for module in FILES if folder_of(module) == 'kombu_couchdb.transport'}
     found = {(module, name) for module in FILES.keys() - inside for name in IMPORTS[module] if name in inside}
     assert {name for _, name in found} <= {'kombu_couchdb.transport', 'kombu_couchdb.transport.channel'}
-    assert {module for module, name in found if name.endswith('.channel')} <= {'celery_couchdb.parcels.mover'}
+    users = {module for module, name in found if name.endswith('.channel')}
+    assert users <= {'celery_couchdb.parcels.collecting'}
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,18 @@
-"""The thread of a worker that moves parcels.
-
-If this module is imported, the thread starts in each worker whose transport has the option `parcels`, when the worker
-is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready. Import
-it yourself if you create workers by `app.Worker()` with another result backend.
-"""
+"""The thread of a worker in which a `Mover` moves parcels."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary
-
-from celery import signals
 
 from kombu_couchdb.errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.transport import Transport
 
 from .mover import Mover
 
-__all__ = ['MovingThread', 'start']
+__all__ = ['MovingThread']
 
 logger = get_logger(__name__)
 
@@ -32,8 +23,8 @@ _STOP_SECONDS = 5.0
 class MovingThread:
     """A thread that moves the parcels of an app until it is stopped. After any error it tries again."""
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, moves: type[Mover]) -> None:
+        self._app, self._moves = app, moves
         self._wake, self._stopped, self._last_error = threading.Event(), False, ''
         self._thread = threading.Thread(target=self._run, name='celery-couchdb-parcels', daemon=True)
         self._thread.start()
@@ -50,7 +41,7 @@ class MovingThread:
             while not self._stopped:
                 try:
                     # Connect once: after an outage the connection reaches the server again by itself.
-                    mover = mover or Mover(self._app, connection.connection, self._wake.set)
+                    mover = mover or self._moves(self._app, connection.connection, self._wake.set)
                     mover.step()
                     self._last_error = ''
                 except CouchDBError as exc:
@@ -69,27 +60,3 @@ class MovingThread:
             self._last_error = str(exc)
             level = logging.WARNING if isinstance(exc, RETRIED) and not hint else logging.ERROR
             logger.log(level, 'parcels are not moved just now: %s%s', exc, hint)
-
-
-_threads: WeakKeyDictionary[Any, MovingThread] = WeakKeyDictionary()
-
-
-def start(app: Any) -> None:
-    """Start the thread for an app, unless it runs, if the app's broker is CouchDB and has the option `parcels`."""
-    if app in _threads or not (app.conf.broker_transport_options or {}).get('parcels'):
-        return
-    with app.connection_for_write() as connection:
-        if issubclass(connection.get_transport_cls(), Transport):
-            _threads[app] = MovingThread(app)
-
-
-@signals.worker_ready.connect
-def _on_worker_ready(sender: Any = None, **_: Any) -> None:
-    if sender is not None:
-        start(sender.app)
-
-
-@signals.worker_shutdown.connect
-def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
-    if sender is not None and (thread := _threads.pop(sender.app, None)):
-        thread.stop()

@@ -1,0 +1,47 @@
+"""Validation of parcels from other regions.
+
+Regions trust each other as workers of one database do: any task, queue and content type is accepted. The parcel must be
+a message that workers can read, and its sender the one that its id names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kombu_couchdb.documents.body import decoded
+from kombu_couchdb.documents.types import Document
+from kombu_couchdb.documents.validation import check_names, check_value
+from kombu_couchdb.documents.workitem import flaw
+from kombu_couchdb.errors import Unstorable
+
+from ..parcels.check import Refused
+
+__all__ = ['message_of']
+
+#: Properties that the transport of the receiving region sets.
+_OF_TRANSPORTS = ('body_encoding', 'delivery_info', 'delivery_tag')
+
+
+def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:
+    """Return the message in a parcel, with its body as the publisher sent it; `body` is the attachment, if it has one.
+
+    *Raises* `Refused` if the parcel is malformed.
+    """
+    if 'message' not in doc:
+        raise Refused('it has no message')
+    if reason := flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
+        raise Refused(reason)
+    message = doc['message']
+    if body is None and message['body'] is None:
+        raise Refused('its body is missing')
+    properties = {name: value for name, value in message['properties'].items() if name not in _OF_TRANSPORTS}
+    if not isinstance(message['headers'].get('task'), str):
+        raise Refused('its headers name no task')
+    try:
+        check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))
+        check_value('the message', {**message, 'body': None})
+        sent = decoded(message['body'] if body is None else body, message['properties'].get('body_encoding'))
+    except (Unstorable, ValueError, TypeError) as exc:
+        raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
+    return {**message, 'body': sent, 'properties': properties}

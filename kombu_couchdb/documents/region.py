@@ -1,0 +1,108 @@
+"""Regions: names, and the ids of the documents in the database of regions.
+
+A *region* is a CouchDB, one server or a cluster, with a broker's database, workers and results of its own. Regions that
+work for each other replicate their databases of regions, and nothing else of the broker::
+
+    p:<to>:<from>:<tag>    a parcel, a message on its way; `from` creates it, then only `to` changes it, see `parcel`
+    region:<name>          the Region document, which only this region writes
+
+So each document has one writer at a time, and an id says between which regions it is replicated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ..errors import ConfigurationError
+
+__all__ = [
+    'ANY',
+    'FROM_REGION',
+    'arriving',
+    'check_name',
+    'check_regions',
+    'database',
+    'origin',
+    'parcel_id',
+    'region_id',
+    'route',
+]
+
+#: The region of a task that may run anywhere: at home, or in a region that has nothing to do.
+ANY = 'any'
+
+#: The header of a message with the region in which its task was first sent. The result is returned there.
+FROM_REGION = 'x-from-region'
+
+#: The property and the header of a message that name the region of its task. The header is for those who cannot set
+#: properties, such as programs without Celery.
+_PROPERTY, _HEADER = 'region', 'x-region'
+
+_NAME = re.compile(r'[a-z][a-z0-9-]{0,29}\Z')
+
+
+def check_name(name: str, value: Any) -> str:
+    """Return the name of a region; *raises* `ConfigurationError`, which names the option `name`, if it is not one."""
+    if not isinstance(value, str) or not _NAME.match(value) or value == ANY:
+        raise ConfigurationError(
+            f'transport option {name} must have names of regions (a lower-case letter, then up to 29 lower-case '
+            f'letters, digits and hyphens; not "{ANY}"), not {value!r:.80}'
+        )
+    return value
+
+
+def check_regions(name: str, value: Any) -> dict[str, str]:
+    """Return a mapping from names of regions to URLs of their databases of regions.
+
+    *Raises* `ConfigurationError`, which mentions the option `name`, but no value: a URL may contain a password.
+    """
+    if not isinstance(value, Mapping) or not value:
+        raise ConfigurationError(f'transport option {name} must map the names of regions to URLs')
+    for region, url in value.items():
+        check_name(name, region)
+        if not isinstance(url, str) or not url.lower().startswith(('couchdb://', 'couchdbs://')):
+            raise ConfigurationError(
+                f'transport option {name} must have a URL couchdb://…/database or couchdbs://…/database '
+                f'for region {region!r}'
+            )
+    return dict(value)
+
+
+def database(regions: Mapping[str, str], name: str) -> str:
+    """Return the name of a region's database of regions; the URLs of the nodes of a cluster name the same database."""
+    return unquote(urlsplit(regions[name].split(';')[0]).path.strip('/'))
+
+
+def route(message: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return the region that a message names, or None, and a copy of the message that names none."""
+    region = message['properties'].get(_PROPERTY) or (message.get('headers') or {}).get(_HEADER)
+    if region is None:
+        return None, dict(message)
+    properties, headers = dict(message['properties']), dict(message.get('headers') or {})
+    properties.pop(_PROPERTY, None)
+    headers.pop(_HEADER, None)
+    return region, {**message, 'properties': properties, 'headers': headers}
+
+
+def parcel_id(to: str, own: str, tag: str) -> str:
+    """Return the id of a parcel from region `own` to region `to`; `tag` is the id of its message."""
+    return f'p:{to}:{own}:{tag}'
+
+
+def arriving(own: str) -> str:
+    """Return the beginning of the ids of all parcels to region `own`."""
+    return f'p:{own}:'
+
+
+def region_id(name: str) -> str:
+    """Return the id of the document of a region."""
+    return f'region:{name}'
+
+
+def origin(headers: Mapping[str, Any], own: str | None) -> str | None:
+    """Return the region to which a result is returned, or None if the task was sent in this region, `own`."""
+    home = headers.get(FROM_REGION)
+    return home if own and isinstance(home, str) and _NAME.match(home) and home != own else None

@@ -1,0 +1,71 @@
+"""Regions: tasks run in the region that they name, and their results return to where they were sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import chain, group
+
+from celery_couchdb.testing import LocalWorkerContainer, Server
+from tests.conftest import PATIENCE, PATIENT, wait_for
+from tests.regions import Region, Regions, regions_on
+from tests.support import items
+
+from .conftest import APP, Site
+
+
+@pytest.fixture
+def regions(server: Server) -> Iterator[Regions]:
+    if server.process is not None:
+        pytest.skip('the embedded server has no replicator that reaches URLs')
+    with regions_on(server, 'eu', 'us') as regions:
+        yield regions
+
+
+@pytest.fixture
+def start(site: Site) -> Callable[[Region], Any]:
+    """A function that starts a worker in a region and waits until it is ready."""
+
+    def start(region: Region) -> Any:
+        settings = {'broker_transport_options': region.options, 'result_backend_transport_options': PATIENT}
+        environment = {
+            'BROKER_URL': region.server.couchdb_url(region.broker.address.database),
+            'RESULT_URL': region.server.couchdb_url(region.results.address.database),
+            'SETTINGS': json.dumps(settings),
+        }
+        command = LocalWorkerContainer.command('--pool', 'threads', '--concurrency', '2')
+        worker = site.run(command, environment, APP)
+        worker.ready()
+        return worker
+
+    return start
+
+
+def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, start: Callable[[Region], Any]) -> None:
+    us, eu = regions['us'], regions['eu']
+    regions.connect()
+    start(eu)
+    start(us)
+    add = us.app.signature('add')
+    assert us.app.send_task('add', (1, 2), region='eu').get(timeout=PATIENCE) == 3
+    assert eu.app.send_task('add', ('x' * 40_000, 'y'), region='us').get(timeout=PATIENCE) == 'x' * 40_000 + 'y'
+    steps = chain(add.clone((1, 1)).set(region='eu'), add.clone((3,)), add.clone((4,)).set(region='us'))
+    assert steps.apply_async().get(timeout=PATIENCE) == 9
+    both = group(add.clone((n, n)).set(region=('eu', 'us')[n % 2]) for n in range(10))
+    assert both.apply_async().get(timeout=PATIENCE) == [2 * n for n in range(10)]
+    wait_for(lambda: not list(us.regions.id_range('p:')) and not list(eu.regions.id_range('p:')), 'no parcels')
+
+
+def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: Callable[[Region], Any]) -> None:
+    us, eu = regions['us'], regions['eu']
+    start(eu)
+    start(us)
+    away = [us.app.send_task('add', (n, 1), region='eu') for n in range(20)]
+    assert us.app.send_task('add', (1, 1)).get(timeout=PATIENCE) == 2
+    assert eu.app.send_task('add', (1, 1)).get(timeout=PATIENCE) == 2
+    regions.connect()
+    assert [result.get(timeout=PATIENCE) for result in away] == [n + 1 for n in range(20)]
+    assert items(eu.broker) == [] == items(us.broker)

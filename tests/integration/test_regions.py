@@ -1,0 +1,145 @@
+"""Tasks for other regions: parcels leave in one region, and each is published once in the other one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_couchdb.regions.ferry import Ferry
+from celery_couchdb.testing import Server
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
+from kombu_couchdb.queues.store import Store
+from tests.regions import Regions, regions_on
+from tests.support import items
+
+
+@pytest.fixture
+def regions(server: Server) -> Iterator[Regions]:
+    with regions_on(server, 'eu', 'us') as regions:
+        yield regions
+
+
+@pytest.fixture
+def ferry() -> Iterator[Callable[[Celery], Ferry]]:
+    """A function that returns ferries, each with a connection of its own."""
+    made: list[tuple[Connection, Ferry]] = []
+
+    def make(app: Celery) -> Ferry:
+        connection = app.connection_for_write()
+        made.append((connection, Ferry(app, connection.connection, lambda: None)))
+        return made[-1][1]
+
+    yield make
+    for connection, one in made:
+        one.close()
+        connection.release()
+
+
+def parcels(client: Client) -> list[dict[str, Any]]:
+    """Return the parcels in a database of regions."""
+    return [row['doc'] for row in client.id_range('p:', docs=True)]
+
+
+def tasks(client: Client) -> list[str]:
+    return sorted(item['message']['headers']['id'] for item in items(client))
+
+
+def test_task_for_another_region_is_published_there(regions: Regions, ferry: Callable[[Celery], Ferry]) -> None:
+    us, eu = regions['us'], regions['eu']
+    us.app.send_task('add', (1, 2), task_id='one', region='eu')
+    us.app.send_task('add', ('x' * 40_000, 'y'), task_id='two', headers={'x-region': 'eu'}, queue='large')
+    us.app.send_task('add', (1, 2), task_id='three', region='us')
+    assert tasks(us.broker) == ['three']
+    assert [doc['_id'].split(':')[:3] for doc in parcels(us.regions)] == [['p', 'eu', 'us']] * 2
+    regions.replicate()
+    ferry(eu.app).step()
+    assert tasks(eu.broker) == ['one', 'two']
+    assert {item['queue'] for item in items(eu.broker)} == {'celery', 'large'}
+    for item in items(eu.broker):
+        assert item['message']['headers']['x-from-region'] == 'us'
+        assert 'region' not in item['message']['properties']
+        assert 'x-region' not in item['message']['headers']
+    regions.replicate()
+    assert parcels(us.regions) == [] == parcels(eu.regions)
+
+
+def test_route_names_a_region(regions: Regions) -> None:
+    app = regions['us'].app
+    app.conf.task_routes = {'tasks.far': {'region': 'eu', 'queue': 'distant'}}
+    app.send_task('tasks.far', ())
+    [doc] = parcels(regions['us'].regions)
+    assert (doc['_id'].split(':')[1], doc['routing_key']) == ('eu', 'distant')
+
+
+def test_unknown_region_is_an_error_when_the_task_is_sent(regions: Regions) -> None:
+    with pytest.raises(ConfigurationError, match="region 'asia' is unknown; transport option regions has: eu, us"):
+        regions['us'].app.send_task('add', (1, 2), region='asia')
+    assert parcels(regions['us'].regions) == []
+
+
+def test_ferry_killed_between_its_two_writes(
+    regions: Regions, ferry: Callable[[Celery], Ferry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eu = regions['eu']
+    regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu')
+    regions.replicate()
+    first = ferry(eu.app)
+
+    def killed(docs: Any) -> Any:
+        raise ServerUnavailable('killed')
+
+    monkeypatch.setattr(first._client, 'bulk', killed)
+    with pytest.raises(ServerUnavailable):
+        first.step()
+    [item] = items(eu.broker)
+    eu.broker.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True}])  # the task is done
+    first._leader.release()
+    ferry(eu.app).step()
+    assert items(eu.broker) == [] == parcels(eu.regions)
+
+
+def test_publisher_that_retries_stores_one_parcel(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    us = regions['us']
+    publish, calls = Store.publish, list[Any]()
+
+    def lost(self: Store, docs: Any) -> None:
+        publish(self, docs)
+        calls.append(docs)
+        if len(calls) == 1:
+            raise ServerUnavailable('the response is lost')
+
+    monkeypatch.setattr(Store, 'publish', lost)
+    us.app.send_task('add', (1, 2), region='eu')
+    assert len(calls) == 2
+    assert len(parcels(us.regions)) == 1
+
+
+def test_malformed_parcels_are_refused_with_the_reason_and_stop_nobody(
+    regions: Regions, ferry: Callable[[Celery], Ferry]
+) -> None:
+    eu = regions['eu']
+    regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu')
+    regions.replicate()
+    eu.regions.bulk(
+        [
+            {'_id': 'p:eu:us:1'},
+            {'_id': 'p:eu:us:2', 'type': 'Parcel', 'message': {'headers': {}, 'properties': {}, 'body': ''}},
+            {'_id': 'p:eu:us:3', 'type': ['Parcel'], 'message': 7},
+            {'_id': 'p:us:eu:4', 'type': 'Parcel'},  # of another region
+        ]
+    )
+    ferry(eu.app).step()
+    assert tasks(eu.broker) == ['one']
+    refused = {doc['_id']: doc.get('reason') for doc in parcels(eu.regions)}
+    assert refused == {
+        'p:eu:us:1': 'it has no message',
+        'p:eu:us:2': refused['p:eu:us:2'],
+        'p:eu:us:3': refused['p:eu:us:3'],
+        'p:us:eu:4': None,
+    }
+    assert all(isinstance(refused[f'p:eu:us:{n}'], str) for n in (1, 2, 3))
