@@ -161,11 +161,9 @@ def remove(client: Client, task_id: str) -> Removal:
         open_docs = [doc for doc in docs if not doc.get('status')]
         unchanged = [doc for doc in open_docs if workitem.is_waiting(doc) or not doc.get('removed')]
         if not unchanged:
-            ended: dict[str, list[Document]] = {'dead': [], 'done': []}
-            for doc in docs:
-                if (state := workitem.state(doc, client.clock.now())) in ended:
-                    ended[state].append(doc)
-            return Removal(removed, open_docs, **ended)
+            now = client.clock.now()
+            dead, done = ([doc for doc in docs if workitem.state(doc, now) == state] for state in ('dead', 'done'))
+            return Removal(removed, open_docs, dead, done)
         for doc in unchanged:
             after = _removed(client, doc)
             if (after is None or client.bulk([after])[0].is_stored) and workitem.is_waiting(doc):
