@@ -141,7 +141,8 @@ def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> li
             same = stored_results.address.server == of_app.server
             target = Endpoint.of(stored_results.address, root if same else None)
             documents.append(replications.results(own.name, name, Endpoint.of(source), target))
-    steps = replications.plan(server, own.name, documents, restart=any(step.do for step in settings))
+    databases = {one.address.database for one in (own.client, stored_results) if one}
+    steps = replications.plan(server, own.name, databases, documents, restart=any(step.do for step in settings))
     return [*settings, *steps, *(Step(text, notice=True) for text in remarks if text)]
 
 

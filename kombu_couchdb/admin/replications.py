@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ..couchdb.address import Address
 from ..couchdb.auth import user_and_password
@@ -105,19 +105,21 @@ def stored(server: Client, own: str) -> dict[str, Document] | None:
     return found
 
 
-def plan(server: Client, own: str, wanted: Collection[Document], *, restart: bool = False) -> Iterator[Step]:
-    """Yield the steps after which the replications of region `own` are the `wanted` ones, and no others.
+def plan(
+    server: Client, own: str, databases: Collection[str], wanted: Collection[Document], *, restart: bool = False
+) -> Iterator[Step]:
+    """Yield the steps after which the replications of region `own` into its `databases` are the `wanted` ones.
 
     With `restart`, replications that are as wanted are started again, because settings of the server change.
 
-    *Raises* `ConfigurationError` if a replication of another app has the same id.
+    *Raises* `ConfigurationError` if a replication of another app has the same id, and `AccessDenied`.
     """
     found = stored(server, own)
     yield Step('the database _replicator exists', partial(_create, server) if found is None else None)
     found = found or {}
     for doc in wanted:
         old = found.get(doc['_id'])
-        if old and _database(old) != _database(doc):
+        if old and _database(old) not in databases:
             raise ConfigurationError(
                 f'{server.address.server}: the replication {doc["_id"]} exists and writes into another database, '
                 f'{_database(old) or "without a name"}: choose another name for the region in the transport options '
@@ -125,11 +127,11 @@ def plan(server: Client, own: str, wanted: Collection[Document], *, restart: boo
             )
         done = not restart and old is not None and _is(old, doc)
         yield Step(f'{doc["_id"]} pulls from {doc["source"]["url"]}', None if done else partial(_put, server, doc, old))
-    for doc_id in sorted(found.keys() - {doc['_id'] for doc in wanted}):
-        yield Step(
-            f'{doc_id}, of a region that is not in the option regions, is removed',
-            partial(_delete, server, found[doc_id]),
-        )
+    known = {doc['_id'] for doc in wanted}
+    for doc_id, old in sorted(found.items()):
+        if doc_id not in known and _database(old) in databases:
+            goal = f'{doc_id}, of a region that is not in the option regions, is removed'
+            yield Step(goal, partial(_delete, server, old))
 
 
 def nudge(client: Client, own: str, others: Iterable[str]) -> list[str]:
@@ -180,7 +182,7 @@ def _create(server: Client) -> None:
 
 
 def _database(doc: Mapping[str, Any]) -> str:
-    """Return the name of the database into which a replication writes, as in its URL."""
+    """Return the name of the database into which a replication writes."""
     target = doc.get('target')
     url = target.get('url') if isinstance(target, Mapping) else target
-    return str(url or '').rstrip('/').rpartition('/')[2]
+    return unquote(str(url or '').rstrip('/').rpartition('/')[2])

@@ -155,6 +155,10 @@ def test_replications_of_another_app_are_not_replaced(regions: Regions) -> None:
     assert done.exit_code == 1
     assert 'choose another name for the region' in done.output
     assert stored(eu) == before
+    del eu.options['regions'][us.name]  # nor removed, like those of a region that is not in the option
+    output = succeeded(run(eu, 'setup', '--dry-run'))
+    assert f'celery-results-{eu.name}-from-{us.name}, of a region' in output  # the apps share the database of results
+    assert f'celery-regions-{eu.name}-from-{us.name}, of a region' not in output
 
 
 def test_region_that_does_not_respond(regions: Regions) -> None:
