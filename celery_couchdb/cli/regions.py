@@ -184,8 +184,8 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     PULLS is the state of the two replications from that region, of parcels and of results. LAG is the number of changes
     there that CouchDB has not looked at here. TO is the number of parcels that the region has not published yet, as far
     as is known here, FROM the same in the other direction; OLDEST is the age of the oldest. REFUSED parcels stay in the
-    database of regions, with the reason. SEEN is the age of the document that each region writes about itself. RESPONDS
-    is how long a request to the other region takes.
+    database of regions, with the reason. SEEN is the age of the document that the region has written about itself.
+    RESPONDS is how long a request to the other region takes.
 
     States of replications can only be read by an administrator of CouchDB. The command waits at most 5 seconds for a
     region that does not respond.
@@ -255,7 +255,6 @@ def _row(one: Found) -> list[Cell | str]:
     local, remote = one['local'], one['remote']
     arriving = remote['leaving'] if remote else local['arrived']
     seen = local['seen']
-    silent = seen is None or seen > _SILENT_SECONDS
     return [
         one['name'],
         Cell(_pulls(local), {'fg': 'red'} if _is_broken(local) else {}),
@@ -265,7 +264,7 @@ def _row(one: Found) -> list[Cell | str]:
         count_cell(arriving['count']),
         format_duration(arriving['oldest']),
         count_cell(local['refused']['count'], fg='red'),
-        Cell(format_duration(seen), {'fg': 'yellow'} if silent else {}),
+        Cell(format_duration(seen), {'fg': 'yellow'} if (seen or 0.0) > _SILENT_SECONDS else {}),
         f'{remote["response"] * 1000:.0f} ms' if remote else Cell('no', {'fg': 'red'}),
     ]
 

@@ -70,7 +70,11 @@ def parcels(own: str, other: str, source: Endpoint, target: Endpoint) -> Documen
 
 def results(own: str, other: str, source: Endpoint, target: Endpoint) -> Document:
     """Return the replication of the results that return from region `other`. Their deletions do not travel."""
-    return _pull(id_of('results', own, other), source, target, {'to': own})
+    doc = _pull(id_of('results', own, other), source, target, {'to': own})
+    # While a region is renamed, its two names have one database of results. CouchDB gives up a replication that it
+    # cannot distinguish from another one, and a header is one of the members that it compares.
+    doc['source']['headers'] = {'X-Celery-Region': other}
+    return doc
 
 
 def _pull(doc_id: str, source: Endpoint, target: Endpoint, selector: Document) -> Document:

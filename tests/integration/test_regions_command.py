@@ -136,6 +136,30 @@ def test_changed_password_is_written_and_a_removed_region_is_removed(regions: Re
     assert 'There are no other regions.' in succeeded(run(eu, 'status'))
 
 
+def test_a_renamed_region_has_two_names_for_a_while(regions: Regions) -> None:
+    eu, us = regions.all
+    new = f'new-{us.name[3:]}'
+    eu.options['regions'][new] = eu.options['regions'][us.name]
+    succeeded(run(eu, 'setup'))
+
+    def states() -> set[Any]:
+        found = [json.loads(line) for line in succeeded(run(eu, 'status', '--json')).splitlines()]
+        return {one['state'] for region in found for one in region['local']['replications'].values()}
+
+    def started() -> bool:
+        return 'initializing' not in states()
+
+    wait_for(started, 'CouchDB to read the replications')
+    assert states() == {'running'}
+    del eu.options['regions'][us.name]
+    succeeded(run(eu, 'setup'))
+    assert [doc['_id'] for doc in stored(eu)] == [
+        f'celery-{kind}-{eu.name}-from-{new}' for kind in ('regions', 'results')
+    ]
+    wait_for(started, 'CouchDB to read the replications')
+    assert states() == {'running'}
+
+
 def test_wrong_password_changes_nothing(regions: Regions) -> None:
     eu, us = regions.all
     eu.options['regions'][us.name] = eu.server.couchdb_url(us.regions.address.database, f'no-{us.name}', 'hidden')

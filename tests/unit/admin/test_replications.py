@@ -48,6 +48,7 @@ def test_results_of_the_own_region_are_pulled() -> None:
         'source': {
             'url': 'https://us:6984/celery_regions',
             'auth': {'basic': {'username': 'celery', 'password': 'secret'}},
+            'headers': {'X-Celery-Region': 'us'},
         },
         'target': {'url': 'http://127.0.0.1:5984/own'},
         'continuous': True,
