@@ -40,9 +40,6 @@ __all__ = ['command']
 #: How long the command waits for another region: for one request, and for all together.
 _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 5.0
 
-#: A region is marked if its own document is older than this.
-_SILENT_SECONDS = 60.0
-
 
 @click.group('regions')
 def command() -> None:
@@ -184,8 +181,8 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     PULLS is the state of the two replications from that region, of parcels and of results. LAG is the number of changes
     there that CouchDB has not looked at here. TO is the number of parcels that the region has not published yet, as far
     as is known here, FROM the same in the other direction; OLDEST is the age of the oldest. REFUSED parcels stay in the
-    database of regions, with the reason. SEEN is the age of the document that the region has written about itself.
-    RESPONDS is how long a request to the other region takes.
+    database of regions, with the reason. SEEN is the age of the document in which the region says how
+    many tasks it wants, written when that changes. RESPONDS is how long a request to the other region takes.
 
     States of replications can only be read by an administrator of CouchDB. The command waits at most 5 seconds for a
     region that does not respond.
@@ -254,7 +251,6 @@ def _table(found: Sequence[Found]) -> str:
 def _row(one: Found) -> list[Cell | str]:
     local, remote = one['local'], one['remote']
     arriving = remote['leaving'] if remote else local['arrived']
-    seen = local['seen']
     return [
         one['name'],
         Cell(_pulls(local), {'fg': 'red'} if _is_broken(local) else {}),
@@ -264,7 +260,7 @@ def _row(one: Found) -> list[Cell | str]:
         count_cell(arriving['count']),
         format_duration(arriving['oldest']),
         count_cell(local['refused']['count'], fg='red'),
-        Cell(format_duration(seen), {'fg': 'yellow'} if (seen or 0.0) > _SILENT_SECONDS else {}),
+        format_duration(local['seen']),
         f'{remote["response"] * 1000:.0f} ms' if remote else Cell('no', {'fg': 'red'}),
     ]
 
