@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
 import click
@@ -18,7 +19,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents.region import database
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 
 from .databases import admin_option, app_of, broker_of, options_of, results_of
 from .setup import Admin, members_of, print_plan, wanted_results
@@ -181,14 +182,15 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     PULLS is the state of the two replications from that region, of parcels and of results. LAG is the number of changes
     there that CouchDB has not looked at here. TO is the number of parcels that the region has not published yet, as far
     as is known here, FROM the same in the other direction; OLDEST is the age of the oldest. REFUSED parcels stay in the
-    database of regions, with the reason. SEEN is the age of the document in which the region says how
-    many tasks it wants, written when that changes. RESPONDS is how long a request to the other region takes.
+    database of regions, with the reason. SEEN is the age of the document in which the region says how many tasks it
+    wants, written when that changes. RESPONDS is how long a request to the other region takes.
 
     States of replications can only be read by an administrator of CouchDB. The command waits at most 5 seconds for a
     region that does not respond.
     """
-    own = _Own.of(app_of(ctx), admin)
-    found = _look(own)
+    app = app_of(ctx)
+    own = _Own.of(app, admin)
+    found = _look(app, own)
     if as_json:
         for one in found:
             shown = {name: value for name, value in one['local'].items() if name != 'through'}  # it is long and opaque
@@ -204,11 +206,15 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
         raise click.ClickException(f'not connected: {", ".join(bad)}')
 
 
-def _look(own: _Own) -> list[Found]:
-    local = {name: regions.region(own.client, own.name, name) for name in own.others}
+def _look(app: Any, own: _Own) -> list[Found]:
+    kinds = ('regions', 'results') if results_of(app) else ('regions',)
+    try:
+        local = {name: regions.region(own.client, own.name, name, kinds) for name in own.others}
+    except DatabaseMissing as exc:
+        raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
     calls = {
-        name: start(_Call(_remote_client(own.addresses[name]), own.name, name, local[name]['through']).run)
-        for name in own.others
+        name: start(partial(regions.remote, _remote_client(own.addresses[name]), own.name, name, one['through']))
+        for name, one in local.items()
     }
     found: list[Found] = []
     for name, call in calls.items():
@@ -219,19 +225,6 @@ def _look(own: _Own) -> list[Found]:
             one['error'] = str(exc)
         found.append(one)
     return found
-
-
-@dataclass(frozen=True)
-class _Call:
-    """The requests to another region."""
-
-    client: Client
-    own: str
-    other: str
-    through: Any
-
-    def run(self) -> Remote:
-        return regions.remote(self.client, self.own, self.other, self.through)
 
 
 def _remote_client(address: Address) -> Client:

@@ -6,7 +6,7 @@ Durations are seconds. The numbers come from several requests, one after the oth
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
 from urllib.parse import quote
@@ -27,7 +27,7 @@ __all__ = ['Parcels', 'Region', 'Remote', 'Replication', 'addresses', 'region', 
 _COUNT = members(value=number)
 _ROW = members(key=exactly(number, text, text, number))
 
-_DOCS, _JOBS = '/_scheduler/docs/_replicator', '/_scheduler/jobs'
+_DOCS = '/_scheduler/docs/_replicator'
 
 
 class Parcels(TypedDict):
@@ -52,7 +52,7 @@ class Replication(TypedDict):
 class Region(TypedDict):
     """What the own server knows of another region."""
 
-    #: By kind, `regions` and `results`.
+    #: By kind, `regions` or `results`.
     replications: dict[str, Replication]
     #: Parcels to the region; also those that it has published and whose deletion has not returned.
     leaving: Parcels
@@ -113,11 +113,14 @@ def unready(client: Client, name: str) -> str | None:
     return None
 
 
-def region(client: Client, own: str, other: str) -> Region:
-    """Return what the own server knows of another region; `client` is for the own database of regions."""
+def region(client: Client, own: str, other: str, kinds: Iterable[str]) -> Region:
+    """Return what the own server knows of another region.
+
+    `client` is for the own database of regions; `kinds` are those of the replications. *Raises* `DatabaseMissing`.
+    """
     server = Client(client.address.root, *reversed(client.timeouts))
     through, replications = None, {}
-    for kind in ('regions', 'results'):
+    for kind in kinds:
         replications[kind], seq = _replication(server, id_of(kind, own, other))
         through = seq if kind == 'regions' else through
     doc = client.find([region_id(other)])[0] or {}

@@ -210,6 +210,14 @@ def test_nudge_tries_a_failed_replication_at_once(regions: Regions) -> None:
     assert requests.get(path, timeout=PATIENCE).json()['error_count'] == 0
 
 
+def test_missing_database_is_named_with_what_to_do(regions: Regions) -> None:
+    [eu, _] = regions.all
+    eu.regions.delete()
+    done = run(eu, 'status')
+    assert done.exit_code == 1
+    assert 'the database does not exist; run "celery -A your_app couchdb regions setup"' in done.output
+
+
 def test_unknown_region_and_missing_replications(regions: Regions) -> None:
     eu, us = regions.all
     for name, text in (('mars', "Region 'mars' is unknown"), (eu.name, 'is the region of this app')):
