@@ -29,6 +29,7 @@ from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .handover import HandOverMixin
 from .options import Options
+from .parcels.origin import parcel_of
 from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
@@ -211,6 +212,8 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
             doc['delivery'] = delivery
         if to := destination(self.app, request):
             doc['to'] = to
+        if parcel := parcel_of(request, task_id):
+            doc['parcel'] = parcel
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
         part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):

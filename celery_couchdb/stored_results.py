@@ -110,7 +110,7 @@ class StoredResults:
             seen |= {row['id'] for row in new}
             now = self.client.clock.now()
             yield from (
-                self._of(row['doc'])
+                self.of(row['doc'])
                 for row in new
                 if row['doc'] and row['doc'].get('status') == state and not is_expired(row['doc'], now)
             )
@@ -128,7 +128,7 @@ class StoredResults:
     def get(self, task_id: str) -> StoredResult | None:
         """Return the result of a task, or None if none is stored."""
         doc = self.client.get_or_none(self._backend.get_key_for_task(task_id))
-        return None if doc is None or is_expired(doc, self.client.clock.now()) else self._of(doc)
+        return None if doc is None or is_expired(doc, self.client.clock.now()) else self.of(doc)
 
     def retry(self, result: StoredResult, *, queue: str | None = None) -> None:
         """Send a failed task again, with its id and its arguments, to its queue or to `queue`.
@@ -180,7 +180,8 @@ class StoredResults:
                 self._queues[queue] = False  # another broker
         return self._queues[queue]
 
-    def _of(self, doc: Document) -> StoredResult:
+    def of(self, doc: Document) -> StoredResult:
+        """Return what a document of the database of results says."""
         error = None
         try:
             meta = self._backend.decode(unpack(doc))

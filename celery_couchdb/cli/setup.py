@@ -112,7 +112,11 @@ def _parcels(app: Any, publishers: tuple[str, ...], admin: Admin) -> Wanted | No
     if client is None or own is None:
         return None
     return Wanted(
-        client, [kombu_couchdb.design.parcels()], _members(own.user, publishers, admin), not own.user, REVS_LIMIT
+        client,
+        [kombu_couchdb.design.receipts(), kombu_couchdb.design.parcels()],
+        _members(own.user, publishers, admin),
+        not own.user,
+        REVS_LIMIT,
     )
 
 

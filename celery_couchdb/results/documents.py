@@ -76,6 +76,8 @@ class _ResultOptions(TypedDict, total=False):
     delivery: list[int]
     #: The region in which the task was sent, if it is another one: the result is replicated there.
     to: str
+    #: The document id of the parcel from which the task came, if the parcel has a receipt.
+    parcel: str
 
 
 class Result(_ResultOptions, Packed, _Expiring):

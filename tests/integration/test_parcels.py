@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Connection
 
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
-from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENT_BROKER, wait_for
+from tests.parcels import database_of_parcels, movers
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 
@@ -24,13 +23,8 @@ from tests.support import Inbox, items
 @pytest.fixture
 def parcels(server: Server) -> Iterator[Client]:
     """A database of parcels."""
-    with server.fresh_database() as name:
-        client = server.client(name)
-        for step in plan(Wanted(client, [design.parcels()]), {}):
-            if step.do:
-                step.do()
+    with database_of_parcels(server) as client:
         yield client
-        client.close()
 
 
 @pytest.fixture
@@ -47,18 +41,8 @@ def app(url: str, client: Client, parcels: Client) -> Iterator[Celery]:
 
 @pytest.fixture
 def mover(app: Celery) -> Iterator[Callable[[], Mover]]:
-    """A function that returns movers, each with a connection of its own."""
-    made: list[tuple[Connection, Mover]] = []
-
-    def make() -> Mover:
-        connection = app.connection_for_write()
-        made.append((connection, Mover(app, connection.connection, lambda: None)))
-        return made[-1][1]
-
-    yield make
-    for connection, one in made:
-        one.close()
-        connection.release()
+    with movers(app) as make:
+        yield make
 
 
 def bodies(client: Client) -> list[str]:
@@ -125,8 +109,9 @@ def test_mover_paused_before_its_write(
 
 
 def test_parcel_with_a_reused_id_is_not_moved_again(
-    mover: Callable[[], Mover], client: Client, parcels: Client
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
 ) -> None:
+    app.conf.broker_transport_options['receipts'] = 0
     one = mover()
     put(parcels, 'a')
     one.step()
