@@ -32,6 +32,7 @@ _COMMANDS = (
     'dead',
     'results',
     'remove',
+    'parcels',
     'schedule',
     'vacuum',
 )

@@ -21,28 +21,8 @@ from tests.support import Inbox, items
 
 
 @pytest.fixture
-def parcels(server: Server) -> Iterator[Client]:
-    """A database of parcels."""
-    with database_of_parcels(server) as client:
-        yield client
-
-
-@pytest.fixture
-def app(url: str, client: Client, parcels: Client) -> Iterator[Celery]:
-    app = Celery('mover', set_as_current=False, broker=url)
-    app.conf.broker_transport_options = {
-        **PATIENT_BROKER,
-        'parcels': parcels.address.database,
-        'parcels_accept': ['add'],
-    }
-    yield app
-    app.pool.force_close_all()
-
-
-@pytest.fixture
-def mover(app: Celery) -> Iterator[Callable[[], Mover]]:
-    with movers(app) as make:
-        yield make
+def app(mover_app: Celery) -> Celery:
+    return mover_app
 
 
 def bodies(client: Client) -> list[str]:

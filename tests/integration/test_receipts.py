@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,39 +11,17 @@ from celery.app.task import Context
 
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.parcels.origin import HEADER
-from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
-from tests.parcels import database_of_parcels, movers, receipt_of
+from tests.conftest import wait_for
+from tests.parcels import receipt_of
 from tests.support import items
 
 
 @pytest.fixture
-def parcels(server: Server) -> Iterator[Client]:
-    with database_of_parcels(server) as client:
-        yield client
-
-
-@pytest.fixture
-def app(url: str, client: Client, parcels: Client, server: Server) -> Iterator[Celery]:
-    with server.fresh_database() as results:
-        app = Celery('mover', set_as_current=False, broker=url, backend=server.couchdb_url(results))
-        app.conf.result_backend_transport_options = PATIENT
-        app.conf.broker_transport_options = {
-            **PATIENT_BROKER,
-            'parcels': parcels.address.database,
-            'parcels_accept': ['add'],
-        }
-        yield app
-        app.pool.force_close_all()
-
-
-@pytest.fixture
-def mover(app: Celery) -> Iterator[Callable[[], Mover]]:
-    with movers(app) as make:
-        yield make
+def app(mover_app: Celery) -> Celery:
+    return mover_app
 
 
 def put(parcels: Client, *names: str, **members: Any) -> None:
