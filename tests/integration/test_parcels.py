@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_couchdb.parcels.mover import Mover
-from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENT_BROKER, wait_for
-from tests.parcels import database_of_parcels, movers
+from tests.conftest import wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 
