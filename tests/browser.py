@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from .conftest import wait_for
+
 __all__ = ['Page']
 
 _FLAGS = (
@@ -55,8 +57,16 @@ class Page:
         return found['result'].get('value')
 
     def reload(self) -> None:
-        """Load the page again."""
+        """Load the page again, and wait until it is there."""
+        self.run('window.isOld = true')
         self._call('Page.reload')
+        wait_for(self._is_new, 'the page')
+
+    def _is_new(self) -> bool:
+        try:
+            return bool(self.run("document.readyState === 'complete' && !window.isOld"))
+        except AssertionError:
+            return False  # between the two pages
 
     def close(self) -> None:
         """End the browser."""

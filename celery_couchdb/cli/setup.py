@@ -71,8 +71,9 @@ def command(
     living = layouts(broker.client) if broker else {}
     parcels = _parcels(app, (*members, *publishers), admin) if broker else None
     if (publishers or devices) and not parcels:
+        option = '--publisher' if publishers else '--device'
         raise click.UsageError(
-            f'--{"publisher" if publishers else "device"} needs the transport option parcels, with the name of the database of parcels.'
+            f'{option} needs the transport option parcels, with the name of the database of parcels.'
         )
     # Make all plans before the first change, so that an error leaves everything as it was.
     plans = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from celery import Celery
@@ -12,7 +13,7 @@ app = Celery(
     backend='couchdb://user:password@localhost:5984/celery_results',
 )
 app.conf.broker_transport_options = {
-    'parcels': 'celery_parcels',
+    'parcels': os.environ.get('SHOP_PARCELS', 'celery_parcels'),
     # All that a device may ask for. `shop.refund` is not in the list.
     'parcels_accept': ['shop.order'],
 }

@@ -12,8 +12,8 @@ A worker moves it into the broker's database.
 
 A program without Celery may write parcels, too: `{"task", "args", "kwargs"}`, and optionally `"id"`, `"queue"`,
 `"date"` (when the task is due), `"expires"` (both in seconds since the epoch) and `"priority"`. A parcel is deleted
-after it was moved, or becomes a receipt (see `receipt`) if a program without Celery wrote it. A refused parcel stays, with `"status": "fail"`, `"reason"` and `"failed"` (when). For each id only
-one parcel is moved: see `moved_id`.
+after it was moved, or becomes a receipt (see `receipt`) if a program without Celery wrote it. A refused parcel stays,
+with `"status": "fail"`, `"reason"` and `"failed"` (when). For each id only one parcel is moved: see `moved_id`.
 """
 
 from __future__ import annotations
