@@ -33,6 +33,8 @@ def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:
     if reason := flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
         raise Refused(reason)
     message = doc['message']
+    if body is None and message['body'] is None:
+        raise Refused('its body is missing')
     properties = {name: value for name, value in message['properties'].items() if name not in _OF_TRANSPORTS}
     if not isinstance(message['headers'].get('task'), str):
         raise Refused('its headers name no task')
