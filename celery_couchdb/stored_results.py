@@ -22,7 +22,7 @@ from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from . import design
 from .backend import CouchDBBackend
 from .jobs import client_of
-from .results.documents import is_expired, pack, unpack
+from .results.documents import error_text, is_expired, pack, unpack
 
 __all__ = ['NotSent', 'StoredResult', 'StoredResults']
 
@@ -190,7 +190,7 @@ class StoredResults:
             meta, error = {}, f'the result cannot be decoded: {exc}'
         state, result = str(doc.get('status')), meta.get('result')
         if state in states.EXCEPTION_STATES:
-            error, result = error or _error(result), None
+            error, result = error or error_text(result), None
         args, kwargs, date = meta.get('args'), meta.get('kwargs'), doc.get('date')
         return StoredResult(
             id=doc['_id'].removeprefix(self._backend.key_t(self._backend.task_keyprefix)),
@@ -216,12 +216,3 @@ def _view(state: str, task: str | None) -> tuple[str, list[Any]]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _error(value: Any) -> str:
-    """Return the type and the text of an exception as Celery stores it."""
-    if isinstance(value, Mapping):
-        message = value.get('exc_message')
-        text = ', '.join(map(str, message)) if isinstance(message, (list, tuple)) else str(message)
-        return f'{value.get("exc_type")}: {text}'
-    return f'{type(value).__name__}: {value}' if isinstance(value, BaseException) else str(value)

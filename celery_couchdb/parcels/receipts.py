@@ -18,11 +18,11 @@ from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
 from kombu_couchdb.documents import receipt
-from kombu_couchdb.errors import ConfigurationError, CouchDBError
+from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
-from ..results.documents import is_final
-from ..stored_results import StoredResults
+from ..backend import CouchDBBackend
+from ..results.documents import error_text, is_final, unpack
 
 __all__ = ['Receipts']
 
@@ -68,13 +68,9 @@ class Receipts:
     def __init__(self, app: Any, client: Client, keep: float, region: str | None, wake: Callable[[], None]) -> None:
         """Keep receipts for `keep` seconds. Another thread calls `wake()` when tasks have ended."""
         self._client, self._keep, self._region, self._wake = client, keep, region, wake
-        self._results: StoredResults | None = None
-        try:
-            self._results = StoredResults(app)
-        except ConfigurationError:
+        self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
+        if self._backend is None:
             logger.info('receipts do not tell how tasks end: the result backend is not CouchDB')
-        else:
-            self._backend, self._store = app.backend, app.backend.store
         self._feed: ContinuousFeed | None = None
         self.reset()
 
@@ -99,10 +95,10 @@ class Receipts:
 
     def prepare(self) -> None:
         """Note where the feed of results is. Call this before messages are published."""
-        if self._results is None or self._open:
+        if self._backend is None or self._open:
             return
         try:
-            self._since = self._store.sequence()
+            self._since = self._backend.store.sequence()
         except CouchDBError as exc:  # parcels are moved all the same
             logger.debug('the results of parcels are looked up later: %s', exc)
             self._since, self._is_loaded = None, False
@@ -118,7 +114,7 @@ class Receipts:
     def step(self) -> None:
         """Write the ends of tasks into receipts, and delete receipts whose time is over. Call it after `wake()`."""
         self._sweep()
-        if self._results is None:
+        if self._backend is None:
             self._open.clear()
             return
         if not self._is_loaded:
@@ -133,7 +129,7 @@ class Receipts:
 
     def _load(self) -> None:
         """Find all open receipts. Those that were moved before this process did may have a result already."""
-        since = self._since if self._open and self._since is not None else self._store.sequence()
+        since = self._since if self._open and self._since is not None else self._backend.store.sequence()
         rows = self._client.view(design.RECEIPTS, 'receipts', members(id=text), startkey=['open'], endkey=['open', {}])
         found = {row['id']: row['value'] for row in rows if _OPEN(row)}
         self._open.update(found)
@@ -144,14 +140,14 @@ class Receipts:
         """Read the results of the receipts that the feed may not report."""
         for part in chunks(list(self._unread), _BATCH_DOCS):
             keys = [self._backend.get_key_for_task(self._unread[doc_id]) for doc_id in part]
-            self._write(doc for doc in self._store.read_many(keys) if doc and is_final(doc))
+            self._write(doc for doc in self._backend.store.read_many(keys) if doc and is_final(doc))
             for doc_id in part:
                 del self._unread[doc_id]
 
     def _watch(self) -> None:
         if self._feed is None:
             self._feed = ContinuousFeed(
-                self._store.client, self._on_rows, self._on_error, 'celery-couchdb-receipts-feed'
+                self._backend.store.client, self._on_rows, self._on_error, 'celery-couchdb-receipts-feed'
             )
         self._feed.watch(self._since, _SELECTOR)
         self._is_watching = True
@@ -187,19 +183,26 @@ class Receipts:
         changes = []
         for doc in self._client.fetch(names):
             if doc and receipt.is_open(doc) and self._is_of(doc, ended[doc['_id']]):
-                assert self._results is not None
-                found = self._results.of(ended[doc['_id']])
-                changes.append(
-                    receipt.closed(doc, found.state, found.result, found.error, found.date or now, now, self._keep)
-                )
+                result, error, date = self._outcome(ended[doc['_id']])
+                state = ended[doc['_id']]['status']
+                changes.append(receipt.closed(doc, state, result, error, date or now, now, self._keep))
         results = self._client.bulk(changes)
-        for doc, result in zip(changes, results, strict=True):
-            if result.is_stored:
+        for doc, written in zip(changes, results, strict=True):
+            if written.is_stored:
                 logger.debug('the receipt of parcel %s says: %s', doc['_id'], doc['state'])
                 self._sweep_at = min(self._sweep_at, doc['kept_until'])
-            elif result.is_refused:
-                logger.warning('the receipt of parcel %s cannot be written: %s', doc['_id'], result.reason)
-        return {doc['_id'] for doc, result in zip(changes, results, strict=True) if result.is_conflict}
+            elif written.is_refused:
+                logger.warning('the receipt of parcel %s cannot be written: %s', doc['_id'], written.reason)
+        return {doc['_id'] for doc, written in zip(changes, results, strict=True) if written.is_conflict}
+
+    def _outcome(self, doc: Document) -> tuple[Any, str | None, float | None]:
+        """Return the value in a final result, the text of its error if it has one, and when it was stored."""
+        try:
+            found = self._backend.decode(unpack(doc))['result']
+        except Exception as exc:  # any serializer may have written it, and anybody may have changed it
+            return None, f'the result cannot be decoded: {exc}', None
+        date = doc['date'] if isinstance(doc.get('date'), (int, float)) else None
+        return (None, error_text(found), date) if doc['status'] in states.EXCEPTION_STATES else (found, None, date)
 
     def _is_of(self, doc: Document, result: Document) -> bool:
         """Tell whether a receipt belongs to a result. The publisher may have changed the receipt."""

@@ -30,7 +30,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.results': {'design'},
     'celery_couchdb.waiting': {'results', 'design'},
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
-    'celery_couchdb.parcels': {'results', 'stored_results'},
+    'celery_couchdb.parcels': {'results', 'backend'},
     'celery_couchdb.regions': {'parcels'},
     'celery_couchdb.beat': set(),
     'celery_couchdb.testing': set(),

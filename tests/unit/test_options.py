@@ -78,7 +78,7 @@ def test_one_option_keeps_the_other_defaults() -> None:
     assert Options.of({'claim_batch': 5}) == Options(claim_batch=5)
 
 
-@pytest.mark.parametrize('name', [name for name in NUMBERS if name not in ('delivery_limit', 'keep_done')])
+@pytest.mark.parametrize('name', [name for name in NUMBERS if name not in ('delivery_limit', 'keep_done', 'receipts')])
 @pytest.mark.parametrize(
     'value', ['5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr
 )
