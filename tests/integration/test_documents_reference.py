@@ -94,7 +94,8 @@ def test_all_types_of_documents_are_documented() -> None:
 
 def test_rows_of_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
-    documents = [*design.documents(), design.receipts(), design.parcels(), results_design.document()]
+    own = [*design.documents(), design.receipts(), design.parcels(), design.regions()]
+    documents = [*own, results_design.document()]
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
 
@@ -228,6 +229,8 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
     backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
     parcel = {'x-parcel': ['order-17', 'of a parcel']}
     backend.store_result('of a parcel', 1, 'SUCCESS', request=Context(id='of a parcel', **parcel))
+    far = made(broker_transport_options={'region': 'eu', 'regions': {'eu': 'couchdb://eu/r'}}).backend
+    far.store_result('of a region', 1, 'SUCCESS', request=Context({'id': 'of a region', 'x-from-region': 'us'}))
     backend.set('text', 'mine')
     backend.set('bytes', b'mine')
     docs = written(sent)
