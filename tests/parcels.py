@@ -27,10 +27,10 @@ def database_of_parcels(server: Server, *members: str) -> Iterator[Client]:
         client.close()
 
 
-def receipt_of(parcels: Client, doc_id: str) -> Document | None:
-    """Return a receipt that tells how its task ended; None if there is none yet."""
+def receipt_of(parcels: Client, doc_id: str) -> Document:
+    """Return a receipt that tells how its task ended; an empty document if there is none yet."""
     doc = parcels.get_or_none(doc_id)
-    return doc if doc and doc.get('type') == 'Receipt' and 'done' in doc else None
+    return doc if doc and doc.get('type') == 'Receipt' and 'done' in doc else {}
 
 
 @contextmanager

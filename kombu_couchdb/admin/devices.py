@@ -56,14 +56,15 @@ def _replications(client: Client, own: Address, app: tuple[str, str] | None, nam
         for database in (client.address.database, own.database)
     )
     for direction, source, target in (('from', device, parcels), ('to', parcels, device)):
+        doc_id = f'celery-{own.database}-{direction}-{name}'
         doc = {
-            '_id': f'celery-{own.database}-{direction}-{name}',
+            '_id': doc_id,
             'source': source,
             'target': target,
             'continuous': True,
             'selector': {'_id': {'$regex': f'^{name}:'}},
         }
-        stored = _stored(server, doc['_id'])
+        stored = _stored(server, doc_id)
         is_same = all(stored.get(member) == value for member, value in doc.items())
         yield Step(
             f'parcels of {name} are replicated {direction} this database',

@@ -75,9 +75,7 @@ def test_orders_of_a_device_that_was_offline(
     assert site.journalled() == []
     phone.call('sync')
 
-    receipts = [
-        wait_for(lambda number=number: done_in(phone, f'phone:{number:02}'), 'the receipt') for number in range(20)
-    ]
+    receipts = [wait_for(partial(done_in, phone, f'phone:{number:02}'), 'the receipt') for number in range(20)]
     assert [receipt['result'] for receipt in receipts] == [f'phone:{number:02}' for number in range(20)]
     refused = wait_for(lambda: phone.call('get', 'phone:bad').get('reason'), 'the refusal')
     assert refused == "task 'fail' is not in parcels_accept"
@@ -123,9 +121,9 @@ def test_two_devices_with_the_same_id_run_one(
     first = wait_for(lambda: receipt_of(parcels, 'order'), 'the receipt')
     phones[1].call('push')
 
-    def second() -> Document | None:
+    def second() -> Document:
         doc = receipt_of(parcels, 'order')
-        return doc if doc and doc['_rev'] != first['_rev'] else None
+        return doc if doc and doc['_rev'] != first['_rev'] else {}
 
     assert wait_for(second, 'the receipt')['result'] == first['result'] == 'of 0'
     for phone in phones:
@@ -178,7 +176,7 @@ def test_users_of_devices_see_their_own_parcels_only(
     phones[1].call('put', {'_id': mine, 'type': 'Receipt', 'state': 'SUCCESS', 'done': 1})
     phones[1].call('put', nap(site, names[1] + ':last'))
     for phone, doc_id in ((phones[0], mine), (phones[1], names[1] + ':last')):
-        receipt = wait_for(lambda phone=phone, doc_id=doc_id: done_in(phone, doc_id), 'the receipt')
+        receipt = wait_for(partial(done_in, phone, doc_id), 'the receipt')
         assert receipt['result'] == doc_id
     assert phones[1].call('get', mine)['_rev'].startswith('1-')  # its own forgery, which nobody else has
     assert {row['id'] for row in parcels.id_range('device-')} == {mine, names[1] + ':last'}
@@ -200,6 +198,7 @@ def end_replications(site: Site, prefix: str) -> None:
             requests.delete(f'{url}/{row["id"]}', params={'rev': row['value']['rev']}, timeout=PATIENCE)
 
 
-def done_in(device: Device, doc_id: str) -> Document | None:
-    doc = device.call('get', doc_id)
-    return doc if doc and 'done' in doc else None
+def done_in(device: Device, doc_id: str) -> Document:
+    """Return a receipt on a device that tells how its task ended; an empty document if there is none yet."""
+    doc: Document = device.call('get', doc_id) or {}
+    return doc if 'done' in doc else {}

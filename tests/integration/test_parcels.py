@@ -138,3 +138,23 @@ def test_changes_wake_the_mover(app: Celery, client: Client, parcels: Client) ->
         one.step()
         one.close()
     assert bodies(client) == ['a']
+
+
+def test_hostile_parcels_stop_no_others(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+    huge = 'x' * 3_000_000
+    wrong: list[dict[str, Any]] = [
+        {'task': ['add']},
+        {'task': 'add', 'kwargs': [1]},
+        {'task': 'add', 'args': [{'x-parcel': ['good', 'good']}], 'state': 'SUCCESS', 'done': 1},
+        {'task': 'add', 'headers': {'x-parcel': ['good', 'good']}, 'id': {'a': 1}},
+        {'task': 'add', 'type': 'Parcel', 'message': []},
+        {'task': 'add', 'priority': True, 'date': [5]},
+    ]
+    parcels.bulk([{'_id': f'{number}', **doc} for number, doc in enumerate(wrong)])
+    parcels.put({'_id': 'huge', 'task': 'add', 'args': [huge, huge[:10]], 'id': 'huge'})
+    put(parcels, 'good')
+    mover().step()
+    assert {'good', 'huge'} <= set(bodies(client))
+    assert parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
+    refused = {row['id'] for row in parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[1])}
+    assert refused == {'0', '1', '3', '4', '5'}

@@ -11,6 +11,7 @@ from celery.app.task import Context
 
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.parcels.origin import HEADER
+from celery_couchdb.parcels.receipts import Receipts
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
@@ -41,10 +42,15 @@ def item_of(client: Client, parcel_id: str) -> Document:
     return found
 
 
+def receipts_of(mover: Mover) -> Receipts:
+    assert mover._receipts is not None
+    return mover._receipts
+
+
 def run(mover: Mover, parcels: Client, doc_id: str) -> Document:
     """Step until a receipt tells how its task ended, and return the receipt."""
 
-    def stepped() -> Document | None:
+    def stepped() -> Document:
         mover.step()
         return receipt_of(parcels, doc_id)
 
@@ -122,7 +128,7 @@ def test_receipt_of_somebody_elses_task_stays_empty(
     one.step()
     item = item_of(client, 'a')
     parcels.put({'_id': 'spy', 'type': 'Receipt', 'task': 'add', 'id': item['message']['headers']['id']})
-    one._receipts.reset()
+    receipts_of(one).reset()
     end(app, item)
     run(one, parcels, 'a')
     assert 'done' not in (parcels.get_or_none('spy') or {})
@@ -142,7 +148,7 @@ def test_expired_receipts_are_deleted_with_their_conflicts(
     run(one, parcels, 'b')
 
     def gone() -> bool:
-        one._receipts._sweep_at = 0
+        receipts_of(one)._sweep_at = 0
         one.step()
         return not parcels.get_or_none('a') and not parcels.get_or_none('b')
 
@@ -151,4 +157,4 @@ def test_expired_receipts_are_deleted_with_their_conflicts(
     one.step()
     assert len(items(client)) == 2
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
-    assert one._receipts._open == {}
+    assert receipts_of(one)._open == {}

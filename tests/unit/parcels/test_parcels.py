@@ -10,6 +10,7 @@ import pytest
 
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, call_in, checked
+from celery_couchdb.parcels.origin import HEADER
 
 #: 100 MB of blanks, compressed to 100 kB.
 BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()
@@ -146,6 +147,16 @@ def message(**changes: Any) -> dict[str, Any]:
 
 def test_message_keeps_only_allowed_properties() -> None:
     assert checked({'message': message()}, None, ACCEPT, ['json'])['properties'] == {'priority': 5}
+
+
+def test_message_cannot_name_the_receipt_of_another_parcel() -> None:
+    forged = message(headers={'task': 'add', 'id': 'a', HEADER: ['order-17', 'a']})
+    assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == {'task': 'add', 'id': 'a'}
+
+
+def test_long_document_id_is_refused() -> None:
+    with pytest.raises(Refused, match='the id of the document has more than 255 characters'):
+        call_in({'_id': 'a' * 256, 'task': 'add'}, ACCEPT)
 
 
 @pytest.mark.parametrize(
