@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -186,6 +187,19 @@ def test_another_worker_moves_parcels_after_the_first_was_killed(
         results = [publisher.send_task('add', (n, n)) for n in range(50)]
         assert [result.get(timeout=PATIENCE) for result in results] == [2 * n for n in range(50)]
     assert site.client.get(leader_id)['holder'].split(':')[1] != pid
+
+
+def test_receipts_after_the_leader_was_killed(start: Callable[..., Any], site: Site, parcels: Client) -> None:
+    first = start()
+    due = time.time() + 4
+    names = [f'{number}' for number in range(20)]
+    parcels.bulk([{'_id': name, 'task': 'add', 'args': [int(name), 1], 'date': due} for name in names])
+    wait_for(lambda: is_empty(parcels), 'all parcels to be moved')
+    assert not any(receipt_of(parcels, name) for name in names)
+    first.kill()
+    start()  # it runs the tasks before it can become the leader
+    receipts = [wait_for(partial(receipt_of, parcels, name), 'the receipt') for name in names]
+    assert [receipt['result'] for receipt in receipts] == [int(name) + 1 for name in names]
 
 
 def test_publisher_without_rights_on_the_broker(
