@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_couchdb.chords.counter import Chords
-from celery_couchdb.expiry import sweep
 from celery_couchdb.options import Options as ResultOptions
 from celery_couchdb.results.store import Store as Results
+from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb import design
 from kombu_couchdb.admin import cluster, dead, indexes, jobs, queues, vacuum
 from kombu_couchdb.admin import listing as history

@@ -30,7 +30,10 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.results': {'design'},
     'celery_couchdb.waiting': {'results', 'design'},
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
-    'celery_couchdb.parcels': {'results', 'backend'},
+    'celery_couchdb.worker': {'results', 'chords', 'parcels', 'regions'},
+    'celery_couchdb.patches': set(),
+    'celery_couchdb.jobs': {'backend', 'results'},
+    'celery_couchdb.parcels': {'backend', 'results'},
     'celery_couchdb.regions': {'parcels'},
     'celery_couchdb.beat': set(),
     'celery_couchdb.testing': set(),
@@ -111,6 +114,11 @@ def test_folders_import_only_folders_below_them(folder: str) -> None:
         if name.partition('.')[0] == package
     }
     assert found <= allowed
+
+
+def test_only_public_modules_are_beside_the_folders_of_celery_couchdb() -> None:
+    flat = {name for name, path in FILES.items() if path.parent.name == 'celery_couchdb' and path.stem != '__init__'}
+    assert flat == {f'celery_couchdb.{name}' for name in ('backend', 'limits', 'options', 'stored_results', 'unique')}
 
 
 def test_every_folder_has_a_rule_and_a_docstring() -> None:
@@ -205,7 +213,7 @@ def test_one_module_prints_and_one_creates_loggers() -> None:
     assert {module for module, text in sources.items() if re.search(making, text)} <= {
         'kombu_couchdb.log',
         'kombu_couchdb.embedded',
-        'celery_couchdb.brevity',
+        'celery_couchdb.patches.brevity',
     }  # the last two log no text of documents
 
 

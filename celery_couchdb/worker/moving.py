@@ -14,9 +14,9 @@ from celery import signals
 
 from kombu_couchdb.transport import Transport
 
-from .parcels.mover import Mover
-from .parcels.thread import MovingThread
-from .regions.ferry import Ferry
+from ..parcels.mover import Mover
+from ..parcels.thread import MovingThread
+from ..regions.ferry import Ferry
 
 __all__ = ['start']
 
