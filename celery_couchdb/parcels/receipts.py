@@ -53,9 +53,9 @@ _KEPT = members(id=text, key=exactly(text, number), value=items(revision))
 
 
 class _Changes(NamedTuple):
-    """What the changes feed has reported: results of parcels, and the sequence after them."""
+    """What the changes feed has reported: the ids of results of parcels, and the sequence after them."""
 
-    docs: list[Document]
+    ids: list[str]
     last: Any
 
 
@@ -140,14 +140,14 @@ class Receipts:
         """Read the results of the receipts that the feed may not report."""
         for part in chunks(list(self._unread), _BATCH_DOCS):
             keys = [self._backend.get_key_for_task(self._unread[doc_id]) for doc_id in part]
-            self._write(doc for doc in self._backend.store.read_many(keys) if doc and is_final(doc))
+            self._write(keys)
             for doc_id in part:
                 del self._unread[doc_id]
 
     def _watch(self) -> None:
         if self._feed is None:
             self._feed = ContinuousFeed(
-                self._backend.store.client, self._on_rows, self._on_error, 'celery-couchdb-receipts-feed'
+                self._backend.store.client, self._on_rows, self._on_error, 'celery-couchdb-receipts-feed', docs=False
             )
         self._feed.watch(self._since, _SELECTOR)
         self._is_watching = True
@@ -156,18 +156,16 @@ class Receipts:
         while self._changes:
             changes = self._changes[0]
             if changes is not None:
-                self._write(changes.docs)
+                self._write(changes.ids)
                 self._since = changes.last
             self._changes.popleft()
             self._is_watching = False  # the feed is idle until it is told to go on
 
-    def _write(self, results: Iterable[Document]) -> None:
-        """Write these final results into the open receipts of their parcels."""
-        ended = {
-            doc['parcel']: doc
-            for doc in results
-            if isinstance(doc.get('parcel'), str) and doc['parcel'] in self._open and self._is_at_home(doc)
-        }
+    def _write(self, ids: Sequence[str]) -> None:
+        """Write the results with these document ids into the open receipts of their parcels, if they are final."""
+        # In a cluster the nodes that answer first may not have a result yet that the feed has reported.
+        results = self._backend.store.read_many(ids, everywhere=True)
+        ended = {doc['parcel']: doc for doc in results if doc and is_final(doc) and self._is_expected(doc)}
         for part in chunks(list(ended), _BATCH_DOCS):
             names = set(part)
             for _ in range(_ATTEMPTS):
@@ -182,7 +180,8 @@ class Receipts:
         now = self._client.clock.now()
         changes = []
         for doc in self._client.fetch(names):
-            if doc and receipt.is_open(doc) and self._is_of(doc, ended[doc['_id']]):
+            # The publisher may have changed the receipt.
+            if doc and receipt.is_open(doc) and doc.get('id') == self._open[doc['_id']]:
                 result, error, date = self._outcome(ended[doc['_id']])
                 state = ended[doc['_id']]['status']
                 changes.append(receipt.closed(doc, state, result, error, date or now, now, self._keep))
@@ -204,13 +203,14 @@ class Receipts:
         date = doc['date'] if isinstance(doc.get('date'), (int, float)) else None
         return (None, error_text(found), date) if doc['status'] in states.EXCEPTION_STATES else (found, None, date)
 
-    def _is_of(self, doc: Document, result: Document) -> bool:
-        """Tell whether a receipt belongs to a result. The publisher may have changed the receipt."""
-        return isinstance(doc.get('id'), str) and self._backend.get_key_for_task(doc['id']) == result['_id']
-
-    def _is_at_home(self, doc: Document) -> bool:
-        """Tell whether a result belongs to a task of this region: parcels of other regions may have the same ids."""
-        return doc.get('to') in (None, self._region)
+    def _is_expected(self, result: Document) -> bool:
+        """Tell whether an open receipt waits for this result. Parcels of other regions may have the same ids."""
+        task_id = self._open.get(result['parcel']) if isinstance(result.get('parcel'), str) else None
+        return (
+            task_id is not None
+            and self._backend.get_key_for_task(task_id) == result['_id']
+            and result.get('to') in (None, self._region)
+        )
 
     def _sweep(self) -> None:
         """Delete receipts whose time is over, with all their leaf revisions: no other one may become a parcel again."""
@@ -246,7 +246,7 @@ class Receipts:
     # -- in the thread of the feed
 
     def _on_rows(self, rows: list[Document], last: Any) -> None:
-        self._changes.append(_Changes([row['doc'] for row in rows if row.get('doc')], last))
+        self._changes.append(_Changes([row['id'] for row in rows if not row.get('deleted')], last))
         self._wake()
 
     def _on_error(self, exc: CouchDBError) -> None:

@@ -158,3 +158,15 @@ def test_hostile_parcels_stop_no_others(mover: Callable[[], Mover], client: Clie
     assert parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
     refused = {row['id'] for row in parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[1])}
     assert refused == {'0', '1', '3', '4', '5'}
+
+
+def test_parcel_for_another_region_is_refused(
+    mover_app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, url: str
+) -> None:
+    mover_app.conf.broker_transport_options |= {'region': 'eu', 'regions': {'eu': url, 'us': url}}
+    mover_app.conf.task_routes = {'add': {'region': 'us'}}
+    put(parcels, 'a')
+    mover().step()
+    assert parcels.get('a')['reason'] == 'its task belongs to another region, and parcels are for tasks of this one'
+    assert client.id_range('p:') == []  # the database of regions
+    assert items(client) == []

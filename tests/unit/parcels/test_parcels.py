@@ -149,8 +149,8 @@ def test_message_keeps_only_allowed_properties() -> None:
     assert checked({'message': message()}, None, ACCEPT, ['json'])['properties'] == {'priority': 5}
 
 
-def test_message_cannot_name_the_receipt_of_another_parcel() -> None:
-    forged = message(headers={'task': 'add', 'id': 'a', HEADER: ['order-17', 'a']})
+def test_message_cannot_say_where_its_result_goes() -> None:
+    forged = message(headers={'task': 'add', 'id': 'a', HEADER: ['order-17', 'a'], 'x-from-region': 'us'})
     assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == {'task': 'add', 'id': 'a'}
 
 
