@@ -11,9 +11,10 @@ const delivered = new Set(JSON.parse(localStorage.getItem('delivered') || '[]'))
 
 // -- orders
 
-/** Put a task into the own database. Ids begin with the user's name: others are not replicated. */
+/** Put a task into the own database. Ids begin with the user's name: CouchDB replicates no others. */
 async function send(task, kwargs) {
-  const user = localStorage.getItem('user') || 'me';
+  const user = localStorage.getItem('user');
+  if (!user) return tell('connect once, so that orders have your name');
   const id = `${user}:${new Date().toISOString()}-${Math.random().toString(36).slice(2)}`;
   await db.put({_id: id, task, kwargs});
 }

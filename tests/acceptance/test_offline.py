@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
@@ -18,20 +18,9 @@ from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied
 from tests.conftest import PATIENCE, PATIENT_BROKER, Users, wait_for
 from tests.device import Device
-from tests.parcels import database_of_parcels, receipt_of
+from tests.parcels import receipt_of
 
 from .conftest import Site
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def parcels(site: Site, stack: ExitStack) -> Client:
-    return stack.enter_context(database_of_parcels(site.server))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +21,6 @@ from tests.browser import Page
 from tests.chaos.link import Link
 from tests.conftest import PATIENCE, wait_for
 from tests.device import pouchdb
-from tests.parcels import database_of_parcels
 from tests.support import ROOT
 
 from .conftest import Site
@@ -44,17 +42,6 @@ class Quiet(SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def parcels(site: Site, stack: ExitStack) -> Client:
-    return stack.enter_context(database_of_parcels(site.server))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -18,22 +18,10 @@ from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
-from tests.parcels import database_of_parcels, receipt_of
+from tests.parcels import receipt_of
 from tests.support import end, items
 
 from .conftest import Site
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def parcels(site: Site, stack: ExitStack) -> Client:
-    """A client for the database of parcels, which is set up, as an administrator."""
-    return stack.enter_context(database_of_parcels(site.server))
 
 
 @pytest.fixture
