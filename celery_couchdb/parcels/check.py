@@ -17,12 +17,10 @@ from kombu_couchdb.documents import malformed, workitem
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.documents.compressed import unpacked
 from kombu_couchdb.documents.job_key import JOB_KEY
-from kombu_couchdb.documents.region import FROM_REGION
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
 
-from .accept import Accept
-from .origin import HEADER
+from .accept import RESERVED, Accept
 
 __all__ = ['Call', 'Refused', 'call_in', 'checked']
 
@@ -30,9 +28,6 @@ Document = dict[str, Any]
 
 #: The properties that a publisher may set. The others belong to transports and remote control, and are removed.
 _PROPERTIES = ('body_encoding', 'correlation_id', 'delivery_mode', 'expiration', 'priority')
-
-#: Headers that a publisher may not set: they say where a result goes.
-_OF_OTHERS = (HEADER, FROM_REGION)
 
 #: Content types that are never accepted: decoding them runs code of the publisher.
 _UNSAFE_CONTENT = frozenset({'application/x-python-serialize', 'pickle'})
@@ -136,7 +131,7 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
     if reason := accept.refusal(headers['task'], embedded):
         raise Refused(reason)
-    own = {name: value for name, value in headers.items() if name not in _OF_OTHERS}
+    own = {name: value for name, value in headers.items() if name not in RESERVED}
     return {**message, 'body': sent, 'headers': own, 'properties': properties}
 
 

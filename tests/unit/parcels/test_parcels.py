@@ -87,6 +87,7 @@ def test_refused_parcel(task: Any, embedded: Any, name: str) -> None:
         {'chord': signature('add', options={'link_error': ['subtract']})},
         {'callbacks': [signature('add', options={'link': 'subtract'})]},
         {'callbacks': [signature('add', options='x')]},
+        {'callbacks': [signature('add', options={'headers': 'x'})]},
         {'chain': [holder('chord', header='subtract', body=signature('add'))]},
         {'chain': [holder('group', tasks=['subtract'])]},
         {'chain': [signature('add', subtask_type='xmap', kwargs={'task': 'subtract', 'it': [1]})]},
@@ -98,6 +99,20 @@ def test_refused_parcel(task: Any, embedded: Any, name: str) -> None:
 def test_invalid_signature_is_refused(embedded: Any) -> None:
     """Celery accepts the name of a task as a signature."""
     assert ACCEPT.refusal('add', embedded) == 'its callbacks, chain or chord are not written as Celery writes them'
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'region': 'us'},
+        {'headers': {'x-region': 'us'}},
+        {'headers': {'x-from-region': 'us'}},
+        {'task_id': 'b', 'headers': {HEADER: ['order-17', 'b']}},
+    ],
+)
+def test_signature_cannot_say_where_its_result_goes(options: dict[str, Any]) -> None:
+    reason = ACCEPT.refusal('add', {'chain': [signature('add', options=options)]})
+    assert reason == 'its callbacks, chain or chord name a region or a parcel'
 
 
 def test_deeply_nested_signatures_are_checked() -> None:
