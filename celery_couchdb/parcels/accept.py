@@ -13,12 +13,12 @@ from typing import Any
 
 from kombu_couchdb.documents import region
 
-from .origin import HEADER
+from .inherited import PARCEL
 
 __all__ = ['RESERVED', 'Accept']
 
 #: Headers that a publisher may not set: they say where a result goes.
-RESERVED = (HEADER, region.FROM_REGION)
+RESERVED = (PARCEL, region.FROM_REGION)
 
 #: Options of a signature that choose its queue.
 _DESTINATIONS = ('exchange', 'queue', 'routing_key')

@@ -31,8 +31,8 @@ from kombu_couchdb.options import Options
 from .accept import Accept
 from .check import Refused, call_in, checked
 from .collecting import CollectingChannel
+from .inherited import PARCEL
 from .led_job import LedJob
-from .origin import HEADER
 from .receipts import Receipts
 
 __all__ = ['Mover']
@@ -224,7 +224,7 @@ class Mover(LedJob):
         else:
             call = call_in(doc, self._accept)
             if self._receipts:
-                call.options['headers'] = {HEADER: [doc['_id'], call.options['task_id']]}
+                call.options['headers'] = {PARCEL: [doc['_id'], call.options['task_id']]}
             self._app.send_task(
                 call.task, call.args, call.kwargs, producer=Producer(self._channel), retry=False, **call.options
             )

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
+from celery_couchdb.parcels.inherited import PARCEL
 from celery_couchdb.parcels.mover import Mover
-from celery_couchdb.parcels.origin import HEADER
 from celery_couchdb.parcels.receipts import Receipts
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client, Document
@@ -38,7 +38,7 @@ def end(app: Celery, item: Document, value: Any = 3, state: str = 'SUCCESS') -> 
 
 
 def item_of(client: Client, parcel_id: str) -> Document:
-    [found] = [item for item in items(client) if item['message']['headers'][HEADER][0] == parcel_id]
+    [found] = [item for item in items(client) if item['message']['headers'][PARCEL][0] == parcel_id]
     return found
 
 

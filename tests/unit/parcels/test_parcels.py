@@ -10,7 +10,7 @@ import pytest
 
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, call_in, checked
-from celery_couchdb.parcels.origin import HEADER
+from celery_couchdb.parcels.inherited import PARCEL
 
 #: 100 MB of blanks, compressed to 100 kB.
 BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()
@@ -107,7 +107,7 @@ def test_invalid_signature_is_refused(embedded: Any) -> None:
         {'region': 'us'},
         {'headers': {'x-region': 'us'}},
         {'headers': {'x-from-region': 'us'}},
-        {'task_id': 'b', 'headers': {HEADER: ['order-17', 'b']}},
+        {'task_id': 'b', 'headers': {PARCEL: ['order-17', 'b']}},
     ],
 )
 def test_signature_cannot_say_where_its_result_goes(options: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ def test_message_keeps_only_allowed_properties() -> None:
 
 
 def test_message_cannot_say_where_its_result_goes() -> None:
-    forged = message(headers={'task': 'add', 'id': 'a', HEADER: ['order-17', 'a'], 'x-from-region': 'us'})
+    forged = message(headers={'task': 'add', 'id': 'a', PARCEL: ['order-17', 'a'], 'x-from-region': 'us'})
     assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == {'task': 'add', 'id': 'a'}
 
 
