@@ -253,7 +253,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
             import_module('celery_couchdb.control')
             import_module('celery_couchdb.history').install(self.app, getattr(sender, 'hostname', None))
-            import_module('celery_couchdb.parcels.worker').start(self.app)
+            import_module('celery_couchdb.parcels.worker').on_worker_ready(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
                 self.open_outbox(serve_children=False)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,12 +24,9 @@ from kombu_couchdb.transport import Transport
 from ..regions.ferry import Ferry
 from .mover import Mover
 
-__all__ = ['MovingThread', 'start']
+__all__ = ['MovingThread', 'on_worker_ready', 'start']
 
 logger = get_logger(__name__)
-
-#: What moves parcels, by the transport option that starts it.
-_MOVERS: dict[str, type[Mover]] = {'parcels': Mover, 'region': Ferry}
 
 #: How long a worker that stops waits for the current batch of parcels.
 _STOP_SECONDS = 5.0
@@ -36,7 +35,7 @@ _STOP_SECONDS = 5.0
 class MovingThread:
     """A thread that moves the parcels of an app until it is stopped. After any error it tries again."""
 
-    def __init__(self, app: Any, moves: type[Mover]) -> None:
+    def __init__(self, app: Any, moves: Callable[..., Mover]) -> None:
         self._app, self._moves = app, moves
         self._wake, self._stopped, self._last_error = threading.Event(), False, ''
         self._thread = threading.Thread(target=self._run, name='celery-couchdb-parcels', daemon=True)
@@ -52,16 +51,17 @@ class MovingThread:
         mover: Mover | None = None
         with self._app.connection_for_write() as connection:
             while not self._stopped:
+                pause = RENEWAL_SECONDS
                 try:
                     # Connect once: after an outage the connection reaches the server again by itself.
                     mover = mover or self._moves(self._app, connection.connection, self._wake.set)
                     mover.step()
-                    self._last_error = ''
+                    self._last_error, pause = '', mover.next_in
                 except CouchDBError as exc:
                     self._log(exc)
                 except Exception:
                     logger.exception('parcels are not moved just now')
-                self._wake.wait(RENEWAL_SECONDS)
+                self._wake.wait(pause)
                 self._wake.clear()
             if mover is not None:
                 mover.close()
@@ -78,10 +78,14 @@ class MovingThread:
 _threads: WeakKeyDictionary[Any, list[MovingThread]] = WeakKeyDictionary()
 
 
-def start(app: Any) -> None:
-    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`."""
+def start(app: Any, concurrency: int = 1) -> None:
+    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`.
+
+    The worker runs up to `concurrency` tasks at once.
+    """
     options = app.conf.broker_transport_options or {}
-    wanted = [moves for option, moves in _MOVERS.items() if options.get(option)]
+    movers: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(Ferry, concurrency=concurrency)}
+    wanted = [moves for option, moves in movers.items() if options.get(option)]
     if app in _threads or not wanted:
         return
     with app.connection_for_write() as connection:
@@ -90,9 +94,11 @@ def start(app: Any) -> None:
 
 
 @signals.worker_ready.connect
-def _on_worker_ready(sender: Any = None, **_: Any) -> None:
+def on_worker_ready(sender: Any = None, **_: Any) -> None:
+    """Start the threads of a worker that is ready."""
     if sender is not None:
-        start(sender.app)
+        controller = getattr(sender, 'controller', None)
+        start(sender.app, getattr(controller, 'concurrency', None) or 1)
 
 
 @signals.worker_shutdown.connect

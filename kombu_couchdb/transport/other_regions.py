@@ -13,7 +13,7 @@ from kombu.utils.url import parse_url
 
 from ..couchdb.client import Client
 from ..couchdb.redaction import redacted
-from ..documents import parcel, region
+from ..documents import lent, parcel, region
 from ..documents.types import Parcel
 from ..errors import ConfigurationError
 from ..log import get_logger
@@ -41,7 +41,9 @@ class OtherRegions:
         if name is None or name == self.own:
             return plain, []
         if name == region.ANY and self.own:
-            return message, []
+            if lent.may_be_lent(plain['headers']):
+                plain['properties']['region'] = region.ANY
+            return plain, []
         if name not in self._regions:
             raise ConfigurationError(
                 f'region {name!r:.80} is unknown; transport option regions has: '
@@ -53,6 +55,8 @@ class OtherRegions:
         plain['headers'].setdefault(region.FROM_REGION, self.own)
         doc = parcel.new(plain, exchange, routing_key, self._couchdb.clock.now())
         doc['_id'] = region.parcel_id(name, self.own, message['properties']['delivery_tag'])
+        if found := region.fallback(message['properties'], name, self._regions):
+            doc['fallback'], doc['fallback_at'] = found[0], doc['published'] + found[1]
         return plain, [doc]
 
     def store(self, docs: Sequence[Parcel], *, again: bool = False) -> None:
