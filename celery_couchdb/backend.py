@@ -29,6 +29,7 @@ from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .handover import HandOverMixin
 from .options import Options
+from .regions.chords import install as keep_chords_at_home
 from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
@@ -44,6 +45,7 @@ __all__ = ['CouchDBBackend', 'ResultTooLarge']
 redaction.install()
 groups.install()
 next_tasks.install()
+keep_chords_at_home()
 
 logger = get_logger(__name__)
 

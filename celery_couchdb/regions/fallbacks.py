@@ -8,7 +8,7 @@ has already published the message: it may run in both regions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from kombu_couchdb import design
@@ -40,9 +40,11 @@ _ROW = members(id=text, key=exactly(text, number))
 class Fallbacks:
     """Withdraws the parcels that this region has sent, for the leader."""
 
-    def __init__(self, regions: Client, own: str, publish: Callable[[Sequence[Document]], int]) -> None:
+    def __init__(
+        self, regions: Client, own: str, others: Collection[str], publish: Callable[[Sequence[Document]], int]
+    ) -> None:
         """Use `publish` for parcels that are to run in this region: it publishes their messages and deletes them."""
-        self._regions, self._own, self._publish = regions, own, publish
+        self._regions, self._own, self._others, self._publish = regions, own, others, publish
         self._due = inf  # by the server's clock
 
     @property
@@ -94,6 +96,8 @@ class Fallbacks:
 
     def _parcel_of(self, doc: Document) -> Parcel:
         """Return the parcel to the other region. *Raises* `Refused` or `ValueError` for a malformed one."""
+        if doc['fallback'] not in self._others:
+            raise Refused(f'fallback {doc["fallback"]!r:.80} is not one of the regions')
         body = bodies.read(self._regions, [doc])[0] if stub(doc) else None
         if body and body.content is None:
             raise Refused(body.reason)

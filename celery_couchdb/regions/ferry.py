@@ -43,7 +43,7 @@ class Ferry(Mover):
         others = sorted({*options.regions} - {self.region})
         self._wants = Wants(broker, self._client, self.region, concurrency)
         self._lender = Lender(broker, self._client, self.region, others, options.lend_after)
-        self._fallbacks = Fallbacks(self._client, self.region, self._move)
+        self._fallbacks = Fallbacks(self._client, self.region, others, self._move)
         self._led = self._changed = False
 
     @property

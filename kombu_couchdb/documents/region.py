@@ -25,6 +25,7 @@ __all__ = [
     'check_name',
     'check_regions',
     'fallback',
+    'named',
     'new',
     'origin',
     'parcel_id',
@@ -82,7 +83,7 @@ def check_regions(name: str, value: Any) -> dict[str, str]:
 
 def route(message: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Return the region that a message names, or None, and a copy of the message that names none."""
-    region = message['properties'].get(_PROPERTY) or (message.get('headers') or {}).get(_HEADER)
+    region = named(message['properties'], message.get('headers'))
     if region is None:
         return None, dict(message)
     properties, headers = dict(message['properties']), dict(message.get('headers') or {})
@@ -90,6 +91,11 @@ def route(message: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         properties.pop(name, None)
     headers.pop(_HEADER, None)
     return region, {**message, 'properties': properties, 'headers': headers}
+
+
+def named(properties: Mapping[str, Any], headers: Mapping[str, Any] | None) -> Any:
+    """Return the region that the properties or the headers of a message name; None if they name none."""
+    return properties.get(_PROPERTY) or (headers or {}).get(_HEADER)
 
 
 def fallback(properties: Mapping[str, Any], name: str, regions: Collection[str]) -> tuple[str, float] | None:
