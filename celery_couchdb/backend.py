@@ -1,7 +1,8 @@
 """The Celery result backend for Apache CouchDB: each result is one document that people can read.
 
 This module implements Celery's interface of a backend. `results.documents` defines the documents, `results.store` the
-requests to the server, `waiting` waits for results, `chords.completion` ends chords, and `expiry` deletes old results.
+requests to the server, `waiting` waits for results, `chords.completion` ends chords, and `worker` has what only workers
+do.
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 
-from . import brevity, expiry, groups, next_tasks, redaction, startup
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
-from .handover import HandOverMixin
 from .options import Options
-from .regions.chords import install as keep_chords_at_home
+from .patches import brevity, chord_headers, groups, next_tasks, redaction
 from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
@@ -39,13 +38,15 @@ from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
 from .waiting.read_ahead import ReadAhead
 from .waiting.subscriber import Subscriber
+from .worker import expiry, startup
+from .worker.handover import HandOverMixin
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
 redaction.install()
 groups.install()
 next_tasks.install()
-keep_chords_at_home()
+chord_headers.install()
 
 logger = get_logger(__name__)
 
@@ -253,9 +254,9 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
             if not self._is_checked:
                 startup.check(self)
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
-            import_module('celery_couchdb.control')
-            import_module('celery_couchdb.history').install(self.app, getattr(sender, 'hostname', None))
-            import_module('celery_couchdb.parcels.worker').on_worker_ready(sender)
+            import_module('celery_couchdb.worker.control')
+            import_module('celery_couchdb.worker.history').install(self.app, getattr(sender, 'hostname', None))
+            import_module('celery_couchdb.worker.moving').on_worker_ready(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
                 self.open_outbox(serve_children=False)

@@ -188,8 +188,9 @@ class Options:
     def of(cls, given: Mapping[str, Any]) -> Options:
         """Return the options in the dictionary `given`, with defaults for the others.
 
-        *Raises* `ConfigurationError` for an unknown option or a wrong value, for a region that is not one of the
-        regions, and for a timeout that is not less than `visibility_timeout`: a request that hangs so long would cost the consumer its lease and all its messages.
+        *Raises* `ConfigurationError` for an unknown option or a wrong value, for a region that is not in `regions`, and
+        for a timeout that is not less than `visibility_timeout`: a request that hangs so long would cost the consumer
+        its lease and all its messages.
         """
         options = checked(cls, given, ignored=_KOMBU)
         lease = options.get('visibility_timeout', cls.visibility_timeout)

@@ -72,8 +72,8 @@ class Regions:
                 if to.server.process is None:
                     post(to.server, body)
                 else:
-                    databases = (source.regions, to.regions) if '_id' in body['selector'] else (source.results, to.results)
-                    copy(*databases, body)
+                    kind = 'regions' if '_id' in body['selector'] else 'results'
+                    copy(getattr(source, kind), getattr(to, kind), body)
 
     def connect(self) -> None:
         """Replicate from each region to each other one until the regions are disconnected."""

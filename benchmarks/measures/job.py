@@ -29,50 +29,32 @@ _REST = 0.5
 
 _SENT, _COLLECTED = Figure('tasks/s', name='sent'), Figure('tasks/s', name='sent, run and collected')
 _SHARE = Figure('share', name='collected, of the rate of sending alone')
+_JOINED, _BODY = Figure('s', False, 'sent, run and joined'), Figure('s', False, "sent, run, and the body's result")
 _CPU = Figure('ms', False, 'CPU of the server, per task')
 
 
 def cases(size: Size) -> Iterator[Case]:
     """Yield the cases: tasks sent one by one, in a batch, in a batch to a larger pool, a group, a chord, chains."""
-    rounds, tasks = size.long_rounds, size.tasks
-    yield Case(
-        'job',
-        f'{tasks:,} tasks, prefork {_FEW}',
-        (_SENT, _COLLECTED, _SHARE, _CPU),
-        partial(one_by_one, tasks),
-        rounds,
-        headline=True,
-    )
+    tasks = size.tasks
+    many = f'{tasks:,} tasks'
+
+    def case(
+        label: str,
+        figures: tuple[Figure, ...],
+        run: Callable[[System], Sequence[float | None]],
+        pool: int = _FEW,
+        *,
+        headline: bool = False,
+    ) -> Case:
+        return Case('job', f'{label}, prefork {pool}', (*figures, _CPU), run, size.long_rounds, headline)
+
+    yield case(many, (_SENT, _COLLECTED, _SHARE), partial(one_by_one, tasks), headline=True)
     for pool in (_FEW, 8):
-        yield Case(
-            'job',
-            f'{tasks:,} tasks in a batch, prefork {pool}',
-            (_SENT, _COLLECTED, _CPU),
-            partial(in_a_batch, tasks, pool),
-            rounds,
-            headline=pool == _FEW,
-        )
-    yield Case(
-        'job',
-        f'group of {size.group}, prefork {_FEW}',
-        (Figure('s', False, 'sent, run and joined'), _CPU),
-        partial(joined_group, size.group),
-        rounds,
-    )
-    yield Case(
-        'job',
-        f'chord of {size.chord}, prefork {_FEW}',
-        (Figure('s', False, "sent, run, and the body's result"), _CPU),
-        partial(whole_chord, size.chord),
-        rounds,
-    )
-    yield Case(
-        'job',
-        f'{size.chains} chains of {_STEPS} steps, prefork {_FEW}',
-        (Figure('s', False, 'sent, run and joined'), _CPU),
-        partial(joined_chains, size.chains),
-        rounds,
-    )
+        run = partial(in_a_batch, tasks, pool)
+        yield case(f'{many} in a batch', (_SENT, _COLLECTED), run, pool, headline=pool == _FEW)
+    yield case(f'group of {size.group}', (_JOINED,), partial(joined_group, size.group))
+    yield case(f'chord of {size.chord}', (_BODY,), partial(whole_chord, size.chord))
+    yield case(f'{size.chains} chains of {_STEPS} steps', (_JOINED,), partial(joined_chains, size.chains))
 
 
 def one_by_one(tasks: int, system: System) -> Sequence[float | None]:

@@ -1,8 +1,7 @@
 """The commands `celery -A app couchdb …`. No other package prints.
 
 Celery loads this package through the entry point `celery.commands` whenever the `celery` program runs. To keep that
-fast, each command is imported when it is called, and `celery_couchdb.control` and `celery_couchdb.parcels.worker` are
-imported when a worker starts.
+fast, each command is imported when it is called, and modules of workers are imported when a worker starts.
 
 A command ends with status 0 after success, with 1 and one sentence after a failure, and with 2 after a usage error.
 """
@@ -15,7 +14,7 @@ from typing import Any
 import click
 from celery import signals
 
-from .. import brevity, redaction
+from ..patches import brevity, redaction
 
 __all__ = ['couchdb']
 
@@ -40,10 +39,10 @@ _COMMANDS = (
 @signals.worker_init.connect
 def _on_worker_init(sender: Any = None, **_: Any) -> None:
     brevity.shorten_log()
-    for name in ('control', 'parcels.worker'):
+    for name in ('worker.control', 'worker.moving'):
         import_module(f'celery_couchdb.{name}')
     if sender is not None:
-        import_module('celery_couchdb.history').install(sender.app, sender.hostname)
+        import_module('celery_couchdb.worker.history').install(sender.app, sender.hostname)
 
 
 class _Commands(click.Group):

@@ -15,7 +15,7 @@ from kombu_couchdb.couchdb.client import Client
 from .. import design
 from .databases import app_of, broker_of, results_of
 from .tables import Number, echo
-from .time_limit import result_of, start
+from .time_limit import result_of, seconds_option, start
 
 __all__ = ['command']
 
@@ -39,14 +39,7 @@ __all__ = ['command']
     multiple=True,
     help='Apply --max-ready and --max-oldest to this queue only, which must exist. Can be given several times.',
 )
-@click.option(
-    '--timeout',
-    metavar='SECONDS',
-    default=10.0,
-    show_default=True,
-    type=Number(0.1),
-    help='Fail if CouchDB needs longer than this for all requests together.',
-)
+@seconds_option('--timeout', 10.0, 'Fail if CouchDB needs longer than this for all requests together.')
 @click.pass_context
 def command(
     ctx: click.Context,

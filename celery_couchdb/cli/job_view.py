@@ -6,15 +6,19 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from celery import states
+from celery.exceptions import ImproperlyConfigured
+
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import concurrency, workitem
 from kombu_couchdb.documents.ids import CONSUMER
 from kombu_couchdb.documents.properties import headers_of
+from kombu_couchdb.errors import CouchDBError
 
-from ..history import LAST_ERROR
 from ..jobs import Jobs, Unreadable
-from .tables import NO_VALUE, Cell, Column, format_duration, format_table, json_line, printable
+from ..worker.history import LAST_ERROR
+from .tables import NO_VALUE, Cell, Column, echo, format_duration, format_table, json_line, printable
 
 __all__ = ['dead_letters_table', 'describe_all', 'format_jobs', 'jobs_table']
 
@@ -28,11 +32,21 @@ _COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'r
 
 def describe_all(jobs: Jobs, docs: Sequence[Document]) -> list[dict[str, Any]]:
     """Return all facts about jobs as dictionaries for JSON. Dates are seconds since the epoch."""
-    workers = workers_of(jobs.client, docs)
-    return [_describe(jobs, doc, workers) for doc in docs]
+    workers, results = workers_of(jobs.client, docs), _results_of(jobs, docs)
+    return [_describe(jobs, doc, workers, results) for doc in docs]
 
 
-def _describe(jobs: Jobs, doc: Document, workers: Mapping[str, str]) -> dict[str, Any]:
+def _results_of(jobs: Jobs, docs: Sequence[Document]) -> dict[str, str]:
+    """Return the states of the results of the completed jobs among these, by task id: those that can be read."""
+    done = [task_id for doc in docs if workitem.is_done(doc) and (task_id := workitem.task_id(doc))]
+    try:
+        return jobs.result_states(done) if done else {}
+    except (CouchDBError, ImproperlyConfigured) as exc:
+        echo(f'The states of the results are not shown: {exc}', err=True)
+        return {}
+
+
+def _describe(jobs: Jobs, doc: Document, workers: Mapping[str, str], results: Mapping[str, str]) -> dict[str, Any]:
     message = doc.get('message')
     headers = message.get('headers') if isinstance(message, dict) else None
     try:
@@ -47,6 +61,7 @@ def _describe(jobs: Jobs, doc: Document, workers: Mapping[str, str]) -> dict[str
         'task': workitem.task_name(doc),
         'queue': doc.get('queue'),
         'state': workitem.state(doc, jobs.client.clock.now()),
+        'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
         'behind': bool(doc.get('behind')),
         'priority': doc.get('priority'),
         'published': doc.get('published'),
@@ -89,6 +104,7 @@ def _format_job(job: Mapping[str, Any], now: float) -> str:
         'task',
         'queue',
         'state',
+        'result',
         'job_key',
         'waits_for',
         'priority',
@@ -148,11 +164,9 @@ def _error(doc: Document) -> str | None:
     return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
 
 
-def jobs_table(docs: Sequence[Document], workers: Mapping[str, str], now: float, max_width: int) -> str:
-    """Return jobs as a table.
-
-    `workers` has the names of workers by consumer; `now` is in seconds since the epoch, `max_width` in characters.
-    """
+def jobs_table(jobs: Jobs, docs: Sequence[Document], now: float, max_width: int) -> str:
+    """Return jobs as a table; `now` is in seconds since the epoch, `max_width` in characters."""
+    workers, results = workers_of(jobs.client, docs), _results_of(jobs, docs)
     rows = []
     for doc in docs:
         state = workitem.state(doc, now)
@@ -161,7 +175,7 @@ def jobs_table(docs: Sequence[Document], workers: Mapping[str, str], now: float,
                 workitem.task_id(doc) or doc['_id'],
                 workitem.task_name(doc) or NO_VALUE,
                 str(doc.get('queue')),
-                Cell(state, {'fg': _COLOURS[state]} if _COLOURS[state] else {}),
+                _state(state, results.get(workitem.task_id(doc) or '') if state == 'done' else None),
                 _when(doc, state, now),
                 _attempts(doc),
                 _note(doc, state, workers),
@@ -180,6 +194,11 @@ def jobs_table(docs: Sequence[Document], workers: Mapping[str, str], now: float,
         rows,
         max_width,
     )
+
+
+def _state(state: str, result: str | None) -> Cell:
+    colour = 'red' if result in states.PROPAGATE_STATES else _COLOURS[state]
+    return Cell(state if result is None else f'{state} ({result})', {'fg': colour} if colour else {})
 
 
 def _note(doc: Document, state: str, workers: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ import click
 
 from kombu_couchdb.admin.edit import UNCHANGED
 from kombu_couchdb.admin.jobs import STATES, find
-from kombu_couchdb.admin.listing import Wanted, listing, workers_of
+from kombu_couchdb.admin.listing import Wanted, listing
 from kombu_couchdb.couchdb.client import Document
 
 from ..jobs import Jobs, Unreadable
@@ -74,7 +74,7 @@ def list_(
     if not docs:
         echo('There are none.')
         return
-    echo_styled(jobs_table(docs[:limit], workers_of(jobs.client, docs[:limit]), now, terminal_width()))
+    echo_styled(jobs_table(jobs, docs[:limit], now, terminal_width()))
     if len(docs) > limit:
         echo(f'These are the first {limit}; there are more (--limit).', err=True)
 

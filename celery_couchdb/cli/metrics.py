@@ -14,7 +14,8 @@ import click
 from kombu_couchdb.admin.status import status
 
 from .databases import app_of, broker_of, results_of
-from .tables import Number, echo, echo_styled
+from .tables import echo, echo_styled
+from .time_limit import seconds_option
 
 if TYPE_CHECKING:
     from .metric_families import Reading
@@ -43,22 +44,8 @@ def parse_address(ctx: click.Context, param: click.Parameter, text: str | None) 
 @click.option(
     '--queue', '-Q', 'queues', metavar='NAME', multiple=True, help='Only this queue. Can be given several times.'
 )
-@click.option(
-    '--timeout',
-    metavar='SECONDS',
-    default=8.0,
-    show_default=True,
-    type=Number(0.1),
-    help='How long a reading may take. Prometheus waits 10 seconds by default.',
-)
-@click.option(
-    '--keep',
-    metavar='SECONDS',
-    default=5.0,
-    show_default=True,
-    type=Number(0.0),
-    help='With --listen: use a reading again for this time.',
-)
+@seconds_option('--timeout', 8.0, 'How long a reading may take. Prometheus waits 10 seconds by default.')
+@seconds_option('--keep', 5.0, 'With --listen: use a reading again for this time.', least=0.0)
 @click.pass_context
 def command(
     ctx: click.Context, address: tuple[str, int] | None, queues: tuple[str, ...], timeout: float, keep: float

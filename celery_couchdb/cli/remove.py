@@ -23,7 +23,7 @@ def command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal:
     ID is the id of a task, or its first characters. Pending and scheduled jobs are deleted for good, and their results
     become REVOKED. Jobs that a worker holds are revoked; with --terminate the worker also stops them if they run. An id
     that is in no queue is revoked, too, because a worker may be running the task. Dead letters are kept; see "dead
-    drop".
+    drop". A job that is done is kept as it is.
     """
     jobs = jobs_of(ctx)
     names = tuple(resolve_id(jobs.client, name) for name in names)
@@ -39,6 +39,9 @@ def command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal:
         elif removal.dead:
             left += 1
             echo(f'{name}: is a dead letter; see "dead drop"', err=True)
+        elif removal.done and not removal.revoked:
+            left += 1
+            echo(f'{name}: is done: there is nothing to remove', err=True)
         else:
             echo(
                 f'{name}: is not in a queue; the workers were told to {"terminate" if terminate else "revoke"} it, '

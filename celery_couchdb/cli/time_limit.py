@@ -8,13 +8,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import click
 
 from kombu_couchdb.errors import ServerUnavailable
 
-__all__ = ['result_of', 'start']
+from .tables import Number
+
+__all__ = ['result_of', 'seconds_option', 'start']
 
 T = TypeVar('T')
+
+
+def seconds_option(name: str, default: float, text: str, *, least: float = 0.1) -> Callable[[Any], Any]:
+    """Return the decorator of an option with a number of seconds; `text` is its help."""
+    return click.option(name, metavar='SECONDS', default=default, show_default=True, type=Number(least), help=text)
 
 
 def start(function: Callable[[], T]) -> Future[T]:

@@ -55,7 +55,7 @@ _STEPS = {
 @admin_option
 @click.pass_context
 def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
-    """Purge tombstones, delete orphaned bindings, old broadcasts and stopped consumers, and compact the databases.
+    """Purge tombstones, delete bindings, broadcasts, consumers and rates that nobody uses, and compact the databases.
 
     Workers can run meanwhile. The command needs a server administrator, and all nodes of a cluster must be up. You can
     stop it with Ctrl-C at any time; the next run continues.

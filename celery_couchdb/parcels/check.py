@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import loads, prepare_accept_content
 
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import malformed, workitem
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.documents.compressed import unpacked
 from kombu_couchdb.documents.job_key import JOB_KEY
@@ -93,7 +93,7 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
     `body` is the attachment, or None if the parcel has none; `content` is the app's `accept_content`. *Raises*
     `Refused` if the message is malformed or not accepted.
     """
-    if reason := workitem.flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
+    if reason := malformed.flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
         raise Refused(reason)
     message, headers = doc['message'], doc['message']['headers']
     properties = {name: message['properties'][name] for name in _PROPERTIES if name in message['properties']}

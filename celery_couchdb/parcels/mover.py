@@ -29,7 +29,7 @@ from kombu_couchdb.options import Options
 
 from .accept import Accept
 from .check import Refused, call_in, checked
-from .collecting_channel import CollectingChannel
+from .collecting import CollectingChannel
 from .led_job import LedJob
 
 __all__ = ['Mover']

@@ -2,7 +2,7 @@
 
 `kombu_couchdb.transport.other_regions` publishes a task for another region as a parcel, which CouchDB replicates.
 `ferry` publishes the parcels that arrive, and `home` lets the tasks that a task sends, and the results, find the way
-back to the region where the first task was sent. `chords` keeps the headers of chords in one region.
+back to the region where the first task was sent.
 """
 
 from __future__ import annotations

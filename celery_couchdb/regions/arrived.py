@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kombu_couchdb.documents.body import decoded
+from kombu_couchdb.documents.malformed import flaw
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_names, check_value
-from kombu_couchdb.documents.workitem import flaw
 from kombu_couchdb.errors import Unstorable
 
 from ..parcels.check import Refused
@@ -33,6 +33,8 @@ def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:
     if reason := flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
         raise Refused(reason)
     message = doc['message']
+    if body is None and message['body'] is None:
+        raise Refused('its body is missing')
     properties = {name: value for name, value in message['properties'].items() if name not in _OF_TRANSPORTS}
     if not isinstance(message['headers'].get('task'), str):
         raise Refused('its headers name no task')

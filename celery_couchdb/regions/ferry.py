@@ -17,7 +17,6 @@ from kombu_couchdb import design
 from kombu_couchdb.documents import region
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.options import Options
-from kombu_couchdb.transport.other_regions import database_of
 
 from ..parcels.mover import Mover
 from .arrived import message_of
@@ -78,7 +77,8 @@ class Ferry(Mover):
         return super().do_batch()
 
     def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
-        assert options.region and options.regions, 'the thread is started only with these options'
+        assert options.region, 'the thread is started only with this option'
+        assert options.regions, 'the transport checks that'
         self.region, prefix = options.region, region.arriving(options.region)
         # `;` is the character after `:`. A tombstone has no members beside its id, so `status` does not exclude it.
         selector = {
@@ -92,7 +92,7 @@ class Ferry(Mover):
                 {'_id': {'$regex': f'^p:[^:]+:{self.region}:'}, 'fallback': {'$exists': True}},
             ]
         }
-        return f'region:{self.region}', database_of(options.regions, self.region), selector
+        return f'region:{self.region}', region.database(options.regions, self.region), selector
 
     def _rows(self, **arguments: Any) -> Sequence[Any]:
         return self._client.view(

@@ -40,9 +40,7 @@ def loads(client: Client, concurrency: int) -> dict[str, Load]:
         elif 'worker' in doc and isinstance(doc.get('expires'), (int, float)) and doc['expires'] > now:
             workers.update(str(queue) for queue in doc.get('queues') or ())
     messages = waiting(client)
-    claims = client.view(
-        design.NAME, 'leases', _CLAIMS, startkey=['claim'], endkey=['claim', {}], group_level=3
-    )
+    claims = client.view(design.NAME, 'leases', _CLAIMS, startkey=['claim'], endkey=['claim', {}], group_level=3)
     for claim in map(ClaimCount.of, claims):
         messages[str(claim.queue)] += claim.total
     return {queue: Load(workers[queue] * concurrency, messages[queue]) for queue in workers.keys() - paused}

@@ -64,7 +64,10 @@ class Wants:
         if want.keys() == before.keys() and not (want and self._arrived):
             return
         self._doc, self._arrived = None, 0  # if the write fails, the document is read again
-        new = {**region.new(self._own, want, self._regions.clock.now()), **({'_rev': doc['_rev']} if '_rev' in doc else {})}
+        new = {
+            **region.new(self._own, want, self._regions.clock.now()),
+            **({'_rev': doc['_rev']} if '_rev' in doc else {}),
+        }
         [result] = self._regions.bulk([new])
         if result.is_stored:
             self._doc = {**new, '_rev': result.rev}

@@ -62,6 +62,10 @@ class Removal(NamedTuple):
     running: list[Document]
     #: The dead letters. They were not changed.
     dead: list[Document]
+    #: The completed items that are kept (`keep_done`). They were not changed.
+    done: list[Document]
+    #: Whether workers were told to revoke the task. Only `celery_couchdb.jobs.Jobs.remove` does that.
+    revoked: bool = False
 
 
 def find(client: Client, name: str) -> list[Document]:
@@ -149,7 +153,7 @@ def remove(client: Client, task_id: str) -> Removal:
     """Delete the pending and scheduled items of a job for good, and mark the running ones as removed.
 
     A running item is deleted when its claim ends: when its worker acknowledges or releases it, or when a sweep releases
-    the messages of a worker that was killed or cut off. Dead letters are not changed.
+    the messages of a worker that was killed or cut off. Dead letters and completed items are not changed.
     """
     removed: list[Document] = []
     while True:
@@ -157,7 +161,9 @@ def remove(client: Client, task_id: str) -> Removal:
         open_docs = [doc for doc in docs if not doc.get('status')]
         unchanged = [doc for doc in open_docs if workitem.is_waiting(doc) or not doc.get('removed')]
         if not unchanged:
-            return Removal(removed, open_docs, [doc for doc in docs if workitem.is_dead(doc)])
+            now = client.clock.now()
+            dead, done = ([doc for doc in docs if workitem.state(doc, now) == state] for state in ('dead', 'done'))
+            return Removal(removed, open_docs, dead, done)
         for doc in unchanged:
             after = _removed(client, doc)
             if (after is None or client.bulk([after])[0].is_stored) and workitem.is_waiting(doc):

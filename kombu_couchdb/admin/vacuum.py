@@ -64,7 +64,7 @@ class Report:
     purged: int = 0
     #: The number of our tombstones that were not purged because they are too young.
     young: int = 0
-    #: The number of deleted `bindings`, `broadcasts` and `consumers`.
+    #: The number of deleted `bindings`, `broadcasts`, `consumers` and `rates`.
     tidied: dict[str, int] = field(default_factory=dict)
     #: Whether there was a mark in the database's history that is old enough. Without one nothing is purged.
     marked: bool = True

@@ -15,8 +15,7 @@ from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
 from ..documents import workitem
-from ..documents.concurrency import is_parked
-from ..documents.rates import is_parked as waits_for_start
+from ..documents.rates import waits_for_slot
 from ..queues.waiting import HORIZON_SECONDS, Page
 from .claim_order import ClaimOrder
 from .ending import MANY_LEFT, Ending
@@ -260,7 +259,7 @@ class QueueCandidates:
             if not workitem.is_waiting(doc):
                 if (by := workitem.claimant(doc)) is not None:
                     self.lost(doc['_id'], by)
-            elif is_parked(doc) and not waits_for_start(doc):
+            elif waits_for_slot(doc):
                 pass  # the index was older than the document
             elif workitem.is_due(doc, self._clock.now()):
                 taken.append(doc)

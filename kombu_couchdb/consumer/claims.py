@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
-from ..documents import dead_letter, workitem
+from ..documents import dead_letter, malformed, workitem
 from ..documents.body import stub
+from ..documents.rates import waits_for_slot
 from ..documents.reasons import DELIVERY_LIMIT
 from ..leases.lease import Lease
 from ..leases.unproven import UnprovenClaims
@@ -31,8 +32,9 @@ logger = get_logger(__name__)
 
 _UNREAD = Body(None)
 
-#: How many messages are read for one `basic_get`: some may be claimed by now, or CouchDB may refuse their claims.
-_MAX_PULL_CANDIDATES = 8
+#: How many messages are read for one `basic_get`: some may be claimed by now, or CouchDB may refuse their claims. And
+#: how many if none of these can be claimed: they may be over a limit, and are parked.
+_PULL_CANDIDATES = (8, 100, 1000)
 
 #: When this many messages were parked in one cycle, the next cycle goes on.
 _MAX_PARKED = 100
@@ -155,7 +157,7 @@ class Claims:
             return dead_letter.made_of(doc, reason, now), failed
 
         now = self._store.client.clock.now()
-        if reason := workitem.flaw(doc) or body.reason:
+        if reason := malformed.flaw(doc) or body.reason:
             return set_aside(reason)
         limit = self._topology.limits.of(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
@@ -165,7 +167,7 @@ class Claims:
         max_attempts = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if max_attempts and doc['attempts'] >= max_attempts:
             return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
-        claimed = workitem.acked(doc, now) if final else workitem.claim(workitem.checked(doc), self._lease.id, now)
+        claimed = workitem.acked(doc, now) if final else workitem.claim(malformed.checked(doc), self._lease.id, now)
 
         def on_result(result: WriteResult) -> None:
             # An unproven claim may have lost against another one on other nodes, so it is not delivered. But a message
@@ -211,13 +213,13 @@ class Claims:
 
     def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
         now = self._store.client.clock.now()
-        is_paused = pull.queue in self._topology.paused
-        rows = [] if is_paused else self._store.ready(pull.queue, _MAX_PULL_CANDIDATES)
-        docs = [] if is_paused else self._rates.ready({pull.queue: 1})
-        docs += [row.doc for row in rows if row.doc]
+        docs: Iterable[Document] = ()
+        if pull.queue not in self._topology.paused:
+            ready = self._store.each_ready(pull.queue, _PULL_CANDIDATES)
+            docs = itertools.chain(self._rates.ready({pull.queue: 1}), ready)
         parked: list[PendingWrite] = []
-        for doc in (doc for doc in docs if doc['_id'] not in pull.refused):
-            if workitem.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+        for doc in (doc for doc in docs if doc['_id'] not in pull.refused and not waits_for_slot(doc)):
+            if malformed.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
                 if not self._rates.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue

@@ -78,6 +78,7 @@ class Cycle:
         self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
         self._slots = Slots(client, self.lease, self.unacked)
         self._rates = Rates(client, self.lease, self._slots)
+        self._rates.consumers = lambda queue: len(notifier.peers.of(queue, self.lease.id))
         self.sweeper.slots.known = self._slots.revisions
         self.sweeper.slots.on_waiting = notifier.on_waiting = self._rates.saw
         self._claims = Claims(

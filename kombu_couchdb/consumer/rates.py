@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from ..leases.lease import Lease
 from ..log import get_logger
 from ..queues.slots import Slots as Requests
 from .pending_writes import PendingWrite
+from .refusals import Refusals
 from .slots import Slots
 
 __all__ = ['Rates']
@@ -34,8 +35,10 @@ logger = get_logger(__name__)
 #: How often a consumer tries to take starts that other consumers take at the same time; then it waits for the next.
 _TRIES = 3
 
-#: How much later than the consumer that took the last start the others look at most, in seconds.
-_MAX_LATER_SECONDS = 1.0
+#: How much later than the consumer that took the last start the others look at most: in seconds, and, if that is less,
+#: in intervals of the rate for each consumer of the queue. So they read the document once for each two starts together,
+#: however many they are.
+_MAX_LATER_SECONDS, _MAX_LATER_INTERVALS = 1.0, 4.0
 
 #: How often a consumer looks for messages that changed while it read them, or that it could not claim, in seconds.
 _AGAIN_SECONDS = 0.1
@@ -60,10 +63,13 @@ class Rates:
     def __init__(self, client: Client, lease: Lease, slots: Slots) -> None:
         self._client, self._lease, self._slots = client, lease, slots
         self._requests = Requests(client)
+        self._refusals = Refusals(client, 'the next start')
         self._known: dict[str, _Known] = {}  # by rate key
         #: By `parked_key`: the monotonic time to look for messages that wait, and their rate if it is known.
         self._look_at: dict[str, float] = {}
         self._rates: dict[str, Rate] = {}
+        #: Returns the number of consumers of a queue, with this one.
+        self.consumers: Callable[[str], int] = lambda queue: 1
 
     def due(self, credit: Mapping[str, int]) -> float:
         """Return the monotonic time of the next cycle that this object needs; infinite if it needs none."""
@@ -72,7 +78,7 @@ class Rates:
     def saw(self, parked: str | None) -> None:
         """Note that messages wait under a `parked_key`, which another consumer may have parked."""
         if parked is not None and parked not in self._look_at and rates.queue_and_key(parked):
-            self._look_at[parked] = time.monotonic() + random.uniform(0.0, _MAX_LATER_SECONDS)
+            self._look_at[parked] = time.monotonic() + self._later(parked)
 
     # -- messages that wait
 
@@ -124,11 +130,20 @@ class Rates:
 
     def _schedule(self, parked: str, key: str) -> None:
         """Set the time to look for messages that wait: when a start can be taken, with time to spare."""
+        if self._refusals.waits(key):
+            self._look_at[parked] = self._refusals.until(key)
+            return
         known = self._known.get(key)
         wait = max(0.0, known.next - BURST_SECONDS / 2 - self._client.clock.now()) if known else _AGAIN_SECONDS
         if not (known and known.doc and known.doc.get('by') == self._lease.id):
-            wait += random.uniform(0.0, _MAX_LATER_SECONDS)
+            wait += self._later(parked)
         self._look_at[parked] = time.monotonic() + wait
+
+    def _later(self, parked: str) -> float:
+        """Return how much later this consumer looks than the one that took the last start, in seconds: at random."""
+        found, rate = rates.queue_and_key(parked), self._rates.get(parked)
+        intervals = _MAX_LATER_INTERVALS * self.consumers(found[0]) if found else 0.0
+        return random.uniform(0.0, min(_MAX_LATER_SECONDS, intervals * rate.interval if rate else inf))
 
     def _read(self, keys: set[str]) -> None:
         if not keys:
@@ -169,7 +184,8 @@ class Rates:
         for doc_id, (doc, rate) in wanted.items():
             parked = rates.parked_key(rate.key, str(doc['queue']))
             if doc_id in without | late:
-                writes += self._park(doc, rate, parked)
+                refused = self._refusals.set_aside(doc)
+                writes += [refused] if refused else self._park(doc, rate, parked)
             elif parked in self._look_at:
                 self._schedule(parked, rate.key)  # this consumer has taken the last start
         return taken
@@ -181,7 +197,7 @@ class Rates:
         surplus = set()
         for doc_id, (_, rate) in wanted.items():
             at = next_.get(rate.key, now)
-            if rates.has_start(at, now):
+            if rates.has_start(at, now) and not self._refusals.waits(rate.key):
                 next_[rate.key] = rates.after(at, rate, now)
             else:
                 surplus.add(doc_id)
@@ -222,7 +238,7 @@ class Rates:
         results = self._client.bulk([*docs.values(), *deletions])
         for (key, doc), result in zip(docs.items(), results, strict=False):
             if result.is_refused:
-                raise result.exception(f'{self._client.address.url}: the next start of a rate was not stored')
+                self._refusals.note(key, [doc_id for doc_id, (_, rate) in wanted.items() if rate.key == key], result)
             if result.is_proven:
                 self._known[key] = _Known({**doc, '_rev': result.rev}, doc['next'], [])
         return {doc_id: each for doc_id, each in wanted.items() if each[1].key not in self._known}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -27,6 +27,7 @@ from ..leases.lease import Lease
 from ..log import get_logger
 from ..queues import slots
 from .pending_writes import PendingWrite
+from .refusals import Refusals
 from .unacked import Unacked
 
 __all__ = ['Slots']
@@ -65,12 +66,13 @@ class Slots:
         self._claiming: set[str] = set()
         #: By key: the highest limit of the messages that found no slot in this cycle.
         self._full: dict[str, int] = {}
-        #: By key: how many slots have become free since this consumer looked for messages that wait for them.
-        self._freed: Counter[str] = Counter()
+        self._refusals = Refusals(client, 'the concurrency slot')
+        #: By key: the slots that have become free since this consumer looked for messages that wait for them.
+        self._freed: dict[str, set[int]] = defaultdict(set)
         #: By key of messages that were parked: their limit, and the monotonic time to look for a free slot.
         self._parked: dict[str, tuple[int, float]] = {}
-        #: By key: the monotonic time to look for such messages because a slot was not freed for certain.
-        self._look_at: dict[str, float] = {}
+        #: By key and slot: the monotonic time to look for such messages because it was not freed for certain.
+        self._look_at: dict[tuple[str, int], float] = {}
         self._woken: list[Document] = []
 
     @property
@@ -111,11 +113,8 @@ class Slots:
             return taken
         without = {doc['_id'] for doc, _ in self._take(wanted)}
         self._claiming |= {doc['_id'] for doc, _ in wanted} - without
-        unusable = self._client.unusable
         writes += [
-            self._park(doc, limit)
-            for doc, limit in wanted
-            if doc['_id'] in without and not unusable.has(doc['_id'], doc['_rev'])
+            self._refusals.set_aside(doc) or self._park(doc, limit) for doc, limit in wanted if doc['_id'] in without
         ]
         return {queue: [doc for doc in docs if doc['_id'] not in without] for queue, docs in taken.items()}
 
@@ -128,13 +127,15 @@ class Slots:
         spare = self._spare()
         full, others = list[_Wanted](), list[_Wanted]()
         for each in wanted:
-            (full if each[1].limit <= self._full.get(each[1].key, 0) else others).append(each)
-        left = [each for each in others if not self._reuse(spare, *each)]
-        left = self._create(left, {})
-        # A slot that was chosen at random may be taken while others are free.
-        again = {limit.key for _, limit in left if limit.limit > 1}
-        if again:
-            left = self._create(left, {key: self._requests.taken(key) for key in again})
+            key, most = each[1]
+            (full if most <= self._full.get(key, 0) or self._refusals.waits(key) else others).append(each)
+        untried = [each for each in others if not self._reuse(spare, *each)]
+        left, again = list[_Wanted](), list[_Wanted]()
+        for doc, limit in self._create(untried, {}):
+            # A slot that was chosen at random may be taken while others are free.
+            is_final = limit.limit == 1 or self._refusals.concerns(doc, limit.key)
+            (left if is_final else again).append((doc, limit))
+        left += self._create(again, {key: self._requests.taken(key) for key in {limit.key for _, limit in again}})
         for _, limit in left:
             self._full[limit.key] = max(limit.limit, self._full.get(limit.key, 0))
         return full + left
@@ -172,11 +173,8 @@ class Slots:
             tried.append((doc, limit))
             docs.append({**concurrency.slot(limit.key, number, self._lease.id, self._client.clock.now())})
         for (doc, limit), made, result in zip(tried, docs, self._client.bulk(docs) if docs else (), strict=True):
-            if result.is_permanent:
-                reason = f'its concurrency slot is refused: {result.reason}'
-                self._client.unusable.note(doc['_id'], doc['_rev'], reason)
-            elif result.is_refused:
-                raise result.exception(f'{self._client.address.url}: a concurrency slot was not stored')
+            if result.is_refused:
+                self._refusals.note(limit.key, [doc['_id']], result)
             if result.is_stored:
                 # Another consumer may hold a slot whose creation is unproven: it is freed in this cycle.
                 number = int(made['_id'].rpartition(':')[2])
@@ -192,7 +190,8 @@ class Slots:
                 logger.debug('message %s waits for a slot of concurrency key %r', doc['_id'], limit.key)
             if not result.is_conflict:  # in conflict, another consumer has parked or claimed it
                 most, _ = self._parked.get(limit.key, (0, 0.0))
-                self._parked[limit.key] = max(limit.limit, most), time.monotonic() + self._pause
+                at = max(time.monotonic() + self._pause, self._refusals.until(limit.key))
+                self._parked[limit.key] = max(limit.limit, most), at
                 self._unacked.wakeup.set(self._pause)
 
         return concurrency.park(doc, limit.key, self._client.clock.now()), on_result
@@ -208,19 +207,15 @@ class Slots:
             return
         self._look_for_free_slots()
         now = time.monotonic()
-        for key in [key for key, at in self._look_at.items() if at <= now]:
-            del self._look_at[key]
-            self._freed[key] += 1
+        for key, number in [each for each, at in self._look_at.items() if at <= now]:
+            del self._look_at[key, number]
+            self._freed[key].add(number)
         if self._freed:
-            counts, self._freed = dict(self._freed), Counter()
-            try:
-                found = self._requests.first_parked(counts)
-            except Exception:
-                self._freed.update(counts)
-                raise
-            writes += [self._wake(doc) for _, doc in found if doc]
+            found = self._requests.parked_for_slots(self._freed)
+            self._freed.clear()
+            writes += [self._wake(doc, number) for _, number, doc in found if doc]
             # Another consumer was faster, for a slot that it has freed: look for the next message.
-            self._look_at.update({key: now + self._pause for key, doc in found if not doc})
+            self._look_at.update({(key, n): now + self._pause for key, n, doc in found if not doc and n is not None})
         writes += [self._free(each) for each in self._spare()]
 
     def settle(self) -> list[Document]:
@@ -237,7 +232,7 @@ class Slots:
         for key, limit in [(key, limit) for key, (limit, at) in self._parked.items() if at <= now]:
             own = {each.number for each in self._slots.values() if each.key == key}
             if len(own) < limit and (free := set(range(limit)) - own - self._requests.taken(key)):
-                self._freed[key] += len(free)
+                self._freed[key] |= free
             del self._parked[key]  # if this consumer holds all slots, it looks when it frees one
 
     def _free(self, slot: _Slot) -> PendingWrite:
@@ -246,24 +241,27 @@ class Slots:
             if self._slots.get(slot.id) is slot:
                 del self._slots[slot.id]
             if result.is_unproven:
-                self._look_at[slot.key] = time.monotonic() + SYNC  # other nodes may show the slot as taken until then
+                # Other nodes may show the slot as taken until then.
+                self._look_at[slot.key, slot.number] = time.monotonic() + SYNC
                 return
-            self._freed[slot.key] += 1
+            self._freed[slot.key].add(slot.number)
             self._unacked.wakeup.set()
 
         return deletion({'_id': slot.id, '_rev': slot.rev}), on_result
 
-    def _wake(self, doc: Document) -> PendingWrite:
+    def _wake(self, doc: Document, number: int | None) -> PendingWrite:
+        """Return the write that wakes a message for a slot, or without one."""
         woken = concurrency.unpark(doc)
 
         def on_result(result: WriteResult) -> None:
             if result.is_stored:
                 logger.debug('message %s can be claimed again', doc['_id'])
                 self._woken.append({**woken, '_rev': result.rev})
-                if str(doc.get('queue')) in self._unacked.paused:
-                    self._freed[str(concurrency.parked_key(doc))] += 1  # nobody claims it now: wake the next one, too
-            elif not result.is_refused:
-                self._freed[str(concurrency.parked_key(doc))] += 1  # another consumer was faster: look for the next one
+                again = str(doc.get('queue')) in self._unacked.paused  # nobody claims it now: wake the next one, too
+            else:
+                again = not result.is_refused  # another consumer was faster: look for the next one
+            if again and number is not None:
+                self._freed[str(concurrency.parked_key(doc))].add(number)
             self._unacked.wakeup.set()
 
         return woken, on_result
@@ -279,4 +277,5 @@ class Slots:
 
     def wake_last(self) -> list[PendingWrite]:
         """Return the writes that wake messages for the slots that were freed last; *raises* the errors of `Client`."""
-        return [self._wake(doc) for _, doc in self._requests.first_parked(self._freed) if doc] if self._freed else []
+        found = self._requests.parked_for_slots(self._freed) if self._freed else []
+        return [self._wake(doc, number) for _, number, doc in found if doc]

@@ -11,7 +11,8 @@ Whoever frees a slot of the key removes that member again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -26,6 +27,7 @@ __all__ = [
     'CONCURRENCY_KEY',
     'CONCURRENCY_LIMIT',
     'Concurrency',
+    'assign',
     'check',
     'flaw',
     'flaw_of_key',
@@ -140,6 +142,22 @@ def parked_key(doc: Mapping[str, Any]) -> str | None:
 def park(doc: Mapping[str, Any], key: str, now: float) -> Document:
     """Return an item as parked: no consumer claims it until the member `parked` is removed."""
     return {**doc, 'parked': {'key': key, 'date': now}}
+
+
+def assign(docs: Iterable[Document], free: Collection[int]) -> list[tuple[int | None, Document]]:
+    """Return which of these waiting messages, in this order, may go on with which of the free slots of their key.
+
+    A message gets the highest slot below its limit: the lower ones are left for lower limits. A message that does not
+    need a slot of the key any more, because somebody has changed it, goes on without one.
+    """
+    left, found = sorted(free), list[tuple[int | None, Document]]()
+    for doc in docs:
+        limit = limit_of(doc)
+        if limit is None or limit.key != parked_key(doc):
+            found.append((None, doc))
+        elif fitting := bisect_left(left, limit.limit):
+            found.append((left.pop(fitting - 1), doc))
+    return found
 
 
 def unpark(doc: Mapping[str, Any]) -> Document:

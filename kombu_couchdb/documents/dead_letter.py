@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from . import workitem
+from . import malformed, workitem
 from .concurrency import unpark
 from .types import FAIL, DeadLetter, Document, WorkItem
 
@@ -70,4 +70,4 @@ def replayed(doc: WorkItem, now: float) -> WorkItem:
     kept = {name: value for name, value in doc.items() if name not in dropped}
     headers = {name: None if name == 'expires' else value for name, value in doc['message']['headers'].items()}
     message = {**doc['message'], 'headers': headers}
-    return workitem.checked({**kept, 'date': None, 'published': now, 'attempts': 0, 'message': message})
+    return malformed.checked({**kept, 'date': None, 'published': now, 'attempts': 0, 'message': message})

@@ -34,12 +34,12 @@ __all__ = [
     'document_id',
     'flaw',
     'has_start',
-    'is_parked',
     'next_of',
     'parked_key',
     'queue_and_key',
     'rate_of',
     'resolve',
+    'waits_for_slot',
 ]
 
 #: The names of the headers. A `rate` without a `rate_key` is a header of somebody else.
@@ -183,6 +183,6 @@ def queue_and_key(parked: str | None) -> tuple[str, str] | None:
     return (unquote(queue), key) if found else None
 
 
-def is_parked(doc: Mapping[str, Any]) -> bool:
-    """Tell whether an item waits for a start."""
-    return queue_and_key(concurrency.parked_key(doc)) is not None
+def waits_for_slot(doc: Mapping[str, Any]) -> bool:
+    """Tell whether an item is parked for a slot, not for a start: such an item must be woken before it is claimed."""
+    return concurrency.is_parked(doc) and queue_and_key(concurrency.parked_key(doc)) is None

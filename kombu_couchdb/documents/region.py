@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from ..errors import ConfigurationError
 from .coordination import Region
@@ -24,6 +25,7 @@ __all__ = [
     'arriving',
     'check_name',
     'check_regions',
+    'database',
     'fallback',
     'named',
     'new',
@@ -55,7 +57,7 @@ _NAME = re.compile(r'[a-z][a-z0-9-]{0,29}\Z')
 
 
 def check_name(name: str, value: Any) -> str:
-    """Return the name of a region; *raises* `ConfigurationError`, which mentions the option `name`, if it is not one."""
+    """Return the name of a region; *raises* `ConfigurationError`, which names the option `name`, if it is not one."""
     if not isinstance(value, str) or not _NAME.match(value) or value == ANY:
         raise ConfigurationError(
             f'transport option {name} must have names of regions (a lower-case letter, then up to 29 lower-case '
@@ -79,6 +81,11 @@ def check_regions(name: str, value: Any) -> dict[str, str]:
                 f'for region {region!r}'
             )
     return dict(value)
+
+
+def database(regions: Mapping[str, str], name: str) -> str:
+    """Return the name of a region's database of regions; the URLs of the nodes of a cluster name the same database."""
+    return unquote(urlsplit(regions[name].split(';')[0]).path.strip('/'))
 
 
 def route(message: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:

@@ -5,7 +5,7 @@ written. Optional members are in a base class with `total=False`. CouchDB's own 
 is missing until a document is written, `_deleted` is there in deletions only.
 
 Every user with access to the database can write any document. So a document that was read is a `Document` until it was
-checked (see `workitem.flaw`), and functions that decide about such documents take any `Mapping`.
+checked (see `malformed.flaw`), and functions that decide about such documents take any `Mapping`.
 """
 
 from __future__ import annotations

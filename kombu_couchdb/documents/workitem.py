@@ -20,7 +20,7 @@ has no body; or it is kept for a while as a document of another type, see `done`
 
 No function here does input or output. Each returns a new document and does not change the one that it was given. Dates
 are seconds since the epoch, UTC. Functions that take a `Mapping` accept documents that somebody may have changed by
-hand. `flaw` tells whether a document can be delivered; `checked` returns such a document as a `WorkItem`.
+hand: see `malformed`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,15 @@ from .body import attached, is_large
 from .ids import JOB
 from .job_key import JOB_KEY, job_id
 from .properties import HIGHEST, due_date, headers_of, lifetime, priority
-from .reasons import malformed
 from .types import Document, Message, Tombstone, WorkItem
-from .validation import is_deeper
 
 __all__ = [
     'HIGHEST',
     'acked',
-    'checked',
     'claim',
     'claimant',
     'deleted',
     'delivers_expired',
-    'flaw',
     'has_expired',
     'is_dead',
     'is_done',
@@ -72,13 +68,6 @@ __all__ = [
 #: published, but later states of the job are larger (claimed, or with a reason) and must be accepted, too. They are
 #: written without these blanks.
 _ROOM = ' ' * 600
-
-#: The maximum number of levels in which an item may be nested: those of the published message (at most 100, see
-#: `validation`), and those around a message that waits in `next`.
-_MAX_LEVELS = 110
-
-#: An item with more attempts is malformed.
-_MAX_ATTEMPTS = 10**9
 
 _serial = itertools.count()
 
@@ -223,35 +212,6 @@ def size(doc: Mapping[str, Any]) -> int:
 def rank(priority: int) -> int:
     """Return the rank of a priority in the key of the view `waiting`: the highest priority comes first."""
     return HIGHEST - priority
-
-
-def flaw(doc: Mapping[str, Any]) -> str | None:
-    """Return the reason why a changed or incomplete item cannot be delivered; None if it can."""
-    message = doc.get('message')
-    if not isinstance(message, dict):
-        return malformed('message is missing or not an object')
-    for name, kinds in (('properties', dict), ('headers', dict), ('body', (str, type(None)))):
-        if not isinstance(message.get(name), kinds):
-            return malformed(f'message.{name} is missing or of a wrong type')
-    if not isinstance(message['properties'].get('delivery_info', {}), dict):
-        return malformed('message.properties.delivery_info is not an object')
-    if reason := concurrency.flaw(message['headers']) or rates.flaw(message['headers']):
-        return malformed(reason)
-    if doc.get('claimed') is not None and claimant(doc) is None:
-        return malformed('claimed is neither null nor names a consumer')
-    attempts, date = doc.get('attempts'), doc.get('date')
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 0 <= attempts <= _MAX_ATTEMPTS:
-        return malformed('attempts is not a whole number, or too large')
-    if isinstance(date, bool) or not isinstance(date, (int, float, type(None))):
-        return malformed('date is neither null nor a number of seconds')
-    if is_deeper(doc, _MAX_LEVELS):
-        return malformed(f'it is nested in more than {_MAX_LEVELS} levels')
-    return None
-
-
-def checked(doc: Document) -> WorkItem:
-    """Return a document as a WorkItem; call this only if the document has no `flaw`."""
-    return cast(WorkItem, doc)
 
 
 # -- changes

@@ -6,8 +6,10 @@ went wrong otherwise. It also tells this consumer which messages wait for starts
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection
 
+from ..couchdb.client import Document
 from ..documents import concurrency, rates
 from ..log import get_logger
 from ..queues.slots import Slots
@@ -17,8 +19,8 @@ __all__ = ['FreedSlots']
 
 logger = get_logger(__name__)
 
-#: The most keys whose slots one sweep counts.
-_MAX_KEYS = 50
+#: The most keys whose slots one sweep counts, and the most waiting messages that it reads for them.
+_MAX_KEYS, _MAX_DOCS = 50, 200
 
 
 class FreedSlots:
@@ -51,18 +53,20 @@ class FreedSlots:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake as many waiting messages of each key as there are free slots, for the next keys."""
+        """Wake waiting messages of the next keys, for the slots of each key that are free."""
         keys = self._slots.parked_keys(_MAX_KEYS, self._last_key)
         self._last_key = keys[-1] if len(keys) == _MAX_KEYS else None
         for parked in self._slots.parked_for_rates():
             self.on_waiting(parked)
         keys = [key for key in keys if rates.queue_and_key(key) is None]
-        free = {}
-        for key, doc in self._slots.first_parked(dict.fromkeys(keys, 1)):
-            limit = concurrency.limit_of(doc or {})
-            count = len(set(range(limit.limit)) - self._slots.taken(key)) if limit else 1
-            if count:
-                free[key] = count
-        docs = [doc for _, doc in self._slots.first_parked(free) if doc]
+        waiting: dict[str, list[Document]] = defaultdict(list)
+        for key, doc in self._slots.first_parked(dict.fromkeys(keys, max(1, _MAX_DOCS // max(1, len(keys))))):
+            if doc:
+                waiting[key].append(doc)
+        docs = list[Document]()
+        for key, found in waiting.items():
+            highest = max((limit.limit for doc in found if (limit := concurrency.limit_of(doc))), default=0)
+            free = set(range(highest)) - (self._slots.taken(key) if highest else set())
+            docs += [doc for _, doc in concurrency.assign(found, free)]
         if docs and (count := self._slots.unpark(docs)):
             logger.info('%d messages can be claimed again: their concurrency keys have free slots', count)

@@ -1,8 +1,9 @@
 """The janitor: deletes documents that killed processes left behind, a limited number at a time.
 
 Killed processes leave three kinds of documents: bindings of queues that do not exist any more, broadcasts that no
-publisher overwrites, and heartbeats of consumers whose leases expired long ago. The janitor needs only the rights of a
-member of the database. Its deletions leave tombstones, as those of messages do; see `admin.vacuum`.
+publisher overwrites, and heartbeats of consumers whose leases expired long ago. Rate keys that are not used any more
+leave a fourth: a document whose next start is in the past says no more than a missing one. The janitor needs only the
+rights of a member of the database. Its deletions leave tombstones, as those of messages do; see `admin.vacuum`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from itertools import islice
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, chunks
-from ..documents.ids import BINDING, BROADCAST, QUEUE
+from ..documents import rates
+from ..documents.ids import BINDING, BROADCAST, QUEUE, RATE
 from ..errors import NotFound
 from ..queues.store import Store
 from .watch import Watch, expires_of
 
 __all__ = ['Janitor']
 
-#: The janitor deletes a broadcast or a heartbeat so many seconds after it expired: listeners may be behind, and clocks
-#: differ.
+#: The janitor deletes a broadcast or a heartbeat so many seconds after it expired, and a rate so many seconds after its
+#: next start: listeners may be behind, and clocks differ.
 _KEPT_SECONDS = 3600.0
 
 #: The janitor deletes a binding that had no queue for so many seconds: a process that declares both may have stored
@@ -59,14 +61,16 @@ class Janitor:
         return max(0.0, latest + _ORPHAN_SECONDS - time.monotonic(), self._watch.proven_in(_DEFAULT_LEASE_SECONDS))
 
     def clean_up(self, limit: int) -> dict[str, int]:
-        """Delete up to `limit` documents of each kind; return the numbers as `bindings`, `broadcasts`, `consumers`.
+        """Delete up to `limit` documents of each kind; return how many, with the names of the kinds.
 
-        *Raises* the errors of `Client`; the next call goes on.
+        These are `bindings`, `broadcasts`, `consumers` and `rates`. *Raises* the errors of `Client`; the next call goes
+        on.
         """
         return {
             'bindings': self._delete_bindings(limit),
             'broadcasts': self._delete_broadcasts(limit),
             'consumers': self._delete_consumers(limit),
+            'rates': self._delete_rates(limit),
         }
 
     def _delete_bindings(self, limit: int) -> int:
@@ -120,6 +124,16 @@ class Janitor:
         silent = self._watch.silent()[:limit]
         docs = [doc for part in chunks(silent, _MAX_BATCH_DOCS) for doc in self._client.fetch(part)]
         return self._delete([doc for doc in docs if doc and expires_of(doc) == self._watch.expires(doc['_id'])])
+
+    def _delete_rates(self, limit: int) -> int:
+        now = self._client.clock.now()
+        unused = (
+            doc
+            for doc in _documents(self._client, RATE)
+            if doc.get('type') == 'Rate' and rates.next_of(doc, now) + _KEPT_SECONDS < now
+        )
+        # A consumer that takes a start at this moment has written a later revision, which is not deleted.
+        return self._delete(list(islice(unused, limit)))
 
     def _delete(self, docs: list[Document]) -> int:
         """Delete these revisions of documents, and no later ones; return how many were deleted."""

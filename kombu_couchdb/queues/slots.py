@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import design
@@ -19,6 +19,10 @@ _IDS = members(id=text)
 
 #: The most keys whose waiting messages one request reads, and the most rate keys that it lists.
 _MAX_KEYS, _MAX_RATES = 50, 1000
+
+#: How many waiting messages of a key are read for its free slots at least: first, and then if none of those has a limit
+#: that is high enough.
+_DEPTHS = (1, 40, 500)
 
 
 class Slots:
@@ -51,6 +55,32 @@ class Slots:
             (key, doc if doc and workitem.is_waiting(doc) and concurrency.parked_key(doc) == key else None)
             for (key, _), doc in zip(found, docs, strict=True)
         ]
+
+    def parked_for_slots(self, free: Mapping[str, Collection[int]]) -> list[tuple[str, int | None, Document | None]]:
+        """Return the messages that may go on with these free slots, by key: see `concurrency.assign`.
+
+        Each comes with its key and its slot. (key, slot, None) says that other consumers changed messages of the key
+        meanwhile: look again for one for this slot. Two requests for each 50 keys, and up to four more if the messages
+        of a key have different limits.
+        """
+        found = list[tuple[str, int | None, Document | None]]()
+        left = {key: set(numbers) for key, numbers in free.items()}
+        for depth in _DEPTHS:
+            counts = {key: max(depth, len(numbers)) for key, numbers in left.items()}
+            read: dict[str, list[Document | None]] = {key: [] for key in left}
+            for key, doc in self.first_parked(counts):
+                read[key].append(doc)
+            for key, docs in read.items():
+                given = concurrency.assign([doc for doc in docs if doc], left[key])
+                idle = left[key] - {number for number, _ in given}
+                if idle and len(docs) == counts[key] and depth != _DEPTHS[-1]:
+                    continue
+                found += [(key, number, doc) for number, doc in given]
+                found += [(key, number, None) for number in idle if None in docs]
+                del left[key]
+            if not left:
+                break
+        return found
 
     def parked_keys(self, limit: int, after: str | None) -> list[str]:
         """Return up to `limit` keys that messages wait for, those that come after the key `after` first."""

@@ -13,7 +13,7 @@ from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
 from ..design.rows import Lease, WaitingRow
-from ..documents import conflict_rules, dead_letter, workitem
+from ..documents import conflict_rules, dead_letter, malformed, workitem
 from ..documents.ids import CONSUMER
 from ..documents.types import Parcel, Published, WorkItem
 from ..errors import ServerUnavailable
@@ -123,6 +123,21 @@ class Store(Purge):
             row._replace(doc=doc) for row, doc in zip(rows, self.client.fetch([row.id for row in rows]), strict=True)
         ]
 
+    def each_ready(self, queue: str, sizes: Iterable[int]) -> Iterator[Document]:
+        """Yield the documents of due messages, as `ready` does; it reads as many as the caller needs.
+
+        `sizes` are the numbers of messages up to which it reads, one after the other, each from the beginning.
+        """
+        seen = set[str]()
+        for size in sizes:
+            [page] = waiting.read(self.client, [waiting.Ask(queue, size)], self.client.clock.now())
+            rows = page.rows[:size]
+            for part in chunks([row.id for row in rows if row.id not in seen], _FIRST_READ_DOCS):
+                yield from (doc for doc in self.client.fetch(part) if doc)
+            if len(rows) < size:
+                return
+            seen |= {row.id for row in rows}
+
     def planned(self, queues: Sequence[str], limit: int) -> list[Document]:
         """Return up to `limit` messages of these queues that are due later, the soonest first; two requests."""
         docs = self.client.fetch(
@@ -213,5 +228,5 @@ class Store(Purge):
 
 def _released(doc: Document, now: float) -> Document:
     """Return `doc` released, or as a dead letter if it is malformed: its deliveries could not be counted."""
-    reason = workitem.flaw(doc)
+    reason = malformed.flaw(doc)
     return dead_letter.made_of(doc, reason, now) if reason else workitem.release(doc)

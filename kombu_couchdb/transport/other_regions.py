@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kombu.utils.url import parse_url
-
 from ..couchdb.client import Client
 from ..couchdb.redaction import redacted
 from ..documents import lent, parcel, region
@@ -20,7 +18,7 @@ from ..log import get_logger
 from ..options import Options
 from ..queues.store import Store
 
-__all__ = ['OtherRegions', 'database_of', 'hide_passwords']
+__all__ = ['OtherRegions', 'hide_passwords']
 
 logger = get_logger(__name__)
 
@@ -73,13 +71,8 @@ class OtherRegions:
 
     def _opened(self) -> Store:
         if self._store is None:
-            self._store = Store(self._couchdb.beside(database_of(self._regions, str(self.own))))
+            self._store = Store(self._couchdb.beside(region.database(self._regions, str(self.own))))
         return self._store
-
-
-def database_of(regions: Mapping[str, str], name: str) -> str:
-    """Return the name of a region's database of regions."""
-    return str(parse_url(regions[name])['virtual_host'] or '').strip('/')
 
 
 def hide_passwords(client: Any) -> None:

@@ -149,6 +149,17 @@ def limited(journal: str, key: str, name: str, seconds: float | None) -> str:
     return name
 
 
+@app.task(name='again', base=LimitedTask, bind=True)
+def again(self: Any, journal: str, name: str, seconds: float | None, countdown: float | None) -> str:
+    """Retry once after `countdown` seconds, if it is not None."""
+    note(journal, f'start {name}')
+    if countdown is not None and self.request.retries == 0:
+        raise self.retry(countdown=countdown)
+    pause(journal, seconds)
+    note(journal, f'end {name}')
+    return name
+
+
 @app.task(name='ask')
 def ask(x: int, y: int) -> int:
     """Run the task `add` and wait for its result."""

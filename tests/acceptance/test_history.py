@@ -24,11 +24,16 @@ def listed(site: Site, *options: str) -> list[dict[str, Any]]:
 def test_completed_tasks_are_kept_and_listed(site: Site, pool: str) -> None:
     worker = site.worker(pool=pool)
     result, other = site.send('kept', 42), site.send('add', 1, 2)
-    asked = site.send('add', 3, 4, keep_done=600)
+    asked, failed = site.send('add', 3, 4, keep_done=600), site.send('fail', 'oh', keep_done=600)
     assert [one.get(timeout=PATIENCE) for one in (result, other, asked)] == [42, 3, 7]
+    assert isinstance(failed.get(timeout=PATIENCE, propagate=False), ValueError)
     wait_for(lambda: not items(site.client), 'the acknowledgements')
     found = {job['id']: job for job in listed(site, '--state', 'done')}
-    assert found.keys() == {result.id, asked.id}
+    assert {job['id']: job['result'] for job in found.values()} == {
+        result.id: 'SUCCESS',
+        asked.id: 'SUCCESS',
+        failed.id: 'FAILURE',
+    }
     job = found[result.id]
     assert (job['task'], job['args'], job['worker'], job['state']) == ('kept', [42], worker.hostname(), 'done')
     assert job['published'] <= job['started'] <= job['finished']
@@ -38,7 +43,9 @@ def test_completed_tasks_are_kept_and_listed(site: Site, pool: str) -> None:
     shown = succeeded(couchdb(site, 'jobs', 'show', result.id[:8]))
     assert f'worker     {worker.hostname()}' in shown
     assert 'finished' in shown
-    assert worker.hostname() in succeeded(couchdb(site, 'jobs', 'list', '--state', 'done'))
+    table = succeeded(couchdb(site, 'jobs', 'list', '--state', 'done', COLUMNS='200')).splitlines()
+    assert all(worker.hostname() in line for line in table[1:])
+    assert ['done (FAILURE)' in line for line in table if 'done (' in line] == [failed.id in line for line in table[1:]]
     assert "Invalid value for '--since'" in couchdb(site, 'jobs', 'list', '--since', 'soon').stderr
 
 
@@ -56,6 +63,19 @@ def test_waiting_retry_carries_the_error_of_its_last_attempt(site: Site, pool: s
     assert job['error'].startswith('ValueError: no customer')
     assert 'ValueError: no customer' in succeeded(couchdb(site, 'jobs', 'show', result.id))
     jobs.client.close()
+
+
+def test_commands_say_that_a_job_is_done(site: Site) -> None:
+    site.worker()
+    result = site.send('kept', 42)
+    result.get(timeout=PATIENCE)
+    wait_for(lambda: not items(site.client), 'the acknowledgement')
+    removal = couchdb(site, 'remove', '--yes', result.id)
+    assert (removal.returncode, removal.stderr.strip()) == (1, f'{result.id}: is done: there is nothing to remove')
+    elsewhere = couchdb(site, 'jobs', 'list', '--state', 'done', RESULT_URL=f'{site.environment["RESULT_URL"]}_none')
+    assert elsewhere.returncode == 0
+    assert 'The states of the results are not shown: ' in elsewhere.stderr
+    assert 'done (' not in elsewhere.stdout
 
 
 def test_waiting_job_is_moved_and_edited_by_commands(site: Site) -> None:

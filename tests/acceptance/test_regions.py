@@ -44,9 +44,7 @@ def start(site: Site) -> Callable[[Region], Any]:
     return start
 
 
-def test_result_returns_to_the_region_where_the_task_was_sent(
-    regions: Regions, start: Callable[[Region], Any]
-) -> None:
+def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, start: Callable[[Region], Any]) -> None:
     us, eu = regions['us'], regions['eu']
     regions.connect()
     start(eu)

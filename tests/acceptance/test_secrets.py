@@ -77,8 +77,9 @@ def test_no_output_of_a_site_contains_a_secret(
 
     site.use(urls(site.database), urls(site.results))
     assert (other in site.environment['BROKER_URL']) == (nodes > 1)
+    regions = {'region': 'here', 'regions': {'here': urls(f'{site.database}-regions')}}
     settings = {
-        'broker_transport_options': options,
+        'broker_transport_options': {**options, **regions},
         'result_backend_transport_options': options,
         'broker_read_url': urls(site.database),
         'broker_write_url': urls(site.database),

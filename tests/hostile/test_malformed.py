@@ -14,7 +14,7 @@ from hypothesis import given
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import DecodeError
 
-from celery_couchdb.expiry import sweep
+from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper

@@ -307,15 +307,22 @@ def test_wrong_limit_is_refused(connection: Connection, headers: dict[str, Any])
         publish(connection, 'a', headers=headers)
 
 
-def test_malformed_limit_becomes_a_dead_letter(connect: Callable[..., Connection], client: Client) -> None:
-    publish(connect(), 'a', **limited())
+@pytest.mark.parametrize(
+    ('headers', 'name'),
+    [(limited()['headers'], 'concurrency_limit'), ({'rate_key': 'k', 'rate': '5/h'}, 'rate')],
+    ids=['limit', 'rate'],
+)
+def test_malformed_limit_becomes_a_dead_letter(
+    connect: Callable[..., Connection], client: Client, headers: dict[str, Any], name: str
+) -> None:
+    publish(connect(), 'a', headers=headers)
     [doc] = items(client)
-    doc['message']['headers']['concurrency_limit'] = 'many'
+    doc['message']['headers'][name] = 'many'
     client.bulk([doc])
     inbox = Inbox(connect())
     inbox.drain_until(lambda: [each for each in items(client) if each.get('status')])
     [dead] = items(client)
-    assert dead['reason'].startswith('malformed: the header concurrency_limit must be')
+    assert dead['reason'].startswith(f'malformed: the header {name} must be')
 
 
 def test_no_requests_about_slots_without_limits(

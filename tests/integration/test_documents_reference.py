@@ -92,7 +92,7 @@ def test_all_types_of_documents_are_documented() -> None:
 
 def test_rows_of_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
-    documents = [*design.documents(), design.parcels(), results_design.document()]
+    documents = [*design.documents(), design.parcels(), design.regions(), results_design.document()]
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
 
@@ -218,6 +218,8 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
         backend.store_result(f'of {conf}', 1, 'SUCCESS')
         backend.save_group(f'of {conf}', backend.app.GroupResult('c', []))
     backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
+    far = made(broker_transport_options={'region': 'eu', 'regions': {'eu': 'couchdb://eu/r'}}).backend
+    far.store_result('of a region', 1, 'SUCCESS', request=Context({'id': 'of a region', 'x-from-region': 'us'}))
     backend.set('text', 'mine')
     backend.set('bytes', b'mine')
     docs = written(sent)

@@ -125,7 +125,10 @@ def test_ferry_killed_before_the_parcel_is_deleted(
         ({'fallback': 'eu'}, "fallback must be another one of the regions, not 'eu'"),
         ({'fallback_after': 5}, 'fallback must be another one of the regions, not None'),
         ({'fallback': 'us', 'fallback_after': 0}, 'fallback_after must be a number of seconds above 0, not 0'),
-        ({'fallback': 'us', 'fallback_after': 'soon'}, "fallback_after must be a number of seconds above 0, not 'soon'"),
+        (
+            {'fallback': 'us', 'fallback_after': 'soon'},
+            "fallback_after must be a number of seconds above 0, not 'soon'",
+        ),
     ],
 )
 def test_wrong_fallback_is_an_error_when_the_task_is_sent(

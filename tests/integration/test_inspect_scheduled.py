@@ -1,4 +1,4 @@
-"""The remote control command `inspect scheduled` (`celery_couchdb.control`), called as in a worker."""
+"""The remote control command `inspect scheduled` (`celery_couchdb.worker.control`), called as in a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from celery.worker.control import Panel
 from kombu import Connection, Queue
 
-from celery_couchdb import control
+from celery_couchdb.worker import control
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.support import Request, eta, items, publish, publish_many

@@ -17,7 +17,7 @@ from kombu_couchdb.queues.topology import Topology
 from tests.support import Inbox, Request, publish
 
 HOUR = 3600.0
-NOTHING = {'bindings': 0, 'broadcasts': 0, 'consumers': 0}
+NOTHING = {'bindings': 0, 'broadcasts': 0, 'consumers': 0, 'rates': 0}
 
 
 @pytest.fixture
@@ -133,6 +133,34 @@ def test_broadcasts_are_deleted_an_hour_after_their_expiry(client: Client, topol
     assert ids(client, 'broker:broadcast:') == ['a', 'c', 'e']
 
 
+def test_rates_are_deleted_an_hour_after_their_next_start(client: Client, topology: Topology) -> None:
+    now = time.time()
+    for name, kind, next_ in (
+        ('used', 'Rate', now - 60),
+        ('planned', 'Rate', now + 60),
+        ('unused', 'Rate', now - HOUR - 100),
+        ('malformed', 'Rate', 'soon'),
+        ('of somebody else', 'Other', now - 2 * HOUR),
+    ):
+        client.put({'_id': f'rate:{name}', 'type': kind, 'next': next_})
+    assert Janitor(client).clean_up(100) == {**NOTHING, 'rates': 1}
+    assert ids(client, 'rate:') == ['malformed', 'of somebody else', 'planned', 'used']
+
+
+def test_rate_that_is_used_while_the_janitor_looks_is_kept(client: Client, topology: Topology) -> None:
+    """The consumer takes a start between the janitor's read and its deletion."""
+    unused = {'_id': 'rate:k', 'type': 'Rate', 'next': 1.0}
+    rev, bulk = client.put(unused), client.bulk
+
+    def use_first(docs: Any, **others: Any) -> Any:
+        client.put({**unused, '_rev': rev, 'next': 2.0})
+        return bulk(docs, **others)
+
+    client.bulk = use_first  # type: ignore[method-assign]
+    assert Janitor(client).clean_up(100) == NOTHING
+    assert client.get('rate:k')['next'] == 2.0
+
+
 def test_heartbeats_are_deleted_an_hour_after_their_expiry(
     client: Client, topology: Topology, seconds_ahead: list[float]
 ) -> None:
@@ -196,15 +224,15 @@ def test_limit_applies_to_each_type_of_document(client: Client, topology: Topolo
     tidier = Janitor(client)
     tidier.clean_up(0)
     seconds_ahead.append(62.0)
-    assert tidier.clean_up(5) == {'bindings': 5, 'broadcasts': 5, 'consumers': 5}
-    assert tidier.clean_up(550) == {'bindings': 2, 'broadcasts': 550, 'consumers': 550}
-    assert tidier.clean_up(550) == {'bindings': 0, 'broadcasts': 45, 'consumers': 45}
+    assert tidier.clean_up(5) == {**NOTHING, 'bindings': 5, 'broadcasts': 5, 'consumers': 5}
+    assert tidier.clean_up(550) == {**NOTHING, 'bindings': 2, 'broadcasts': 550, 'consumers': 550}
+    assert tidier.clean_up(550) == {**NOTHING, 'broadcasts': 45, 'consumers': 45}
     assert tidier.clean_up(550) == NOTHING
 
 
-def test_cleanup_of_a_clean_database_takes_three_reads(client: Client, topology: Topology, sent: list[Request]) -> None:
+def test_cleanup_of_a_clean_database_takes_four_reads(client: Client, topology: Topology, sent: list[Request]) -> None:
     Janitor(client).clean_up(100)
-    assert [request.method for request in sent] == ['GET'] * 3
+    assert [request.method for request in sent] == ['GET'] * 4
 
 
 def test_database_without_the_design_document(client: Client) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, states
 from kombu import Connection
 
 from celery_couchdb.jobs import Jobs
@@ -24,7 +24,7 @@ from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
 from tests.conftest import PATIENCE, wait_for
-from tests.support import Inbox, Request, items, leave_leaf, publish
+from tests.support import Inbox, Request, items, leave_leaf, publish, record_requests
 
 DAY = 86400.0
 
@@ -134,8 +134,50 @@ def test_kept_message_is_in_no_count_and_no_list_of_the_queue(
     assert not dead.is_letter(doc)
     assert dead.replay(client, [doc]) == ([], {doc['_id']: 'it is no dead letter (any more)'})
     assert dead.drop(client, [doc]) == 0
-    assert jobs.remove(client, task_id) == ([], [], [])
+    assert jobs.remove(client, task_id) == ([], [], [], [doc], False)
     assert kept(client) == [doc]
+
+
+@pytest.mark.parametrize(
+    ('state', 'terminate', 'revoked'),
+    [
+        (None, False, False),
+        (states.SUCCESS, True, False),
+        (states.RETRY, False, False),
+        (states.STARTED, False, True),
+        (None, True, True),
+    ],
+)
+def test_removal_of_a_done_job_revokes_it_only_if_it_may_run(
+    app: Celery,
+    connect: Callable[..., Connection],
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str | None,
+    terminate: bool,
+    revoked: bool,
+) -> None:
+    """It may have been acknowledged before it ran."""
+    task_id = app.send_task('report').id
+    run(connect(keep_done=DAY), client)
+    if state is not None:
+        app.backend.store_result(task_id, None, state)
+    calls: list[str] = []
+    monkeypatch.setattr(app.control, 'revoke', lambda name, **options: calls.append(name))
+    removal = Jobs(app).remove(kept(client)[0]['_id'], terminate=terminate)
+    assert [workitem.task_id(doc) for doc in removal.done] == [task_id]
+    assert (calls, removal.revoked) == ([task_id] if revoked else [], revoked)
+    assert len(kept(client)) == 1
+
+
+def test_states_of_results_take_one_request(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.backend.mark_as_done('t0', 1)
+    app.backend.mark_as_failure('t1', ValueError())
+    sent = record_requests(monkeypatch, app.backend.client.address.database)
+    assert Jobs(app).result_states(['t0', 't1', 't2']) == {'t0': states.SUCCESS, 't1': states.FAILURE}
+    assert len([request for request in sent if request.path]) == 1  # the first read also asks for the number of nodes
+    other = Celery('other', set_as_current=False, backend='disabled://')
+    assert Jobs(other, Jobs(app).client).result_states(['t0']) == {}
 
 
 def test_kept_message_is_swept_when_its_time_is_over(

@@ -87,16 +87,21 @@ HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize('spoil', SPOILERS.values(), ids=SPOILERS)
-def test_malformed_item_becomes_a_dead_letter_with_a_reason(
-    connect: Callable[..., Connection], client: Client, spoil: Callable[[dict[str, Any]], Any]
-) -> None:
+def beside(spoil: Callable[[dict[str, Any]], Any], connect: Callable[..., Connection], client: Client) -> Inbox:
+    """Return an inbox of a queue with an item that `spoil` has changed, before the message `next`."""
     connection = connect()
     item = good(client, connection)
     spoil(item)
     client.put(item)
     publish(connection, 'next')
-    inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
+    return Inbox(connect(visibility_timeout=1.5), prefetch=1)
+
+
+@pytest.mark.parametrize('spoil', SPOILERS.values(), ids=SPOILERS)
+def test_malformed_item_becomes_a_dead_letter_with_a_reason(
+    connect: Callable[..., Connection], client: Client, spoil: Callable[[dict[str, Any]], Any]
+) -> None:
+    inbox = beside(spoil, connect, client)
     assert inbox.wait(1) == ['next']
     dead: Any = wait_for(lambda: next((doc for doc in items(client) if doc.get('status')), None), 'the dead letter')
     assert (dead['_id'], dead['status']) == ('malformed', 'fail')
@@ -109,12 +114,7 @@ def test_malformed_item_becomes_a_dead_letter_with_a_reason(
 def test_unusual_item_is_delivered(
     connect: Callable[..., Connection], client: Client, spoil: Callable[[dict[str, Any]], Any]
 ) -> None:
-    connection = connect()
-    item = good(client, connection)
-    spoil(item)
-    client.put(item)
-    publish(connection, 'next')
-    inbox = Inbox(connect(visibility_timeout=1.5), prefetch=1)
+    inbox = beside(spoil, connect, client)
     assert sorted(inbox.wait(2)) == ['good', 'next']
     wait_for(lambda: not items(client), 'both messages to be acknowledged')
 

@@ -194,17 +194,6 @@ def test_wrong_keys_are_refused(connection: Connection) -> None:
         publish(connection, 'a', headers={'concurrency_key': 'rate:x', 'concurrency_limit': 1})
 
 
-def test_malformed_rate_becomes_a_dead_letter(connect: Callable[..., Connection], client: Client) -> None:
-    publish(connect(), 'a', **rated())
-    [doc] = items(client)
-    doc['message']['headers']['rate'] = 'fast'
-    client.bulk([doc])
-    inbox = Inbox(connect())
-    inbox.drain_until(lambda: [each for each in items(client) if each.get('status')])
-    [dead] = items(client)
-    assert dead['reason'].startswith('malformed: the header rate must be')
-
-
 def test_nothing_is_polled_while_messages_wait(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:

@@ -223,7 +223,7 @@ def killed(self: Tombstones, ids: list[str]) -> None:
 def test_vacuum_also_runs_the_janitor(couch: Client) -> None:
     couch.put({'_id': 'broker:consumer:a', 'type': 'Consumer', 'expires': 1})
     couch.put({'_id': 'broker:broadcast:a', 'type': 'Broadcast', 'expires': 1})
-    assert vacuum(couch, quiet, age=0).tidied == {'bindings': 0, 'broadcasts': 1, 'consumers': 1}
+    assert vacuum(couch, quiet, age=0).tidied == {'bindings': 0, 'broadcasts': 1, 'consumers': 1, 'rates': 0}
     assert couch.fetch(['broker:consumer:a', 'broker:broadcast:a']) == [None, None]
 
 

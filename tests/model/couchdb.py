@@ -195,6 +195,8 @@ class CouchDB:
             return {'rows': rows[params.get('skip', 0) :][: params.get('limit')]}
         if path.endswith('/conflicted'):
             return {'rows': list(_conflicted(self.nodes[at].trees, json.loads(params['keys'])))}
+        if path.endswith('/by_task'):
+            return {'rows': list(_by_task(self.nodes[at].trees, json.loads(params['keys'])))}
         if path.endswith('/queries'):
             docs = self.nodes[at].index(params.get('update', 'true') == 'true')
             asked = [
@@ -270,6 +272,14 @@ def _conflicted(trees: dict[str, Tree], kinds: list[str]) -> Iterator[Document]:
             counted = [rev for rev in leaves(tree) if doc['type'] == 'WorkItem' or not tree[rev].deleted]
             if len(counted) > 1:
                 yield {'id': doc_id, 'key': doc['type'], 'value': counted}
+
+
+def _by_task(trees: dict[str, Tree], tasks: list[str]) -> Iterator[Document]:
+    """Yield the rows of the view of jobs, for these tasks, with their documents."""
+    for doc_id, tree in trees.items():
+        doc = seen(doc_id, tree)
+        if doc and doc['type'] in ('WorkItem', 'DoneItem') and (task := doc['message']['headers'].get('id')) in tasks:
+            yield {'id': doc_id, 'key': task, 'value': None, 'doc': doc}
 
 
 VIEWS: dict[str, Callable[[Document], Iterator[tuple[Any, Any]]]] = {'waiting': _waiting, 'leases': _leases}

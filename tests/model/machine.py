@@ -201,6 +201,7 @@ class Protocol(RuleBasedStateMachine):
             assert not any(name in other.held for other in self.world.processes if other is not process), (
                 f'{name} runs twice'
             )
+            self.removed_item_may_start(process, delivery.doc)
             # In a cluster, a node that was cut off may not know yet that it is done.
             assert self.nodes > 1 or not self.done_leaves(name), f'{name} runs although it is done'
             # In a cluster, the count of an unacknowledged delivery is lost if its leaf revision loses a conflict.
@@ -208,6 +209,13 @@ class Protocol(RuleBasedStateMachine):
                 assert self.world.delivered[name] <= delivery.doc['attempts'] <= DELIVERIES, (
                     f'the attempts of {name} miscount its deliveries'
                 )
+
+    def removed_item_may_start(self, process: Process, doc: dict[str, Any]) -> None:
+        """Check that an item that was removed is not claimed afterwards, and not started by who must know of it."""
+        name = doc['_id']
+        if self.nodes == 1 and name in self.world.removed:
+            assert doc['claimed'] == self.world.removed[name], f'{name} was claimed after its removal'
+            assert name not in process.must_know - process.told, f'the worker is not told that {name} was removed'
 
     def done_leaves(self, name: str) -> list[str]:
         """Return the leaf revisions of an item that say that it is completed, and kept."""
@@ -254,13 +262,13 @@ class Protocol(RuleBasedStateMachine):
 
     def nothing_is_lost(self) -> None:
         """Check that each item that was not acknowledged exists."""
-        for name in {'a', 'b'} - self.world.acked:
+        for name in {'a', 'b'} - self.world.acked - self.world.unwanted:
             tree = self.world.couchdb.tree(name)
             assert any(not tree[rev].deleted for rev in leaves(tree)), f'{name} is lost'
 
     def results_come_first(self) -> None:
         """Check that an item exists as long as its result is not stored."""
-        for name in {'a', 'b'} - self.world.results:
+        for name in {'a', 'b'} - self.world.results - self.world.unwanted:
             tree = self.world.couchdb.tree(name)
             assert any(not tree[rev].deleted for rev in leaves(tree)), f'{name} was completed without a result'
 

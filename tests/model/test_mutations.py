@@ -14,16 +14,19 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
+from kombu_couchdb.consumer.removed import Suspects
 from kombu_couchdb.consumer.shelf import Shelf
 from kombu_couchdb.consumer.slots import Slots
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.write_order import WriteOrder
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases.freed_slots import FreedSlots
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
 
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Protocol, Single
+from .removing import RemovingSingle
 
 #: The maximum number of examples.
 MOST = 1000
@@ -136,6 +139,22 @@ FAULTS = [
         'sweep',
         'name in expired or (name in unknown and name not in alive)',
         'True',
+    ),
+    Fault(
+        'a removed message is released when its claim ends',
+        RemovingSingle,
+        workitem,
+        'release',
+        "isinstance(removed := doc.get('removed'), (int, float))",
+        'removed := None',
+    ),
+    Fault(
+        'a consumer that was cut off does not ask what was removed',
+        RemovingSingle,
+        Suspects,
+        'check',
+        "leaf.get('removed')",
+        'False',
     ),
 ]
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Single
+from .removing import RemovingCluster, RemovingSingle
 
 #: `MODEL_EXAMPLES=20` explores twenty times as many examples, and different ones in each run.
 MORE = int(os.environ.get('MODEL_EXAMPLES', '0'))
@@ -30,3 +31,7 @@ TestLimitedSingle = LimitedSingle.TestCase
 TestLimitedSingle.settings = PROFILE
 TestLimitedCluster = LimitedCluster.TestCase
 TestLimitedCluster.settings = PROFILE
+TestRemovingSingle = RemovingSingle.TestCase
+TestRemovingSingle.settings = PROFILE
+TestRemovingCluster = RemovingCluster.TestCase
+TestRemovingCluster.settings = PROFILE

@@ -27,7 +27,8 @@ from greenlet import getcurrent, greenlet
 
 import kombu_couchdb
 from kombu_couchdb import errors
-from kombu_couchdb.consumer import io_thread, pending_writes
+from kombu_couchdb.admin import jobs
+from kombu_couchdb.consumer import io_thread, pending_writes, removed
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.consumer.mailbox import Mailbox
 from kombu_couchdb.consumer.rate import Rate
@@ -108,6 +109,9 @@ class World:
         self.acked: set[str] = set()
         #: The items whose results are stored.
         self.results: set[str] = set()
+        #: The items that an operator has tried to remove, and the claims at that time of those that are proven to be.
+        self.unwanted: set[str] = set()
+        self.removed: dict[str, Any] = {}
         #: Consumers whose leases another process ended while they were still valid.
         self.robbed: list[str] = []
         #: How many messages each consumer may claim beyond its prefetch count.
@@ -121,7 +125,7 @@ class World:
     def publish(self, name: str, headers: Document) -> None:
         """Store an item on all nodes."""
         properties = {'delivery_tag': name, **({'keep_done': _KEPT} if self.keeps else {})}
-        message = {'body': '', 'headers': headers, 'properties': properties}
+        message = {'body': '', 'headers': {'id': name, **headers}, 'properties': properties}
         self.couchdb.store([{**workitem.new(name, QUEUE, message, self.now + self.wrong)}])
 
     def set_server_clock(self, wrong: float) -> None:
@@ -153,6 +157,10 @@ class World:
         """Return a process; if it has ended, start a new one in its place first."""
         return self.restart(number) if self.processes[number].ended else self.processes[number]
 
+    def _tell(self, task_id: str) -> None:
+        """Note that a consumer tells its worker not to start a task."""
+        next(process for process in self.processes if process.is_current).told.add(task_id)
+
     def close(self) -> None:
         for process in self.processes:
             process.kill()
@@ -176,6 +184,7 @@ class World:
                 (module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
                 for module in (conflicts, sweeper)
             ),
+            (removed, '_listeners', [self._tell]),
             (lease, 'socket', SimpleNamespace(gethostname=lambda: 'host')),
             (lease, 'os', SimpleNamespace(getpid=lambda: 1)),
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}'))),
@@ -190,14 +199,80 @@ class World:
             yield
 
 
-class Process:
+class Actor:
+    """A thread that sends requests: it stops at each, and waits until the caller decides what the response is."""
+
+    waiting: Request | Sleep
+    _thread: greenlet
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def go(self, at: int = 0) -> None:
+        """Let the thread run to its next request or sleep.
+
+        A pending request gets its response first; reads ask node `at`.
+        """
+        if isinstance(self.waiting, Sleep):
+            return self._resume(None)
+        if self.waiting.write is None:
+            try:
+                answer = self._world.couchdb.read(*self.waiting[:3], at % len(self._world.couchdb.nodes))
+            except errors.CouchDBError as exc:
+                return self._resume(exc)
+            return self._resume(answer)
+        write = self.waiting.write
+        for more in range(len(self._world.couchdb.nodes)):
+            if write.answers is None:
+                self._world.couchdb.land(write, (at + more) % len(self._world.couchdb.nodes))
+        for doc, answer in zip(write.docs, write.answers or [], strict=True):
+            self._on_response(doc, answer)
+        return self._resume(self._shape(write.answers))
+
+    def _on_response(self, doc: Document, answer: Document) -> None:
+        """Note the response to the write of a document, which the thread is about to get."""
+
+    def _shape(self, answers: Any) -> Any:
+        assert isinstance(self.waiting, Request)
+        if self.waiting.path == '/_bulk_docs':
+            return answers
+        answer = answers[0]
+        return errors.Conflict(answer['id']) if answer.get('error') == 'conflict' else answer
+
+    def cut(self) -> None:
+        """Break the connection: the thread gets no response, whether or not its request was carried out."""
+        self._resume(errors.ServerUnavailable('cut'))
+
+    def _resume(self, answer: Any) -> None:
+        waiting = self._thread.throw(answer) if isinstance(answer, Exception) else self._thread.switch(answer)
+        if not self._thread.dead:
+            self.waiting = waiting
+
+    @property
+    def asks(self) -> bool:
+        """Whether the thread waits for a response."""
+        return not self.ended and isinstance(self.waiting, Request)
+
+    @property
+    def write(self) -> Write | None:
+        """The write whose response the thread waits for, or None."""
+        return self.waiting.write if isinstance(self.waiting, Request) else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended."""
+        return bool(self._thread.dead)
+
+
+class Process(Actor):
     """A consuming process.
 
     Its I/O thread stops at requests and sleeps; the caller of `receive` and `ack` acts as kombu's thread.
     """
 
     def __init__(self, world: World, skew: float, credit: int) -> None:
-        self._world, self.skew, self.credit = world, skew, credit
+        super().__init__(world)
+        self.skew, self.credit = skew, credit
         self._mailbox = Mailbox[Delivery | Exception]()
         client = _ModelClient(world, skew)
         self.clock: ModelClock = client.clock  # type: ignore[assignment]
@@ -219,34 +294,26 @@ class Process:
         self.consumer._cycle.order = WriteOrder(self.unacked.wakeup.set, [self.results])
         #: Deliveries that kombu has received and neither acknowledged nor released.
         self.working: list[Delivery] = []
-        self._thread: greenlet = self.consumer._thread.greenlet  # type: ignore[attr-defined]
-        self.waiting: Request | Sleep = self._thread.switch()
+        #: The removed tasks that the worker was told of because it had lost its connection or its lease, and those that
+        #: it must have been told of: they were removed before it was back.
+        self.told, self.must_know = set[str](), set[str]()
+        self._was_cut, self._removed_before = False, set[str]()
+        self._thread = self.consumer._thread.greenlet  # type: ignore[attr-defined]
+        self.waiting = self._thread.switch()
 
     # -- the I/O thread
 
     def go(self, at: int = 0) -> None:
-        """Let the thread run to its next request or sleep.
-
-        A pending request gets its response first; reads ask node `at`.
-        """
         if isinstance(self.waiting, Sleep):
-            return self._resume(None)
-        if self.waiting.write is None:
-            try:
-                answer = self._world.couchdb.read(*self.waiting[:3], at % len(self._world.couchdb.nodes))
-            except errors.CouchDBError as exc:
-                return self._resume(exc)
-            return self._resume(answer)
-        write = self.waiting.write
-        for more in range(len(self._world.couchdb.nodes)):
-            if write.answers is None:
-                self._world.couchdb.land(write, (at + more) % len(self._world.couchdb.nodes))
-        self._world.robbed += [
-            doc['_id']
-            for doc, answer in zip(write.docs, write.answers or [], strict=True)
-            if doc.get('_deleted') and self._ended_early(doc['_id'], answer)
-        ]
-        return self._resume(self._shape(write.answers))
+            self._removed_before = {*self._world.removed}
+        super().go(at)
+        if isinstance(self.waiting, Sleep) and self._was_cut:  # the end of a pass that got all responses
+            self.must_know |= self._removed_before
+            self._was_cut = False
+
+    def _on_response(self, doc: Document, answer: Document) -> None:
+        if doc.get('_deleted') and self._ended_early(doc['_id'], answer):
+            self._world.robbed.append(doc['_id'])
 
     def _ended_early(self, doc_id: str, deletion: Document) -> bool:
         """Tell whether this process has just deleted, with proof, the heartbeat of another valid lease."""
@@ -262,41 +329,19 @@ class Process:
             )
         )
 
-    def _shape(self, answers: Any) -> Any:
-        assert isinstance(self.waiting, Request)
-        if self.waiting.path == '/_bulk_docs':
-            return answers
-        answer = answers[0]
-        return errors.Conflict(answer['id']) if answer.get('error') == 'conflict' else answer
-
     def cut(self) -> None:
-        """Break the connection: the thread gets no response, whether or not its request was carried out."""
-        self._resume(errors.ServerUnavailable('cut'))
-
-    def _resume(self, answer: Any) -> None:
-        waiting = self._thread.throw(answer) if isinstance(answer, Exception) else self._thread.switch(answer)
-        if not self._thread.dead:
-            self.waiting = waiting
+        super().cut()
+        self._was_cut, self._removed_before = True, set()
 
     @property
-    def asks(self) -> bool:
-        """Whether the I/O thread waits for a response."""
-        return not self.ended and isinstance(self.waiting, Request)
+    def is_current(self) -> bool:
+        """Whether the code that runs now is that of the I/O thread."""
+        return bool(self._thread is getcurrent())
 
     @property
     def has_results(self) -> bool:
         """Whether results were handed over that are not stored."""
         return bool(self.results.waiting)
-
-    @property
-    def write(self) -> Write | None:
-        """The write whose response the I/O thread waits for, or None."""
-        return self.waiting.write if isinstance(self.waiting, Request) else None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the I/O thread has ended."""
-        return bool(self._thread.dead)
 
     def stop(self) -> None:
         """Ask the process to end; it releases its messages first."""
@@ -352,6 +397,25 @@ class Process:
         if self.ended or not self.consumer._cycle.lease.valid:
             return {}
         return {delivery.doc['_id']: delivery.doc for delivery in self.unacked._held.values()}
+
+
+class Operator(Actor):
+    """A person who removes a job. What becomes of it after a response was lost is not known."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world)
+        self._thread = greenlet(lambda: self._remove(name))
+        self.waiting = self._thread.switch()
+
+    def _remove(self, name: str) -> None:
+        try:
+            jobs.remove(_ModelClient(self._world, 0.0), name)
+        except errors.CouchDBError:
+            pass
+
+    def _on_response(self, doc: Document, answer: Document) -> None:
+        if answer.get('ok') and not answer.get('accepted'):
+            self._world.removed.setdefault(doc['_id'], doc.get('claimed'))
 
 
 class Results:

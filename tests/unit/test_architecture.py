@@ -30,7 +30,11 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.results': {'design'},
     'celery_couchdb.waiting': {'results', 'design'},
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
+    'celery_couchdb.worker': {'results', 'chords', 'parcels', 'regions'},
+    'celery_couchdb.patches': set(),
+    'celery_couchdb.jobs': {'backend', 'results'},
     'celery_couchdb.parcels': set(),
+    'celery_couchdb.regions': {'parcels'},
     'celery_couchdb.beat': set(),
     'celery_couchdb.testing': set(),
 }
@@ -112,6 +116,11 @@ def test_folders_import_only_folders_below_them(folder: str) -> None:
     assert found <= allowed
 
 
+def test_only_public_modules_are_beside_the_folders_of_celery_couchdb() -> None:
+    flat = {name for name, path in FILES.items() if path.parent.name == 'celery_couchdb' and path.stem != '__init__'}
+    assert flat == {f'celery_couchdb.{name}' for name in ('backend', 'limits', 'options', 'stored_results', 'unique')}
+
+
 def test_every_folder_has_a_rule_and_a_docstring() -> None:
     found = {folder_of(module) for module, path in FILES.items() if len(path.relative_to(ROOT).parts) > 2}
     assert found - {'celery_couchdb.cli'} == set(FOLDERS)  # the commands may import everything
@@ -141,7 +150,8 @@ def test_transport_is_imported_only_by_its_folder() -> None:
     inside = {module for module in FILES if folder_of(module) == 'kombu_couchdb.transport'}
     found = {(module, name) for module in FILES.keys() - inside for name in IMPORTS[module] if name in inside}
     assert {name for _, name in found} <= {'kombu_couchdb.transport', 'kombu_couchdb.transport.channel'}
-    assert {module for module, name in found if name.endswith('.channel')} <= {'celery_couchdb.parcels.collecting_channel'}
+    users = {module for module, name in found if name.endswith('.channel')}
+    assert users <= {'celery_couchdb.parcels.collecting'}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +213,7 @@ def test_one_module_prints_and_one_creates_loggers() -> None:
     assert {module for module, text in sources.items() if re.search(making, text)} <= {
         'kombu_couchdb.log',
         'kombu_couchdb.embedded',
-        'celery_couchdb.brevity',
+        'celery_couchdb.patches.brevity',
     }  # the last two log no text of documents
 
 

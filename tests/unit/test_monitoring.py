@@ -133,6 +133,7 @@ FIRING: dict[str, dict[str, tuple[float, float]]] = {
     'CeleryDeadLetters': {'celery_couchdb_queue_messages{queue="q", state="dead"}': (1, 0)},
     'CeleryMalformedMessages': {'celery_couchdb_malformed_messages': (1, 0)},
     'CeleryConsumersOverdue': {'celery_couchdb_consumers{state="overdue"}': (1, 0)},
+    'CeleryNoLeader': {'celery_couchdb_leader_renewed_seconds{duty="beat"}': (61, 20)},
     'CeleryTombstones': {'celery_couchdb_database_tombstones{database="d", role="broker"}': (6e6, 4e6)},
     'CeleryDatabaseNotCompacted': {
         'celery_couchdb_database_size_bytes{database="d", role="broker"}': (2e9, 2e9),

@@ -93,13 +93,13 @@ def test_hook_is_a_serializer_without_a_codec() -> None:
 def test_only_workers_load_the_remote_control_command(before: str, start: str) -> None:
     code = (
         'import sys; from celery import Celery, signals; '
-        f'{before}; print("celery_couchdb.control" in sys.modules); {start}; '
+        f'{before}; print("celery_couchdb.worker.control" in sys.modules); {start}; '
         'from celery.worker.control import Panel; print(Panel.data["scheduled"].__module__)'
     )
     done = subprocess.run(
         [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
-    assert done.stdout.split() == ['False', 'celery_couchdb.control']
+    assert done.stdout.split() == ['False', 'celery_couchdb.worker.control']
 
 
 def test_versions_agree() -> None:

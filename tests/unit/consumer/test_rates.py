@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kombu_couchdb.consumer import refusals
 from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.rates import Rates
-from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.couchdb.write_result import REFUSED, WriteResult, WriteStatus
 
 
 class World:
@@ -22,6 +24,9 @@ class World:
         self.docs: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         self.withdrawn: set[str] = set()
+        self.error = 'forbidden'
+        #: The documents that were to be written with the last claims.
+        self.written: list[dict[str, Any]] = []
         client: Any = SimpleNamespace(
             bulk=self._bulk,
             find=self._find,
@@ -45,9 +50,10 @@ class World:
             status = self.statuses.pop(0) if self.statuses else WriteStatus.STORED
             if status is WriteStatus.STORED and stored != doc.get('_rev'):
                 status = WriteStatus.CONFLICT
-            if status is not WriteStatus.CONFLICT:
+            if status in (WriteStatus.STORED, WriteStatus.UNPROVEN):
                 self.docs[doc['_id']] = {**doc, '_rev': f'{len(self.requests)}-a'}
-            results.append(WriteResult(doc['_id'], status, self.docs.get(doc['_id'], {}).get('_rev', ''), 'error'))
+            rev = self.docs.get(doc['_id'], {}).get('_rev', '')
+            results.append(WriteResult(doc['_id'], status, rev, self.error, 'error'))
         return results
 
     def admit(self, *names: str, rate: str = '10/s', parked: bool = False) -> tuple[list[str], list[str]]:
@@ -57,7 +63,8 @@ class World:
         docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': message, **where} for name in names]
         writes: list[PendingWrite] = []
         admitted = self.rates.admit({'q': docs}, writes)['q']
-        return [doc['_id'] for doc in admitted], [doc['_id'] for doc, _ in writes]
+        self.written = [dict(doc) for doc, _ in writes]
+        return [doc['_id'] for doc in admitted], [doc['_id'] for doc in self.written]
 
     @property
     def next(self) -> float:
@@ -122,10 +129,23 @@ def test_conflicts_end(world: World) -> None:
     assert world.requests.count('bulk') == 3
 
 
-def test_refusal_is_an_error(world: World) -> None:
+def test_messages_wait_after_a_refusal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.statuses = [WriteStatus.REFUSED]
-    with pytest.raises(CouchDBError, match='the next start of a rate was not stored'):
-        world.admit('a')
+    assert world.admit('a') == ([], ['a'])
+    assert world.rates.due({'q': 1}) > time.monotonic() + 29
+    world.requests.clear()
+    assert world.admit('b') == ([], ['b'])
+    assert not world.requests
+    monkeypatch.setattr(refusals, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + 31))
+    assert world.admit('a', parked=True) == (['a'], [])
+
+
+def test_message_whose_start_is_refused_for_ever_becomes_a_dead_letter(world: World) -> None:
+    world.statuses, world.error = [WriteStatus.REFUSED] * 9, REFUSED
+    assert world.admit('a') == ([], ['a'])
+    assert world.written[0]['reason'] == 'malformed: the next start of this message cannot be stored: error'
+    world.statuses = []
+    assert world.admit('b') == (['b'], [])
 
 
 def test_burst_of_a_high_rate(world: World) -> None:
@@ -140,6 +160,26 @@ def test_only_queues_with_credit_are_looked_at(world: World) -> None:
     world.admit('a', 'b')
     assert world.rates.due({'q': 1}) < float('inf')
     assert world.rates.due({'q': 0}) == world.rates.due({'other': 1}) == float('inf')
+
+
+@pytest.mark.parametrize(
+    ('rate', 'consumers', 'most'), [('1/s', 2, 1.0), ('50/s', 1, 0.088), ('50/s', 2, 0.176), ('50/s', 100, 1.0)]
+)
+def test_others_look_later_than_the_consumer_with_the_last_start(
+    world: World, monkeypatch: pytest.MonkeyPatch, rate: str, consumers: int, most: float
+) -> None:
+    """The later the more they are, so that they do not read more often together."""
+    spans: list[float] = []
+
+    def uniform(least: float, most: float) -> float:
+        spans.append(most)
+        return least
+
+    monkeypatch.setattr(random, 'uniform', uniform)
+    world.rates.consumers = lambda queue: {'q': consumers}[queue]
+    world.docs['rate:k'] = {'_id': 'rate:k', '_rev': '1-a', 'next': world.now + 5, 'by': 'other'}
+    assert world.admit('a', rate=rate) == ([], ['a'])
+    assert spans == [pytest.approx(most)]
 
 
 def test_messages_that_other_consumers_parked(world: World) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kombu_couchdb.consumer import refusals
 from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.slots import Slots
 from kombu_couchdb.couchdb.unusable import Unusable
@@ -19,6 +21,8 @@ class World:
     def __init__(self) -> None:
         self.status, self.error = WriteStatus.STORED, ''
         self.created: list[str] = []
+        #: The documents to be written in the last cycle.
+        self.written: list[dict[str, Any]] = []
         self.held: set[str] = set()
         self.running: dict[str, float] = {}
         self.lease = SimpleNamespace(id='first')
@@ -40,18 +44,19 @@ class World:
 
     def _bulk(self, docs: list[dict[str, Any]]) -> list[WriteResult]:
         self.created += [doc['_id'] for doc in docs]
-        return [WriteResult(doc['_id'], self.status, '1-a', self.error) for doc in docs]
+        return [WriteResult(doc['_id'], self.status, '1-a', self.error, 'because') for doc in docs]
 
     def cycle(self, *names: str, limit: int = 1) -> tuple[list[str], list[str]]:
         """Claim messages in a cycle; return the ids of those that are admitted, and of all documents to be written."""
         headers = {'concurrency_key': 'k', 'concurrency_limit': limit}
-        docs = [{'_id': name, '_rev': '1-a', 'message': {'headers': headers}} for name in names]
+        docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': {'headers': headers}} for name in names]
         writes: list[PendingWrite] = []
         self.slots.begin()
         admitted = [doc['_id'] for doc in self.slots.admit({'q': docs}, writes)['q']]
         self.slots.free(writes)
         self.held.update(admitted)
         self.slots.settle()
+        self.written = [dict(doc) for doc, _ in writes]
         return admitted, [doc['_id'] for doc, _ in writes]
 
 
@@ -98,10 +103,28 @@ def test_slot_that_is_not_proven_is_not_used(world: World, status: WriteStatus) 
 
 def test_slot_that_is_refused_for_ever_stops_only_its_message(world: World) -> None:
     world.status, world.error = WriteStatus.REFUSED, REFUSED
-    assert world.cycle('a') == ([], [])
-    assert world.unusable.has('a', '1-a')
+    assert world.cycle('a') == ([], ['a'])
+    [dead] = world.written
+    assert dead['reason'] == 'malformed: the concurrency slot of this message cannot be stored: because'
+    assert (dead['status'], 'parked' in dead) == ('fail', False)
     world.status, world.error = WriteStatus.STORED, ''
     assert world.cycle('b') == (['b'], [])
+
+
+def test_slot_that_is_refused_for_now_is_tried_again_later(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message is parked. Meanwhile no request is made for its key, and one line is logged."""
+    world.status, world.error = WriteStatus.REFUSED, 'forbidden'
+    assert world.cycle('a', limit=3) == ([], ['a'])
+    assert 'parked' in world.written[0]
+    assert world.cycle('b', limit=3) == ([], ['b'])
+    assert len(world.created) == 1
+    [line] = caplog.messages
+    assert line.startswith("the concurrency slot of key 'k' was not stored, and its messages wait: CouchDB refuses it")
+    monkeypatch.setattr(refusals, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + 31))
+    world.status, world.error = WriteStatus.STORED, ''
+    assert world.cycle('a', limit=3) == (['a'], [])
 
 
 def test_limit_of_several(world: World) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, dead_letter, unique_merge, workitem
+from kombu_couchdb.documents import concurrency, dead_letter, malformed, unique_merge, workitem
 from kombu_couchdb.documents.concurrency import Concurrency
 
 HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'concurrency_limit': 2}
@@ -25,10 +25,10 @@ def test_limit_of_an_item() -> None:
     assert concurrency.limit_of(item()) == Concurrency('k', 2)
     assert concurrency.limit_of(item(concurrency_key=None, concurrency_limit=None)) is None
     assert concurrency.limit_of({'message': None}) is None
-    malformed = item()
-    malformed['message']['headers']['concurrency_limit'] = []
-    assert concurrency.limit_of(malformed) is None
-    assert 'concurrency_limit' in str(workitem.flaw(malformed))
+    changed = item()
+    changed['message']['headers']['concurrency_limit'] = []
+    assert concurrency.limit_of(changed) is None
+    assert 'concurrency_limit' in str(malformed.flaw(changed))
 
 
 @pytest.mark.parametrize(('one', 'other'), [('a', 'a:0'), ('a', 'a%3A'), ('a/b', 'a%2Fb'), ('é', 'e\u0301')])
@@ -56,7 +56,7 @@ def test_parked_item_becomes_claimable_again() -> None:
     assert concurrency.is_parked(parked)
     assert workitem.is_waiting(parked)
     assert concurrency.unpark(parked) == item()
-    assert not concurrency.is_parked(workitem.claim(workitem.checked(parked), 'c', 6.0))
+    assert not concurrency.is_parked(workitem.claim(malformed.checked(parked), 'c', 6.0))
     assert not concurrency.is_parked(dead_letter.made_of(parked, 'reason', 6.0))
 
 
@@ -66,3 +66,34 @@ def test_parked_unique_job_that_is_sent_again_is_claimable(task_id: str) -> None
     parked = concurrency.park(item(job_key='j'), 'k', 5.0)
     [merged], _ = unique_merge.merge(parked, item(9.0, job_key='j', id=task_id), 9.0)
     assert not concurrency.is_parked(merged)
+
+
+def waiting(**limits: int) -> list[dict[str, Any]]:
+    """Return messages that wait for slots of the key `k`, by name with their limits."""
+    return [
+        concurrency.park({**item(concurrency_limit=limit), '_id': name}, 'k', 5.0) for name, limit in limits.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ('limits', 'free', 'expected'),
+    [
+        ({'a': 2, 'b': 2, 'c': 2}, {0, 1}, [(1, 'a'), (0, 'b')]),
+        ({'low': 1, 'high': 5}, {3}, [(3, 'high')]),
+        ({'high': 5, 'low': 1}, {0, 3}, [(3, 'high'), (0, 'low')]),
+        ({'high': 5, 'low': 1}, {0}, [(0, 'high')]),
+        ({'low': 1}, {1, 2}, []),
+        ({'a': 1}, set(), []),
+    ],
+)
+def test_free_slots_are_given_to_the_first_messages_that_can_use_them(
+    limits: dict[str, int], free: set[int], expected: list[tuple[int, str]]
+) -> None:
+    assert [(number, doc['_id']) for number, doc in concurrency.assign(waiting(**limits), free)] == expected
+
+
+def test_a_changed_message_goes_on_without_a_slot() -> None:
+    without_limit, of_another_key = waiting(a=1, b=1)
+    without_limit['message']['headers']['concurrency_limit'] = 0
+    of_another_key['message']['headers']['concurrency_key'] = 'other'
+    assert concurrency.assign([without_limit, of_another_key], {0}) == [(None, without_limit), (None, of_another_key)]

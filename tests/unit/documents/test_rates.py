@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, rates, workitem
+from kombu_couchdb.documents import concurrency, malformed, rates, workitem
 from kombu_couchdb.documents.rates import Rate
 
 
@@ -30,10 +30,10 @@ def test_rate_of_an_item(given: Any, most: int, period: float) -> None:
 def test_items_without_a_rate() -> None:
     assert rates.rate_of(item('nonsense', key=None)) is None
     assert rates.rate_of({'message': 7}) is None
-    malformed = item()
-    malformed['message']['headers']['rate'] = 'fast'
-    assert rates.rate_of(malformed) is None
-    assert 'the header rate must be' in str(workitem.flaw(malformed))
+    changed = item()
+    changed['message']['headers']['rate'] = 'fast'
+    assert rates.rate_of(changed) is None
+    assert 'the header rate must be' in str(malformed.flaw(changed))
 
 
 @pytest.mark.parametrize('rate', [Rate('k', 1, 1), Rate('k', 5, 1), Rate('k', 100, 1), Rate('k', 100, 60)])
@@ -82,11 +82,11 @@ def test_leaf_with_the_latest_start_is_kept() -> None:
 def test_parked_key(queue: str, key: str) -> None:
     parked = rates.parked_key(key, queue)
     assert rates.queue_and_key(parked) == (queue, key)
-    assert rates.is_parked(concurrency.park(item(), parked, 1.0))
+    assert not rates.waits_for_slot(concurrency.park(item(), parked, 1.0))
 
 
 def test_messages_that_wait_for_slots_do_not_wait_for_starts() -> None:
     assert rates.queue_and_key('k') is None
     assert rates.queue_and_key('rate:') is None
-    assert not rates.is_parked(concurrency.park(item(), 'k', 1.0))
-    assert not rates.is_parked(item())
+    assert rates.waits_for_slot(concurrency.park(item(), 'k', 1.0))
+    assert not rates.waits_for_slot(item())

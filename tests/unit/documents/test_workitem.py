@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import dead_letter, workitem
+from kombu_couchdb.documents import dead_letter, malformed, workitem
 from kombu_couchdb.documents.body import MAX_INLINE
 from kombu_couchdb.documents.properties import due_date
 from kombu_couchdb.errors import Unstorable
@@ -53,7 +53,7 @@ def test_new_item_waits_and_is_due() -> None:
     assert doc['message'] == message()
     assert workitem.is_waiting(doc)
     assert workitem.is_due(doc, 0.0)
-    assert workitem.flaw(doc) is None
+    assert malformed.flaw(doc) is None
 
 
 def test_ids_of_one_moment_sort_by_creation() -> None:
@@ -206,7 +206,7 @@ def test_functions_do_not_modify_their_document() -> None:
         workitem.release(doc, delivered=False)
         dead_letter.made_of(doc, 'because', NOW)
         workitem.acked(doc, NOW)
-        workitem.flaw(doc)
+        malformed.flaw(doc)
         assert doc == before
 
 
@@ -246,7 +246,7 @@ def test_large_body_is_an_attachment() -> None:
     doc = workitem.new('id', 'q', message(body), NOW)
     assert doc['message'] == {**message(body), 'body': None}
     assert b64decode(doc['_attachments']['body']['data']) == body.encode()
-    assert workitem.flaw(doc) is None
+    assert malformed.flaw(doc) is None
     assert '_attachments' not in workitem.new('id', 'q', message('x' * MAX_INLINE), NOW)
 
 
@@ -268,70 +268,6 @@ def test_next_job_has_no_members_reserved_by_couchdb() -> None:
     assert '_attachments' not in dead_letter.copy({**doc, '_attachments': {}})
 
 
-# -- flaws
-
-
-def test_valid_items_have_no_flaw() -> None:
-    for doc in (
-        item(),
-        workitem.claim(item(), 'me', NOW),
-        item(date=NOW),
-        item(date=5),
-        item(attempts=7),
-        item(message=message(delivery_info={})),
-    ):
-        assert workitem.flaw(doc) is None
-
-
-@pytest.mark.parametrize(
-    ('spoilt', 'named'),
-    [
-        ({'message': None}, 'message'),
-        ({'message': 'text'}, 'message'),
-        ({'message': []}, 'message'),
-        ({'message': {**message(), 'properties': None}}, 'message.properties'),
-        ({'message': {**message(), 'properties': []}}, 'message.properties'),
-        ({'message': {**message(), 'headers': None}}, 'message.headers'),
-        ({'message': {**message(), 'headers': 'none'}}, 'message.headers'),
-        ({'message': {**message(), 'body': {}}}, 'message.body'),
-        ({'message': {**message(), 'body': 5}}, 'message.body'),
-        ({'message': message(delivery_info=None)}, 'delivery_info'),
-        ({'message': message(delivery_info='here')}, 'delivery_info'),
-        ({'claimed': {}}, 'claimed'),
-        ({'claimed': 'yes'}, 'claimed'),
-        ({'claimed': {'by': 7}}, 'claimed'),
-        ({'claimed': False}, 'claimed'),
-        ({'attempts': None}, 'attempts'),
-        ({'attempts': 'two'}, 'attempts'),
-        ({'attempts': 1.5}, 'attempts'),
-        ({'attempts': True}, 'attempts'),
-        ({'attempts': -1}, 'attempts'),
-        ({'date': 'tomorrow'}, 'date'),
-        ({'date': False}, 'date'),
-        ({'date': {}}, 'date'),
-    ],
-)
-def test_flaw_names_the_member(spoilt: dict[str, Any], named: str) -> None:
-    sentence = workitem.flaw(item(**spoilt))
-    assert sentence is not None
-    assert named in sentence
-    assert sentence.startswith('malformed: ')
-
-
-@pytest.mark.parametrize('name', ['message', 'attempts'])
-def test_missing_member_is_a_flaw(name: str) -> None:
-    doc = item()
-    del doc[name]
-    assert name in (workitem.flaw(doc) or '')
-
-
-@pytest.mark.parametrize('name', ['properties', 'headers'])
-def test_missing_member_of_the_message_is_a_flaw(name: str) -> None:
-    doc = item()
-    del doc['message'][name]
-    assert name in (workitem.flaw(doc) or '')
-
-
 @pytest.mark.parametrize('claimed', [None, 'yes', {}, {'by': None}, {'by': 5}, [], False])
 def test_only_a_name_is_a_claimant(claimed: Any) -> None:
     assert workitem.claimant(item(claimed=claimed)) is None
@@ -345,7 +281,7 @@ def test_replayed_item_is_like_a_new_one() -> None:
         attempts=20, consumer='me', message=message(headers={'id': 'a', 'expires': 'long ago', 'eta': 'long ago'})
     )
     dead = dead_letter.made_of({**doc, 'expires': NOW, 'date': NOW}, 'because', NOW + 1)
-    replayed = dead_letter.replayed(workitem.checked(dead), NOW + 60)
+    replayed = dead_letter.replayed(malformed.checked(dead), NOW + 60)
     assert workitem.is_waiting(replayed)
     assert workitem.is_due(replayed, NOW + 60)
     assert not workitem.has_expired(replayed, NOW + 1e9)
@@ -384,7 +320,7 @@ def test_last_consumer_is_kept() -> None:
     claimed = workitem.claim(item(), 'me', NOW)
     assert dead_letter.made_of(claimed, 'because', NOW)['consumer'] == 'me'
     assert dead_letter.made_of(workitem.release(claimed), 'because', NOW)['consumer'] == 'me'
-    again = workitem.claim(workitem.checked(workitem.release(claimed)), 'you', NOW)
+    again = workitem.claim(malformed.checked(workitem.release(claimed)), 'you', NOW)
     assert workitem.release(again, delivered=False)['consumer'] == 'me'
 
 
@@ -411,28 +347,6 @@ def test_dead_letter_with_any_date_can_be_copied(published: Any) -> None:
 
 def test_deeply_nested_dead_letter_can_be_copied() -> None:
     assert dead_letter.copy(item(status='fail', message=nested(5000)))['status'] == 'fail'
-
-
-@pytest.mark.parametrize('place', ['headers', 'properties', 'message', 'item', 'next'])
-def test_deep_nesting_is_a_flaw(place: str) -> None:
-    deep, fit = (item(message={**message(), 'headers': {}, 'properties': {}}) for _ in range(2))
-    for doc, levels in ((deep, 600), (fit, 90)):
-        inner = {
-            'headers': doc['message']['headers'],
-            'properties': doc['message']['properties'],
-            'message': doc['message'],
-            'item': doc,
-            'next': doc,
-        }[place]
-        inner['next' if place == 'next' else 'x'] = nested(levels)
-    assert workitem.flaw(fit) is None
-    assert workitem.flaw(deep) == 'malformed: it is nested in more than 110 levels'
-
-
-@pytest.mark.parametrize('attempts', [10**10, int(1.7e308)])
-def test_too_many_attempts_are_a_flaw(attempts: int) -> None:
-    """CouchDB could not store a larger number."""
-    assert workitem.flaw(item(attempts=attempts)) == 'malformed: attempts is not a whole number, or too large'
 
 
 @pytest.mark.parametrize('tag', [['x'], {'x': 1}, 5, None])

@@ -43,6 +43,9 @@ def _mask(value: Any) -> Any:
     """Return a masked copy of a value with our URLs; any other value itself."""
     if isinstance(value, str) and _OURS.search(value):
         return redacted(value, _MASK)
+    if isinstance(value, Mapping):
+        masked = {key: _mask(member) for key, member in value.items()}
+        return masked if any(masked[key] is not member for key, member in value.items()) else value
     if isinstance(value, (list, tuple)) and any(isinstance(one, str) and _OURS.search(one) for one in value):
         return [_mask(one) for one in value]
     return value

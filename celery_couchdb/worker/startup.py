@@ -11,7 +11,7 @@ from celery.exceptions import WorkerShutdown
 from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.log import get_logger
 
-from .results.documents import pack, stamp
+from ..results.documents import pack, stamp
 
 __all__ = ['check']
 

@@ -26,7 +26,9 @@ def _run_at_home(self: Any, header: Any, body: Any, *args: Any, app: Any = None,
     app = app or self._get_app(body)
     if own := (app.conf.broker_transport_options or {}).get('region'):
         # Options of the chord are for all its tasks.
-        given = named({**self.options, **options}, {**(self.options.get('headers') or {}), **(options.get('headers') or {})})
+        given = named(
+            {**self.options, **options}, {**(self.options.get('headers') or {}), **(options.get('headers') or {})}
+        )
         if given not in (None, own, ANY):
             raise _refusal('celery.chord', given)
         if any([_check(app, step, own) for step in _steps(header, app)]) or given == ANY:

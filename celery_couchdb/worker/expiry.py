@@ -16,8 +16,8 @@ from kombu_couchdb.couchdb.shapes import exactly, members, revision, text
 from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.log import get_logger
 
-from .chords.counter import Chords
-from .results.store import Store
+from ..chords.counter import Chords
+from ..results.store import Store
 
 __all__ = ['Sweeper', 'sweep']
 

@@ -1,4 +1,4 @@
-"""Results that CouchDB refuses, at the start of a worker and later (`celery_couchdb.startup`, `.backend`)."""
+"""Results that CouchDB refuses, at the start of a worker and later (`celery_couchdb.worker.startup`, `.backend`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import WorkerShutdown
 
-from celery_couchdb import startup
+from celery_couchdb.worker import startup
 from kombu_couchdb.errors import AccessDenied, BrokenAnswer, Conflict, NotCouchDB, ServerUnavailable
 
 

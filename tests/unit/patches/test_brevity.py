@@ -1,4 +1,4 @@
-"""Uncaught errors of these packages are printed as one sentence (`celery_couchdb.brevity`)."""
+"""Uncaught errors of these packages are printed as one sentence (`celery_couchdb.patches.brevity`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb import brevity
+from celery_couchdb.patches import brevity
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 
 LOGGER = logging.getLogger('celery.worker')

@@ -18,12 +18,12 @@ from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.log import get_logger
 
-from .chords.counting import Counting
-from .options import Options
-from .results.documents import ChordPart, Packed, Result, pack, stamp
-from .results.handed import Handed
-from .results.outbox import Outbox
-from .results.store import ResultTooLarge, Store
+from ..chords.counting import Counting
+from ..options import Options
+from ..results.documents import ChordPart, Packed, Result, pack, stamp
+from ..results.handed import Handed
+from ..results.outbox import Outbox
+from ..results.store import ResultTooLarge, Store
 
 __all__ = ['HandOverMixin']
 

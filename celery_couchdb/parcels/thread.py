@@ -1,30 +1,19 @@
-"""The threads of a worker that move parcels: from publishers (`mover`), and from other regions (`regions.ferry`).
-
-If this module is imported, they start in each worker whose transport has the option `parcels` or `region`, when the
-worker is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready. Import
-it yourself if you create workers by `app.Worker()` with another result backend.
-"""
+"""The thread of a worker in which a `Mover` moves parcels."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
-
-from celery import signals
 
 from kombu_couchdb.errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.transport import Transport
 
-from ..regions.ferry import Ferry
 from .mover import Mover
 
-__all__ = ['MovingThread', 'on_worker_ready', 'start']
+__all__ = ['MovingThread']
 
 logger = get_logger(__name__)
 
@@ -73,35 +62,3 @@ class MovingThread:
             self._last_error = str(exc)
             level = logging.WARNING if isinstance(exc, RETRIED) and not hint else logging.ERROR
             logger.log(level, 'parcels are not moved just now: %s%s', exc, hint)
-
-
-_threads: WeakKeyDictionary[Any, list[MovingThread]] = WeakKeyDictionary()
-
-
-def start(app: Any, concurrency: int = 1) -> None:
-    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`.
-
-    The worker runs up to `concurrency` tasks at once.
-    """
-    options = app.conf.broker_transport_options or {}
-    movers: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(Ferry, concurrency=concurrency)}
-    wanted = [moves for option, moves in movers.items() if options.get(option)]
-    if app in _threads or not wanted:
-        return
-    with app.connection_for_write() as connection:
-        if issubclass(connection.get_transport_cls(), Transport):
-            _threads[app] = [MovingThread(app, moves) for moves in wanted]
-
-
-@signals.worker_ready.connect
-def on_worker_ready(sender: Any = None, **_: Any) -> None:
-    """Start the threads of a worker that is ready."""
-    if sender is not None:
-        controller = getattr(sender, 'controller', None)
-        start(sender.app, getattr(controller, 'concurrency', None) or 1)
-
-
-@signals.worker_shutdown.connect
-def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
-    for thread in _threads.pop(sender.app, ()) if sender is not None else ():
-        thread.stop()

@@ -1,4 +1,4 @@
-"""Masked passwords in URLs that kombu and Celery show (`couchdb.redaction`, `celery_couchdb.redaction`)."""
+"""Masked passwords in URLs that kombu and Celery show (`couchdb.redaction`, `celery_couchdb.patches.redaction`)."""
 
 from __future__ import annotations
 

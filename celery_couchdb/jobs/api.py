@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -22,13 +22,15 @@ from kombu.serialization import loads, prepare_accept_content
 from kombu_couchdb.admin import dead, jobs, watching
 from kombu_couchdb.admin.edit import UNCHANGED, change, move
 from kombu_couchdb.consumer.bodies import read
-from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.documents.body import decoded, stub
 from kombu_couchdb.documents.compressed import unpacked
 from kombu_couchdb.documents.workitem import task_id as task_id_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport
 
+from ..backend import CouchDBBackend
+from ..results.documents import is_expired
 from .editing import with_arguments
 from .held import holds
 
@@ -36,6 +38,9 @@ __all__ = ['Jobs', 'Unreadable', 'client_of']
 
 #: How long a request may take. Reading the index of tasks first brings it up to date, which may take long.
 _REQUEST_SECONDS = 120.0
+
+#: The maximum number of results that are read in one request.
+_BATCH_DOCS = 100
 
 
 class Unreadable(ValueError):
@@ -125,15 +130,22 @@ class Jobs:
         `task_id` is the id of the task or of the job's document. A job that a worker holds is revoked: the worker does
         not start it, or, if it runs and `terminate` is true, sends `signal` to its process. It is also marked, so that
         it is deleted when the worker's claim ends and never runs again, even if the worker is cut off. A job that is
-        not found is revoked, too, because a worker may have acknowledged it early and run it. Dead letters are kept.
+        not found is revoked, too, because a worker may have acknowledged it early and run it. So is a job that is
+        `done`, but only if its result says that it has started, or if `terminate` is true and its result is not final.
+        Dead letters are kept.
         """
         removal = jobs.remove(self.client, task_id)
+        # Workers know a task by its own id only, not by the id of its document.
+        found = removal.running or removal.done
+        names = [*dict.fromkeys(task_id_of(doc) or task_id for doc in found)] or [task_id]
+        if removal.done and not removal.running:
+            names = [name for name in names if self._is_running(name, if_unknown=terminate)]
         if removal.running or not (removal.removed or removal.dead):
             # Do not revoke a task that is a dead letter only: workers would refuse it after a replay.
-            # Workers know a task by its own id only, not by the id of its document.
-            for name in dict.fromkeys(task_id_of(doc) or task_id for doc in removal.running) or [task_id]:
+            for name in names:
                 self.app.control.revoke(name, terminate=terminate, signal=signal)
-        elif removal.removed:
+            return removal._replace(revoked=bool(names))
+        if removal.removed:
             self._mark_as_revoked(removal.removed[0])
         return removal
 
@@ -190,6 +202,19 @@ class Jobs:
         """
         return holds(self.client, task)
 
+    def result_states(self, task_ids: Iterable[str]) -> dict[str, str]:
+        """Return the states of the results that are stored for these tasks, such as `SUCCESS`, by id.
+
+        One request for every 100 ids, or none if the app's results are not in CouchDB: then nothing is returned.
+        """
+        backend = self.app.backend
+        if not isinstance(backend, CouchDBBackend):
+            return {}
+        ids = {backend.get_key_for_task(task_id): task_id for task_id in task_ids}
+        docs = [doc for part in chunks([*ids], _BATCH_DOCS) for doc in backend.client.find(part)]
+        now = backend.client.clock.now()
+        return {ids[doc['_id']]: str(doc.get('status')) for doc in docs if doc and not is_expired(doc, now)}
+
     def replay(self, letters: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
         """Put dead letters back into their queues and delete their results.
 
@@ -227,12 +252,14 @@ class Jobs:
 
     def _refined(self, found: str, task_id: str) -> str:
         """Return `running` instead of an end if the result says that a task which was acknowledged early runs."""
-        return 'running' if found in jobs.ENDED and self._has_started(task_id) else found
+        return 'running' if found in jobs.ENDED and self._is_running(task_id) else found
 
-    def _has_started(self, task_id: str) -> bool:
-        return not isinstance(self.app.backend, DisabledBackend) and bool(
-            self.app.AsyncResult(task_id).state == states.STARTED
-        )
+    def _is_running(self, task_id: str, *, if_unknown: bool = False) -> bool:
+        """Tell whether the result says that a task has started, or has not ended: then `if_unknown` is returned."""
+        if isinstance(self.app.backend, DisabledBackend):
+            return if_unknown
+        state = self.app.AsyncResult(task_id).state
+        return state == states.STARTED or (if_unknown and state not in states.READY_STATES)
 
     def _mark_as_revoked(self, doc: Document) -> None:
         task_id = task_id_of(doc)

@@ -1,4 +1,4 @@
-"""`inspect stats` of workers (`celery_couchdb.control`)."""
+"""`inspect stats` of workers (`celery_couchdb.worker.control`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from celery.worker.control import Panel
 
-from celery_couchdb import control
+from celery_couchdb.worker import control
 from kombu_couchdb.couchdb.latency import Latency
 
 

@@ -1,0 +1,54 @@
+"""The start of the threads of a worker that move parcels: from publishers, and from other regions.
+
+If this module is imported, they start in each worker whose transport has the option `parcels` or `region`, when the
+worker is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready.
+Import it yourself if you create workers by `app.Worker()` with another result backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery import signals
+
+from kombu_couchdb.transport import Transport
+
+from ..parcels.mover import Mover
+from ..parcels.thread import MovingThread
+from ..regions.ferry import Ferry
+
+__all__ = ['on_worker_ready', 'start']
+
+_threads: WeakKeyDictionary[Any, list[MovingThread]] = WeakKeyDictionary()
+
+
+def start(app: Any, concurrency: int = 1) -> None:
+    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`.
+
+    The worker runs up to `concurrency` tasks at once.
+    """
+    options = app.conf.broker_transport_options or {}
+    movers: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(Ferry, concurrency=concurrency)}
+    wanted = [moves for option, moves in movers.items() if options.get(option)]
+    if app in _threads or not wanted:
+        return
+    with app.connection_for_write() as connection:
+        if issubclass(connection.get_transport_cls(), Transport):
+            _threads[app] = [MovingThread(app, moves) for moves in wanted]
+
+
+@signals.worker_ready.connect
+def on_worker_ready(sender: Any = None, **_: Any) -> None:
+    """Start the threads for a worker that is ready."""
+    if sender is not None:
+        controller = getattr(sender, 'controller', None)
+        start(sender.app, getattr(controller, 'concurrency', None) or 1)
+
+
+@signals.worker_shutdown.connect
+def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
+    for thread in _threads.pop(sender.app, ()) if sender is not None else ():
+        thread.stop()

@@ -1,0 +1,94 @@
+"""Which items are malformed (`kombu_couchdb.documents.malformed`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.documents import malformed, workitem
+
+from .test_workitem import NOW, item, message, nested
+
+
+def test_valid_items_have_no_flaw() -> None:
+    for doc in (
+        item(),
+        workitem.claim(item(), 'me', NOW),
+        item(date=NOW),
+        item(date=5),
+        item(attempts=7),
+        item(message=message(delivery_info={})),
+    ):
+        assert malformed.flaw(doc) is None
+
+
+@pytest.mark.parametrize(
+    ('spoilt', 'named'),
+    [
+        ({'message': None}, 'message'),
+        ({'message': 'text'}, 'message'),
+        ({'message': []}, 'message'),
+        ({'message': {**message(), 'properties': None}}, 'message.properties'),
+        ({'message': {**message(), 'properties': []}}, 'message.properties'),
+        ({'message': {**message(), 'headers': None}}, 'message.headers'),
+        ({'message': {**message(), 'headers': 'none'}}, 'message.headers'),
+        ({'message': {**message(), 'body': {}}}, 'message.body'),
+        ({'message': {**message(), 'body': 5}}, 'message.body'),
+        ({'message': message(delivery_info=None)}, 'delivery_info'),
+        ({'message': message(delivery_info='here')}, 'delivery_info'),
+        ({'claimed': {}}, 'claimed'),
+        ({'claimed': 'yes'}, 'claimed'),
+        ({'claimed': {'by': 7}}, 'claimed'),
+        ({'claimed': False}, 'claimed'),
+        ({'attempts': None}, 'attempts'),
+        ({'attempts': 'two'}, 'attempts'),
+        ({'attempts': 1.5}, 'attempts'),
+        ({'attempts': True}, 'attempts'),
+        ({'attempts': -1}, 'attempts'),
+        ({'date': 'tomorrow'}, 'date'),
+        ({'date': False}, 'date'),
+        ({'date': {}}, 'date'),
+    ],
+)
+def test_flaw_names_the_member(spoilt: dict[str, Any], named: str) -> None:
+    sentence = malformed.flaw(item(**spoilt))
+    assert sentence is not None
+    assert named in sentence
+    assert sentence.startswith('malformed: ')
+
+
+@pytest.mark.parametrize('name', ['message', 'attempts'])
+def test_missing_member_is_a_flaw(name: str) -> None:
+    doc = item()
+    del doc[name]
+    assert name in (malformed.flaw(doc) or '')
+
+
+@pytest.mark.parametrize('name', ['properties', 'headers'])
+def test_missing_member_of_the_message_is_a_flaw(name: str) -> None:
+    doc = item()
+    del doc['message'][name]
+    assert name in (malformed.flaw(doc) or '')
+
+
+@pytest.mark.parametrize('place', ['headers', 'properties', 'message', 'item', 'next'])
+def test_deep_nesting_is_a_flaw(place: str) -> None:
+    deep, fit = (item(message={**message(), 'headers': {}, 'properties': {}}) for _ in range(2))
+    for doc, levels in ((deep, 600), (fit, 90)):
+        inner = {
+            'headers': doc['message']['headers'],
+            'properties': doc['message']['properties'],
+            'message': doc['message'],
+            'item': doc,
+            'next': doc,
+        }[place]
+        inner['next' if place == 'next' else 'x'] = nested(levels)
+    assert malformed.flaw(fit) is None
+    assert malformed.flaw(deep) == 'malformed: it is nested in more than 110 levels'
+
+
+@pytest.mark.parametrize('attempts', [10**10, int(1.7e308)])
+def test_too_many_attempts_are_a_flaw(attempts: int) -> None:
+    """CouchDB could not store a larger number."""
+    assert malformed.flaw(item(attempts=attempts)) == 'malformed: attempts is not a whole number, or too large'

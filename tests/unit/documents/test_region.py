@@ -1,0 +1,70 @@
+"""Names of regions, and what a message says about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.documents import region
+from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.options import Options
+
+URLS = {'us': 'couchdb://celery:secret@us:5984/celery_regions', 'eu': 'couchdbs://a:1/db;couchdbs://b:2/db'}
+
+
+def message(headers: Any = None, **properties: Any) -> dict[str, Any]:
+    return {'body': '', 'headers': headers, 'properties': properties}
+
+
+@pytest.mark.parametrize('name', ['', 'any', 'EU', '1', 'e:u', 'e u', 'x' * 31, 7, None, 'eu\n'])
+def test_wrong_name(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match='names of regions'):
+        Options.of({'region': name, 'regions': URLS})
+
+
+@pytest.mark.parametrize(
+    ('given', 'text'),
+    [
+        ({'region': 'us'}, 'need each other'),
+        ({'regions': URLS}, 'need each other'),
+        ({'region': 'asia', 'regions': URLS}, "no URL for region 'asia'"),
+        ({'region': 'us', 'regions': ['us']}, 'must map'),
+        ({'region': 'us', 'regions': {}}, 'must map'),
+        ({'region': 'us', 'regions': {'us': 'http://user:secret@us'}}, 'must have a URL'),
+        ({'region': 'us', 'regions': {'us': None}}, 'must have a URL'),
+    ],
+)
+def test_wrong_options_are_named_without_passwords(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text) as caught:
+        Options.of(given)
+    assert 'secret' not in str(caught.value)
+
+
+def test_options_do_not_show_passwords() -> None:
+    assert 'secret' not in repr(Options.of({'region': 'us', 'regions': URLS}))
+
+
+def test_database_of_a_server_and_of_a_cluster() -> None:
+    assert [region.database(URLS, name) for name in URLS] == ['celery_regions', 'db']
+
+
+def test_route_is_taken_from_the_property_or_the_header() -> None:
+    assert region.route(message(region='eu')) == ('eu', message({}))
+    assert region.route(message({'x-region': 'eu', 'a': 1})) == ('eu', message({'a': 1}))
+    assert region.route(message({'x-region': 'us'}, region='eu'))[0] == 'eu'
+    assert region.route(message({'a': 1}, priority=3)) == (None, message({'a': 1}, priority=3))
+
+
+def test_route_does_not_change_the_message_which_may_be_published_again() -> None:
+    given = message({'x-region': 'eu'}, region='eu')
+    region.route(given)
+    assert given == message({'x-region': 'eu'}, region='eu')
+
+
+def test_result_returns_only_to_another_region() -> None:
+    assert region.origin({'x-from-region': 'us'}, 'eu') == 'us'
+    for headers, own in [({'x-from-region': 'us'}, 'us'), ({'x-from-region': 'us'}, None), ({}, 'eu')]:
+        assert region.origin(headers, own) is None
+    for malformed in (7, 'any thing', {'a': 1}, ''):
+        assert region.origin({'x-from-region': malformed}, 'eu') is None
