@@ -28,7 +28,7 @@ from kombu_couchdb.log import get_logger
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
-from .patches import brevity, chord_headers, groups, next_tasks, redaction
+from .patches import brevity, groups, next_tasks, redaction
 from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
@@ -46,7 +46,6 @@ __all__ = ['CouchDBBackend', 'ResultTooLarge']
 redaction.install()
 groups.install()
 next_tasks.install()
-chord_headers.install()
 
 logger = get_logger(__name__)
 

@@ -8,37 +8,50 @@ finishes what a killed one has begun.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.documents import lent, region, workitem
+from kombu_couchdb.documents import lent, malformed, region, workitem
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import Document, Parcel
 from kombu_couchdb.log import get_logger
 
+from .chords import may_be_in_header
 from .load import waiting
 
-__all__ = ['MAX_BODY_BYTES', 'Lender']
+__all__ = ['Lender']
 
 logger = get_logger(__name__)
 
 #: The maximum number of messages that are lent together, and of bytes of their bodies (but it is one message at least).
 _BATCH_DOCS, _BATCH_BYTES = 100, 1_000_000
 
+#: How many more messages are read: some cannot be lent.
+_MORE_DOCS = 10
+
 #: Messages with a larger body are not lent.
-MAX_BODY_BYTES = 64_000_000
+_MAX_BODY_BYTES = 64_000_000
 
 
 class Lender:
     """Lends messages of this region to other regions, for the leader."""
 
-    def __init__(self, broker: Client, regions: Client, own: str, others: Sequence[str], lend_after: float) -> None:
+    def __init__(
+        self,
+        broker: Client,
+        regions: Client,
+        own: str,
+        others: Sequence[str],
+        lend_after: float,
+        content: Collection[str],
+    ) -> None:
+        """Lend messages that wait for `lend_after` seconds. `content` is the app's `accept_content`."""
         self._broker, self._regions, self._own, self._others = broker, regions, own, others
-        self._lend_after = lend_after
+        self._lend_after, self._content = lend_after, content
         self.reset()
 
     def reset(self) -> None:
@@ -86,23 +99,18 @@ class Lender:
             'lendable',
             startkey=[key],
             endkey=[key, before],
-            limit=min(_BATCH_DOCS, sum(left.values())),
+            limit=min(_BATCH_DOCS, 2 * sum(left.values()) + _MORE_DOCS),
             # The index is updated afterwards: a long queue does not delay the ferry. Each document is read and checked.
             update='lazy',
         )
-        docs, size = list[tuple[Document, str]](), 0
+        prepared, size = list[tuple[Document, Parcel]](), 0
         for doc in self._broker.fetch([row['id'] for row in rows]):
-            if doc is None or not lent.is_lendable(doc, before):
-                continue
-            size += _size(doc)
-            if docs and size > _BATCH_BYTES:
-                break
             to = max(left, key=lambda name: left[name])
-            if not left[to]:
+            if not left[to] or (prepared and size + (_size(doc) if doc else 0) > _BATCH_BYTES):
                 break
-            left[to] -= 1
-            docs.append((doc, to))
-        prepared = [(doc, made) for doc, to in docs if (made := self._parcel_of(doc, to))]
+            if doc and lent.is_lendable(doc, before) and (made := self._parcel_of(doc, to, is_marked=False)):
+                left[to], size = left[to] - 1, size + _size(doc)
+                prepared.append((doc, made))
         if prepared:
             self._move(prepared)
 
@@ -132,9 +140,9 @@ class Lender:
         now, found = self._broker.clock.now(), list[tuple[Document, Parcel]]()
         for leaves in self._broker.fetch_leaves([row['id'] for row in rows]):
             rivals = [leaf for leaf in leaves if not (leaf.get('_deleted') and leaf.get('void'))]
-            if len(rivals) == 1 and _is_lent(doc := rivals[0]) and abs(now - doc['lent']) >= settled:
-                if made := self._parcel_of(doc, doc['region']):
-                    found.append((doc, made))
+            is_settled = len(rivals) == 1 and _is_lent(doc := rivals[0]) and abs(now - doc['lent']) >= settled
+            if is_settled and (made := self._parcel_of(doc, doc['region'], is_marked=True)):
+                found.append((doc, made))
         self._send(found)
         return len(found) == len(rows) < _BATCH_DOCS
 
@@ -155,21 +163,24 @@ class Lender:
             else:
                 logger.warning('message %s of queue %s cannot be lent: %s', doc['_id'], doc['queue'], result.reason)
 
-    def _parcel_of(self, doc: Document, to: str) -> Parcel | None:
-        """Return the parcel with the message of an item; None if its body is too large or malformed."""
-        if _size(doc) > MAX_BODY_BYTES:
+    def _parcel_of(self, doc: Document, to: str, *, is_marked: bool) -> Parcel | None:
+        """Return the parcel with the message of an item; None if it has to stay at home, or has no valid body.
+
+        An item that is marked as lent must leave: its parcel may be stored already.
+        """
+        attachment = stub(doc)
+        if attachment and not is_marked and attachment['length'] > _MAX_BODY_BYTES:
             return None
-        body = bodies.read(self._broker, [doc])[0].content if stub(doc) else None
-        if stub(doc) and body is None:
+        body = bodies.read(self._broker, [doc])[0].content if attachment else None
+        if attachment and body is None:
             return None
-        try:
-            return lent.parcel_of(doc, self._own, to, body, self._broker.clock.now())
-        except ValueError:
-            return None  # the consumer that claims it makes a dead letter of it
+        if not is_marked and may_be_in_header(doc['message'], body, self._content):
+            return None
+        return lent.parcel_of(doc, self._own, to, body, self._broker.clock.now())
 
 
 def _is_lent(doc: Mapping[str, object]) -> bool:
-    return doc.get('type') == 'LentItem' and isinstance(doc.get('lent'), (int, float)) and workitem.flaw(doc) is None
+    return doc.get('type') == 'LentItem' and isinstance(doc.get('lent'), (int, float)) and malformed.flaw(doc) is None
 
 
 def _size(doc: Document) -> int:

@@ -8,7 +8,7 @@ run at the same time, each with its own index.
 * `LENDING` has a view for finding messages that may be lent to other regions.
 * `CONFLICTED` has a view for resolving the conflicts that a cluster or a replication leaves.
 
-The indexes of `JOBS`, `LENDING` and `CONFLICTED` are updated only when they are read: they cost nothing if nobody reads them.
+The indexes of these three are updated only when they are read: they cost nothing if nobody reads them.
 """
 
 from __future__ import annotations

@@ -17,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import concurrency, rates, workitem
+from . import concurrency, malformed, parcel, rates, region, workitem
 from .body import stub
 from .job_key import JOB_KEY
 from .region import ANY
 from .types import LENT, Document, Parcel
-from . import parcel, region
 
 __all__ = ['is_lendable', 'made_of', 'may_be_lent', 'parcel_of', 'returned']
 
@@ -41,7 +40,7 @@ def is_lendable(doc: Mapping[str, Any], before: float) -> bool:
     """
     return (
         doc.get('type') == 'WorkItem'
-        and workitem.flaw(doc) is None
+        and malformed.flaw(doc) is None
         and workitem.is_waiting(doc)
         and not doc.get('parked')
         and not doc['attempts']
