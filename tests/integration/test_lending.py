@@ -12,7 +12,7 @@ from celery import Celery
 from celery_couchdb.regions.ferry import Ferry
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import malformed, workitem
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
 from tests.regions import Region, Regions, regions_on
@@ -98,8 +98,8 @@ def test_what_is_not_lent(regions: Regions, ferry: Ferries) -> None:
     now, found = time.time(), {doc['message']['headers']['id']: doc for doc in items(us.broker)}
     us.broker.bulk(
         [
-            workitem.claim(workitem.checked(found['claimed']), 'broker:consumer:x', now),
-            workitem.release(workitem.claim(workitem.checked(found['delivered']), 'broker:consumer:x', now)),
+            workitem.claim(malformed.checked(found['claimed']), 'broker:consumer:x', now),
+            workitem.release(workitem.claim(malformed.checked(found['delivered']), 'broker:consumer:x', now)),
         ]
     )
     want(regions, 10)
@@ -118,7 +118,7 @@ def test_message_that_is_claimed_meanwhile_is_not_lent(
 
     def late(prepared: Any) -> None:
         [first] = [doc for doc in items(us.broker) if doc['message']['headers']['id'] == '1']
-        us.broker.bulk([workitem.claim(workitem.checked(first), 'broker:consumer:x', time.time())])
+        us.broker.bulk([workitem.claim(malformed.checked(first), 'broker:consumer:x', time.time())])
         move(prepared)
 
     monkeypatch.setattr(lender, '_move', late)

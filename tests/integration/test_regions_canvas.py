@@ -78,7 +78,9 @@ def test_header_with_the_region_any_is_not_lent(regions: Regions, app: Celery, s
     (anywhere | anywhere).apply_async()
     sender: Any = Ferry(app, app.connection_for_write().connection, lambda: None)
     try:
-        kept = [doc for doc in items(regions['us'].broker) if sender._lender._parcel_of(doc, 'eu', is_marked=False) is None]
+        kept = [
+            doc for doc in items(regions['us'].broker) if sender._lender._parcel_of(doc, 'eu', is_marked=False) is None
+        ]
         assert len(kept) == {'json': 4, 'pickle': 7}[serializer]
         assert len(items(regions['us'].broker)) == 7
     finally:
