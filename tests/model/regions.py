@@ -152,7 +152,7 @@ class ModelFerry(Ferry):
         client: Any = place.regions
         broker: Any = place.broker
         others = [other(place.name)]
-        self.region, self._client = place.name, client
+        self.region, self._client, self._receipts = place.name, client, None
         self._wants = cast(Any, SimpleNamespace(note_arrived=lambda count: None))
         self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'])
         self._fallbacks = Fallbacks(client, place.name, others, self._move)

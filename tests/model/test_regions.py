@@ -206,24 +206,12 @@ def planted_in_lending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lender, '_move', move)
 
 
-def planted_in_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrived messages are stored although their ids were used before."""
-
-    def publish(self: Place, items: Any) -> Any:
-        for item in items:
-            self.broker.put(item, f'again-{len(self.broker.history.get(item["_id"], ()))}')
-            self.broker.on_request()
-        return []
-
-    monkeypatch.setattr(Place, 'publish', publish)
-
-
 def planted_in_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody finishes what a killed ferry has begun."""
     monkeypatch.setattr(Lender, '_finish', lambda self: True)
 
 
-@pytest.mark.parametrize('plant', [planted_in_lending, planted_in_publishing, planted_in_recovery])
+@pytest.mark.parametrize('plant', [planted_in_lending, planted_in_recovery])
 def test_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=r'ran twice|lost|did not run|left'):

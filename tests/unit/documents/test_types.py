@@ -31,6 +31,7 @@ TYPES: dict[str, Any] = {
     'ScheduleState': entries.ScheduleState,
     'Parcel': types.Parcel,
     'Region': coordination.Region,
+    'Receipt': types.Receipt,
     'Result': results.Result,
     'Group': results.Group,
     'Value': results.Value,
