@@ -39,7 +39,7 @@ def _apply_tasks(
         if isinstance(self.tasks, list):
             chord_headers.check(app, self.tasks, kwargs)
         else:  # a generator, which must not be exhausted
-            tasks = (chord_headers.check(app, task[:1], kwargs) or task for task in tasks)
+            tasks = _checked(tasks, app, kwargs)
     with app.producer_or_acquire(producer) as own:
         if isinstance(own, CollectingProducer) or not isinstance(own.connection.transport, Transport):
             yield from _apply_one_by_one(self, tasks, own, app, *args, **kwargs)
@@ -50,6 +50,13 @@ def _apply_tasks(
         yield from results
         with own.connection._reraise_as_library_errors():
             collecting.flush()
+
+
+def _checked(tasks: Iterable[Any], app: Any, options: dict[str, Any]) -> Iterator[Any]:
+    """Yield the tasks of a chord's header, each after `chord_headers.check`."""
+    for task in tasks:
+        chord_headers.check(app, task[:1], options)
+        yield task
 
 
 def _bound(tasks: Iterable[Any], producer: CollectingProducer) -> Iterator[Any]:

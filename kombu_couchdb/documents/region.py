@@ -113,7 +113,7 @@ def fallback(properties: Mapping[str, Any], name: str, regions: Collection[str])
     other, seconds = properties.get(_FALLBACK), properties.get(_FALLBACK_AFTER)
     if other is None and seconds is None:
         return None
-    if other not in regions or other == name:
+    if not isinstance(other, str) or other not in regions or other == name:
         raise ConfigurationError(f'fallback must be another one of the regions, not {other!r:.80}')
     seconds = _FALLBACK_SECONDS if seconds is None else seconds
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _MAX_SECONDS:

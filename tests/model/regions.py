@@ -117,7 +117,7 @@ def _is_before(key: list[Any], end: list[Any]) -> bool:
 
 
 def _traffic(doc: Document) -> list[dict[str, Any]]:
-    _, to, origin, *_ = [*doc['_id'].split(':'), '', '']
+    to, origin = [*doc['_id'].split(':'), '', ''][1:3]
     is_parcel = doc['_id'].startswith('p:')
     return [{'id': doc['_id'], 'key': [0, to, origin, 0], 'value': [doc['_rev'], 1]}] if is_parcel else []
 
