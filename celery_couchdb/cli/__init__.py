@@ -33,6 +33,7 @@ _COMMANDS = (
     'remove',
     'parcels',
     'schedule',
+    'regions',
     'vacuum',
 )
 

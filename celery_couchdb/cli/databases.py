@@ -11,11 +11,21 @@ import click
 
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
 from ..jobs import Jobs, client_of
 
-__all__ = ['admin_option', 'app_of', 'broker_of', 'jobs_of', 'parcels_of', 'results_of', 'visibility_timeout_of']
+__all__ = [
+    'admin_option',
+    'app_of',
+    'broker_of',
+    'jobs_of',
+    'options_of',
+    'parcels_of',
+    'results_of',
+    'visibility_timeout_of',
+]
 
 F = TypeVar('F', bound=Callable[..., Any])
 
@@ -40,10 +50,16 @@ def broker_of(app: Any, admin: tuple[str, str] | None = None, *, seconds: float 
     return _client(client_of(app), admin, seconds)
 
 
+def options_of(app: Any) -> Options:
+    """Return the transport options in the app's configuration. Its broker must be CouchDB."""
+    with app.connection_for_write() as connection:
+        options: Options = connection.transport.options
+    return options
+
+
 def visibility_timeout_of(app: Any) -> float:
     """Return the visibility timeout in the app's configuration, in seconds."""
-    with app.connection_for_write() as connection:
-        return float(connection.transport.options.visibility_timeout)
+    return options_of(app).visibility_timeout
 
 
 def jobs_of(ctx: click.Context) -> Jobs:

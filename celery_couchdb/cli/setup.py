@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from .. import design
 from .databases import admin_option, app_of, broker_of, parcels_of, results_of
 from .tables import echo, echo_styled, printable
 
-__all__ = ['command']
+__all__ = ['Admin', 'command', 'members_of', 'print_plan', 'wanted_results']
 
 #: The user and password of an administrator.
 Admin = tuple[str, str] | None
@@ -66,7 +67,7 @@ def command(
     documents of older versions are removed when no worker uses them.
     """
     app = app_of(ctx)
-    results = _results(app, members, admin)
+    results = wanted_results(app, members, admin)
     broker = _broker(app, members, admin, needed=results is None)
     living = layouts(broker.client) if broker else {}
     parcels = _parcels(app, (*members, *publishers), admin) if broker else None
@@ -83,6 +84,11 @@ def command(
     own = parcels_of(app) if devices else None
     if parcels and own:
         plans += [device_plan(parcels.client, own.address, name) for name in devices]
+    print_plan(plans, dry_run)
+
+
+def print_plan(plans: Iterable[tuple[str, Sequence[Step]]], dry_run: bool) -> None:
+    """Run the steps of each place, unless `dry_run` is true, and print what was done; a place is a URL."""
     for url, steps in plans:
         echo_styled(click.style(printable(url), bold=True))
         for step in steps:
@@ -113,15 +119,19 @@ def _broker(app: Any, members: tuple[str, ...], admin: Admin, *, needed: bool) -
         if not needed and not issubclass(connection.get_transport_cls(), Transport):
             return None  # the app uses CouchDB for results only
     client, user = broker_of(app, admin), broker_of(app).user
-    return Wanted(client, kombu_couchdb.design.documents(), _members(user, members, admin), not user, REVS_LIMIT)
+    return Wanted(client, kombu_couchdb.design.documents(), members_of(user, members, admin), not user, REVS_LIMIT)
 
 
-def _results(app: Any, members: tuple[str, ...], admin: Admin) -> Wanted | None:
+def wanted_results(app: Any, members: tuple[str, ...], admin: Admin) -> Wanted | None:
+    """Return the wanted state of the database of results; None if it is not in CouchDB."""
     client, own = results_of(app, admin), results_of(app)
     if client is None or own is None:
         return None
     return Wanted(
-        client, [kombu_couchdb.design.conflicted(), design.document()], _members(own.user, members, admin), not own.user
+        client,
+        [kombu_couchdb.design.conflicted(), design.document()],
+        members_of(own.user, members, admin),
+        not own.user,
     )
 
 
@@ -132,14 +142,14 @@ def _parcels(app: Any, publishers: tuple[str, ...], admin: Admin) -> Wanted | No
     return Wanted(
         client,
         [kombu_couchdb.design.receipts(), kombu_couchdb.design.parcels()],
-        _members(own.user, publishers, admin),
+        members_of(own.user, publishers, admin),
         not own.user,
         REVS_LIMIT,
     )
 
 
-def _members(user: str | None, members: tuple[str, ...], admin: Admin) -> list[str]:
-    """Return the users to make members: `members`, and the app's user unless that is the administrator."""
+def members_of(user: str | None, members: tuple[str, ...], admin: Admin) -> list[str]:
+    """Return the users to make members: `members`, and `user`, that of the app, unless that is the administrator."""
     return list(dict.fromkeys([*([user] if user and admin and user != admin[0] else []), *members]))
 
 

@@ -11,9 +11,10 @@ import click
 
 from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, vacuum
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.region import database
 from kombu_couchdb.errors import DatabaseMissing
 
-from .databases import admin_option, app_of, broker_of, parcels_of, results_of, visibility_timeout_of
+from .databases import admin_option, app_of, broker_of, options_of, parcels_of, results_of, visibility_timeout_of
 from .tables import (
     Column,
     Number,
@@ -58,7 +59,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     """Purge tombstones, delete bindings, broadcasts, consumers and rates that nobody uses, and compact the databases.
 
     Workers can run meanwhile. The command needs a server administrator, and all nodes of a cluster must be up. You can
-    stop it with Ctrl-C at any time; the next run continues.
+    stop it with Ctrl-C at any time; the next run continues. The database of regions is left out.
     """
     app = app_of(ctx)
     broker = broker_of(app, admin)
@@ -90,6 +91,12 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     for report in reports:
         for line in _remarks(report, min_age):
             echo(f'{report.database}: {line}')
+    options = options_of(app)
+    if options.region and options.regions:
+        # Purges are not replicated. A region that has not received a deletion still has the parcel, and would send it
+        # back to the one that has purged the tombstone.
+        name = database(options.regions, options.region)
+        echo(f'{name}: left out, because parcels could come back from other regions and run again')
 
 
 def _min_age(given: float | None, lease: float) -> float:

@@ -1,0 +1,282 @@
+"""The commands `celery couchdb regions`: set up, watch and restart the replications between regions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypedDict
+
+import click
+
+import kombu_couchdb.design
+from kombu_couchdb.admin import regions, replications
+from kombu_couchdb.admin.regions import Region, Remote
+from kombu_couchdb.admin.replications import Endpoint
+from kombu_couchdb.admin.replicator import Nodes
+from kombu_couchdb.admin.setup import Step, Wanted, plan
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.auth import user_and_password
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents.region import database
+from kombu_couchdb.errors import CouchDBError, DatabaseMissing
+
+from .databases import admin_option, app_of, broker_of, options_of, results_of
+from .setup import Admin, members_of, print_plan, wanted_results
+from .tables import (
+    Cell,
+    Column,
+    count_cell,
+    echo,
+    echo_styled,
+    format_duration,
+    format_table,
+    json_line,
+    terminal_width,
+)
+from .time_limit import result_of, start
+
+__all__ = ['command']
+
+#: How long the command waits for another region: for one request, and for all together.
+_REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 5.0
+
+
+@click.group('regions')
+def command() -> None:
+    """Set up, watch and restart the replications between regions."""
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The region of the app."""
+
+    name: str
+    #: A client for its database of regions.
+    client: Client
+    #: The databases of regions of all regions, as other regions reach them.
+    addresses: Mapping[str, Address]
+
+    @classmethod
+    def of(cls, app: Any, admin: Admin = None) -> _Own:
+        options = options_of(app)
+        if not options.region or not options.regions:
+            raise click.ClickException(
+                'this app has no regions: set the transport options region and regions (broker_transport_options)'
+            )
+        client = broker_of(app, admin).beside(database(options.regions, options.region))
+        return cls(options.region, client, regions.addresses(options, app.conf.broker_use_ssl))
+
+    @property
+    def others(self) -> list[str]:
+        return sorted(self.addresses.keys() - {self.name})
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """Return the other regions with these names; all other ones without names."""
+        for name in names:
+            if name not in self.others:
+                reason = 'is the region of this app' if name == self.name else 'is unknown'
+                known = ', '.join(self.others) or 'none'
+                raise click.UsageError(f'Region {name!r:.80} {reason}; other regions are: {known}.')
+        return list(names) or self.others
+
+
+@command.command('setup')
+@click.option(
+    '--member', 'members', multiple=True, metavar='NAME', help='Also make this user a member of the databases.'
+)
+@click.option(
+    '--trusted-certificates',
+    'trusted',
+    metavar='PATH',
+    help="A file with the certificates of CAs, on CouchDB's machines: with them CouchDB verifies other regions.",
+)
+@click.option('--dry-run', is_flag=True, help='Print what would be done, and change nothing.')
+@admin_option
+@click.pass_context
+def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry_run: bool, admin: Admin) -> None:
+    """Create or update the database of regions, and the replications from all other regions.
+
+    Run it in each region, as an administrator of its CouchDB, after "couchdb setup"; and again when the transport
+    option "regions", a password or the user of another region has changed. Only what has changed is written. The
+    replications of a region that is no longer in the option are removed.
+
+    Passwords of other regions are stored in CouchDB's database _replicator, which only administrators can read.
+    """
+    app = app_of(ctx)
+    own = _Own.of(app, admin)
+    app_user, (peer, _) = broker_of(app).user, user_and_password(own.addresses[own.name]) or (None, None)
+    peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
+    results = wanted_results(app, peers, admin)
+    server = Client(own.client.address.root)
+    wanted = Wanted(own.client, [kombu_couchdb.design.regions()], members_of(app_user, peers, admin), not app_user)
+    # Make all plans before the first change, so that an error leaves everything as it was.
+    print_plan(
+        [
+            *((one.client.address.url, plan(one, {})) for one in (wanted, results) if one),
+            (server.address.url, _server_plan(app, own, server, trusted)),
+        ],
+        dry_run,
+    )
+
+
+def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> list[Step]:
+    """Return the steps that change settings of the server and its replications."""
+    nodes = Nodes(server)
+    verify = any(own.addresses[name].tls and own.addresses[name].verify is not False for name in own.others)
+    settings = list(nodes.plan(verify=verify, trusted=trusted))
+    root, documents = nodes.own_url(), list[Document]()
+    remarks: list[str | None] = []
+    of_app = broker_of(app).beside(own.client.address.database).address
+    stored_results = results_of(app)
+    for name in own.others:
+        source = own.addresses[name]
+        documents.append(replications.parcels(own.name, name, Endpoint.of(source), Endpoint.of(of_app, root)))
+        remarks.append(regions.unready(_remote_client(source), name))
+        if stored_results:
+            source = _remote_client(source).beside(stored_results.address.database).address
+            # The backend may name the server differently, or be on another one.
+            same = stored_results.address.server == of_app.server
+            target = Endpoint.of(stored_results.address, root if same else None)
+            documents.append(replications.results(own.name, name, Endpoint.of(source), target))
+    databases = {one.address.database for one in (own.client, stored_results) if one}
+    steps = replications.plan(server, own.name, databases, documents, restart=any(step.do for step in settings))
+    return [*settings, *steps, *(Step(text, notice=True) for text in remarks if text)]
+
+
+@command.command('nudge')
+@click.argument('names', metavar='[NAME…]', nargs=-1)
+@admin_option
+@click.pass_context
+def nudge(ctx: click.Context, names: tuple[str, ...], admin: Admin) -> None:
+    """Let CouchDB try the replications from these regions at once, by default from all.
+
+    After a failure CouchDB waits before it tries a replication again. Use this command when a region that was cut off
+    can be reached again. It needs an administrator of CouchDB.
+    """
+    own = _Own.of(app_of(ctx), admin)
+    for doc_id in replications.nudge(own.client, own.name, own.chosen(names)):
+        echo(f'{doc_id} starts again')
+
+
+class Found(TypedDict):
+    """What is known of another region."""
+
+    name: str
+    #: What the own server knows.
+    local: Region
+    #: What the other region's server knows; None if it does not respond.
+    remote: Remote | None
+    #: Why it does not respond.
+    error: str | None
+
+
+@command.command('status')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one line for each region. Durations are seconds.')
+@click.option('--check', is_flag=True, help='End with exit status 1 if a region does not respond or pulls nothing.')
+@admin_option
+@click.pass_context
+def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None:
+    """Show the replications and the parcels between this region and each other one.
+
+    PULLS is the state of the two replications from that region, of parcels and of results. LAG is the number of changes
+    there that CouchDB has not looked at here. TO is the number of parcels that the region has not published yet, as far
+    as is known here, FROM the same in the other direction; OLDEST is the age of the oldest. REFUSED parcels stay in the
+    database of regions, with the reason. SEEN is the age of the document in which the region says how many tasks it
+    wants, written when that changes. RESPONDS is how long a request to the other region takes.
+
+    States of replications can only be read by an administrator of CouchDB. The command waits at most 5 seconds for a
+    region that does not respond.
+    """
+    app = app_of(ctx)
+    own = _Own.of(app, admin)
+    found = _look(app, own)
+    if as_json:
+        for one in found:
+            shown = {name: value for name, value in one['local'].items() if name != 'through'}  # it is long and opaque
+            echo_styled(json_line({**one, 'local': shown}))
+    elif not found:
+        echo('There are no other regions.')
+    else:
+        echo_styled(_table(found))
+        for line in _remarks(found):
+            echo(line)
+    bad = [one['name'] for one in found if one['error'] or _is_broken(one['local'])]
+    if check and bad:
+        raise click.ClickException(f'not connected: {", ".join(bad)}')
+
+
+def _look(app: Any, own: _Own) -> list[Found]:
+    kinds = ('regions', 'results') if results_of(app) else ('regions',)
+    try:
+        local = {name: regions.region(own.client, own.name, name, kinds) for name in own.others}
+    except DatabaseMissing as exc:
+        raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
+    calls = {
+        name: start(partial(regions.remote, _remote_client(own.addresses[name]), own.name, name, one['through']))
+        for name, one in local.items()
+    }
+    found: list[Found] = []
+    for name, call in calls.items():
+        one: Found = {'name': name, 'local': local[name], 'remote': None, 'error': None}
+        try:
+            one['remote'] = result_of(call, _REMOTE_SECONDS)
+        except CouchDBError as exc:
+            one['error'] = str(exc)
+        found.append(one)
+    return found
+
+
+def _remote_client(address: Address) -> Client:
+    return Client(address, _REQUEST_SECONDS, _REQUEST_SECONDS)
+
+
+def _is_broken(region: Region) -> bool:
+    return any(one['state'] not in (None, 'running') for one in region['replications'].values())
+
+
+def _table(found: Sequence[Found]) -> str:
+    titles = ('LAG', 'TO', 'OLDEST', 'FROM', 'OLDEST', 'REFUSED', 'SEEN', 'RESPONDS')
+    columns = [Column('REGION', min_width=6), Column('PULLS'), *(Column(title, right=True) for title in titles)]
+    return format_table(columns, [_row(one) for one in found], terminal_width())
+
+
+def _row(one: Found) -> list[Cell | str]:
+    local, remote = one['local'], one['remote']
+    arriving = remote['leaving'] if remote else local['arrived']
+    return [
+        one['name'],
+        Cell(_pulls(local), {'fg': 'red'} if _is_broken(local) else {}),
+        count_cell(remote['pending'] if remote else None),
+        count_cell(local['leaving']['count']),
+        format_duration(local['leaving']['oldest']),
+        count_cell(arriving['count']),
+        format_duration(arriving['oldest']),
+        count_cell(local['refused']['count'], fg='red'),
+        format_duration(local['seen']),
+        f'{remote["response"] * 1000:.0f} ms' if remote else Cell('no', {'fg': 'red'}),
+    ]
+
+
+def _pulls(region: Region) -> str:
+    states = [one['state'] or 'unknown' for one in region['replications'].values()]
+    return states[0] if len(set(states)) == 1 else ', '.join(states)
+
+
+def _remarks(found: Sequence[Found]) -> list[str]:
+    """Return sentences about what is wrong, and about what cannot be read."""
+    lines = []
+    for one in found:
+        lines += [
+            f'{one["name"]}: the replication of {"parcels" if kind == "regions" else kind} is {state["state"]} since '
+            f'{state["since"]}: {state["error"]}'
+            for kind, state in one['local']['replications'].items()
+            if state['error']
+        ]
+        lines += [f'{one["name"]}: {one["error"]}'] if one['error'] else []
+    states = [state['state'] for one in found for state in one['local']['replications'].values()]
+    if 'missing' in states:
+        lines.append('a replication is missing: run "celery -A your_app couchdb regions setup"')
+    if None in states:
+        lines.append('the states of replications can be read by administrators of CouchDB only: name one with --admin')
+    return lines

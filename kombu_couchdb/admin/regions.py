@@ -1,0 +1,187 @@
+"""The other regions: their addresses, and what is on its way to them and from them.
+
+Durations are seconds. The numbers come from several requests, one after the other, while workers run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypedDict
+from urllib.parse import quote
+
+from .. import design
+from ..couchdb.address import Address
+from ..couchdb.client import Client
+from ..couchdb.shapes import exactly, items, maybe, members, number, text
+from ..couchdb.urls import parse_list
+from ..documents.region import region_id
+from ..errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
+from ..options import Options
+from .replications import id_of
+
+__all__ = ['Parcels', 'Region', 'Remote', 'Replication', 'addresses', 'region', 'remote', 'unready']
+
+#: The shapes of the rows of the view `traffic`, reduced and not.
+_COUNT = members(value=number)
+_ROW = members(key=exactly(number, text, text, number))
+
+_DOCS = '/_scheduler/docs/_replicator'
+
+
+class Parcels(TypedDict):
+    """Parcels of one kind."""
+
+    count: int
+    #: How long ago the oldest was published, or refused; None without parcels.
+    oldest: float | None
+
+
+class Replication(TypedDict):
+    """The state of one replication."""
+
+    #: CouchDB's word, such as `running` or `crashing`; `missing` without a document; None if the rights do not suffice.
+    state: str | None
+    #: The error of the last attempt, if it failed.
+    error: str | None
+    #: When the state was reached, as CouchDB writes a time.
+    since: str | None
+
+
+class Region(TypedDict):
+    """What the own server knows of another region."""
+
+    #: By kind, `regions` or `results`.
+    replications: dict[str, Replication]
+    #: Parcels to the region; also those that it has published and whose deletion has not returned.
+    leaving: Parcels
+    #: Parcels from the region that are here and not published yet.
+    arrived: Parcels
+    #: Parcels that the region has refused.
+    refused: Parcels
+    #: The age of the region's own document; None if there is none.
+    seen: float | None
+    #: Up to which change of the other region's database the parcels are here; None if unknown.
+    through: Any
+
+
+class Remote(TypedDict):
+    """What the server of another region knows."""
+
+    #: The duration of a request.
+    response: float
+    #: Parcels on their way from the region; those that have arrived here, too, until their deletion has returned.
+    leaving: Parcels
+    #: The number of changes in its database that the replication has not looked at; None if unknown.
+    pending: int | None
+
+
+def addresses(options: Options, tls: Any = None) -> dict[str, Address]:
+    """Return the addresses of the databases of regions, by region. `tls` is the setting `broker_use_ssl`.
+
+    A URL without a user gets the user of the option `credentials`.
+    """
+    found = {}
+    for name, url in (options.regions or {}).items():
+        setting = f'transport option regions, region {name}'
+        given = {'tls': tls} if url.lower().startswith('couchdbs:') else {}
+        address = parse_list(url.split(';'), setting, 'celery', auth='basic', **given)
+        if options.credentials and not address.user:
+            others = tuple(replace(other, credentials=options.credentials) for other in address.others)
+            address = replace(address, credentials=options.credentials, others=others)
+        found[name] = address
+    return found
+
+
+def unready(client: Client, name: str) -> str | None:
+    """Read a database of region `name` as the replicator does; return in words what prevents that, or None.
+
+    *Raises* `AccessDenied` for a wrong password. Regions are set up one after the other, and the replicator may reach
+    what this machine does not: what else can go wrong is no error.
+    """
+    server = Client(client.address.root, *reversed(client.timeouts))
+    try:
+        server.request('GET', '/_session', repeat=True, shape=members())
+        client.info()
+    except (DatabaseMissing, AccessDenied) as exc:
+        if isinstance(exc, AccessDenied) and 'not allowed to access' not in str(exc):
+            raise
+        return f'region {name} is not set up for this region yet: run "couchdb regions setup" there, too ({exc})'
+    except CouchDBError as exc:
+        return f'region {name} does not respond to this machine; CouchDB goes on trying ({exc})'
+    return None
+
+
+def region(client: Client, own: str, other: str, kinds: Iterable[str]) -> Region:
+    """Return what the own server knows of another region.
+
+    `client` is for the own database of regions; `kinds` are those of the replications. *Raises* `DatabaseMissing`.
+    """
+    server = Client(client.address.root, *reversed(client.timeouts))
+    through, replications = None, {}
+    for kind in kinds:
+        replications[kind], seq = _replication(server, id_of(kind, own, other))
+        through = seq if kind == 'regions' else through
+    doc = client.find([region_id(other)])[0] or {}
+    now = client.clock.now()
+    return {
+        'replications': replications,
+        'leaving': _parcels(client, 0, other, own),
+        'arrived': _parcels(client, 0, own, other),
+        'refused': _parcels(client, 1, other, own),
+        'seen': max(0.0, now - doc['date']) if number(doc.get('date')) else None,
+        'through': through,
+    }
+
+
+def remote(client: Client, own: str, other: str, through: Any) -> Remote:
+    """Return what the server of another region knows; `client` is for that region's database of regions.
+
+    `through` is that of `region`. *Raises* what prevents the requests.
+    """
+    began = time.monotonic()
+    client.info()
+    response = time.monotonic() - began
+    pending = None
+    if through is not None:
+        params = {'since': through, 'limit': 1}
+        shape = members(results=items(members()), pending=number)
+        found = client.request('GET', '/_changes', params, repeat=True, shape=shape)
+        pending = int(found['pending']) + len(found['results'])
+    return {'response': response, 'leaving': _parcels(client, 0, own, other), 'pending': pending}
+
+
+def _parcels(client: Client, kind: int, to: str, sender: str) -> Parcels:
+    keys: dict[str, Any] = {'startkey': [kind, to, sender], 'endkey': [kind, to, sender, {}]}
+    try:
+        counted = client.view(design.REGIONS, 'traffic', _COUNT, **keys)
+    except NotFound:
+        return {'count': 0, 'oldest': None}
+    if not counted:
+        return {'count': 0, 'oldest': None}
+    first = client.view(design.REGIONS, 'traffic', _ROW, reduce=False, limit=1, **keys)
+    oldest = max(0.0, client.clock.now() - first[0]['key'][3]) if first else None
+    return {'count': int(counted[0]['value']), 'oldest': oldest}
+
+
+def _replication(server: Client, doc_id: str) -> tuple[Replication, Any]:
+    """Return the state of a replication, and up to which change of the source it has come, if that is known."""
+    try:
+        found = server.request(
+            'GET', f'{_DOCS}/{quote(doc_id, safe="")}', repeat=True, shape=members(state=maybe(text))
+        )
+    except (NotFound, DatabaseMissing):
+        return {'state': 'missing', 'error': None, 'since': None}, None
+    except AccessDenied:
+        return {'state': None, 'error': None, 'since': None}, None
+    info = found.get('info') if isinstance(found.get('info'), Mapping) else {}
+    error = info.get('error')
+    return (
+        {
+            'state': found.get('state') or 'initializing',  # null until CouchDB has read a new document
+            'error': ' '.join(str(error).split()) if error else None,
+            'since': found.get('last_updated'),
+        },
+        info.get('through_seq'),
+    )

@@ -1,0 +1,192 @@
+"""Replications between regions: the documents in the database `_replicator` of a region's own server.
+
+A region *pulls*: its own server reads the databases of the other regions and writes into its own. For each other region
+there are two replications, one of the database of regions and one of results. Both run continuously, and both are
+selective: CouchDB's replicator asks the source for documents with certain ids, or with a certain member `to`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import quote, unquote
+
+from ..couchdb.address import Address
+from ..couchdb.auth import user_and_password
+from ..couchdb.client import Client, Document
+from ..couchdb.shapes import rows, text
+from ..documents.region import region_id
+from ..errors import AccessDenied, ConfigurationError, DatabaseMissing, describe_user
+from .setup import Step
+
+__all__ = ['Endpoint', 'id_of', 'nudge', 'parcels', 'plan', 'results', 'stored']
+
+_PATH = '/_replicator'
+
+#: The member of a document that `nudge` changes: the milliseconds between two checkpoints. CouchDB starts a replication
+#: again only if a member changes that it uses. This one is not a part of the id under which CouchDB remembers how far
+#: the replication has come. The two values alternate; neither may be the default, 30,000, which would change nothing.
+_NUDGED, _VALUES = 'checkpoint_interval', (30_001, 30_002)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A database as a replicator reaches it. `repr` does not contain the password."""
+
+    url: str
+    user: str | None = None
+    password: str = field(default='', repr=False)
+
+    @classmethod
+    def of(cls, address: Address, server: str | None = None) -> Endpoint:
+        """Return the endpoint for an address; `server` is the URL of its server, if the replicator has another one."""
+        user, password = user_and_password(address) or (None, '')
+        return cls(f'{server or address.server}/{quote(address.database, safe="")}', user, password)
+
+    def member(self) -> Document:
+        """Return the member `source` or `target` of a replication document."""
+        if self.user is None:
+            return {'url': self.url}
+        return {'url': self.url, 'auth': {'basic': {'username': self.user, 'password': self.password}}}
+
+
+def id_of(kind: str, own: str, other: str) -> str:
+    """Return the id of the document for `kind`, `regions` or `results`."""
+    return f'celery-{kind}-{own}-from-{other}'
+
+
+def parcels(own: str, other: str, source: Endpoint, target: Endpoint) -> Document:
+    """Return the replication of the parcels between two regions, and of the document of the other region.
+
+    The selector names ids, because a deleted document has no other member.
+    """
+    between = f'{own}:{other}|{other}:{own}'
+    selector = {'_id': {'$regex': f'^(p:({between}):|{region_id(other)}$)'}}
+    return _pull(id_of('regions', own, other), source, target, selector)
+
+
+def results(own: str, other: str, source: Endpoint, target: Endpoint) -> Document:
+    """Return the replication of the results that return from region `other`. Their deletions do not travel."""
+    doc = _pull(id_of('results', own, other), source, target, {'to': own})
+    # While a region is renamed, its two names have one database of results. CouchDB gives up a replication that it
+    # cannot distinguish from another one, and a header is one of the members that it compares.
+    doc['source']['headers'] = {'X-Celery-Region': other}
+    return doc
+
+
+def _pull(doc_id: str, source: Endpoint, target: Endpoint, selector: Document) -> Document:
+    return {
+        '_id': doc_id,
+        'source': source.member(),
+        'target': target.member(),
+        'continuous': True,
+        'selector': selector,
+    }
+
+
+def stored(server: Client, own: str) -> dict[str, Document] | None:
+    """Return the stored replications of region `own`, by id; None if the server has no database `_replicator`.
+
+    `server` is a client for the server, see `Address.root`. *Raises* `AccessDenied` for others than administrators.
+    """
+    found: dict[str, Document] = {}
+    try:
+        for kind in ('regions', 'results'):
+            prefix = id_of(kind, own, '')
+            keys = {'startkey': json.dumps(prefix), 'endkey': json.dumps(f'{prefix}\ufff0'), 'include_docs': True}
+            answer = server.request('GET', f'{_PATH}/_all_docs', keys, repeat=True, shape=rows(id=text))
+            found |= {row['id']: row['doc'] for row in answer['rows'] if row.get('doc')}
+    except DatabaseMissing:
+        return None
+    except AccessDenied as exc:
+        raise AccessDenied(
+            f'{server.address.server}: {describe_user(server.user)} may not read and write replications; name an '
+            f'administrator of CouchDB with --admin'
+        ) from exc
+    return found
+
+
+def plan(
+    server: Client, own: str, databases: Collection[str], wanted: Collection[Document], *, restart: bool = False
+) -> Iterator[Step]:
+    """Yield the steps after which the replications of region `own` into its `databases` are the `wanted` ones.
+
+    With `restart`, replications that are as wanted are started again, because settings of the server change.
+
+    *Raises* `ConfigurationError` if a replication of another app has the same id, and `AccessDenied`.
+    """
+    found = stored(server, own)
+    yield Step('the database _replicator exists', partial(_create, server) if found is None else None)
+    found = found or {}
+    for doc in wanted:
+        old = found.get(doc['_id'])
+        if old and _database(old) not in databases:
+            raise ConfigurationError(
+                f'{server.address.server}: the replication {doc["_id"]} exists and writes into another database, '
+                f'{_database(old) or "without a name"}: choose another name for the region in the transport options '
+                f'region and regions, or delete this document in _replicator'
+            )
+        done = not restart and old is not None and _is(old, doc)
+        yield Step(f'{doc["_id"]} pulls from {doc["source"]["url"]}', None if done else partial(_put, server, doc, old))
+    known = {doc['_id'] for doc in wanted}
+    for doc_id, old in sorted(found.items()):
+        if doc_id not in known and _database(old) in databases:
+            goal = f'{doc_id}, of a region that is not in the option regions, is removed'
+            yield Step(goal, partial(_delete, server, old))
+
+
+def nudge(client: Client, own: str, others: Iterable[str]) -> list[str]:
+    """Start the replications of region `own` from these other regions again, and return their ids.
+
+    CouchDB waits longer and longer before it tries a failed replication again; a changed document is tried at once.
+    `client` is a client for any database on the own server, with the rights of a server administrator, or of a member
+    of `_replicator` who is the `owner` of the documents.
+
+    *Raises* `ConfigurationError` if a region has no replications here.
+    """
+    server = Client(client.address.root, *reversed(client.timeouts))
+    found = stored(server, own) or {}
+    ids = []
+    for other in others:
+        here = [doc_id for kind in ('regions', 'results') if (doc_id := id_of(kind, own, other)) in found]
+        if not here:
+            raise ConfigurationError(
+                f'{server.address.server} has no replications from region {other}: '
+                f'run "celery -A your_app couchdb regions setup"'
+            )
+        ids += here
+    for doc_id in ids:
+        _put(server, found[doc_id], found[doc_id])
+    return ids
+
+
+def _is(old: Document, wanted: Document) -> bool:
+    """Tell whether a stored replication is as wanted. One in the state `failed` is not: it is not tried again."""
+    return old.get('_replication_state') != 'failed' and all(old.get(name) == value for name, value in wanted.items())
+
+
+def _put(server: Client, doc: Document, old: Document | None) -> None:
+    # Without the state, which CouchDB would keep.
+    kept = {name: value for name, value in doc.items() if not name.startswith('_replication') and name != '_rev'}
+    if old is not None:
+        first, second = _VALUES
+        kept |= {'_rev': old['_rev'], _NUDGED: second if old.get(_NUDGED) == first else first}
+    server.request('PUT', f'{_PATH}/{quote(doc["_id"], safe="")}', body=kept)
+
+
+def _delete(server: Client, doc: Document) -> None:
+    server.request('DELETE', f'{_PATH}/{quote(doc["_id"], safe="")}', {'rev': doc['_rev']})
+
+
+def _create(server: Client) -> None:
+    server.request('PUT', _PATH)
+
+
+def _database(doc: Mapping[str, Any]) -> str:
+    """Return the name of the database into which a replication writes."""
+    target = doc.get('target')
+    url = target.get('url') if isinstance(target, Mapping) else target
+    return unquote(str(url or '').rstrip('/').rpartition('/')[2])

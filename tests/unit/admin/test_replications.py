@@ -1,0 +1,89 @@
+"""The documents of replications between regions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.admin.regions import addresses
+from kombu_couchdb.admin.replications import Endpoint, parcels, results
+from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.options import Options
+
+SOURCE, TARGET = Endpoint('https://us:6984/celery_regions', 'celery', 'secret'), Endpoint('http://127.0.0.1:5984/own')
+
+
+def credentials() -> tuple[str, str]:
+    return 'rotated', 'new'
+
+
+@pytest.mark.parametrize(
+    ('doc_id', 'travels'),
+    [
+        ('p:eu:us:1', True),
+        ('p:us:eu:1', True),
+        ('region:us', True),
+        ('p:eu:asia:1', False),
+        ('p:asia:us:1', False),
+        ('p:eu-west:us:1', False),
+        ('p:eu:us-east:1', False),
+        ('xp:eu:us:1', False),
+        ('region:eu', False),
+        ('region:us-east', False),
+        ('_design/celery-regions-v1', False),
+    ],
+)
+def test_only_documents_between_the_two_regions_are_pulled(doc_id: str, travels: bool) -> None:
+    selector = parcels('eu', 'us', SOURCE, TARGET)['selector']
+    assert bool(re.search(selector['_id']['$regex'], doc_id)) == travels
+
+
+def test_results_of_the_own_region_are_pulled() -> None:
+    doc = results('eu', 'us', SOURCE, TARGET)
+    assert doc == {
+        '_id': 'celery-results-eu-from-us',
+        'source': {
+            'url': 'https://us:6984/celery_regions',
+            'auth': {'basic': {'username': 'celery', 'password': 'secret'}},
+            'headers': {'X-Celery-Region': 'us'},
+        },
+        'target': {'url': 'http://127.0.0.1:5984/own'},
+        'continuous': True,
+        'selector': {'to': 'eu'},
+    }
+
+
+def test_endpoint_has_the_name_and_password_of_the_address_but_shows_no_password() -> None:
+    address = Address(host='us', port=1, database='a/b', user='me', password=lambda: 'secret')
+    endpoint = Endpoint.of(address)
+    assert (endpoint.url, endpoint.user, endpoint.password) == ('http://us:1/a%2Fb', 'me', 'secret')
+    assert Endpoint.of(address, 'http://127.0.0.1:5984').url == 'http://127.0.0.1:5984/a%2Fb'
+    assert 'secret' not in repr(endpoint)
+
+
+def regions_of(urls: dict[str, str], **more: Any) -> dict[str, Address]:
+    return addresses(Options.of({'region': 'eu', 'regions': {'eu': 'couchdb://eu/celery_regions', **urls}, **more}))
+
+
+def test_region_without_a_user_has_that_of_the_credentials() -> None:
+    found = regions_of(
+        {'us': 'couchdb://us/r', 'asia': 'couchdb://a:b@asia/r'}, credentials=f'{__name__}:{credentials.__name__}'
+    )
+    users = {name: Endpoint.of(address).user for name, address in found.items()}
+    assert users == {'eu': 'rotated', 'us': 'rotated', 'asia': 'a'}
+
+
+def test_cluster_has_several_addresses_and_tls_is_read_from_the_url() -> None:
+    found = regions_of({'us': 'couchdbs://one/r?ssl_cert_reqs=none;couchdbs://two/r'})
+    assert found['us'].server == 'https://one:6984'
+    assert [other.server for other in found['us'].others] == ['https://two:6984']
+    assert found['us'].verify is False
+
+
+def test_wrong_url_names_the_region_but_no_password() -> None:
+    with pytest.raises(ConfigurationError, match=r'region us: unknown parameter') as caught:
+        regions_of({'us': 'couchdb://me:hidden@us/r?nope=1'})
+    assert 'hidden' not in str(caught.value)
