@@ -258,7 +258,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
             import_module('celery_couchdb.worker.control')
             import_module('celery_couchdb.worker.history').install(self.app, getattr(sender, 'hostname', None))
-            import_module('celery_couchdb.worker.moving').start(self.app)
+            import_module('celery_couchdb.worker.moving').on_worker_ready(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
                 self.open_outbox(serve_children=False)

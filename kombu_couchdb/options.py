@@ -182,6 +182,8 @@ class Options:
     #: All regions, this one too: for each name the URL of the region's database of regions, as other regions reach it.
     #: Of the own URL, only the name of the database is used: it is on the server of the broker.
     regions: Mapping[str, str] | None = option(check_regions, None, repr=False)
+    #: How long a task with the region `any` waits at home before it may be lent to a region that has nothing to do.
+    lend_after: float = seconds(1.0)
     #: The name of the schedule that `celery beat -S couchdb` runs. Apps that share a database need different ones.
     schedule: str | None = text()
 

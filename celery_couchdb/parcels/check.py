@@ -22,7 +22,7 @@ from kombu_couchdb.errors import Unstorable
 
 from .accept import RESERVED, Accept
 
-__all__ = ['Call', 'Refused', 'call_in', 'checked']
+__all__ = ['UNSAFE_CONTENT', 'Call', 'Refused', 'call_in', 'checked']
 
 Document = dict[str, Any]
 
@@ -30,7 +30,7 @@ Document = dict[str, Any]
 _PROPERTIES = ('body_encoding', 'correlation_id', 'delivery_mode', 'expiration', 'priority')
 
 #: Content types that are never accepted: decoding them runs code of the publisher.
-_UNSAFE_CONTENT = frozenset({'application/x-python-serialize', 'pickle'})
+UNSAFE_CONTENT = frozenset({'application/x-python-serialize', 'pickle'})
 
 #: The maximum length of a task id.
 _MAX_ID_CHARACTERS = 255
@@ -114,7 +114,7 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
             plain,
             message.get('content-type'),
             message.get('content-encoding'),
-            accept=prepare_accept_content(set(content) - _UNSAFE_CONTENT),
+            accept=prepare_accept_content(set(content) - UNSAFE_CONTENT),
         )
     except ContentDisallowed as exc:
         raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted') from exc

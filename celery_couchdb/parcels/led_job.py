@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.leases.leader import Leader
+from kombu_couchdb.leases.leader import RENEWAL_SECONDS, Leader
 from kombu_couchdb.log import get_logger
 
 __all__ = ['LedJob']
@@ -33,6 +33,11 @@ class LedJob:
         self._feed: ContinuousFeed | None = None
         self._stale = True
 
+    @property
+    def next_in(self) -> float:
+        """The number of seconds until the next call of `step` is useful, unless `wake()` is called before."""
+        return RENEWAL_SECONDS
+
     def do_batch(self) -> int:
         """Work off a batch of documents and return their number; 0 ends the work until the next change."""
         raise NotImplementedError
@@ -40,7 +45,7 @@ class LedJob:
     def step(self) -> None:
         """Work off all that waits if this process is the leader.
 
-        Call it after `wake()`, and every `RENEWAL_SECONDS` seconds to keep the lead.
+        Call it after `wake()`, and at the latest after `next_in` seconds.
         """
         was_leader = self._leader.leads
         if not self._leader.step():

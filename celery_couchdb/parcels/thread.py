@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from kombu_couchdb.errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
@@ -23,7 +24,7 @@ _STOP_SECONDS = 5.0
 class MovingThread:
     """A thread that moves the parcels of an app until it is stopped. After any error it tries again."""
 
-    def __init__(self, app: Any, moves: type[Mover]) -> None:
+    def __init__(self, app: Any, moves: Callable[..., Mover]) -> None:
         self._app, self._moves = app, moves
         self._wake, self._stopped, self._last_error = threading.Event(), False, ''
         self._thread = threading.Thread(target=self._run, name='celery-couchdb-parcels', daemon=True)
@@ -39,16 +40,17 @@ class MovingThread:
         mover: Mover | None = None
         with self._app.connection_for_write() as connection:
             while not self._stopped:
+                pause = RENEWAL_SECONDS
                 try:
                     # Connect once: after an outage the connection reaches the server again by itself.
                     mover = mover or self._moves(self._app, connection.connection, self._wake.set)
                     mover.step()
-                    self._last_error = ''
+                    self._last_error, pause = '', mover.next_in
                 except CouchDBError as exc:
                     self._log(exc)
                 except Exception:
                     logger.exception('parcels are not moved just now')
-                self._wake.wait(RENEWAL_SECONDS)
+                self._wake.wait(pause)
                 self._wake.clear()
             if mover is not None:
                 mover.close()

@@ -15,6 +15,8 @@ from celery.canvas import Signature, group
 
 from kombu_couchdb.transport import CollectingProducer, Transport
 
+from . import chord_headers
+
 __all__ = ['install']
 
 #: Celery's own method.
@@ -33,6 +35,11 @@ def _apply_tasks(
     dropped.
     """
     app = app or self.app
+    if kwargs.get('chord') is not None:
+        if isinstance(self.tasks, list):
+            chord_headers.check(app, self.tasks, kwargs)
+        else:  # a generator, which must not be exhausted
+            tasks = _checked(tasks, app, kwargs)
     with app.producer_or_acquire(producer) as own:
         if isinstance(own, CollectingProducer) or not isinstance(own.connection.transport, Transport):
             yield from _apply_one_by_one(self, tasks, own, app, *args, **kwargs)
@@ -43,6 +50,13 @@ def _apply_tasks(
         yield from results
         with own.connection._reraise_as_library_errors():
             collecting.flush()
+
+
+def _checked(tasks: Iterable[Any], app: Any, options: dict[str, Any]) -> Iterator[Any]:
+    """Yield the tasks of a chord's header, each after `chord_headers.check`."""
+    for task in tasks:
+        chord_headers.check(app, task[:1], options)
+        yield task
 
 
 def _bound(tasks: Iterable[Any], producer: CollectingProducer) -> Iterator[Any]:

@@ -2,11 +2,15 @@
 
 As the mover of parcels does, it stores each message under an id that is derived from the parcel's id, if that was never
 stored, and then deletes the parcel. CouchDB replicates the deletion to the region that sent the parcel.
+
+The leader also lends messages to other regions (`lending`), says how many the own region wants (`wants`), and withdraws
+parcels that another region has not taken in time (`fallbacks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kombu_couchdb import design
@@ -16,6 +20,9 @@ from kombu_couchdb.options import Options
 
 from ..parcels.mover import Mover
 from .arrived import message_of
+from .fallbacks import Fallbacks
+from .lending import Lender
+from .wants import Wants
 
 __all__ = ['Ferry']
 
@@ -28,12 +35,63 @@ class Ferry(Mover):
 
     done_by_leader = 'this worker publishes what other regions send to %s from now on'
 
+    def __init__(self, app: Any, transport: Any, wake: Callable[[], None], concurrency: int = 1) -> None:
+        """Use the connected `transport`. The worker runs up to `concurrency` tasks at once."""
+        super().__init__(app, transport, wake)
+        options, broker = transport.options, transport.couchdb
+        others = sorted({*options.regions} - {self.region})
+        self._wants = Wants(broker, self._client, self.region, concurrency)
+        self._lender = Lender(broker, self._client, self.region, others, options.lend_after, app.conf.accept_content)
+        self._fallbacks = Fallbacks(self._client, self.region, others, self._move)
+        self._led = self._changed = False
+
+    @property
+    def next_in(self) -> float:
+        """The number of seconds until the next call of `step` is useful, unless `wake()` is called before."""
+        if not self._leader.leads:
+            return super().next_in
+        due = min(self._wants.next_at, self._lender.next_at, self._fallbacks.next_at)
+        return max(0.0, min(super().next_in, due - time.monotonic()))
+
+    def step(self) -> None:
+        """Work off what waits, if this process is the leader."""
+        super().step()
+        if not self._leader.leads:
+            self._led = False
+            return
+        if not self._led:
+            self._wants.reset()
+            self._lender.reset()
+            self._led = True
+        if self._changed:
+            self._lender.read_wants()
+            self._fallbacks.read()
+            self._changed = False
+        self._fallbacks.step()
+        self._lender.step()
+        self._wants.step()
+
+    def do_batch(self) -> int:
+        """Publish or refuse the oldest parcels, and return their number."""
+        self._changed = True
+        return super().do_batch()
+
     def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
         assert options.region, 'the thread is started only with this option'
         assert options.regions, 'the transport checks that'
         self.region, prefix = options.region, region.arriving(options.region)
         # `;` is the character after `:`. A tombstone has no members beside its id, so `status` does not exclude it.
-        selector = {'_id': {'$gt': prefix, '$lt': f'{prefix[:-1]};'}, 'type': 'Parcel', 'status': {'$exists': False}}
+        selector = {
+            '$or': [
+                {
+                    '_id': {'$gt': prefix, '$lt': f'{prefix[:-1]};'},
+                    'type': 'Parcel',
+                    'status': {'$exists': False},
+                },
+                {'_id': {'$gt': 'region:', '$lt': 'region;', '$ne': region.region_id(self.region)}, 'type': 'Region'},
+                {'_id': {'$regex': f'^p:[^:]+:{self.region}:'}, 'fallback': {'$exists': True}},
+            ]
+        }
         return f'region:{self.region}', region.database(options.regions, self.region), selector
 
     def _rows(self, **arguments: Any) -> Sequence[Any]:
@@ -46,6 +104,11 @@ class Ferry(Mover):
 
     def _is_waiting(self, doc: Document) -> bool:
         return not doc.get('status')  # whatever its type: the id says that it is a parcel
+
+    def _move(self, docs: Sequence[Document]) -> int:
+        count = super()._move(docs)
+        self._wants.note_arrived(sum(1 for doc in docs if doc.get('lent')))
+        return count
 
     def _publish(self, doc: Document) -> None:
         self._publish_message(doc, message_of)

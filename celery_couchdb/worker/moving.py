@@ -7,6 +7,8 @@ Import it yourself if you create workers by `app.Worker()` with another result b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,18 +20,19 @@ from ..parcels.mover import Mover
 from ..parcels.thread import MovingThread
 from ..regions.ferry import Ferry
 
-__all__ = ['start']
-
-#: What moves parcels, by the transport option that starts it.
-_MOVERS: dict[str, type[Mover]] = {'parcels': Mover, 'region': Ferry}
+__all__ = ['on_worker_ready', 'start']
 
 _threads: WeakKeyDictionary[Any, list[MovingThread]] = WeakKeyDictionary()
 
 
-def start(app: Any) -> None:
-    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`."""
+def start(app: Any, concurrency: int = 1) -> None:
+    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`.
+
+    The worker runs up to `concurrency` tasks at once.
+    """
     options = app.conf.broker_transport_options or {}
-    wanted = [moves for option, moves in _MOVERS.items() if options.get(option)]
+    movers: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(Ferry, concurrency=concurrency)}
+    wanted = [moves for option, moves in movers.items() if options.get(option)]
     if app in _threads or not wanted:
         return
     with app.connection_for_write() as connection:
@@ -38,9 +41,11 @@ def start(app: Any) -> None:
 
 
 @signals.worker_ready.connect
-def _on_worker_ready(sender: Any = None, **_: Any) -> None:
+def on_worker_ready(sender: Any = None, **_: Any) -> None:
+    """Start the threads for a worker that is ready."""
     if sender is not None:
-        start(sender.app)
+        controller = getattr(sender, 'controller', None)
+        start(sender.app, getattr(controller, 'concurrency', None) or 1)
 
 
 @signals.worker_shutdown.connect

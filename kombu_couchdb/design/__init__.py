@@ -5,9 +5,10 @@ run at the same time, each with its own index.
 
 * `NAME` has the views that workers read.
 * `JOBS` has views for finding jobs by task id, and for listing them by task and time.
+* `LENDING` has a view for finding messages that may be lent to other regions.
 * `CONFLICTED` has a view for resolving the conflicts that a cluster or a replication leaves.
 
-The indexes of `JOBS` and `CONFLICTED` are updated only when they are read: they cost nothing if nobody reads them.
+The indexes of these three are updated only when they are read: they cost nothing if nobody reads them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urllib.parse import quote, unquote
 __all__ = [
     'CONFLICTED',
     'JOBS',
+    'LENDING',
     'NAME',
     'PARCELS',
     'PARKED',
@@ -39,6 +41,9 @@ __all__ = [
 ]
 
 NAME, JOBS, CONFLICTED = 'celery-v6', 'celery-jobs-v2', 'celery-conflicted-v1'
+
+#: The design document with the view `lendable`.
+LENDING = 'celery-lending-v1'
 
 #: Former names of design documents, without their versions, and the names that replaced them.
 FORMER = {'celery-contested': 'celery-conflicted'}
@@ -69,7 +74,8 @@ def documents() -> list[dict[str, Any]]:
     `NAME` is the last one: they are written in this order, so where `NAME` exists, all exist.
     """
     jobs = {**load(__name__, JOBS, {'by_task': '', 'history': ''}), 'autoupdate': False}
-    return [jobs, conflicted(), load(__name__, NAME, _REDUCE)]
+    lending = {**load(__name__, LENDING, {'lendable': ''}), 'autoupdate': False}
+    return [jobs, lending, conflicted(), load(__name__, NAME, _REDUCE)]
 
 
 def conflicted() -> dict[str, Any]:
@@ -89,7 +95,7 @@ def receipts() -> dict[str, Any]:
 
 def regions() -> dict[str, Any]:
     """Return the design document of a database of regions, without a revision."""
-    return load(__name__, REGIONS, {'traffic': '_count'})
+    return load(__name__, REGIONS, {'traffic': '_count', 'fallbacks': ''})
 
 
 def key_of(queue: str) -> str:

@@ -28,6 +28,9 @@ that was cut in two. Sweepers never touch the leaf of a living consumer: it deci
 * Otherwise one leaf stays: a dead letter, or else the winner, which is released. The others are deleted with `void`. If
   the item is a unique job, their messages are added to `next` of the leaf that stays.
 
+A leaf may also be a LentItem (see `lent`). It ranks as a dead letter does, so an unproven claim gives way to it. The
+ferry continues with it only if its write was proven, or if no other leaf remains.
+
 Invariant: a leaf is deleted only if its message is done or a leaf that ranks higher remains, and no rule lowers the
 rank of a leaf. So no message is lost.
 """

@@ -18,6 +18,7 @@ __all__ = [
     'Pause',
     'Queue',
     'Rate',
+    'Region',
     'Slot',
 ]
 
@@ -129,6 +130,16 @@ class Broadcast(Stored):
     date: float
     expires: float
     message: Message
+
+
+class Region(Stored):
+    """What a region wants to run for other regions. It is in the database of regions."""
+
+    _id: str
+    type: Literal['Region']
+    date: float
+    #: By queue, how many tasks.
+    want: dict[str, int]
 
 
 class Leader(Stored):

@@ -18,6 +18,7 @@ with `"status": "fail"`, `"reason"` and `"failed"` (when). For each id only one 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, cast
@@ -27,7 +28,7 @@ from .body import attached, is_large
 from .ids import PARCEL
 from .types import Document, Message, Parcel
 
-__all__ = ['is_waiting', 'moved_id', 'new', 'refused', 'replayed']
+__all__ = ['is_waiting', 'moved_id', 'new', 'refused', 'replayed', 'with_body']
 
 
 def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float) -> Parcel:
@@ -46,6 +47,17 @@ def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float)
     if is_large(message):
         doc['message'], doc['_attachments'] = attached(doc['message'])
     return doc
+
+
+def with_body(message: Message, body: bytes | None) -> Message:
+    """Return a message with its body, which was an attachment, as the publisher's channel has encoded it.
+
+    *Raises* `ValueError` if the body is not text although the message says so.
+    """
+    if body is None:
+        return message
+    is_base64 = message['properties'].get('body_encoding') == 'base64'
+    return {**message, 'body': base64.b64encode(body).decode('ascii') if is_base64 else body.decode('utf-8')}
 
 
 def moved_id(parcel_id: str) -> str:

@@ -12,11 +12,12 @@ So each document has one writer at a time, and an id says between which regions 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ..errors import ConfigurationError
+from .coordination import Region
 
 __all__ = [
     'ANY',
@@ -25,10 +26,14 @@ __all__ = [
     'check_name',
     'check_regions',
     'database',
+    'fallback',
+    'named',
+    'new',
     'origin',
     'parcel_id',
     'region_id',
     'route',
+    'wants_of',
 ]
 
 #: The region of a task that may run anywhere: at home, or in a region that has nothing to do.
@@ -40,6 +45,13 @@ FROM_REGION = 'x-from-region'
 #: The property and the header of a message that name the region of its task. The header is for those who cannot set
 #: properties, such as programs without Celery.
 _PROPERTY, _HEADER = 'region', 'x-region'
+
+#: The properties that name the region in which a task runs if its region has not taken it in time, and the time in
+#: seconds, and its default.
+_FALLBACK, _FALLBACK_AFTER, _FALLBACK_SECONDS = 'fallback', 'fallback_after', 30.0
+
+#: The longest time after which a task runs in another region, in seconds: about 31 years.
+_MAX_SECONDS = 1e9
 
 _NAME = re.compile(r'[a-z][a-z0-9-]{0,29}\Z')
 
@@ -78,13 +90,35 @@ def database(regions: Mapping[str, str], name: str) -> str:
 
 def route(message: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Return the region that a message names, or None, and a copy of the message that names none."""
-    region = message['properties'].get(_PROPERTY) or (message.get('headers') or {}).get(_HEADER)
+    region = named(message['properties'], message.get('headers'))
     if region is None:
         return None, dict(message)
     properties, headers = dict(message['properties']), dict(message.get('headers') or {})
-    properties.pop(_PROPERTY, None)
+    for name in (_PROPERTY, _FALLBACK, _FALLBACK_AFTER):
+        properties.pop(name, None)
     headers.pop(_HEADER, None)
     return region, {**message, 'properties': properties, 'headers': headers}
+
+
+def named(properties: Mapping[str, Any], headers: Mapping[str, Any] | None) -> Any:
+    """Return the region that the properties or the headers of a message name; None if they name none."""
+    return properties.get(_PROPERTY) or (headers or {}).get(_HEADER)
+
+
+def fallback(properties: Mapping[str, Any], name: str, regions: Collection[str]) -> tuple[str, float] | None:
+    """Return the region in which a task for the region `name` runs if that has not taken it, and after how long.
+
+    None if the message names none. The time is in seconds. *Raises* `ConfigurationError` for a wrong value.
+    """
+    other, seconds = properties.get(_FALLBACK), properties.get(_FALLBACK_AFTER)
+    if other is None and seconds is None:
+        return None
+    if not isinstance(other, str) or other not in regions or other == name:
+        raise ConfigurationError(f'fallback must be another one of the regions, not {other!r:.80}')
+    seconds = _FALLBACK_SECONDS if seconds is None else seconds
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _MAX_SECONDS:
+        raise ConfigurationError(f'fallback_after must be a number of seconds above 0, not {seconds!r:.80}')
+    return other, float(seconds)
 
 
 def parcel_id(to: str, own: str, tag: str) -> str:
@@ -100,6 +134,21 @@ def arriving(own: str) -> str:
 def region_id(name: str) -> str:
     """Return the id of the document of a region."""
     return f'region:{name}'
+
+
+def new(name: str, want: Mapping[str, int], now: float) -> Region:
+    """Return the document of a region that wants this many tasks of each queue."""
+    return {'_id': region_id(name), 'type': 'Region', 'date': now, 'want': dict(want)}
+
+
+def wants_of(doc: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many tasks of each queue a region wants; malformed members of its document are ignored."""
+    want = doc.get('want')
+    return {
+        queue: count
+        for queue, count in (want.items() if isinstance(want, dict) else ())
+        if isinstance(count, int) and count > 0
+    }
 
 
 def origin(headers: Mapping[str, Any], own: str | None) -> str | None:

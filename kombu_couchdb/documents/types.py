@@ -16,12 +16,14 @@ __all__ = [
     'DONE',
     'FAIL',
     'FANOUT',
+    'LENT',
     'Attachment',
     'Claim',
     'DeadLetter',
     'Document',
     'DoneItem',
     'Follower',
+    'LentItem',
     'Message',
     'Parcel',
     'Parked',
@@ -43,6 +45,9 @@ FAIL: Literal['fail'] = 'fail'
 
 #: The `status` of a completed message that is kept.
 DONE: Literal['done'] = 'done'
+
+#: The `status` of a message that is moved to another region.
+LENT: Literal['lent'] = 'lent'
 
 
 class Attachment(TypedDict, total=False):
@@ -172,6 +177,24 @@ class DoneItem(_DoneItemOptions, Stored):
     message: Message
 
 
+class LentItem(_Expiring, Stored):
+    """A message that is moved to another region; see `lent`."""
+
+    _id: str
+    type: Literal['LentItem']
+    status: Literal['lent']
+    queue: str
+    priority: int
+    date: float | None
+    published: float
+    attempts: int
+    claimed: None
+    #: The region to which it is moved, and when that began.
+    region: str
+    lent: float
+    message: Message
+
+
 class DeadLetter(TypedDict):
     """The members that make a document a dead letter, or a parcel a refused one."""
 
@@ -198,6 +221,11 @@ class Tombstone(_TombstoneOptions):
 
 
 class _ParcelOptions(TypedDict, total=False):
+    #: True if the message was lent to the region. This member and the two below are of parcels between regions only.
+    lent: bool
+    #: The region in which the task runs if the parcel is still there at the time `fallback_at`.
+    fallback: str
+    fallback_at: float
     status: Literal['fail']
     reason: str
     failed: float

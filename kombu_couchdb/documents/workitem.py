@@ -145,7 +145,7 @@ def is_waiting(doc: Mapping[str, Any]) -> bool:
 
 def is_dead(doc: Mapping[str, Any]) -> bool:
     """Tell whether an item is a dead letter: whatever its `status` is, it is not delivered."""
-    return bool(doc.get('status')) and not is_done(doc)
+    return bool(doc.get('status')) and not is_done(doc) and doc.get('type') != 'LentItem'
 
 
 def is_done(doc: Mapping[str, Any]) -> bool:

@@ -60,7 +60,7 @@ class Sweeper:
             store.client,
             design.conflicted(),
             {
-                **dict.fromkeys(('WorkItem', 'DoneItem'), store.resolve_conflict),
+                **dict.fromkeys(('WorkItem', 'DoneItem', 'LentItem'), store.resolve_conflict),
                 'Slot': lambda leaves, living: concurrency.resolve(
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..couchdb.client import Client
 from ..couchdb.redaction import redacted
-from ..documents import parcel, region
+from ..documents import lent, parcel, region
 from ..documents.types import Parcel
 from ..errors import ConfigurationError
 from ..log import get_logger
@@ -39,7 +39,9 @@ class OtherRegions:
         if name is None or name == self.own:
             return plain, []
         if name == region.ANY and self.own:
-            return message, []
+            if lent.may_be_lent(plain['headers']):
+                plain['properties']['region'] = region.ANY
+            return plain, []
         if name not in self._regions:
             raise ConfigurationError(
                 f'region {name!r:.80} is unknown; transport option regions has: '
@@ -51,6 +53,8 @@ class OtherRegions:
         plain['headers'].setdefault(region.FROM_REGION, self.own)
         doc = parcel.new(plain, exchange, routing_key, self._couchdb.clock.now())
         doc['_id'] = region.parcel_id(name, self.own, message['properties']['delivery_tag'])
+        if found := region.fallback(message['properties'], name, self._regions):
+            doc['fallback'], doc['fallback_at'] = found[0], doc['published'] + found[1]
         return plain, [doc]
 
     def store(self, docs: Sequence[Parcel], *, again: bool = False) -> None:

@@ -18,10 +18,12 @@ from celery_couchdb.beat import CouchDBScheduler, Schedules
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import receipt
+from kombu_couchdb.documents import lent, receipt, region, workitem
 from kombu_couchdb.documents.parcel import refused
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import Leader
+from kombu_couchdb.options import Options
+from kombu_couchdb.transport.other_regions import OtherRegions
 from kombu_couchdb.unique import told
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish
@@ -71,6 +73,7 @@ def test_all_types_of_documents_are_documented() -> None:
     assert set(SECTIONS) == {
         'WorkItem',
         'DoneItem',
+        'LentItem',
         'Consumer',
         'Queue',
         'Pause',
@@ -83,6 +86,7 @@ def test_all_types_of_documents_are_documented() -> None:
         'Rate',
         'Slot',
         'Parcel',
+        'Region',
         'Receipt',
         'Result',
         'Group',
@@ -195,7 +199,20 @@ def test_documents_of_parcels(connect: Callable[..., Connection], client: Client
     for task_id, body in (('a', 'small'), ('b', 'x' * 150_000)):
         publish(connect(), body, headers={'id': task_id, 'task': 'report'})
     docs = written(sent)['Parcel']
-    compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0)])
+    message = docs[0]['message']
+    message['properties'].update(region='eu', fallback='us')
+    options = Options.of({'region': 'us', 'regions': dict.fromkeys(('eu', 'us'), 'couchdb://host/regions')})
+    _, abroad = OtherRegions(options, client).parcels_of(message, '', 'q')
+    given = lent.parcel_of(workitem.new('a', 'q', message, 5.0), 'us', 'eu', None, 6.0)
+    compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0), *abroad, given])
+    compare(
+        'LentItem',
+        [
+            lent.made_of(workitem.new('a', 'q', {**message, 'properties': {'expiration': '5'}}, 5.0), 'eu', 6.0),
+            lent.made_of(workitem.new('a', 'q', message, 5.0), 'eu', 6.0),
+        ],
+    )
+    compare('Region', [region.new('eu', {'q': 1}, 5.0)])
 
 
 def test_documents_of_receipts() -> None:

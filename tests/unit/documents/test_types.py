@@ -17,6 +17,7 @@ SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.
 TYPES: dict[str, Any] = {
     'WorkItem': types.WorkItem,
     'DoneItem': types.DoneItem,
+    'LentItem': types.LentItem,
     'Consumer': coordination.Consumer,
     'Queue': coordination.Queue,
     'Binding': coordination.Binding,
@@ -29,6 +30,7 @@ TYPES: dict[str, Any] = {
     'Schedule': entries.Schedule,
     'ScheduleState': entries.ScheduleState,
     'Parcel': types.Parcel,
+    'Region': coordination.Region,
     'Receipt': types.Receipt,
     'Result': results.Result,
     'Group': results.Group,

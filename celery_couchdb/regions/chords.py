@@ -1,0 +1,34 @@
+"""Which messages are of the header of a chord: they stay in the region where their results are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kombu.exceptions import KombuError
+from kombu.serialization import loads, prepare_accept_content
+
+from kombu_couchdb.documents.body import decoded
+from kombu_couchdb.documents.compressed import unpacked
+from kombu_couchdb.errors import Unstorable
+
+from ..parcels.check import UNSAFE_CONTENT
+
+__all__ = ['may_be_in_header']
+
+
+def may_be_in_header(message: Mapping[str, Any], body: bytes | None, content: Collection[str]) -> bool:
+    """Tell whether a task, or a later step of its chain, is in the header of a chord; True if nobody can tell.
+
+    `body` is the attached body, or None; `content` is the app's `accept_content`. Pickle is not decoded.
+    """
+    try:
+        text = decoded(message['body'] if body is None else body, message['properties'].get('body_encoding'))
+        if compression := message['headers'].get('compression'):
+            text = unpacked(text, compression)
+        accept = prepare_accept_content(set(content) - UNSAFE_CONTENT)
+        _, _, embedded = loads(text, message.get('content-type'), message.get('content-encoding'), accept=accept)
+        steps = embedded.get('chain') or []
+        return bool(embedded.get('chord') or any((step.get('options') or {}).get('chord') for step in steps))
+    except (KombuError, Unstorable, ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        return True

@@ -1,0 +1,87 @@
+"""The Region document, in which a region says how many tasks of each queue it would run for other regions.
+
+It is written only when a queue begins or ceases to have nothing to do, and after lent tasks have arrived. So a region
+that stays idle, or busy, writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import region
+from kombu_couchdb.log import get_logger
+
+from .load import Load, loads
+
+__all__ = ['Wants', 'wanted']
+
+logger = get_logger(__name__)
+
+#: The interval at which the load is read; and for some time after lent tasks have arrived.
+_LOOK_SECONDS, _SOON_SECONDS, _LENT_SECONDS = 5.0, 1.0, 60.0
+
+#: The maximum number of tasks of a queue that a region asks for at once, and by how much short tasks raise the number.
+_MAX_TASKS, _MAX_FACTOR = 100, 32
+
+
+class Wants:
+    """Writes the Region document of this region, for the leader."""
+
+    def __init__(self, broker: Client, regions: Client, own: str, concurrency: int) -> None:
+        self._broker, self._regions, self._own, self._concurrency = broker, regions, own, concurrency
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was written: another process may have been the leader."""
+        self._doc: dict[str, object] | None = None
+        self._arrived, self._lent_until, self.next_at = 0, 0.0, 0.0
+        self._factors: Counter[str] = Counter()
+
+    def note_arrived(self, count: int) -> None:
+        """Note that lent tasks have arrived."""
+        if count:
+            now = time.monotonic()
+            self._arrived, self._lent_until = self._arrived + count, now + _LENT_SECONDS
+            self.next_at = min(self.next_at, now + _SOON_SECONDS)
+
+    def step(self) -> None:
+        """Read the load if it is time, and write the document if it has to change."""
+        now = time.monotonic()
+        if now < self.next_at:
+            return
+        self.next_at = now + (_SOON_SECONDS if now < self._lent_until else _LOOK_SECONDS)
+        found = loads(self._broker, self._concurrency)
+        doc = self._doc or self._regions.find([region.region_id(self._own)])[0] or {}
+        before = region.wants_of(doc)
+        for queue, load in found.items():
+            again = self._arrived and not load.messages and queue in before
+            self._factors[queue] = min(_MAX_FACTOR, 2 * max(1, self._factors[queue])) if again else 1
+        want = wanted(found, before, self._factors)
+        self._doc = doc
+        if want.keys() == before.keys() and not (want and self._arrived):
+            return
+        self._doc, self._arrived = None, 0  # if the write fails, the document is read again
+        new = {
+            **region.new(self._own, want, self._regions.clock.now()),
+            **({'_rev': doc['_rev']} if '_rev' in doc else {}),
+        }
+        [result] = self._regions.bulk([new])
+        if result.is_stored:
+            self._doc = {**new, '_rev': result.rev}
+            logger.debug('region %s wants %s', self._own, want or 'nothing')
+
+
+def wanted(found: Mapping[str, Load], before: Mapping[str, int], factors: Mapping[str, int]) -> dict[str, int]:
+    """Return how many tasks of each queue a region wants, given what it wanted `before`.
+
+    A queue begins to want tasks when its workers are less than half busy, and ceases when they are busy. The number is
+    that of the idle processes, or a multiple of it if the last tasks were done within the shortest interval.
+    """
+    return {
+        queue: min(_MAX_TASKS, (load.capacity - load.messages) * factors.get(queue, 1))
+        for queue, load in found.items()
+        if load.messages < (load.capacity if queue in before else load.capacity / 2)
+    }

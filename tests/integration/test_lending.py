@@ -1,0 +1,263 @@
+"""Tasks with the region `any`: they are lent to a region that has nothing to do, and run once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_couchdb.regions.ferry import Ferry
+from celery_couchdb.testing import Server
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import malformed, workitem
+from kombu_couchdb.errors import ServerUnavailable
+from tests.conftest import wait_for
+from tests.regions import Region, Regions, regions_on
+from tests.support import items
+
+from .test_regions import ferry, parcels, tasks
+
+__all__ = ['ferry']
+
+Ferries = Callable[[Celery], Ferry]
+
+
+@pytest.fixture
+def regions(server: Server) -> Iterator[Regions]:
+    with regions_on(server, 'eu', 'us', lend_after=0.2) as regions:
+        yield regions
+
+
+def send(home: Region, *ids: str, **options: Any) -> None:
+    for task_id in ids:
+        home.app.send_task('add', (1, 2), task_id=task_id, **{'region': 'any', **options})
+
+
+def want(regions: Regions, count: int) -> None:
+    """Let eu want tasks, and us know that."""
+    eu = regions['eu'].regions
+    [doc] = eu.find(['region:eu'])
+    eu.bulk([{**(doc or {}), '_id': 'region:eu', 'type': 'Region', 'date': time.time(), 'want': {'celery': count}}])
+    regions.replicate()
+
+
+def lend(home: Ferry, region: Region, *left: str) -> None:
+    """Let the home's ferry work until these tasks are left."""
+
+    def is_done() -> bool:
+        home.step()
+        return tasks(region.broker) == sorted(left)
+
+    wait_for(is_done, f'only {left} are left')
+
+
+def arrive(regions: Regions, ferry: Ferries) -> list[str]:
+    """Replicate, let the parcels arrive in eu, replicate their deletion, and return the tasks in eu."""
+    regions.replicate()
+    ferry(regions['eu'].app).step()
+    regions.replicate()
+    assert parcels(regions['us'].regions) == [] == parcels(regions['eu'].regions)
+    return tasks(regions['eu'].broker)
+
+
+def raw(client: Client) -> list[dict[str, Any]]:
+    return [doc for row in client.id_range('0', docs=True) if (doc := row['doc'])['_id'][0] != '_']
+
+
+def test_idle_region_gets_as_many_as_it_wants(regions: Regions, ferry: Ferries) -> None:
+    us = regions['us']
+    send(us, '1', '2', '3')
+    send(us, 'large', headers={'note': 'x'}, argsrepr='', kwargs={'text': 'x' * 40_000}, priority=9)
+    us.app.send_task('add', (1, 2), task_id='home')
+    want(regions, 2)
+    home = ferry(us.app)
+    lend(home, us, '3', 'home', 'large')
+    want(regions, 1)
+    lend(home, us, 'home', 'large')
+    home.step()
+    want(regions, 5)
+    lend(home, us, 'home')
+    assert arrive(regions, ferry) == ['1', '2', '3', 'large']
+    for item in items(regions['eu'].broker):
+        assert item['message']['headers']['x-from-region'] == 'us'
+        assert 'region' not in item['message']['properties']
+    large = next(item for item in items(regions['eu'].broker) if item['priority'] == 9)
+    assert large['_attachments']['body']['length'] > 40_000
+
+
+def test_what_is_not_lent(regions: Regions, ferry: Ferries) -> None:
+    us = regions['us']
+    send(us, 'unique', headers={'job_key': 'k'})
+    send(us, 'limited', headers={'concurrency_key': 'k', 'concurrency_limit': 1})
+    send(us, 'rated', headers={'rate_key': 'k', 'rate': '5/h'})
+    send(us, 'planned', countdown=3600)
+    send(us, 'delivered', 'claimed', 'free')
+    now, found = time.time(), {doc['message']['headers']['id']: doc for doc in items(us.broker)}
+    us.broker.bulk(
+        [
+            workitem.claim(malformed.checked(found['claimed']), 'broker:consumer:x', now),
+            workitem.release(workitem.claim(malformed.checked(found['delivered']), 'broker:consumer:x', now)),
+        ]
+    )
+    want(regions, 10)
+    lend(ferry(us.app), us, 'unique', 'limited', 'rated', 'planned', 'delivered', 'claimed')
+
+
+def test_message_that_is_claimed_meanwhile_is_not_lent(
+    regions: Regions, ferry: Ferries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us = regions['us']
+    send(us, '1', '2')
+    want(regions, 2)
+    home = ferry(us.app)
+    lender: Any = home._lender
+    move = lender._move
+
+    def late(prepared: Any) -> None:
+        [first] = [doc for doc in items(us.broker) if doc['message']['headers']['id'] == '1']
+        us.broker.bulk([workitem.claim(malformed.checked(first), 'broker:consumer:x', time.time())])
+        move(prepared)
+
+    monkeypatch.setattr(lender, '_move', late)
+    lend(home, us, '1')
+    assert arrive(regions, ferry) == ['2']
+    [doc] = items(us.broker)
+    assert workitem.claimant(doc) == 'broker:consumer:x'
+
+
+@pytest.mark.parametrize('stored', [True, False])
+@pytest.mark.parametrize('request_number', [1, 2, 3])
+def test_ferry_killed_while_it_lends(
+    regions: Regions, ferry: Ferries, monkeypatch: pytest.MonkeyPatch, request_number: int, stored: bool
+) -> None:
+    """The first request marks the items, the second one stores the parcels, the third one deletes the items."""
+    us = regions['us']
+    want(regions, 2)
+    home = ferry(us.app)
+    home.step()
+    send(us, '1', '2')
+    lender: Any = home._lender
+    count = 0
+
+    def killed(write: Callable[..., Any]) -> Callable[..., Any]:
+        def writes(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count < request_number:
+                return write(*args)
+            if stored and count == request_number:
+                write(*args)
+            raise ServerUnavailable('killed')
+
+        return writes
+
+    monkeypatch.setattr(lender._regions, 'create_once', killed(lender._regions.create_once))
+    sent, send_parcels, move = list[Any](), lender._send, lender._move
+    monkeypatch.setattr(lender, '_send', lambda lending: (sent.append(lending), send_parcels(lending)))
+
+    def moves(prepared: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(lender._broker, 'bulk', killed(lender._broker.bulk))
+            move(prepared)
+
+    monkeypatch.setattr(lender, '_move', moves)
+
+    def dies() -> bool:
+        try:
+            home.step()
+        except ServerUnavailable:
+            return True
+        return False
+
+    wait_for(dies, 'the ferry is killed')
+    home._leader.release()
+    want(regions, 0)
+    if request_number == 1 and not stored:
+        assert tasks(us.broker) == ['1', '2']
+        return
+    lend(ferry(us.app), us)
+    assert arrive(regions, ferry) == ['1', '2']
+    assert raw(us.broker) == []
+    monkeypatch.undo()
+    for lending in sent:  # the process was not killed but paused
+        lender._send(lending)
+    assert arrive(regions, ferry) == ['1', '2']
+
+
+@pytest.fixture
+def workers(regions: Regions) -> None:
+    """Two workers in eu."""
+    eu = regions['eu'].broker
+    worker = {'type': 'Consumer', 'worker': 'w', 'queues': ['celery'], 'expires': time.time() + 3600}
+    eu.bulk([{**worker, '_id': f'broker:consumer:{name}'} for name in 'ab'])
+
+
+@pytest.mark.usefixtures('workers')
+def test_region_document_changes_when_the_region_becomes_busy_or_idle(regions: Regions, ferry: Ferries) -> None:
+    eu = regions['eu']
+    one = ferry(eu.app)
+    one._wants._concurrency = 2
+
+    def look() -> dict[str, Any]:
+        one._wants.next_at = 0.0
+        one.step()
+        [doc] = eu.regions.find(['region:eu'])
+        return doc or {}
+
+    first = look()
+    assert first['want'] == {'celery': 4}
+    send(eu, '1', '2', '3', region='eu')
+    assert look() == first  # it is not full yet
+    send(eu, '4', region='eu')
+    assert look()['want'] == {}
+    busy = look()
+    eu.broker.bulk([{**doc, '_deleted': True} for doc in items(eu.broker)[:2]])
+    assert look() == busy  # it is not half empty yet
+    eu.broker.bulk([{**doc, '_deleted': True} for doc in items(eu.broker)[:1]])
+    assert look()['want'] == {'celery': 3}
+    eu.broker.bulk([{'_id': 'broker:closed:celery', 'type': 'Pause', 'queue': 'celery'}])
+    assert look()['want'] == {}
+
+
+@pytest.mark.usefixtures('workers')
+def test_region_asks_again_after_lent_tasks_have_arrived(regions: Regions, ferry: Ferries) -> None:
+    us, eu = regions['us'], regions['eu']
+    abroad, home = ferry(eu.app), ferry(us.app)
+    abroad.step()
+    [first] = eu.regions.find(['region:eu'])
+    regions.replicate()
+    send(us, '1', '2', '3')
+    lend(home, us, '3')
+    regions.replicate()
+    abroad._stale = True  # the feed would say so
+    abroad.step()
+    assert tasks(eu.broker) == ['1', '2']
+    eu.broker.bulk([{**doc, '_deleted': True} for doc in items(eu.broker)])
+    wait_for(lambda: abroad.step() or eu.regions.find(['region:eu']) != [first], 'eu asks again')  # type: ignore[func-returns-value]
+    regions.replicate()
+    home._stale = True
+    lend(home, us)
+
+
+def test_index_of_lendable_messages_is_not_read_while_no_region_wants_any(
+    regions: Regions, ferry: Ferries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us = regions['us']
+    send(us, '1')
+    home = ferry(us.app)
+    home.step()
+    views: list[str] = []
+    view = Client.view
+
+    def noted(self: Client, design: str, name: str, *args: Any, **params: Any) -> Any:
+        views.append(name)
+        return view(self, design, name, *args, **params)
+
+    monkeypatch.setattr(Client, 'view', noted)
+    home._lender._next_look = home._wants.next_at = 0.0
+    home.step()
+    assert set(views) == {'waiting', 'leases'}
+    assert us.regions.find(['region:us']) == [None]

@@ -1,0 +1,109 @@
+"""Chords, groups and chains with regions: what is an error when it is sent, and a task in every region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+
+from celery_couchdb.regions import everywhere
+from celery_couchdb.regions.ferry import Ferry
+from celery_couchdb.testing import Server
+from kombu_couchdb.errors import ConfigurationError
+from tests.regions import Regions, regions_on
+from tests.support import items
+
+from .test_regions import parcels
+
+
+@pytest.fixture
+def regions(server: Server) -> Iterator[Regions]:
+    with regions_on(server, 'eu', 'us') as regions:
+        yield regions
+
+
+@pytest.fixture
+def app(regions: Regions) -> Celery:
+    return regions['us'].app
+
+
+FORMS: dict[str, Callable[[Any, Any], Any]] = {
+    'header': lambda at, far: chord([at(), far()], at()),
+    'route': lambda at, far: chord([at(), far(name='tasks.far', region=None)], at()),
+    'upgraded': lambda at, far: group([at(), far()]) | at(),
+    'in a chain': lambda at, far: at() | group([at(), far()]) | at(),
+    'first step': lambda at, far: chord([at(), far() | at()], at()),
+    'last step': lambda at, far: chord([at(), at() | far()], at()),
+    'inner body': lambda at, far: chord([at(), chord([at(), at()], far())], at()),
+    'inner group': lambda at, far: chord([at(), group([at(), far()])], at()),
+    'a header of the message': lambda at, far: chord([at(), far(region=None, headers={'x-region': 'eu'})], at()),
+}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_header_of_a_chord_in_another_region_is_an_error_when_it_is_sent(
+    regions: Regions, app: Celery, form: str
+) -> None:
+    app.conf.task_routes = {'tasks.far': {'region': 'eu'}}
+
+    def far(name: str = 'add', **options: Any) -> Any:
+        return app.signature(name, (1,)).set(**{'region': 'eu', **options})
+
+    sent = FORMS[form](lambda: app.signature('add', (1,)), far)
+    if form == 'in a chain':
+        sent.tasks = sent.tasks[1:]  # the worker that ends the first step sends this
+    with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
+        sent.apply_async()
+    assert items(regions['us'].broker) == [] == parcels(regions['us'].regions)
+
+
+def test_chord_that_names_another_region_is_an_error(regions: Regions, app: Celery) -> None:
+    add = app.signature('add', (1,))
+    with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
+        chord([add, add], add).apply_async(region='eu')
+    with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
+        chord([add, add], add).set(region='eu').apply_async()
+    assert items(regions['us'].broker) == [] == parcels(regions['us'].regions)
+
+
+@pytest.mark.parametrize('serializer', ['json', 'pickle'])
+def test_header_with_the_region_any_is_not_lent(regions: Regions, app: Celery, serializer: str) -> None:
+    app.conf.update(accept_content=[serializer])
+    anywhere = app.signature('add', (1,)).set(region='any', serializer=serializer)
+    chord([anywhere, anywhere | anywhere], anywhere).apply_async()
+    chord([anywhere, anywhere]).apply_async(kwargs={'body': anywhere}, region='any')
+    group([anywhere, anywhere]).apply_async()
+    (anywhere | anywhere).apply_async()
+    sender: Any = Ferry(app, app.connection_for_write().connection, lambda: None)
+    try:
+        kept = [
+            doc for doc in items(regions['us'].broker) if sender._lender._parcel_of(doc, 'eu', is_marked=False) is None
+        ]
+        assert len(kept) == {'json': 4, 'pickle': 7}[serializer]
+        assert len(items(regions['us'].broker)) == 7
+    finally:
+        sender.close()
+
+
+def test_body_of_a_chord_may_name_a_region(regions: Regions, app: Celery) -> None:
+    add = app.signature('add', (1,))
+    chord([add, add], add.clone().set(region='eu')).apply_async()
+    assert len(items(regions['us'].broker)) == 2
+    assert parcels(regions['us'].regions) == []
+
+
+def test_task_in_every_region(regions: Regions, app: Celery) -> None:
+    signature = app.signature('add', (1, 2)).set(queue='news')
+    result = everywhere(signature).apply_async()
+    [item], [parcel] = items(regions['us'].broker), parcels(regions['us'].regions)
+    assert (item['queue'], parcel['routing_key'], parcel['_id'].split(':')[1]) == ('news', 'news', 'eu')
+    assert [child.id for child in result.children] == [parcel['id'], item['message']['headers']['id']]
+    assert 'region' not in signature.options
+    chain(signature, everywhere(app.signature('add', (3,))))  # it is a group like others
+
+
+def test_every_region_needs_regions() -> None:
+    with pytest.raises(ConfigurationError, match='needs the transport option regions'):
+        everywhere(Celery('alone', broker='couchdb://').signature('add'))

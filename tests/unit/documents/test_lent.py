@@ -1,0 +1,101 @@
+"""Messages that are lent to another region (`kombu_couchdb.documents.lent`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.documents import conflict_rules, lent, workitem
+from kombu_couchdb.documents.types import LentItem
+
+NOW = 1763709000.0
+
+
+def item(**changes: Any) -> dict[str, Any]:
+    message = {
+        'body': '[[], {}, {}]',
+        'headers': {'task': 'add', 'id': 'a'},
+        'properties': {'region': 'any', 'delivery_tag': 'tag', 'body_encoding': 'utf-8'},
+        'content-type': 'application/json',
+        'content-encoding': 'utf-8',
+    }
+    return {**workitem.new('one', 'celery', message, NOW), '_rev': '1-a', **changes}
+
+
+def test_members() -> None:
+    made = lent.made_of(item(), 'eu', NOW + 2)
+    assert {*made} == {*LentItem.__required_keys__, '_rev'}
+    assert (made['type'], made['status'], made['region'], made['lent']) == ('LentItem', 'lent', 'eu', NOW + 2)
+
+
+def test_lent_item_is_no_message_of_a_queue() -> None:
+    made = lent.made_of(item(), 'eu', NOW)
+    assert not workitem.is_waiting(made)
+    assert not workitem.is_dead(made)
+    assert not workitem.is_done(made)
+
+
+def test_only_messages_that_wait_for_long_enough_are_lent() -> None:
+    assert lent.is_lendable(item(), NOW)
+    assert not lent.is_lendable(item(), NOW - 0.1)
+    assert not lent.is_lendable(item(date=NOW + 1), NOW)
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'type': 'DoneItem'},
+        {'type': 'LentItem'},
+        {'status': 'fail'},
+        {'_deleted': True},
+        {'claimed': {'by': 'broker:consumer:x', 'date': NOW}},
+        {'parked': {'key': 'k', 'date': NOW}},
+        {'attempts': 1},
+        {'key': 'k'},
+        {'message': None},
+        {'message': {'body': '', 'headers': {}, 'properties': {}}},
+    ],
+)
+def test_other_items_are_not_lent(changes: dict[str, Any]) -> None:
+    assert not lent.is_lendable(item(**changes), NOW)
+
+
+def test_returned_item_is_not_lent_again() -> None:
+    found = lent.returned(lent.made_of(item(), 'eu', NOW))
+    assert workitem.is_waiting(found)
+    assert not lent.is_lendable(found, NOW)
+    assert {*found} == {*item()}
+
+
+def test_parcel_names_home_and_region_and_keeps_the_rest_of_the_lifetime() -> None:
+    found = lent.parcel_of(item(expires=NOW + 60), 'us', 'eu', None, NOW + 10)
+    assert (found['_id'], found['routing_key'], found['lent']) == ('p:eu:us:one', 'celery', True)
+    assert found['message']['headers']['x-from-region'] == 'us'
+    assert found['message']['properties']['expiration'] == '50000'
+    assert 'region' not in found['message']['properties']
+
+
+def test_home_of_a_task_that_another_region_has_sent_stays() -> None:
+    doc = item()
+    doc['message']['headers']['x-from-region'] = 'asia'
+    assert lent.parcel_of(doc, 'us', 'eu', None, NOW)['message']['headers']['x-from-region'] == 'asia'
+
+
+def test_unproven_claim_gives_way_to_a_lent_item() -> None:
+    claim = {**workitem.claim(item(), 'x', NOW), '_rev': '2-f'}  # type: ignore[arg-type]
+    marked = {**lent.made_of(item(), 'eu', NOW), '_rev': '2-a'}
+    [deletion] = conflict_rules.decide([claim, marked], '2-f', '2-f', {'x'}, NOW) or []
+    assert (deletion['_rev'], deletion['void']) == ('2-f', True)
+
+
+def test_lent_item_beside_an_acknowledged_leaf_is_deleted() -> None:
+    marked = {**lent.made_of(item(), 'eu', NOW), '_rev': '2-a'}
+    [deletion] = conflict_rules.resolve([marked, {'_id': 'one', '_rev': '3-b', '_deleted': True}], set(), NOW) or []
+    assert (deletion['_rev'], deletion['_deleted']) == ('2-a', True)
+
+
+def test_proven_claim_is_not_touched_while_an_unproven_lent_item_exists() -> None:
+    claim = {**workitem.claim(item(), 'x', NOW), '_rev': '2-f'}  # type: ignore[arg-type]
+    marked = {**lent.made_of(item(), 'eu', NOW), '_rev': '2-a'}
+    assert conflict_rules.resolve([claim, marked], {'x'}, NOW) is None
