@@ -66,6 +66,10 @@ class RegionSite:
         """Return the ids of the parcels in its database of regions."""
         return [row['id'] for row in self.client['regions'].id_range('p:')]
 
+    def parcels_left(self) -> bool:
+        """Whether there are parcels in its database of regions."""
+        return bool(self.client['regions'].id_range('p:', limit=1))
+
     def stored(self, keys: Sequence[str]) -> list[str]:
         """Return the keys of those tasks that have a result of success here."""
         docs = self.client['results'].fetch([f'celery-task-meta-{key}' for key in keys])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -31,7 +32,7 @@ from .verdict import Verdict, judge
 __all__ = ['cut_off', 'run']
 
 #: The maximum number of faults at the same time, and the pause between two looks, in seconds.
-_AT_ONCE, _LOOK = 3, 0.1
+_AT_ONCE, _LOOK = 5, 0.1
 
 
 def run(
@@ -202,6 +203,7 @@ def main(
         )
         for number, url in enumerate(urls, 1)
     ]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up then, too
     folder = output / f'regions-{seed}-{time.strftime("%H%M%S")}'
     tell(f'seed {seed}; ledger and logs are in {folder}')
     with Regions(places * (len(NAMES) // len(places)), folder) as regions:
