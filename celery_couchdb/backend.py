@@ -28,6 +28,7 @@ from kombu_couchdb.log import get_logger
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
+from .parcels.origin import parcel_of
 from .patches import brevity, groups, next_tasks, redaction
 from .regions.home import destination
 from .results.address import address_of
@@ -213,6 +214,8 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
             doc['delivery'] = delivery
         if to := destination(self.app, request):
             doc['to'] = to
+        if parcel := parcel_of(request, task_id):
+            doc['parcel'] = parcel
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
         part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):

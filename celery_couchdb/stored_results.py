@@ -6,7 +6,7 @@ first read after many new results takes long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from . import design
 from .backend import CouchDBBackend
 from .jobs import client_of
-from .results.documents import is_expired, pack, unpack
+from .results.documents import error_text, is_expired, pack, unpack
 
 __all__ = ['NotSent', 'StoredResult', 'StoredResults']
 
@@ -110,7 +110,7 @@ class StoredResults:
             seen |= {row['id'] for row in new}
             now = self.client.clock.now()
             yield from (
-                self._of(row['doc'])
+                self.of(row['doc'])
                 for row in new
                 if row['doc'] and row['doc'].get('status') == state and not is_expired(row['doc'], now)
             )
@@ -128,7 +128,7 @@ class StoredResults:
     def get(self, task_id: str) -> StoredResult | None:
         """Return the result of a task, or None if none is stored."""
         doc = self.client.get_or_none(self._backend.get_key_for_task(task_id))
-        return None if doc is None or is_expired(doc, self.client.clock.now()) else self._of(doc)
+        return None if doc is None or is_expired(doc, self.client.clock.now()) else self.of(doc)
 
     def retry(self, result: StoredResult, *, queue: str | None = None) -> None:
         """Send a failed task again, with its id and its arguments, to its queue or to `queue`.
@@ -180,7 +180,8 @@ class StoredResults:
                 self._queues[queue] = False  # another broker
         return self._queues[queue]
 
-    def _of(self, doc: Document) -> StoredResult:
+    def of(self, doc: Document) -> StoredResult:
+        """Return what a document of the database of results says."""
         error = None
         try:
             meta = self._backend.decode(unpack(doc))
@@ -189,7 +190,7 @@ class StoredResults:
             meta, error = {}, f'the result cannot be decoded: {exc}'
         state, result = str(doc.get('status')), meta.get('result')
         if state in states.EXCEPTION_STATES:
-            error, result = error or _error(result), None
+            error, result = error or error_text(result), None
         args, kwargs, date = meta.get('args'), meta.get('kwargs'), doc.get('date')
         return StoredResult(
             id=doc['_id'].removeprefix(self._backend.key_t(self._backend.task_keyprefix)),
@@ -215,12 +216,3 @@ def _view(state: str, task: str | None) -> tuple[str, list[Any]]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _error(value: Any) -> str:
-    """Return the type and the text of an exception as Celery stores it."""
-    if isinstance(value, Mapping):
-        message = value.get('exc_message')
-        text = ', '.join(map(str, message)) if isinstance(message, (list, tuple)) else str(message)
-        return f'{value.get("exc_type")}: {text}'
-    return f'{type(value).__name__}: {value}' if isinstance(value, BaseException) else str(value)

@@ -174,6 +174,9 @@ class Options:
     parcels: str | None = text()
     #: The tasks that parcels may contain: names, or patterns such as `shop.*`.
     parcels_accept: Sequence[str] = texts()
+    #: How long the receipts of parcels that were written without Celery are kept after the task has ended, or, while it
+    #: has not, after it was moved; 0: such parcels are deleted when they are moved.
+    receipts: float = seconds(7 * 86_400.0, may_be_zero=True)
     #: The name of the region of this app, if regions work for each other. It must be one of `regions`.
     region: str | None = option(check_name, None)
     #: All regions, this one too: for each name the URL of the region's database of regions, as other regions reach it.

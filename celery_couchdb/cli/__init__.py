@@ -31,6 +31,7 @@ _COMMANDS = (
     'dead',
     'results',
     'remove',
+    'parcels',
     'schedule',
     'vacuum',
 )

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import kombu_couchdb.design
+from kombu_couchdb.admin.devices import device_plan
 from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
 from kombu_couchdb.queues.database import REVS_LIMIT
 from kombu_couchdb.transport import Transport
@@ -37,11 +38,24 @@ Admin = tuple[str, str] | None
     metavar='NAME',
     help='Make this user a member of the database of parcels only. Can be given several times.',
 )
+@click.option(
+    '--device',
+    'devices',
+    multiple=True,
+    metavar='NAME',
+    help='Give this user a database of its own that is replicated with the database of parcels: '
+    'for programs that are offline at times. Can be given several times.',
+)
 @click.option('--dry-run', is_flag=True, help='Print what would be done, and change nothing.')
 @admin_option
 @click.pass_context
 def command(
-    ctx: click.Context, members: tuple[str, ...], publishers: tuple[str, ...], dry_run: bool, admin: Admin
+    ctx: click.Context,
+    members: tuple[str, ...],
+    publishers: tuple[str, ...],
+    devices: tuple[str, ...],
+    dry_run: bool,
+    admin: Admin,
 ) -> None:
     """Create or update the databases for the broker, for results and for parcels.
 
@@ -56,15 +70,19 @@ def command(
     broker = _broker(app, members, admin, needed=results is None)
     living = layouts(broker.client) if broker else {}
     parcels = _parcels(app, (*members, *publishers), admin) if broker else None
-    if publishers and not parcels:
+    if (publishers or devices) and not parcels:
+        option = '--publisher' if publishers else '--device'
         raise click.UsageError(
-            '--publisher needs the transport option parcels, with the name of the database of parcels.'
+            f'{option} needs the transport option parcels, with the name of the database of parcels.'
         )
     # Make all plans before the first change, so that an error leaves everything as it was.
     plans = [
         (wanted.client.address.url, plan(wanted, living))
         for wanted in [*_merged(broker, results), *([parcels] if parcels else [])]
     ]
+    own = parcels_of(app) if devices else None
+    if parcels and own:
+        plans += [device_plan(parcels.client, own.address, name) for name in devices]
     for url, steps in plans:
         echo_styled(click.style(printable(url), bold=True))
         for step in steps:
@@ -112,7 +130,11 @@ def _parcels(app: Any, publishers: tuple[str, ...], admin: Admin) -> Wanted | No
     if client is None or own is None:
         return None
     return Wanted(
-        client, [kombu_couchdb.design.parcels()], _members(own.user, publishers, admin), not own.user, REVS_LIMIT
+        client,
+        [kombu_couchdb.design.receipts(), kombu_couchdb.design.parcels()],
+        _members(own.user, publishers, admin),
+        not own.user,
+        REVS_LIMIT,
     )
 
 

@@ -62,7 +62,8 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     """
     app = app_of(ctx)
     broker = broker_of(app, admin)
-    clients = _distinct(broker, results_of(app, admin), parcels_of(app, admin))
+    parcels = parcels_of(app, admin)
+    clients = _distinct(broker, results_of(app, admin), parcels)
     min_age = _min_age(given, max(visibility_timeout_of(app), longest_lease(broker)))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
@@ -72,7 +73,11 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
         echo(client.address.url, err=True)
         with _Bars() as bars:
             try:
-                reports.append(vacuum(client, bars.show, age=min_age, wait=not no_wait))
+                reports.append(
+                    vacuum(
+                        client, bars.show, age=min_age, wait=not no_wait, may_be_replicated=_is_same(client, parcels)
+                    )
+                )
             except DatabaseMissing:
                 echo('does not exist yet: there is nothing to purge', err=True)
             except KeyboardInterrupt as exc:
@@ -106,6 +111,10 @@ def _distinct(*clients: Client | None) -> list[Client]:
     return list({client.address.url: client for client in clients if client}.values())
 
 
+def _is_same(client: Client, other: Client | None) -> bool:
+    return other is not None and client.address.url == other.address.url
+
+
 def _summary(reports: list[Report]) -> str:
     columns = [
         Column('DATABASE', min_width=10),
@@ -134,7 +143,12 @@ def _remarks(report: Report, min_age: float) -> Iterator[str]:
     """Yield, in sentences, what the summary of a database does not say."""
     if deleted := ', '.join(f'{kind} {count:,}' for kind, count in report.tidied.items() if count):
         yield f'leftovers were deleted: {deleted}'
-    if not report.marked:
+    if report.replicated:
+        yield (
+            'devices or servers replicate this database, so no tombstones were purged: a replica could bring parcels '
+            'back that were moved'
+        )
+    elif not report.marked:
         yield (
             f'no earlier vacuum is {format_duration(min_age)} old, so no tombstones were purged: '
             f'run it again later, or without --no-wait'

@@ -11,7 +11,14 @@ from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ['Accept']
+from kombu_couchdb.documents import region
+
+from .origin import HEADER
+
+__all__ = ['RESERVED', 'Accept']
+
+#: Headers that a publisher may not set: they say where a result goes.
+RESERVED = (HEADER, region.FROM_REGION)
 
 #: Options of a signature that choose its queue.
 _DESTINATIONS = ('exchange', 'queue', 'routing_key')
@@ -51,6 +58,8 @@ class Accept:
             for signature in _signatures(embedded):
                 if not signature.get('subtask_type') and not self._is_listed(signature.get('task')):
                     return _not_listed(signature.get('task'))
+                if _is_redirected(signature.get('options') or {}):
+                    return 'its callbacks, chain or chord name a region or a parcel'
                 for destination in filter(None, map((signature.get('options') or {}).get, _DESTINATIONS)):
                     if reason := self.wrong_queue(destination):
                         return reason
@@ -66,6 +75,15 @@ class Accept:
 
     def _is_listed(self, task: Any) -> bool:
         return isinstance(task, str) and any(fnmatchcase(task, pattern) for pattern in self._tasks)
+
+
+def _is_redirected(options: dict[str, Any]) -> bool:
+    """Tell whether a signature says in which region its task runs, or where the result goes."""
+    headers = options.get('headers') or {}
+    if not isinstance(headers, dict):
+        raise _Malformed
+    named, _ = region.route({'properties': options, 'headers': headers})
+    return named is not None or not headers.keys().isdisjoint(RESERVED)
 
 
 def _not_listed(task: Any) -> str:

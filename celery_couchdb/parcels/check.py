@@ -20,7 +20,7 @@ from kombu_couchdb.documents.job_key import JOB_KEY
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
 
-from .accept import Accept
+from .accept import RESERVED, Accept
 
 __all__ = ['Call', 'Refused', 'call_in', 'checked']
 
@@ -61,6 +61,8 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
     """
     if not isinstance(doc.get('task'), str):
         raise Refused('it has neither a message nor the name of a task')
+    if len(doc['_id']) > _MAX_ID_CHARACTERS:
+        raise Refused(f'the id of the document has more than {_MAX_ID_CHARACTERS} characters')
     args, kwargs = doc.get('args', []), doc.get('kwargs', {})
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise Refused('args must be a list and kwargs an object')
@@ -129,7 +131,8 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
     if reason := accept.refusal(headers['task'], embedded):
         raise Refused(reason)
-    return {**message, 'body': sent, 'properties': properties}
+    own = {name: value for name, value in headers.items() if name not in RESERVED}
+    return {**message, 'body': sent, 'headers': own, 'properties': properties}
 
 
 def _is_id(value: Any) -> bool:

@@ -34,5 +34,9 @@ class CollectingChannel(Channel):
     def _put(self, queues: Collection[str], message: Document, **kwargs: Any) -> None:
         self.items += self._items(queues, message)
 
+    def _store_or_add(self, *args: Any, **kwargs: Any) -> None:
+        # Only messages for other regions come here; `_put` does not store the others.
+        raise Refused('its task belongs to another region, and parcels are for tasks of this one')
+
     def _put_fanout(self, exchange: str, message: Document, routing_key: str, **kwargs: Any) -> None:
         raise Refused(f'exchange {exchange!r} is for broadcasts')

@@ -1,8 +1,9 @@
 """The mover of parcels. One worker, the leader of those with the option `parcels`, moves them.
 
 The mover publishes the message of a parcel under an id derived from the parcel's id, by `publish_once`, and then
-deletes the parcel. So each parcel is moved exactly once, even if the worker is killed or paused in between. The
-document of a refused parcel stays, with the reason.
+deletes the parcel, or makes it a receipt (`receipts`) if a program wrote it without Celery. So each parcel is moved
+exactly once, even if the worker is killed or paused in between. The document of a refused parcel stays, with the
+reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
 from kombu_couchdb.design.rows import ParcelRow
-from kombu_couchdb.documents import parcel
+from kombu_couchdb.documents import parcel, receipt
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
@@ -31,6 +32,8 @@ from .accept import Accept
 from .check import Refused, call_in, checked
 from .collecting import CollectingChannel
 from .led_job import LedJob
+from .origin import HEADER
+from .receipts import Receipts
 
 __all__ = ['Mover']
 
@@ -41,7 +44,10 @@ _BATCH_DOCS, _BATCH_CHARACTERS = 100, 1_000_000
 
 #: Only changes of these documents wake the mover. Other parcels, for example malformed ones, are found when the view is
 #: read next: at the start, and after such a change.
-_SELECTOR = {'status': {'$exists': False}, '$or': [{'type': 'Parcel'}, {'task': {'$exists': True}}]}
+_SELECTOR = {
+    'status': {'$exists': False},
+    '$or': [{'type': 'Parcel'}, {'type': {'$exists': False}, 'task': {'$exists': True}}],
+}
 
 #: The maximum size of a body.
 _MAX_BODY_BYTES = 64_000_000
@@ -64,6 +70,34 @@ class Mover(LedJob):
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
         self._channel = CollectingChannel(transport)
         transport.channels.append(self._channel)
+        self._receipts: Receipts | None = None
+        self._receipts_error = ''
+        if self._has_receipts(options):
+            self._keep = options.receipts
+            self._receipts = Receipts(app, self._client, self._keep, options.region, wake)
+
+    def step(self) -> None:
+        """Move all parcels that wait, and bring the receipts up to date, if this process is the leader."""
+        super().step()
+        if self._receipts is None:
+            return
+        if not self._leader.leads:
+            self._receipts.reset()
+            return
+        try:
+            self._receipts.step()
+            self._receipts_error = ''
+        except CouchDBError as exc:
+            self._receipts.reset()
+            if self._receipts_error != str(exc):
+                self._receipts_error = str(exc)
+                logger.warning('receipts are not written just now: %s', exc)
+
+    def close(self) -> None:
+        """Release the lead to another process, and close the connections."""
+        if self._receipts is not None:
+            self._receipts.close()
+        super().close()
 
     def do_batch(self) -> int:
         """Move or refuse the oldest parcels, and return their number."""
@@ -84,6 +118,9 @@ class Mover(LedJob):
     def _rows(self, **arguments: Any) -> Sequence[Any]:
         """Return rows of the waiting parcels; the `arguments` are those of `Client.view`."""
         return self._client.view(design.PARCELS, 'parcels', startkey=[0], endkey=[0, {}], **arguments)
+
+    def _has_receipts(self, options: Options) -> bool:
+        return bool(options.receipts)
 
     def _is_waiting(self, doc: Document) -> bool:
         return parcel.is_waiting(doc)
@@ -111,8 +148,7 @@ class Mover(LedJob):
         `publish_once` does not publish it again.
         """
         reasons: dict[str, str] = {}
-        messages: dict[str, list[str]] = {}  # ids of the parcels: ids of their WorkItems
-        new: list[WorkItem] = []
+        messages: dict[str, list[WorkItem]] = {}  # by the ids of the parcels
         for doc in docs:
             try:
                 items = self._items_of(doc)
@@ -124,28 +160,51 @@ class Mover(LedJob):
             except Exception as exc:  # a publisher can cause any error; the other parcels must be moved
                 reasons[doc['_id']] = f'it cannot be published: {exc!r:.300}'
                 continue
-            messages[doc['_id']] = [item['_id'] for item in items]
-            new += items
-        parcel_of = {item_id: doc_id for doc_id, item_ids in messages.items() for item_id in item_ids}
+            messages[doc['_id']] = items
+        if self._receipts and not all('message' in doc for doc in docs):
+            self._receipts.prepare()
+        parcel_of = {item['_id']: doc_id for doc_id, items in messages.items() for item in items}
+        new = [item for items in messages.values() for item in items]
         reasons.update(
             (parcel_of[result.id], f'CouchDB refuses its message: {result.reason}')
             for result in self._transport.store_items(new, once=True)
         )
         now = self._client.clock.now()
         changes = [
-            parcel.refused(doc, reasons[doc['_id']], now) if doc['_id'] in reasons else deletion(doc) for doc in docs
+            parcel.refused(doc, reasons[doc['_id']], now)
+            if doc['_id'] in reasons
+            else self._moved(doc, messages[doc['_id']][0], now)
+            for doc in docs
         ]
         for doc_id, reason in reasons.items():
             logger.warning('parcel %s is refused: %s', doc_id, reason)
-        results = self._client.bulk(changes)
+        try:
+            results = self._client.bulk(changes)
+        except CouchDBError:
+            if self._receipts:
+                self._receipts.reset()  # it is unknown which receipts were written: all are read again
+            raise
         for doc, result in zip(docs, results, strict=True):
             logger.debug(
                 'parcel %s was %s; its document %s',
                 doc['_id'],
-                'refused' if doc['_id'] in reasons else f'moved: {", ".join(messages[doc["_id"]])}',
+                'refused' if doc['_id'] in reasons else f'moved: {", ".join(i["_id"] for i in messages[doc["_id"]])}',
                 'was updated' if result.is_stored else 'has changed and was not updated',
             )
+        if self._receipts:
+            opened = [
+                doc for doc, result in zip(changes, results, strict=True) if result.is_stored and receipt.is_open(doc)
+            ]
+            # A parcel that was changed may have been moved before.
+            self._receipts.add([doc for doc in opened if doc['_rev'].startswith('1-')], unread=False)
+            self._receipts.add([doc for doc in opened if not doc['_rev'].startswith('1-')], unread=True)
         return sum(1 for result in results if result.is_stored)
+
+    def _moved(self, doc: Document, item: WorkItem, now: float) -> Document:
+        """Return what becomes of a parcel when its message is published: its receipt, or its deletion."""
+        if self._receipts is None or 'message' in doc:
+            return deletion(doc)
+        return receipt.opened(doc, item['message']['headers']['id'], item['date'], now, self._keep)
 
     def _items_of(self, doc: Document) -> list[WorkItem]:
         """Return the WorkItems for the message of a parcel.
@@ -164,6 +223,8 @@ class Mover(LedJob):
             self._publish_message(doc, partial(checked, accept=self._accept, content=self._app.conf.accept_content))
         else:
             call = call_in(doc, self._accept)
+            if self._receipts:
+                call.options['headers'] = {HEADER: [doc['_id'], call.options['task_id']]}
             self._app.send_task(
                 call.task, call.args, call.kwargs, producer=Producer(self._channel), retry=False, **call.options
             )

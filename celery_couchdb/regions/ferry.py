@@ -41,6 +41,9 @@ class Ferry(Mover):
             design.REGIONS, 'traffic', startkey=[0, self.region], endkey=[0, self.region, {}], **arguments
         )
 
+    def _has_receipts(self, options: Options) -> bool:
+        return False
+
     def _is_waiting(self, doc: Document) -> bool:
         return not doc.get('status')  # whatever its type: the id says that it is a parcel
 

@@ -33,6 +33,7 @@ __all__ = [
     'Result',
     'Value',
     'delivery_of',
+    'error_text',
     'is_expired',
     'is_final',
     'is_outdated',
@@ -76,6 +77,8 @@ class _ResultOptions(TypedDict, total=False):
     delivery: list[int]
     #: The region in which the task was sent, if it is another one: the result is replicated there.
     to: str
+    #: The document id of the parcel from which the task came, if the parcel has a receipt.
+    parcel: str
 
 
 class Result(_ResultOptions, Packed, _Expiring):
@@ -246,6 +249,15 @@ def unpack(doc: Mapping[str, Any] | None) -> str | bytes | None:
         return value if value is None or isinstance(value, str) else json.dumps(value)
     except RecursionError as exc:
         raise DecodeError(f'{doc.get("_id", "a value")} cannot be decoded: it is nested too deeply') from exc
+
+
+def error_text(value: Any) -> str:
+    """Return the type and the text of an exception as Celery stores it."""
+    if isinstance(value, Mapping):
+        message = value.get('exc_message')
+        text = ', '.join(map(str, message)) if isinstance(message, (list, tuple)) else str(message)
+        return f'{value.get("exc_type")}: {text}'
+    return f'{type(value).__name__}: {value}' if isinstance(value, BaseException) else str(value)
 
 
 def _portable(payload: str) -> Any:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..couchdb.client import Client, Document, Row, chunks
-from ..couchdb.shapes import items, members, number, revision, sequence, text
+from ..couchdb.shapes import items, maybe, members, number, revision, sequence, text
 from ..errors import NotFound
 
-__all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours']
+__all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours', 'is_replicated']
 
 #: The document with the marks. Only administrators of the server or of the database can write design documents.
 _MARKS = '_design/celery-marks'
@@ -53,12 +53,23 @@ _PAGE_CHANGES = 5000
 _INFO = members(doc_del_count=number)
 _CHANGES = members(results=items(members(id=text, changes=items(members(rev=revision)))), last_seq=sequence)
 _PURGED = members(purged=members())
+_LOCAL = members(rows=items(members(doc=maybe(members()))))
 _MARK_LIST, _IDS = items(members(seq=sequence, date=number)), items(text)
 
 
 def is_ours(doc_id: str) -> bool:
     """Tell by its id whether a document belongs to a broker, to parcels or to results."""
     return bool(_OURS.match(doc_id))
+
+
+def is_replicated(client: Client) -> bool:
+    """Tell whether a device or a server replicates the database: whether a replication has left a checkpoint there.
+
+    A replica may have a document whose deletion it has not seen. While the tombstone is there, CouchDB ignores the
+    document when the replica sends it; after a purge it is a new document.
+    """
+    rows = client.request('GET', '/_local_docs', {'include_docs': 'true'}, repeat=True, shape=_LOCAL)['rows']
+    return any({'session_id', 'history'} <= (row.get('doc') or {}).keys() for row in rows)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..errors import DatabaseMissing
 from ..leases.janitor import Janitor
 from .cluster import Cluster
 from .indexes import Indexes
-from .tombstones import Marks, Tombstone, Tombstones
+from .tombstones import Marks, Tombstone, Tombstones, is_replicated
 
 __all__ = ['AGE', 'Progress', 'Report', 'longest_lease', 'vacuum']
 
@@ -68,6 +68,8 @@ class Report:
     tidied: dict[str, int] = field(default_factory=dict)
     #: Whether there was a mark in the database's history that is old enough. Without one nothing is purged.
     marked: bool = True
+    #: Whether nothing was purged because the database is replicated.
+    replicated: bool = False
     seconds: float = 0.0
     #: The duration of each step, in seconds.
     steps: dict[str, float] = field(default_factory=dict)
@@ -91,22 +93,27 @@ def longest_lease(client: Client) -> float:
     return max((lease for lease in leases if lease <= _MAX_LEASE_SECONDS), default=0.0)
 
 
-def vacuum(client: Client, progress: Progress, *, age: float = AGE, wait: bool = True) -> Report:
+def vacuum(
+    client: Client, progress: Progress, *, age: float = AGE, wait: bool = True, may_be_replicated: bool = False
+) -> Report:
     """Purge tombstones older than `age` seconds, delete leftovers and compact the database. Report by `progress`.
 
     `age` must be longer than any lease, see `longest_lease`. With `wait`, wait until the oldest mark is `age` seconds
     old, and purge what was deleted before it. Without an earlier mark this is everything deleted until now. Without
     `wait`, purge only what was deleted before a mark of an earlier vacuum that is old enough.
 
+    If the database `may_be_replicated` and is, purge nothing: the replicas could bring the documents back.
+
     *Raises* `AccessDenied` if the user is not a server administrator, and `Refused` if a purge is not possible or not
     safe.
     """
-    return _Vacuum(client, progress, age, wait).run()
+    return _Vacuum(client, progress, age, wait, may_be_replicated).run()
 
 
 class _Vacuum:
-    def __init__(self, client: Client, progress: Progress, age: float, wait: bool) -> None:
+    def __init__(self, client: Client, progress: Progress, age: float, wait: bool, may_be_replicated: bool) -> None:
         self._client, self._progress, self._age, self._wait = client, progress, age, wait
+        self._may_be_replicated = may_be_replicated
         self._cluster = Cluster(client)
         self._marks, self._janitor = Marks(client), Janitor(client)
         self._tombstones = Tombstones(client, self._marks)
@@ -118,6 +125,7 @@ class _Vacuum:
         self._report = Report(
             self._client.address.database, self._tombstones.count(), self._file(), self._indexes.size()
         )
+        self._report.replicated = self._may_be_replicated and is_replicated(self._client)
         for step in (self._mark, self._purge, self._prove, self._compact):
             since = time.monotonic()
             step()
@@ -131,13 +139,13 @@ class _Vacuum:
         self._tombstones.finish_earlier_purge()
         self._marks.add(self._age)
         self._clean_up()
-        if self._wait:
+        if self._wait and not self._report.replicated:
             self._pause('wait', lambda: self._marks.ready_in(self._age))
 
     def _purge(self) -> None:
         mark = self._marks.latest(self._age)
         self._report.marked = mark is not None
-        if mark is None:
+        if mark is None or self._report.replicated:
             return
         self._cluster.synchronise(self._age)
         self._update_indexes(build=False)

@@ -33,7 +33,7 @@ from . import failures
 from .address import Address
 from .fork_safety import Shared, reset_in_child
 
-__all__ = ['Headers', 'Auth', 'environment']
+__all__ = ['Headers', 'Auth', 'environment', 'user_and_password']
 
 #: Seconds before the client sends a refused password again: two processes can do so without locking their user.
 _REFUSED_SECONDS = 120.0
@@ -275,6 +275,17 @@ class Auth:
 
 
 _shared: Shared[object, Auth] = Shared({})
+
+
+def user_and_password(address: Address) -> tuple[str, str] | None:
+    """Return user and password of an address, from their source if there is one; None without a user.
+
+    *Raises* `ConfigurationError` if the option `credentials` is wrong, and whatever the source raises.
+    """
+    if address.credentials:
+        return _from_source(address.credentials)
+    password = address.password() if callable(address.password) else address.password
+    return (address.user, password or '') if address.user else None
 
 
 def environment() -> tuple[str, str]:

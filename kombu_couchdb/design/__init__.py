@@ -24,6 +24,7 @@ __all__ = [
     'PARCELS',
     'PARKED',
     'PLANNED',
+    'RECEIPTS',
     'REGIONS',
     'conflicted',
     'documents',
@@ -31,6 +32,7 @@ __all__ = [
     'load',
     'parcels',
     'planned_rows',
+    'receipts',
     'regions',
     'queue_of',
     'rows_of',
@@ -44,6 +46,10 @@ FORMER = {'celery-contested': 'celery-conflicted'}
 #: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
 #: `NAME`, see `queues.database`.
 PARCELS = 'parcels-v1'
+
+#: The design document for receipts in a database of parcels. Its index is updated when it is read: when a leader
+#: starts, and when a receipt is to be deleted.
+RECEIPTS = 'celery-receipts-v1'
 
 #: The design document of a database of regions.
 REGIONS = 'celery-regions-v1'
@@ -74,6 +80,11 @@ def conflicted() -> dict[str, Any]:
 def parcels() -> dict[str, Any]:
     """Return the design document of a database of parcels, without a revision."""
     return load(__name__, PARCELS, {'parcels': '_count'})
+
+
+def receipts() -> dict[str, Any]:
+    """Return the design document `RECEIPTS` of a database of parcels, without a revision."""
+    return {**load(__name__, RECEIPTS, {'receipts': ''}), 'autoupdate': False}
 
 
 def regions() -> dict[str, Any]:

@@ -12,8 +12,8 @@ A worker moves it into the broker's database.
 
 A program without Celery may write parcels, too: `{"task", "args", "kwargs"}`, and optionally `"id"`, `"queue"`,
 `"date"` (when the task is due), `"expires"` (both in seconds since the epoch) and `"priority"`. A parcel is deleted
-after it was moved. A refused parcel stays, with `"status": "fail"`, `"reason"` and `"failed"` (when). For each id only
-one parcel is moved: see `moved_id`.
+after it was moved, or becomes a receipt (see `receipt`) if a program without Celery wrote it. A refused parcel stays,
+with `"status": "fail"`, `"reason"` and `"failed"` (when). For each id only one parcel is moved: see `moved_id`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .body import attached, is_large
 from .ids import PARCEL
 from .types import Document, Message, Parcel
 
-__all__ = ['is_waiting', 'moved_id', 'new', 'refused']
+__all__ = ['is_waiting', 'moved_id', 'new', 'refused', 'replayed']
 
 
 def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float) -> Parcel:
@@ -64,3 +64,8 @@ def is_waiting(doc: Mapping[str, Any]) -> bool:
 def refused(doc: Mapping[str, Any], reason: str, now: float) -> Document:
     """Return a parcel as refused: it stays where its publisher can see it, with the reason."""
     return {**doc, **dead_letter.members(reason, now)}
+
+
+def replayed(doc: Mapping[str, Any]) -> Document:
+    """Return a refused parcel as one that waits."""
+    return {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}

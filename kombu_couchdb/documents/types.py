@@ -26,6 +26,7 @@ __all__ = [
     'Parcel',
     'Parked',
     'Published',
+    'Receipt',
     'Stored',
     'Tombstone',
     'WorkItem',
@@ -217,6 +218,27 @@ class Parcel(_ParcelOptions, Stored):
     #: Parcels are moved in this order.
     published: float
     message: Message
+
+
+class _ReceiptOptions(TypedDict, total=False):
+    #: When the task ended. The members below are there only then, one of them.
+    done: float
+    result: Any
+    error: str
+    left_out: str
+
+
+class Receipt(_ReceiptOptions, Stored):
+    """A parcel of a program without Celery after it was moved, beside the members that the program wrote."""
+
+    _id: str
+    type: Literal['Receipt']
+    task: str
+    id: str
+    moved: float
+    state: str
+    #: When it is deleted.
+    kept_until: float
 
 
 #: A document that publishing a message creates, in the broker's database or in a database of parcels.

@@ -22,6 +22,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -132,12 +133,14 @@ class EmbeddedServer:
         self.stop()
 
 
-def install() -> Path:
+def install(files: Sequence[Path] = ()) -> Path:
     """Install the server into the cache, unless it is there, and return its folder.
+
+    `files` are other files to install instead, among them `package.json` and `package-lock.json`.
 
     *Raises* `EmbeddedServerError` if Node.js is missing, if npm fails, or if other users can write to the cache.
     """
-    files = [Path(__file__).with_name(name) for name in _FILES]
+    files = files or [Path(__file__).with_name(name) for name in _FILES]
     digest = hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()
     cache = _cache().resolve()
     cache.parent.mkdir(parents=True, exist_ok=True)

@@ -41,8 +41,22 @@ function authorizer(user, password) {
   };
 }
 
+// CORS: pages of this machine may use the server, if they know the password.
+function allowLocalPages(req, res, next) {
+  const {origin} = req.headers;
+  if (!/^http:\/\/(localhost|127\.0\.0\.1)(:\d+)?$/.test(origin || '')) return next();
+  res.set({
+    'Access-Control-Allow-Origin': origin,
+    'Access-Control-Allow-Credentials': 'true',
+    'Access-Control-Allow-Headers': 'accept, authorization, content-type, origin, referer',
+    'Access-Control-Allow-Methods': 'GET, PUT, POST, HEAD, DELETE',
+    Vary: 'Origin',
+  });
+  return req.method === 'OPTIONS' ? res.status(204).end() : next();
+}
+
 function serve({port, user, password}) {
-  const app = express().use(authorizer(user, password));
+  const app = express().use(allowLocalPages, authorizer(user, password));
   app.get('/_up', (req, res) => sendJSON(res, 200, {status: 'ok'}));
   app.get('/_session', (req, res) => sendJSON(res, 200, {ok: true, ...req.couchSession}));
   app.use(couchRoutes());

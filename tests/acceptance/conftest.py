@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import celery_couchdb.design
 from celery_couchdb.testing import CouchDBTestBackend, CouchDBTestBroker, LocalWorkerContainer
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
+from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENT, PATIENT_BROKER
+from tests.parcels import database_of_parcels
 from tests.support import end
 
 #: The files in the folder of a worker.
@@ -123,3 +126,16 @@ def site(
     site = Site(celery_local_couchdb_broker, celery_local_couchdb_backend, tmp_path)
     yield site
     site.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What is closed at the end of the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def parcels(site: Site, stack: ExitStack) -> Client:
+    """A client for a database of parcels, which is set up, as an administrator."""
+    return stack.enter_context(database_of_parcels(site.server))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,26 +18,10 @@ from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
+from tests.parcels import receipt_of
 from tests.support import end, items
 
 from .conftest import Site
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def parcels(site: Site, stack: ExitStack) -> Client:
-    """A client for the database of parcels, which is set up, as an administrator."""
-    client = site.server.client(stack.enter_context(site.server.fresh_database()))
-    for step in plan(Wanted(client, [design.parcels()]), {}):
-        if step.do:
-            step.do()
-    stack.callback(client.close)
-    return client
 
 
 @pytest.fixture
@@ -101,7 +87,35 @@ def test_publish_with_plain_http(start: Callable[..., Any], site: Site, parcels:
     )
     assert answer.status_code == 201, answer.text
     assert site.app.AsyncResult('by hand').get(timeout=PATIENCE) == 5
-    wait_for(lambda: is_empty(parcels), 'the deletion of the parcel')
+    wait_for(lambda: is_empty(parcels), 'the parcel to be moved')
+    receipt = wait_for(lambda: receipt_of(parcels, answer.json()['id']), 'the receipt')
+    assert (receipt['state'], receipt['result'], receipt['args']) == ('SUCCESS', 5, [2])
+    assert receipt['moved'] <= receipt['done'] < receipt['kept_until']
+
+
+def test_receipts_say_how_tasks_end(start: Callable[..., Any], site: Site, parcels: Client) -> None:
+    start(accept=('add', 'fail', 'flaky', 'nap'))
+    later = time.time() + 3600
+    parcels.bulk(
+        [
+            {'_id': 'error', 'task': 'fail', 'args': ['sold out'], 'result': 'forged', 'done': 1},
+            {'_id': 'retried', 'task': 'flaky', 'args': [2, 0.01]},
+            {'_id': 'large', 'task': 'add', 'args': ['x' * 40_000, 'y' * 40_000]},
+            {'_id': 'planned', 'task': 'add', 'args': [1, 2], 'date': later},
+            {'_id': 'refused', 'task': 'total', 'args': [[1, 2]]},
+        ]
+    )
+    error = wait_for(lambda: receipt_of(parcels, 'error'), 'the receipt')
+    assert (error['state'], error['error'], 'result' in error) == ('FAILURE', 'ValueError: sold out', False)
+    retried = wait_for(lambda: receipt_of(parcels, 'retried'), 'the receipt')
+    assert (retried['state'], retried['result'][0]) == ('SUCCESS', 2)
+    large = wait_for(lambda: receipt_of(parcels, 'large'), 'the receipt')
+    assert large['left_out'] == 'the result has 80,002 characters, more than 64,000'
+    planned = parcels.get('planned')
+    assert (planned['type'], planned['state'], 'done' in planned) == ('Receipt', 'PENDING', False)
+    assert planned['kept_until'] > later
+    assert parcels.get('refused')['reason'] == "task 'total' is not in parcels_accept"
+    site.app.control.revoke(planned['id'])
 
 
 @pytest.mark.parametrize(
@@ -163,11 +177,24 @@ def test_another_worker_moves_parcels_after_the_first_was_killed(
     assert site.client.get(leader_id)['holder'].split(':')[1] != pid
 
 
+def test_receipts_after_the_leader_was_killed(start: Callable[..., Any], site: Site, parcels: Client) -> None:
+    first = start()
+    due = time.time() + 4
+    names = [f'{number}' for number in range(20)]
+    parcels.bulk([{'_id': name, 'task': 'add', 'args': [int(name), 1], 'date': due} for name in names])
+    wait_for(lambda: is_empty(parcels), 'all parcels to be moved')
+    assert not any(receipt_of(parcels, name) for name in names)
+    first.kill()
+    start()  # it runs the tasks before it can become the leader
+    receipts = [wait_for(partial(receipt_of, parcels, name), 'the receipt') for name in names]
+    assert [receipt['result'] for receipt in receipts] == [int(name) + 1 for name in names]
+
+
 def test_publisher_without_rights_on_the_broker(
     site: Site, start: Callable[..., Any], parcels: Client, member: dict[str, str], stack: ExitStack
 ) -> None:
     for client, documents, members in (
-        (parcels, [design.parcels()], [member['user']]),
+        (parcels, [design.receipts(), design.parcels()], [member['user']]),
         (site.client, design.documents(), []),
     ):
         for step in plan(Wanted(client, documents, members), {}):

@@ -31,15 +31,19 @@ class _Direction:
 
 
 class Link:
-    """Forwards connections to `(host, port)` at `rate` bytes a second; a context manager."""
+    """Forwards connections to `(host, port)` at `rate` bytes a second; a context manager.
 
-    def __init__(self, host: str, port: int, rate: float) -> None:
+    It listens at `own_port`; 0 means any free port.
+    """
+
+    def __init__(self, host: str, port: int, rate: float, own_port: int = 0) -> None:
         self._target = (host, port)
         self.up, self.down = _Direction(rate), _Direction(rate)
         self._ends: list[socket.socket] = []
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
-        self._listener.bind(('127.0.0.1', 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(('127.0.0.1', own_port))
         self._listener.listen(128)
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()

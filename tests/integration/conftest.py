@@ -12,12 +12,14 @@ from click.testing import CliRunner, Result
 from kombu import Connection
 
 from celery_couchdb.cli import couchdb
+from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
+from tests.parcels import database_of_parcels, movers
 from tests.patience import PatientConnection
 from tests.support import Inbox, Request, end, record_requests, release_all
 
@@ -97,3 +99,32 @@ def report(app: Celery) -> Any:
         return number
 
     return report
+
+
+@pytest.fixture
+def parcels(server: Server) -> Iterator[Client]:
+    """A client for a database of parcels, which is set up."""
+    with database_of_parcels(server) as client:
+        yield client
+
+
+@pytest.fixture
+def mover_app(url: str, client: Client, parcels: Client, server: Server) -> Iterator[Celery]:
+    """An app with a database of parcels, which accepts the task `add`, and with results."""
+    with server.fresh_database() as results:
+        app = Celery('mover', set_as_current=False, broker=url, backend=server.couchdb_url(results))
+        app.conf.result_backend_transport_options = PATIENT
+        app.conf.broker_transport_options = {
+            **PATIENT_BROKER,
+            'parcels': parcels.address.database,
+            'parcels_accept': ['add'],
+        }
+        yield app
+        app.pool.force_close_all()
+
+
+@pytest.fixture
+def mover(mover_app: Celery) -> Iterator[Callable[[], Mover]]:
+    """A function that returns movers, each with a connection of its own."""
+    with movers(mover_app) as make:
+        yield make

@@ -18,6 +18,7 @@ from celery_couchdb.beat import CouchDBScheduler, Schedules
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import receipt
 from kombu_couchdb.documents.parcel import refused
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import Leader
@@ -82,6 +83,7 @@ def test_all_types_of_documents_are_documented() -> None:
         'Rate',
         'Slot',
         'Parcel',
+        'Receipt',
         'Result',
         'Group',
         'Value',
@@ -92,7 +94,8 @@ def test_all_types_of_documents_are_documented() -> None:
 
 def test_rows_of_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
-    documents = [*design.documents(), design.parcels(), design.regions(), results_design.document()]
+    own = [*design.documents(), design.receipts(), design.parcels(), design.regions()]
+    documents = [*own, results_design.document()]
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
 
@@ -195,6 +198,12 @@ def test_documents_of_parcels(connect: Callable[..., Connection], client: Client
     compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0)])
 
 
+def test_documents_of_receipts() -> None:
+    first = receipt.opened({'_id': 'a', 'task': 'add'}, 'b', None, 1.0, 2.0)
+    ends: list[tuple[Any, str | None]] = [(5, None), (None, 'ValueError'), ('x' * 100_000, None)]
+    compare('Receipt', [first, *(receipt.closed(first, 'SUCCESS', *end, 3.0, 4.0, 5.0) for end in ends)])
+
+
 @pytest.fixture
 def made(url: str, client: Client) -> Iterator[Callable[..., Celery]]:
     """A function that returns an app which stores messages and results in the test's database."""
@@ -218,6 +227,8 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
         backend.store_result(f'of {conf}', 1, 'SUCCESS')
         backend.save_group(f'of {conf}', backend.app.GroupResult('c', []))
     backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
+    parcel = {'x-parcel': ['order-17', 'of a parcel']}
+    backend.store_result('of a parcel', 1, 'SUCCESS', request=Context(id='of a parcel', **parcel))
     far = made(broker_transport_options={'region': 'eu', 'regions': {'eu': 'couchdb://eu/r'}}).backend
     far.store_result('of a region', 1, 'SUCCESS', request=Context({'id': 'of a region', 'x-from-region': 'us'}))
     backend.set('text', 'mine')

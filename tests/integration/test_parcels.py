@@ -3,62 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Connection
 
 from celery_couchdb.parcels.mover import Mover
-from celery_couchdb.testing import Server
 from kombu_couchdb import design
-from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENT_BROKER, wait_for
+from tests.conftest import wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 
 
 @pytest.fixture
-def parcels(server: Server) -> Iterator[Client]:
-    """A database of parcels."""
-    with server.fresh_database() as name:
-        client = server.client(name)
-        for step in plan(Wanted(client, [design.parcels()]), {}):
-            if step.do:
-                step.do()
-        yield client
-        client.close()
-
-
-@pytest.fixture
-def app(url: str, client: Client, parcels: Client) -> Iterator[Celery]:
-    app = Celery('mover', set_as_current=False, broker=url)
-    app.conf.broker_transport_options = {
-        **PATIENT_BROKER,
-        'parcels': parcels.address.database,
-        'parcels_accept': ['add'],
-    }
-    yield app
-    app.pool.force_close_all()
-
-
-@pytest.fixture
-def mover(app: Celery) -> Iterator[Callable[[], Mover]]:
-    """A function that returns movers, each with a connection of its own."""
-    made: list[tuple[Connection, Mover]] = []
-
-    def make() -> Mover:
-        connection = app.connection_for_write()
-        made.append((connection, Mover(app, connection.connection, lambda: None)))
-        return made[-1][1]
-
-    yield make
-    for connection, one in made:
-        one.close()
-        connection.release()
+def app(mover_app: Celery) -> Celery:
+    return mover_app
 
 
 def bodies(client: Client) -> list[str]:
@@ -125,8 +87,9 @@ def test_mover_paused_before_its_write(
 
 
 def test_parcel_with_a_reused_id_is_not_moved_again(
-    mover: Callable[[], Mover], client: Client, parcels: Client
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
 ) -> None:
+    app.conf.broker_transport_options['receipts'] = 0
     one = mover()
     put(parcels, 'a')
     one.step()
@@ -175,3 +138,35 @@ def test_changes_wake_the_mover(app: Celery, client: Client, parcels: Client) ->
         one.step()
         one.close()
     assert bodies(client) == ['a']
+
+
+def test_hostile_parcels_stop_no_others(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+    huge = 'x' * 3_000_000
+    wrong: list[dict[str, Any]] = [
+        {'task': ['add']},
+        {'task': 'add', 'kwargs': [1]},
+        {'task': 'add', 'args': [{'x-parcel': ['good', 'good']}], 'state': 'SUCCESS', 'done': 1},
+        {'task': 'add', 'headers': {'x-parcel': ['good', 'good']}, 'id': {'a': 1}},
+        {'task': 'add', 'type': 'Parcel', 'message': []},
+        {'task': 'add', 'priority': True, 'date': [5]},
+    ]
+    parcels.bulk([{'_id': f'{number}', **doc} for number, doc in enumerate(wrong)])
+    parcels.put({'_id': 'huge', 'task': 'add', 'args': [huge, huge[:10]], 'id': 'huge'})
+    put(parcels, 'good')
+    mover().step()
+    assert {'good', 'huge'} <= set(bodies(client))
+    assert parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
+    refused = {row['id'] for row in parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[1])}
+    assert refused == {'0', '1', '3', '4', '5'}
+
+
+def test_parcel_for_another_region_is_refused(
+    mover_app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, url: str
+) -> None:
+    mover_app.conf.broker_transport_options |= {'region': 'eu', 'regions': {'eu': url, 'us': url}}
+    mover_app.conf.task_routes = {'add': {'region': 'us'}}
+    put(parcels, 'a')
+    mover().step()
+    assert parcels.get('a')['reason'] == 'its task belongs to another region, and parcels are for tasks of this one'
+    assert client.id_range('p:') == []  # the database of regions
+    assert items(client) == []

@@ -33,7 +33,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.worker': {'results', 'chords', 'parcels', 'regions'},
     'celery_couchdb.patches': set(),
     'celery_couchdb.jobs': {'backend', 'results'},
-    'celery_couchdb.parcels': set(),
+    'celery_couchdb.parcels': {'backend', 'results'},
     'celery_couchdb.regions': {'parcels'},
     'celery_couchdb.beat': set(),
     'celery_couchdb.testing': set(),

@@ -78,7 +78,7 @@ def test_one_option_keeps_the_other_defaults() -> None:
     assert Options.of({'claim_batch': 5}) == Options(claim_batch=5)
 
 
-@pytest.mark.parametrize('name', [name for name in NUMBERS if name not in ('delivery_limit', 'keep_done')])
+@pytest.mark.parametrize('name', [name for name in NUMBERS if name not in ('delivery_limit', 'keep_done', 'receipts')])
 @pytest.mark.parametrize(
     'value', ['5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr
 )
@@ -91,10 +91,11 @@ def test_delivery_limit_of_0_means_none() -> None:
     assert Options.of({'delivery_limit': 0}).delivery_limit == 0
 
 
-def test_completed_messages_are_kept_for_0_seconds_or_more() -> None:
-    assert Options.of({'keep_done': 0}).keep_done == 0
-    with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds from 0 on, not -1'):
-        Options.of({'keep_done': -1})
+@pytest.mark.parametrize('name', ['keep_done', 'receipts'])
+def test_completed_messages_and_receipts_are_kept_for_0_seconds_or_more(name: str) -> None:
+    assert getattr(Options.of({name: 0}), name) == 0
+    with pytest.raises(ConfigurationError, match=f'{name} must be a number of seconds from 0 on, not -1'):
+        Options.of({name: -1})
 
 
 @pytest.mark.parametrize('value', ['5', None, True, -1, 0.0, 2.5, float('inf')], ids=repr)

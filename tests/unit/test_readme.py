@@ -70,4 +70,4 @@ def commands(group: click.Group) -> Iterator[click.Command]:
 
 def test_all_that_ask_can_be_told_not_to_in_the_same_way() -> None:
     told = [option.opts for command in commands(couchdb) for option in command.params if option.name == 'yes']
-    assert told == [['--yes', '-y']] * 8
+    assert told == [['--yes', '-y']] * 10

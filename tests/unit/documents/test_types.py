@@ -29,6 +29,7 @@ TYPES: dict[str, Any] = {
     'Schedule': entries.Schedule,
     'ScheduleState': entries.ScheduleState,
     'Parcel': types.Parcel,
+    'Receipt': types.Receipt,
     'Result': results.Result,
     'Group': results.Group,
     'Value': results.Value,

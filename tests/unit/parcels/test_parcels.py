@@ -10,6 +10,7 @@ import pytest
 
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, call_in, checked
+from celery_couchdb.parcels.origin import HEADER
 
 #: 100 MB of blanks, compressed to 100 kB.
 BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()
@@ -86,6 +87,7 @@ def test_refused_parcel(task: Any, embedded: Any, name: str) -> None:
         {'chord': signature('add', options={'link_error': ['subtract']})},
         {'callbacks': [signature('add', options={'link': 'subtract'})]},
         {'callbacks': [signature('add', options='x')]},
+        {'callbacks': [signature('add', options={'headers': 'x'})]},
         {'chain': [holder('chord', header='subtract', body=signature('add'))]},
         {'chain': [holder('group', tasks=['subtract'])]},
         {'chain': [signature('add', subtask_type='xmap', kwargs={'task': 'subtract', 'it': [1]})]},
@@ -97,6 +99,20 @@ def test_refused_parcel(task: Any, embedded: Any, name: str) -> None:
 def test_invalid_signature_is_refused(embedded: Any) -> None:
     """Celery accepts the name of a task as a signature."""
     assert ACCEPT.refusal('add', embedded) == 'its callbacks, chain or chord are not written as Celery writes them'
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'region': 'us'},
+        {'headers': {'x-region': 'us'}},
+        {'headers': {'x-from-region': 'us'}},
+        {'task_id': 'b', 'headers': {HEADER: ['order-17', 'b']}},
+    ],
+)
+def test_signature_cannot_say_where_its_result_goes(options: dict[str, Any]) -> None:
+    reason = ACCEPT.refusal('add', {'chain': [signature('add', options=options)]})
+    assert reason == 'its callbacks, chain or chord name a region or a parcel'
 
 
 def test_deeply_nested_signatures_are_checked() -> None:
@@ -146,6 +162,16 @@ def message(**changes: Any) -> dict[str, Any]:
 
 def test_message_keeps_only_allowed_properties() -> None:
     assert checked({'message': message()}, None, ACCEPT, ['json'])['properties'] == {'priority': 5}
+
+
+def test_message_cannot_say_where_its_result_goes() -> None:
+    forged = message(headers={'task': 'add', 'id': 'a', HEADER: ['order-17', 'a'], 'x-from-region': 'us'})
+    assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == {'task': 'add', 'id': 'a'}
+
+
+def test_long_document_id_is_refused() -> None:
+    with pytest.raises(Refused, match='the id of the document has more than 255 characters'):
+        call_in({'_id': 'a' * 256, 'task': 'add'}, ACCEPT)
 
 
 @pytest.mark.parametrize(

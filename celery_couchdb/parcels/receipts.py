@@ -1,0 +1,254 @@
+"""Receipts: the process that moves parcels writes into them how the tasks ended.
+
+A result names the parcel from which its task came (`origin`). While receipts are open, the changes feed of the database
+of results reports such results; nothing is polled. A new leader first looks up the results of all open receipts, so
+that none is missed if a leader is killed. A result is written only into the receipt of the parcel that it names.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery import states
+
+from kombu_couchdb import design
+from kombu_couchdb.couchdb.changes import ContinuousFeed
+from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
+from kombu_couchdb.documents import receipt
+from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.log import get_logger
+
+from ..backend import CouchDBBackend
+from ..results.documents import error_text, is_final, unpack
+
+__all__ = ['Receipts']
+
+logger = get_logger(__name__)
+
+#: Results that are looked up, and receipts that are read, in one request.
+_BATCH_DOCS = 200
+
+#: Receipts that are deleted in one request.
+_EXPIRED_DOCS = 500
+
+#: The least seconds between two deletions of receipts, because each brings the index up to date.
+_SWEEP_SECONDS = 30.0
+
+#: How often a receipt is written if it changes at the same time.
+_ATTEMPTS = 5
+
+#: The changes of the database of results that end tasks of parcels.
+_SELECTOR = {
+    'type': 'Result',
+    'parcel': {'$exists': True},
+    'status': {'$in': sorted(states.READY_STATES)},
+}
+
+#: The shapes of the rows of the view `receipts`.
+_OPEN = members(id=text, value=text)
+_KEPT = members(id=text, key=exactly(text, number), value=items(revision))
+
+
+class _Changes(NamedTuple):
+    """What the changes feed has reported: the ids of results of parcels, and the sequence after them."""
+
+    ids: list[str]
+    last: Any
+
+
+class Receipts:
+    """The receipts in the database of parcels of `client`. Use it in one thread.
+
+    *Every* method raises the errors of `kombu_couchdb.errors`.
+    """
+
+    def __init__(self, app: Any, client: Client, keep: float, region: str | None, wake: Callable[[], None]) -> None:
+        """Keep receipts for `keep` seconds. Another thread calls `wake()` when tasks have ended."""
+        self._client, self._keep, self._region, self._wake = client, keep, region, wake
+        self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
+        if self._backend is None:
+            logger.info('receipts do not tell how tasks end: the result backend is not CouchDB')
+        self._feed: ContinuousFeed | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget which receipts are open, and stop waiting for results: another process may move parcels."""
+        if self._feed is not None:
+            self._feed.pause()
+        #: The task of each open receipt, by the document id. Complete after `_load`.
+        self._open: dict[str, str] = {}
+        self._is_loaded = False
+        #: The receipts whose results may have been stored before the feed reported any.
+        self._unread: dict[str, str] = {}
+        self._since: Any = None
+        self._is_watching = False
+        self._changes: deque[_Changes | None] = deque()
+        self._sweep_at = float('-inf')
+
+    def close(self) -> None:
+        """End the thread of the changes feed."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def prepare(self) -> None:
+        """Note where the feed of results is. Call this before messages are published."""
+        if self._backend is None or self._open:
+            return
+        try:
+            self._since = self._backend.store.sequence()
+        except CouchDBError as exc:  # parcels are moved all the same
+            logger.debug('the results of parcels are looked up later: %s', exc)
+            self._since, self._is_loaded = None, False
+
+    def add(self, docs: Iterable[Document], *, unread: bool) -> None:
+        """Wait for the results of these new receipts; `unread` says that they may be stored already."""
+        for doc in docs:
+            self._open[doc['_id']] = doc['id']
+            if unread:
+                self._unread[doc['_id']] = doc['id']
+            self._sweep_at = min(self._sweep_at, doc['kept_until'])
+
+    def step(self) -> None:
+        """Write the ends of tasks into receipts, and delete receipts whose time is over. Call it after `wake()`."""
+        self._sweep()
+        if self._backend is None:
+            self._open.clear()
+            return
+        if not self._is_loaded:
+            self._load()
+        self._process_changes()
+        self._look_up()
+        if self._open and not self._is_watching:
+            self._watch()
+        elif not self._open and self._is_watching and self._feed is not None:
+            self._feed.pause()
+            self._is_watching = False
+
+    def _load(self) -> None:
+        """Find all open receipts. Those that were moved before this process did may have a result already."""
+        since = self._since if self._open and self._since is not None else self._backend.store.sequence()
+        rows = self._client.view(design.RECEIPTS, 'receipts', members(id=text), startkey=['open'], endkey=['open', {}])
+        found = {row['id']: row['value'] for row in rows if _OPEN(row)}
+        self._open.update(found)
+        self._unread.update(found)
+        self._since, self._is_loaded = since, True
+
+    def _look_up(self) -> None:
+        """Read the results of the receipts that the feed may not report."""
+        for part in chunks(list(self._unread), _BATCH_DOCS):
+            keys = [self._backend.get_key_for_task(self._unread[doc_id]) for doc_id in part]
+            self._write(keys)
+            for doc_id in part:
+                del self._unread[doc_id]
+
+    def _watch(self) -> None:
+        if self._feed is None:
+            self._feed = ContinuousFeed(
+                self._backend.store.client, self._on_rows, self._on_error, 'celery-couchdb-receipts-feed', docs=False
+            )
+        self._feed.watch(self._since, _SELECTOR)
+        self._is_watching = True
+
+    def _process_changes(self) -> None:
+        while self._changes:
+            changes = self._changes[0]
+            if changes is not None:
+                self._write(changes.ids)
+                self._since = changes.last
+            self._changes.popleft()
+            self._is_watching = False  # the feed is idle until it is told to go on
+
+    def _write(self, ids: Sequence[str]) -> None:
+        """Write the results with these document ids into the open receipts of their parcels, if they are final."""
+        # In a cluster the nodes that answer first may not have a result yet that the feed has reported.
+        results = self._backend.store.read_many(ids, everywhere=True)
+        ended = {doc['parcel']: doc for doc in results if doc and is_final(doc) and self._is_expected(doc)}
+        for part in chunks(list(ended), _BATCH_DOCS):
+            names = set(part)
+            for _ in range(_ATTEMPTS):
+                names = self._write_some(sorted(names), ended)
+                if not names:
+                    break
+            for doc_id in part:
+                self._open.pop(doc_id, None)
+
+    def _write_some(self, names: Sequence[str], ended: Mapping[str, Document]) -> set[str]:
+        """Write receipts, and return the ids of those that another process has changed meanwhile."""
+        now = self._client.clock.now()
+        changes = []
+        for doc in self._client.fetch(names):
+            # The publisher may have changed the receipt.
+            if doc and receipt.is_open(doc) and doc.get('id') == self._open[doc['_id']]:
+                result, error, date = self._outcome(ended[doc['_id']])
+                state = ended[doc['_id']]['status']
+                changes.append(receipt.closed(doc, state, result, error, date or now, now, self._keep))
+        results = self._client.bulk(changes)
+        for doc, written in zip(changes, results, strict=True):
+            if written.is_stored:
+                logger.debug('the receipt of parcel %s says: %s', doc['_id'], doc['state'])
+                self._sweep_at = min(self._sweep_at, doc['kept_until'])
+            elif written.is_refused:
+                logger.warning('the receipt of parcel %s cannot be written: %s', doc['_id'], written.reason)
+        return {doc['_id'] for doc, written in zip(changes, results, strict=True) if written.is_conflict}
+
+    def _outcome(self, doc: Document) -> tuple[Any, str | None, float | None]:
+        """Return the value in a final result, the text of its error if it has one, and when it was stored."""
+        try:
+            found = self._backend.decode(unpack(doc))['result']
+        except Exception as exc:  # any serializer may have written it, and anybody may have changed it
+            return None, f'the result cannot be decoded: {exc}', None
+        date = doc['date'] if isinstance(doc.get('date'), (int, float)) else None
+        return (None, error_text(found), date) if doc['status'] in states.EXCEPTION_STATES else (found, None, date)
+
+    def _is_expected(self, result: Document) -> bool:
+        """Tell whether an open receipt waits for this result. Parcels of other regions may have the same ids."""
+        task_id = self._open.get(result['parcel']) if isinstance(result.get('parcel'), str) else None
+        return (
+            task_id is not None
+            and self._backend.get_key_for_task(task_id) == result['_id']
+            and result.get('to') in (None, self._region)
+        )
+
+    def _sweep(self) -> None:
+        """Delete receipts whose time is over, with all their leaf revisions: no other one may become a parcel again."""
+        now = self._client.clock.now()
+        if now < self._sweep_at:
+            return
+        while True:
+            rows = self._client.view(
+                design.RECEIPTS,
+                'receipts',
+                _KEPT,
+                startkey=['kept'],
+                endkey=['kept', {}],
+                limit=_EXPIRED_DOCS,
+            )
+            over = [row for row in rows if row['key'][1] <= now]
+            # The winning revision last: if this process is killed before, the document is still a receipt.
+            self._delete([(row['id'], rev) for row in over for rev in row['value'][1:]])
+            deleted = self._delete([(row['id'], row['value'][0]) for row in over])
+            for row in over:
+                self._open.pop(row['id'], None)
+            if not deleted or len(over) < len(rows):
+                break
+        self._sweep_at = max(
+            now + _SWEEP_SECONDS, min((row['key'][1] for row in rows[len(over) :]), default=float('inf'))
+        )
+
+    def _delete(self, revisions: Iterable[tuple[str, str]]) -> int:
+        """Delete leaf revisions, and return how many were deleted."""
+        docs = [{'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in revisions]
+        return sum(result.is_stored for result in self._client.bulk(docs))
+
+    # -- in the thread of the feed
+
+    def _on_rows(self, rows: list[Document], last: Any) -> None:
+        self._changes.append(_Changes([row['id'] for row in rows if not row.get('deleted')], last))
+        self._wake()
+
+    def _on_error(self, exc: CouchDBError) -> None:
+        logger.debug('results for receipts are not reported just now: %s', exc)
+        self._changes.append(None)  # the next step, without a wake, tries again: while the server is away, not at once

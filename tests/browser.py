@@ -1,0 +1,92 @@
+"""Headless Chromium, driven through its DevTools protocol on a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import wait_for
+
+__all__ = ['Page']
+
+_FLAGS = (
+    '--headless',
+    '--no-sandbox',
+    '--disable-gpu',
+    '--disable-quic',
+    '--no-first-run',
+    '--disable-background-networking',
+    '--disable-component-update',
+    '--disable-sync',
+    '--remote-debugging-pipe',
+)
+
+
+class Page:
+    """A page in a browser of its own, whose profile is in `folder`. The test is skipped if there is no Chromium."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        program = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
+        if program is None:
+            pytest.skip('there is no Chromium on this machine')
+        (here, self._to), (self._from, there) = os.pipe(), os.pipe()
+        # The browser reads commands from descriptor 3 and writes to 4; null bytes separate the messages.
+        command = [program, *_FLAGS, f'--user-data-dir={folder}', 'about:blank']
+        self._process = subprocess.Popen(
+            ['bash', '-c', f'exec "$@" 3<&{here} 4>&{there}', 'bash', *command],
+            pass_fds=(here, there),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(here)
+        os.close(there)
+        self._buffer, self._last, self._session = b'', 0, ''
+        target = self._call('Target.createTarget', url=url)['targetId']
+        self._session = self._call('Target.attachToTarget', targetId=target, flatten=True)['sessionId']
+
+    def run(self, script: str) -> Any:
+        """Return the value of a JavaScript expression, or of its promise; fail if it raises an error."""
+        found = self._call('Runtime.evaluate', expression=script, awaitPromise=True, returnByValue=True)
+        assert 'exceptionDetails' not in found, found['exceptionDetails']
+        return found['result'].get('value')
+
+    def reload(self) -> None:
+        """Load the page again, and wait until it is there."""
+        self.run('window.isOld = true')
+        self._call('Page.reload')
+        wait_for(self._is_new, 'the page')
+
+    def _is_new(self) -> bool:
+        try:
+            return bool(self.run("document.readyState === 'complete' && !window.isOld"))
+        except AssertionError:
+            return False  # between the two pages
+
+    def close(self) -> None:
+        """End the browser."""
+        with self._process as process:
+            process.kill()
+        os.close(self._to)
+        os.close(self._from)
+
+    def _call(self, method: str, **parameters: Any) -> Any:
+        self._last += 1
+        session = {'sessionId': self._session} if self._session else {}
+        message = {'id': self._last, 'method': method, 'params': parameters, **session}
+        os.write(self._to, json.dumps(message).encode() + b'\0')
+        while True:
+            while b'\0' not in self._buffer:
+                read = os.read(self._from, 65_536)
+                assert read, 'the browser has ended'
+                self._buffer += read
+            text, _, self._buffer = self._buffer.partition(b'\0')
+            answer = json.loads(text)
+            if answer.get('id') == self._last:
+                assert 'error' not in answer, answer['error']
+                return answer['result']

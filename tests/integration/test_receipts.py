@@ -1,0 +1,160 @@
+"""Receipts of parcels: they say how tasks ended, whoever is killed, and whatever publishers write into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+
+from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.parcels.origin import HEADER
+from celery_couchdb.parcels.receipts import Receipts
+from kombu_couchdb import design
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.errors import ServerUnavailable
+from tests.conftest import wait_for
+from tests.parcels import receipt_of
+from tests.support import items
+
+
+@pytest.fixture
+def app(mover_app: Celery) -> Celery:
+    return mover_app
+
+
+def put(parcels: Client, *names: str, **members: Any) -> None:
+    answers = parcels.bulk([{'_id': name, 'task': 'add', 'args': [1, 2], **members} for name in names])
+    assert all(answer.is_stored for answer in answers)
+
+
+def end(app: Celery, item: Document, value: Any = 3, state: str = 'SUCCESS') -> None:
+    """Store a result as the worker does that has run the task of a message."""
+    headers = item['message']['headers']
+    request = Context({**headers, 'headers': {}, 'delivery_info': {}})
+    app.backend.store_result(headers['id'], value, state, request=request)
+
+
+def item_of(client: Client, parcel_id: str) -> Document:
+    [found] = [item for item in items(client) if item['message']['headers'][HEADER][0] == parcel_id]
+    return found
+
+
+def receipts_of(mover: Mover) -> Receipts:
+    assert mover._receipts is not None
+    return mover._receipts
+
+
+def run(mover: Mover, parcels: Client, doc_id: str) -> Document:
+    """Step until a receipt tells how its task ended, and return the receipt."""
+
+    def stepped() -> Document:
+        mover.step()
+        return receipt_of(parcels, doc_id)
+
+    return wait_for(stepped, 'the receipt')
+
+
+def test_receipt_tells_what_the_task_returned(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    put(parcels, 'a', customer='Zoë')
+    one = mover()
+    one.step()
+    receipt = parcels.get('a')
+    item = item_of(client, 'a')
+    assert (receipt['type'], receipt['state'], receipt['customer']) == ('Receipt', 'PENDING', 'Zoë')
+    assert receipt['id'] == item['message']['headers']['id']
+    end(app, item)
+    assert run(one, parcels, 'a')['result'] == 3
+
+
+def test_result_that_was_stored_before_the_leader_changed(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    first = mover()
+    put(parcels, 'a', 'b')
+    first.step()
+    first._leader.release()
+    end(app, item_of(client, 'a'))
+    second = mover()
+    assert run(second, parcels, 'a')['state'] == 'SUCCESS'
+    end(app, item_of(client, 'b'), ValueError('sold out'), 'FAILURE')
+    assert run(second, parcels, 'b')['error'] == 'ValueError: sold out'
+
+
+def test_mover_killed_between_its_two_writes_while_the_task_ends(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = mover()
+    put(parcels, 'a')
+
+    def killed(docs: Any) -> Any:
+        raise ServerUnavailable('killed')
+
+    monkeypatch.setattr(first._client, 'bulk', killed)
+    with pytest.raises(ServerUnavailable):
+        first.step()
+    first._leader.release()
+    end(app, item_of(client, 'a'))
+    assert run(mover(), parcels, 'a')['result'] == 3
+
+
+@pytest.mark.parametrize('forged', [{'type': None, 'done': None}, {'state': 'SUCCESS', 'done': 1, 'result': 'forged'}])
+def test_edited_receipt_runs_nothing(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, forged: Document
+) -> None:
+    put(parcels, 'a')
+    one = mover()
+    one.step()
+    end(app, item_of(client, 'a'))
+    run(one, parcels, 'a')
+    doc = {**parcels.get('a'), 'args': [50, 60], **forged}
+    parcels.put({name: value for name, value in doc.items() if value is not None})
+    one._stale = True
+    one.step()
+    assert len(items(client)) == 1
+    if 'result' not in forged:  # it looked like a parcel: it is a receipt again
+        assert run(one, parcels, 'a')['result'] == 3
+
+
+def test_receipt_of_somebody_elses_task_stays_empty(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    put(parcels, 'a')
+    one = mover()
+    one.step()
+    item = item_of(client, 'a')
+    parcels.put({'_id': 'spy', 'type': 'Receipt', 'task': 'add', 'id': item['message']['headers']['id']})
+    receipts_of(one).reset()
+    end(app, item)
+    run(one, parcels, 'a')
+    assert 'done' not in (parcels.get_or_none('spy') or {})
+
+
+def test_expired_receipts_are_deleted_with_their_conflicts(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    app.conf.broker_transport_options['receipts'] = 0.2
+    leaves = [{'_id': 'a', '_rev': f'1-{digit * 32}', 'task': 'add', 'args': [digit]} for digit in 'abc']
+    parcels.request('POST', '/_bulk_docs', body={'docs': leaves, 'new_edits': False})
+    put(parcels, 'b')
+    one = mover()
+    one.step()
+    assert len(items(client)) == 2
+    end(app, item_of(client, 'b'))
+    run(one, parcels, 'b')
+
+    def gone() -> bool:
+        receipts_of(one)._sweep_at = 0
+        one.step()
+        return not parcels.get_or_none('a') and not parcels.get_or_none('b')
+
+    wait_for(gone, 'the deletion of the receipts')
+    one._stale = True
+    one.step()
+    assert len(items(client)) == 2
+    assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
+    assert receipts_of(one)._open == {}
