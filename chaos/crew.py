@@ -29,8 +29,17 @@ Settings = Mapping[str, str]
 class Place:
     """One worker at a time, behind its own proxy."""
 
-    def __init__(self, name: str, pool: tuple[str, int], proxy: Proxy, settings: Settings, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        pool: tuple[str, int],
+        proxy: Proxy,
+        settings: Settings,
+        folder: Path,
+        tasks: str = 'chaos.tasks',
+    ) -> None:
         self.name, self.proxy, self._pool, self._settings, self._folder = name, proxy, pool, settings, folder
+        self._tasks = tasks
         #: A fault of this worker holds it until the fault is healed.
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
@@ -52,7 +61,7 @@ class Place:
         pool, size = self._pool
         arguments = [
             '-A',
-            'chaos.tasks',
+            self._tasks,
             'worker',
             '-l',
             'INFO',

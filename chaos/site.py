@@ -19,7 +19,7 @@ from .ledger import Ledger
 from .proxy import Proxy
 from .server import Server
 
-__all__ = ['LEASE', 'Site', 'merged']
+__all__ = ['LEASE', 'Site', 'celery_settings', 'merged']
 
 #: The visibility timeout of all workers, in seconds.
 LEASE = 5.0
@@ -107,7 +107,7 @@ class Site:
         broker, results = (self.server.url_through(proxy.port, name) for name in (self.database, self.results))
         return {
             'CHAOS_LEDGER': str(self.ledger.path),
-            'CHAOS_SETTINGS': json.dumps(merged(_celery(broker, results), self._changes)),
+            'CHAOS_SETTINGS': json.dumps(merged(celery_settings(broker, results), self._changes)),
         }
 
     def __enter__(self) -> Site:
@@ -146,7 +146,8 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _celery(broker: str, results: str) -> dict[str, Any]:
+def celery_settings(broker: str, results: str) -> dict[str, Any]:
+    """Return the settings of Celery of all processes."""
     return {
         'broker_url': broker,
         'result_backend': results,
