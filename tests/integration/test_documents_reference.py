@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def documented(kind: str) -> dict[str, str]:
     return dict(re.findall(r'^``([\w.-]+)``\s+(always|some)\s', SECTIONS[kind], re.MULTILINE))
 
 
-def members(doc: dict[str, Any]) -> set[str]:
+def members(doc: Mapping[str, Any]) -> set[str]:
     """Return the names of a document's members; members of members are written with a dot."""
     own = {name for name in doc if not name.startswith('_')}
     if doc['type'] != 'WorkItem':
@@ -61,7 +61,7 @@ def written(sent: list[Request]) -> dict[str, list[dict[str, Any]]]:
     return docs
 
 
-def compare(kind: str, docs: list[dict[str, Any]]) -> None:
+def compare(kind: str, docs: Sequence[Mapping[str, Any]]) -> None:
     """Check that the page lists exactly the members of these documents, and correctly which are always present."""
     found = [members(doc) for doc in docs]
     page = documented(kind)

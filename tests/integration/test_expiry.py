@@ -20,13 +20,13 @@ from celery_couchdb.results.database import Database
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import anything
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Request, items, publish
 
 
-def backend_of(url: str, expires: Any = 3600, **conf: Any) -> CouchDBBackend:
+def backend_of(url: str, expires: Any = 3600, options: Any = PATIENT, **conf: Any) -> CouchDBBackend:
     app = Celery('test', set_as_current=False, broker='memory://', backend=url)
-    app.conf.update(result_expires=expires, **conf)
+    app.conf.update(result_expires=expires, result_backend_transport_options=options, **conf)
     return app.backend
 
 
@@ -165,7 +165,7 @@ def test_cleanup_task(url: str, client: Client) -> None:
 
 def test_concurrent_sweeps(url: str, client: Client) -> None:
     fill(client, 600, time.time() - 1)
-    first, second = backend_of(url), backend_of(url, result_backend_transport_options={'sweep_interval': 1.0})
+    first, second = backend_of(url), backend_of(url, options={**PATIENT, 'sweep_interval': 1.0})
     first.store.database.set_up()
     docs = [{'_id': row['id'], '_rev': row['value'][1]} for row in first.store.view('due', anything)]
     second.cleanup()
@@ -203,7 +203,7 @@ def test_malformed_documents_do_not_stop_a_sweep(url: str, client: Client) -> No
 
 
 def test_sweeper_continues_after_errors(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = backend_of(url, result_backend_transport_options={'sweep_interval': 0.05})
+    backend = backend_of(url, options={**PATIENT, 'sweep_interval': 0.05})
     errors = iter([ServerUnavailable('no'), AccessDenied('no'), KeyError('no')])
 
     def set_up() -> None:

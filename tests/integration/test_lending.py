@@ -156,7 +156,12 @@ def test_ferry_killed_while_it_lends(
 
     monkeypatch.setattr(lender._regions, 'create_once', killed(lender._regions.create_once))
     sent, send_parcels, move = list[Any](), lender._send, lender._move
-    monkeypatch.setattr(lender, '_send', lambda lending: (sent.append(lending), send_parcels(lending)))
+
+    def sends(lending: Any) -> None:
+        sent.append(lending)
+        send_parcels(lending)
+
+    monkeypatch.setattr(lender, '_send', sends)
 
     def moves(prepared: Any) -> None:
         with monkeypatch.context() as patch:

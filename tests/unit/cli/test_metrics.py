@@ -192,7 +192,7 @@ def source() -> Iterator[Source]:
 
 
 def test_scrapes_at_once_share_one_reading(source: Source) -> None:
-    shared = exporter(source)
+    shared = exporter(source, keep=1000.0)  # for a thread that begins only when the reading has ended
     scrapes = [start(shared.read) for _ in range(10)]
     wait_for(lambda: source.made, 'the first reading')
     source.may_end.release()
