@@ -11,6 +11,7 @@ import click
 
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.region import database
 from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
@@ -23,6 +24,7 @@ __all__ = [
     'jobs_of',
     'options_of',
     'parcels_of',
+    'regions_of',
     'results_of',
     'visibility_timeout_of',
 ]
@@ -76,6 +78,16 @@ def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
     """Return a client for the database of parcels; None if the app has none. Its broker must be CouchDB."""
     name = (app.conf.broker_transport_options or {}).get('parcels')
     return _client(client_of(app).beside(name), admin) if name else None
+
+
+def regions_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
+    """Return a client for the app's database of regions; *raises* `click.ClickException` if it has no regions."""
+    options = options_of(app)
+    if not options.region or not options.regions:
+        raise click.ClickException(
+            'this app has no regions: set the transport options region and regions (broker_transport_options)'
+        )
+    return broker_of(app, admin).beside(database(options.regions, options.region))
 
 
 def admin_option(command: F) -> F:

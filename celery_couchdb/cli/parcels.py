@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from kombu_couchdb import design
 from kombu_couchdb.admin.parcels import STATES, Parcels, state_of
 from kombu_couchdb.couchdb.client import Document
 
-from .databases import app_of, parcels_of
+from .databases import app_of, parcels_of, regions_of
 from .tables import (
     NO_VALUE,
     Cell,
@@ -27,6 +28,9 @@ from .tables import (
 
 __all__ = ['command']
 
+#: Where click keeps the option of the group for its commands.
+_BETWEEN_REGIONS = f'{__name__}.between_regions'
+
 #: What is printed of results in a table, in characters.
 _MAX_DETAIL_CHARACTERS = 200
 
@@ -36,8 +40,15 @@ _COLOURS = {'waiting': 'yellow', 'refused': 'red', 'moved': 'cyan', 'done': 'gre
 
 
 @click.group('parcels')
-def command() -> None:
-    """List, show, replay or drop parcels, which publishers without rights on the broker write."""
+@click.option('--regions', 'between_regions', is_flag=True, help='Use the database of regions instead.')
+@click.pass_context
+def command(ctx: click.Context, between_regions: bool) -> None:
+    """List, show, replay or drop parcels.
+
+    Publishers without rights on the broker write parcels into the database of parcels. The database of regions has
+    those on their way between regions: replay a refused one in the region to which it was sent.
+    """
+    ctx.meta[_BETWEEN_REGIONS] = between_regions
 
 
 @command.command('list')
@@ -131,6 +142,8 @@ def drop(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> 
 
 
 def _parcels(ctx: click.Context) -> Parcels:
+    if ctx.meta[_BETWEEN_REGIONS]:
+        return Parcels(regions_of(app_of(ctx)), design.REGIONS, 'traffic')
     client = parcels_of(app_of(ctx))
     if client is None:
         raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')

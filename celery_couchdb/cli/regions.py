@@ -18,10 +18,9 @@ from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.documents.region import database
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 
-from .databases import admin_option, app_of, broker_of, options_of, results_of
+from .databases import admin_option, app_of, broker_of, options_of, regions_of, results_of
 from .setup import Admin, members_of, print_plan, wanted_results
 from .tables import (
     Cell,
@@ -59,12 +58,8 @@ class _Own:
 
     @classmethod
     def of(cls, app: Any, admin: Admin = None) -> _Own:
-        options = options_of(app)
-        if not options.region or not options.regions:
-            raise click.ClickException(
-                'this app has no regions: set the transport options region and regions (broker_transport_options)'
-            )
-        client = broker_of(app, admin).beside(database(options.regions, options.region))
+        client, options = regions_of(app, admin), options_of(app)
+        assert options.region, 'regions_of checks that'
         return cls(options.region, client, regions.addresses(options, app.conf.broker_use_ssl))
 
     @property

@@ -10,7 +10,9 @@ import pytest
 from celery import Celery
 
 from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
+from tests.regions import regions_on
 from tests.support import items
 
 from .conftest import Run, command_of
@@ -37,12 +39,35 @@ def moved(parcels: Client, mover: Callable[[], Mover]) -> Mover:
     return one
 
 
-def listed(run: Run, *arguments: str) -> dict[str, str]:
+def listed(run: Run, *arguments: str, between: str = '') -> dict[str, str]:
     """Return the ids of the listed parcels, with their states."""
-    done = run('parcels', 'list', '--json', *arguments)
+    done = run('parcels', *filter(None, [between]), 'list', '--json', *arguments)
     assert done.exit_code == 0, done.output
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     return {line['document']['_id']: line['state'] for line in lines}
+
+
+def test_parcels_between_regions(server: Server) -> None:
+    """The commands of the region that refused a parcel."""
+    with regions_on(server, 'eu', 'us') as regions:
+        eu, run = regions['eu'], command_of(regions['eu'].app)
+        eu.regions.bulk([{'_id': 'p:eu:us:1', 'status': 'fail', 'reason': 'mistake', 'type': 'Parcel', 'task': 'add'}])
+        regions['us'].app.send_task('add', (1, 2), region='eu')
+        regions.replicate()
+        states = {line.split()[2] for line in run('parcels', '--regions', 'list').stdout.splitlines()[1:]}
+        assert states == {'waiting', 'refused'}
+        assert run('parcels', '--regions', 'replay', '--all', '--yes').stdout == '1 replayed.\n'
+        assert set(listed(run, between='--regions').values()) == {'waiting'}
+        assert run('parcels', '--regions', 'drop', 'p:eu:us:1', '--yes').stdout == '1 dropped.\n'
+        assert len(listed(run, between='--regions')) == 1
+
+
+def test_parcels_of_an_app_without_regions(run: Run) -> None:
+    done = run('parcels', '--regions', 'list')
+    assert (done.exit_code, done.stderr.strip()) == (
+        1,
+        'Error: this app has no regions: set the transport options region and regions (broker_transport_options)',
+    )
 
 
 def test_list(run: Run, moved: Mover) -> None:
