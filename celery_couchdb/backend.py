@@ -28,6 +28,7 @@ from kombu_couchdb.log import get_logger
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
+from .parcels.inherited import pass_on
 from .parcels.origin import parcel_of
 from .patches import brevity, groups, next_tasks, redaction
 from .regions.home import destination
@@ -225,6 +226,11 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         if not self.hand_over(stamp(doc, self.client.clock.now(), lifetime), request, state, part):
             self._write(doc, lifetime, final_stays=True, also=part)
         return result
+
+    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
+        """Store a chord with its body, which inherits headers of the task that sends the chord."""
+        pass_on(body)
+        super().apply_chord(header_result_args, body, **kwargs)
 
     def forget(self, task_id: str) -> None:
         """Delete a result. Its callbacks are not called."""

@@ -70,7 +70,8 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         check_value('the arguments', [args, kwargs])
     except Unstorable as exc:
         raise Refused(str(exc)) from exc
-    options: dict[str, Any] = {'task_id': doc.get('id') or str(uuid.uuid5(_NAMESPACE, doc['_id']))}
+    own_id = doc.get('id')
+    options: dict[str, Any] = {'task_id': str(uuid.uuid5(_NAMESPACE, doc['_id'])) if own_id is None else own_id}
     if not _is_id(options['task_id']):
         raise Refused(_WRONG_ID)
     if (queue := doc.get('queue')) is not None:
@@ -81,7 +82,7 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         if (date := doc.get(name)) is not None:
             options[option] = _datetime(name, date)
     if (priority := doc.get('priority')) is not None:
-        if not isinstance(priority, int) or not 0 <= priority <= workitem.HIGHEST:
+        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= workitem.HIGHEST:
             raise Refused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
         options['priority'] = priority
     if reason := accept.refusal(doc['task'], None):
@@ -137,11 +138,13 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
 
 def _is_id(value: Any) -> bool:
     """Tell whether a value may be a task id. Workers log the id, and a result's document id contains it."""
-    return isinstance(value, str) and len(value) <= _MAX_ID_CHARACTERS and value.isprintable()
+    return isinstance(value, str) and 0 < len(value) <= _MAX_ID_CHARACTERS and value.isprintable()
 
 
 def _datetime(name: str, date: Any) -> datetime:
     try:
+        if isinstance(date, bool):
+            raise TypeError
         return datetime.fromtimestamp(date, timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):
         raise Refused(f'{name} must be a number of seconds since 1970') from None

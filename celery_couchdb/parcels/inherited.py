@@ -12,7 +12,7 @@ from celery._state import get_current_worker_task
 
 from kombu_couchdb.documents.region import FROM_REGION
 
-__all__ = ['PARCEL', 'header_of']
+__all__ = ['PARCEL', 'header_of', 'pass_on']
 
 #: The document id of a parcel with a receipt, and the id of its task. Publishers cannot set this header: the mover sets
 #: or removes it.
@@ -22,6 +22,14 @@ PARCEL = 'x-parcel'
 def header_of(request: Any, name: str) -> Any:
     """Return a header of the message of a task, None if it has none; `request` is the task's request or None."""
     return getattr(request, name, None) or (getattr(request, 'headers', None) or {}).get(name)
+
+
+def pass_on(signature: Any) -> None:
+    """Give a signature the headers of the running task, if there is one, because no task runs when it is sent."""
+    headers = dict(signature.options.get('headers') or {})
+    _inherit(headers)
+    if headers:
+        signature.options['headers'] = headers
 
 
 @signals.before_task_publish.connect

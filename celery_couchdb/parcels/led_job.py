@@ -31,7 +31,7 @@ class LedJob:
         """
         self._leader, self._client, self._selector, self._wake = leader, client, selector, wake
         self._feed: ContinuousFeed | None = None
-        self._stale = True
+        self._stale, self._stopping = True, False
 
     @property
     def next_in(self) -> float:
@@ -59,7 +59,7 @@ class LedJob:
             return
         since = self._client.sequence()
         while self.do_batch():
-            if not self._leader.step():
+            if self._stopping or not self._leader.step():
                 return
         self._stale = False
         if self._feed is None:
@@ -71,6 +71,10 @@ class LedJob:
                 docs=False,
             )
         self._feed.watch(since, self._selector)
+
+    def stop(self) -> None:
+        """Let `step` return after the current batch. Any thread may call this."""
+        self._stopping = True
 
     def close(self) -> None:
         """Release the lead to another process, and close the connections."""

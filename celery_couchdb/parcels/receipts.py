@@ -138,11 +138,14 @@ class Receipts:
 
     def _look_up(self) -> None:
         """Read the results of the receipts that the feed may not report."""
-        for part in chunks(list(self._unread), _BATCH_DOCS):
-            keys = [self._backend.get_key_for_task(self._unread[doc_id]) for doc_id in part]
-            self._write(keys)
-            for doc_id in part:
-                del self._unread[doc_id]
+        unread, self._unread = self._unread, {}
+        try:
+            for part in chunks(list(unread), _BATCH_DOCS):
+                self._write([self._backend.get_key_for_task(unread[doc_id]) for doc_id in part])
+                for doc_id in part:
+                    del unread[doc_id]
+        finally:
+            self._unread |= unread
 
     def _watch(self) -> None:
         if self._feed is None:
@@ -173,7 +176,10 @@ class Receipts:
                 if not names:
                     break
             for doc_id in part:
-                self._open.pop(doc_id, None)
+                if doc_id not in names:
+                    self._open.pop(doc_id, None)
+                elif doc_id in self._open:
+                    self._unread[doc_id] = self._open[doc_id]  # it changes all the time: the next step tries again
 
     def _write_some(self, names: Sequence[str], ended: Mapping[str, Document]) -> set[str]:
         """Write receipts, and return the ids of those that another process has changed meanwhile."""

@@ -27,23 +27,26 @@ class MovingThread:
     def __init__(self, app: Any, moves: Callable[..., Mover]) -> None:
         self._app, self._moves = app, moves
         self._wake, self._stopped, self._last_error = threading.Event(), False, ''
+        self._mover: Mover | None = None
         self._thread = threading.Thread(target=self._run, name='celery-couchdb-parcels', daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread and wait up to 5 seconds for the current batch."""
         self._stopped = True
+        if (mover := self._mover) is not None:
+            mover.stop()
         self._wake.set()
         self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
-        mover: Mover | None = None
         with self._app.connection_for_write() as connection:
             while not self._stopped:
                 pause = RENEWAL_SECONDS
                 try:
                     # Connect once: after an outage the connection reaches the server again by itself.
-                    mover = mover or self._moves(self._app, connection.connection, self._wake.set)
+                    mover = self._mover or self._moves(self._app, connection.connection, self._wake.set)
+                    self._mover = mover
                     mover.step()
                     self._last_error, pause = '', mover.next_in
                 except CouchDBError as exc:
@@ -52,8 +55,14 @@ class MovingThread:
                     logger.exception('parcels are not moved just now')
                 self._wake.wait(pause)
                 self._wake.clear()
-            if mover is not None:
-                mover.close()
+            if self._mover is not None:
+                self._close(self._mover)
+
+    def _close(self, mover: Mover) -> None:
+        try:
+            mover.close()
+        except CouchDBError as exc:
+            self._log(exc)  # the lead ends by itself
 
     def _log(self, exc: CouchDBError) -> None:
         """Log an error, unless it is the same as the last one."""

@@ -14,6 +14,9 @@ from kombu_couchdb.documents.workitem import HIGHEST
 
 __all__ = ['Load', 'loads', 'waiting']
 
+#: The end of the names of the queues through which workers receive remote control (in kombu.pidbox).
+_MAILBOX = '.pidbox'
+
 _COUNT = members(value=number)
 _CLAIMS = members(value=members(count=number))
 
@@ -28,7 +31,7 @@ class Load(NamedTuple):
 
 
 def loads(client: Client, concurrency: int) -> dict[str, Load]:
-    """Return the load of each queue that Celery workers serve and nobody has paused; three requests.
+    """Return the load of each queue of tasks that Celery workers serve and nobody has paused; three requests.
 
     No document says how many tasks another worker runs at once: each worker counts as `concurrency`.
     """
@@ -38,7 +41,8 @@ def loads(client: Client, concurrency: int) -> dict[str, Load]:
         if doc.get('type') == 'Pause':
             paused.add(str(doc.get('queue')))
         elif 'worker' in doc and isinstance(doc.get('expires'), (int, float)) and doc['expires'] > now:
-            workers.update(str(queue) for queue in doc.get('queues') or ())
+            queues = map(str, doc.get('queues') or ())
+            workers.update(queue for queue in queues if not queue.endswith(_MAILBOX))
     messages = waiting(client)
     claims = client.view(design.NAME, 'leases', _CLAIMS, startkey=['claim'], endkey=['claim', {}], group_level=3)
     for claim in map(ClaimCount.of, claims):

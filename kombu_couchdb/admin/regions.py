@@ -106,7 +106,10 @@ def unready(client: Client, name: str) -> str | None:
         client.info()
     except (DatabaseMissing, AccessDenied) as exc:
         if isinstance(exc, AccessDenied) and 'not allowed to access' not in str(exc):
-            raise
+            raise AccessDenied(
+                f'region {name} cannot be read: create its user there, or correct its URL in the transport option '
+                f'regions ({exc})'
+            ) from exc
         return f'region {name} is not set up for this region yet: run "couchdb regions setup" there, too ({exc})'
     except CouchDBError as exc:
         return f'region {name} does not respond to this machine; CouchDB goes on trying ({exc})'

@@ -22,8 +22,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import Unstorable
 from .types import Document, Receipt
-from .validation import is_deeper
+from .validation import check_value
 
 __all__ = ['MAX_RESULT_CHARACTERS', 'closed', 'is_open', 'opened']
 
@@ -63,10 +64,13 @@ def closed(
 ) -> Document:
     """Return a receipt of a task that has ended at `date` with this result, or, if it is not None, this error."""
     if error is not None:
-        outcome: Mapping[str, Any] = {'error': error[:_MAX_ERROR_CHARACTERS]}
+        # CouchDB cannot store half of a surrogate pair, which a file name in the text may contain.
+        text = error[:_MAX_ERROR_CHARACTERS].encode('utf-8', 'backslashreplace').decode('utf-8')
+        outcome: Mapping[str, Any] = {'error': text}
     else:
         outcome = _value(result)
-    return {**doc, 'state': state, 'done': date, **outcome, 'kept_until': now + keep}
+    own = {name: value for name, value in doc.items() if name not in _OUTCOME}
+    return {**own, 'state': state, 'done': date, **outcome, 'kept_until': now + keep}
 
 
 def is_open(doc: Mapping[str, Any]) -> bool:
@@ -77,10 +81,14 @@ def is_open(doc: Mapping[str, Any]) -> bool:
 def _value(result: Any) -> dict[str, Any]:
     """Return the member with a result as JSON; or the one that says why it is left out."""
     try:
-        text = json.dumps(result, default=str, allow_nan=False)
-        value = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
+        text = json.dumps(result, default=str, allow_nan=False, ensure_ascii=False)
+        value = json.loads(text.encode('utf-8'))
+    except (TypeError, ValueError, RecursionError):  # with half of a surrogate pair, too
         return {'left_out': 'the result is not JSON'}
     if len(text) > MAX_RESULT_CHARACTERS:
         return {'left_out': f'the result has {len(text):,} characters, more than {MAX_RESULT_CHARACTERS:,}'}
-    return {'left_out': 'the result is nested too deeply'} if is_deeper(value) else {'result': value}
+    try:
+        check_value('the result', value)
+    except Unstorable as exc:
+        return {'left_out': str(exc)}
+    return {'result': value}

@@ -105,7 +105,7 @@ def named(properties: Mapping[str, Any], headers: Mapping[str, Any] | None) -> A
     return properties.get(_PROPERTY) or (headers or {}).get(_HEADER)
 
 
-def fallback(properties: Mapping[str, Any], name: str, regions: Collection[str]) -> tuple[str, float] | None:
+def fallback(properties: Mapping[str, Any], name: str | None, regions: Collection[str]) -> tuple[str, float] | None:
     """Return the region in which a task for the region `name` runs if that has not taken it, and after how long.
 
     None if the message names none. The time is in seconds. *Raises* `ConfigurationError` for a wrong value.
@@ -113,6 +113,8 @@ def fallback(properties: Mapping[str, Any], name: str, regions: Collection[str])
     other, seconds = properties.get(_FALLBACK), properties.get(_FALLBACK_AFTER)
     if other is None and seconds is None:
         return None
+    if name is None or name == ANY:
+        raise ConfigurationError('fallback needs the name of a region in region')
     if not isinstance(other, str) or other not in regions or other == name:
         raise ConfigurationError(f'fallback must be another one of the regions, not {other!r:.80}')
     seconds = _FALLBACK_SECONDS if seconds is None else seconds

@@ -36,13 +36,14 @@ class OtherRegions:
         *Raises* `ConfigurationError` if the message names an unknown region.
         """
         name, plain = region.route(message)
+        fallback = region.fallback(message['properties'], name, self._regions)
         if name is None or name == self.own:
             return plain, []
         if name == region.ANY and self.own:
             if lent.may_be_lent(plain['headers']):
                 plain['properties']['region'] = region.ANY
             return plain, []
-        if name not in self._regions:
+        if not isinstance(name, str) or name not in self._regions:
             raise ConfigurationError(
                 f'region {name!r:.80} is unknown; transport option regions has: '
                 f'{", ".join(sorted(self._regions)) or "no regions"}'
@@ -53,8 +54,8 @@ class OtherRegions:
         plain['headers'].setdefault(region.FROM_REGION, self.own)
         doc = parcel.new(plain, exchange, routing_key, self._couchdb.clock.now())
         doc['_id'] = region.parcel_id(name, self.own, message['properties']['delivery_tag'])
-        if found := region.fallback(message['properties'], name, self._regions):
-            doc['fallback'], doc['fallback_at'] = found[0], doc['published'] + found[1]
+        if fallback:
+            doc['fallback'], doc['fallback_at'] = fallback[0], doc['published'] + fallback[1]
         return plain, [doc]
 
     def store(self, docs: Sequence[Parcel], *, again: bool = False) -> None:

@@ -54,6 +54,8 @@ def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, 
     assert eu.app.send_task('add', ('x' * 40_000, 'y'), region='us').get(timeout=PATIENCE) == 'x' * 40_000 + 'y'
     steps = chain(add.clone((1, 1)).set(region='eu'), add.clone((3,)), add.clone((4,)).set(region='us'))
     assert steps.apply_async().get(timeout=PATIENCE) == 9
+    chord = add.clone((1, 1)).set(region='eu') | group(add.clone((n,)) for n in range(3)) | us.app.signature('total')
+    assert chord.apply_async().get(timeout=PATIENCE) == 9
     both = group(add.clone((n, n)).set(region=('eu', 'us')[n % 2]) for n in range(10))
     assert both.apply_async().get(timeout=PATIENCE) == [2 * n for n in range(10)]
     wait_for(lambda: not list(us.regions.id_range('p:')) and not list(eu.regions.id_range('p:')), 'no parcels')

@@ -140,6 +140,12 @@ def test_wrong_fallback_is_an_error_when_the_task_is_sent(
     assert parcels(regions['us'].regions) == []
 
 
+@pytest.mark.parametrize('options', [{}, {'region': 'any'}])
+def test_fallback_needs_a_region(regions: Regions, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match='fallback needs the name of a region in region'):
+        regions['us'].app.send_task('add', (1, 2), fallback='eu', **options)
+
+
 def test_malformed_fallback_is_refused_and_stops_nobody(regions: Regions, ferry: Ferries) -> None:
     us = regions['us']
     bad = {'type': 'Parcel', 'fallback_at': 1, 'message': {'headers': {}, 'properties': {}, 'body': ''}}

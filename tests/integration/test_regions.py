@@ -76,9 +76,12 @@ def test_route_names_a_region(regions: Regions) -> None:
     assert (doc['_id'].split(':')[1], doc['routing_key']) == ('eu', 'distant')
 
 
-def test_unknown_region_is_an_error_when_the_task_is_sent(regions: Regions) -> None:
-    with pytest.raises(ConfigurationError, match="region 'asia' is unknown; transport option regions has: eu, us"):
-        regions['us'].app.send_task('add', (1, 2), region='asia')
+@pytest.mark.parametrize('name', ['asia', ['eu'], {'eu': 1}, 7])
+def test_unknown_region_is_an_error_when_the_task_is_sent(regions: Regions, name: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r'region .* is unknown; transport option regions has: eu, us'):
+        regions['us'].app.send_task('add', (1, 2), region=name)
+    with pytest.raises(ConfigurationError, match=r'region .* is unknown'):
+        regions['us'].app.send_task('add', (1, 2), headers={'x-region': name})
     assert parcels(regions['us'].regions) == []
 
 

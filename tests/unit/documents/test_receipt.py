@@ -1,0 +1,48 @@
+"""Receipts: how a task ended, as a document that CouchDB can store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.documents import receipt
+from kombu_couchdb.documents.validation import check_value
+
+OPEN = receipt.opened({'_id': 'order-17', 'task': 'shop.order', 'customer': 'Zoë', 'error': 'x'}, 'a', None, 5.0, 60.0)
+
+
+def closed(result: Any = None, error: str | None = None) -> dict[str, Any]:
+    """Return the receipt of a task that has ended."""
+    found = receipt.closed(OPEN, 'SUCCESS', result, error, 6.0, 7.0, 60.0)
+    check_value('the receipt', found)
+    return found
+
+
+def test_receipt_is_kept_from_the_end_of_the_task_on() -> None:
+    assert receipt.is_open(OPEN)
+    assert not receipt.is_open(closed())
+    assert (OPEN['kept_until'], closed()['kept_until']) == (65.0, 67.0)
+    assert receipt.opened({'_id': 'a', 'task': 't'}, 'a', 100.0, 5.0, 60.0)['kept_until'] == 160.0
+
+
+@pytest.mark.parametrize('result', [42, None, {'a': [1, 'é']}, 'text'])
+def test_result(result: Any) -> None:
+    assert closed(result)['result'] == result
+    assert closed(result)['customer'] == 'Zoë'
+    assert 'error' not in closed(result)
+
+
+@pytest.mark.parametrize('result', ['\udc80', ['\ud800'], 'x' * 64_001, float('nan'), {1: {2: float('inf')}}])
+def test_result_that_cannot_be_stored_is_left_out(result: Any) -> None:
+    assert 'result' not in closed(result)
+    assert closed(result)['left_out']
+
+
+def test_error_is_cut_and_can_be_stored() -> None:
+    assert closed(error='a file \udc80 is missing')['error'] == 'a file \\udc80 is missing'
+    assert len(closed(error='x' * 10_000)['error']) == 2_000
+
+
+def test_members_of_an_end_that_a_publisher_wrote_are_replaced() -> None:
+    assert receipt.closed({**OPEN, 'error': 'forged'}, 'SUCCESS', 1, None, 6.0, 7.0, 60.0).get('error') is None
