@@ -525,7 +525,7 @@ def test_default_age_is_longer_than_any_lease(
 ) -> None:
     ages: list[float] = []
 
-    def vacuum(client: Client, show: object, *, age: float, wait: bool) -> Report:
+    def vacuum(client: Client, show: object, *, age: float, **_: bool) -> Report:
         ages.append(age)
         return Report(client.address.database, 0, 0, 0)
 
