@@ -50,7 +50,7 @@ def test_fallback_runs_if_the_region_is_silent(regions: Regions, start: Start) -
     regions.connect()
     start(eu)
     assert us.app.send_task('add', (3, 4), region='eu').get(timeout=PATIENCE) == 7
-    assert items(eu.broker) == [] == items(us.broker)
+    wait_for(lambda: items(eu.broker) == [] == items(us.broker), 'the acknowledgements')
 
 
 def test_task_runs_in_every_region(regions: Regions, start: Start) -> None:

@@ -70,4 +70,4 @@ def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: 
     assert eu.app.send_task('add', (1, 1)).get(timeout=PATIENCE) == 2
     regions.connect()
     assert [result.get(timeout=PATIENCE) for result in away] == [n + 1 for n in range(20)]
-    assert items(eu.broker) == [] == items(us.broker)
+    wait_for(lambda: items(eu.broker) == [] == items(us.broker), 'the acknowledgements')
