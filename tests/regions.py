@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
 from typing import Any
@@ -15,7 +15,8 @@ from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import PATIENT, PATIENT_BROKER
+from kombu_couchdb.errors import ServerUnavailable
+from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.support import end
 
 
@@ -129,3 +130,16 @@ def regions_on(server: Server, *names: str, **options: Any) -> Iterator[Regions]
     """Provide regions on one server; `options` are more transport options."""
     with ExitStack() as stack:
         yield Regions(dict.fromkeys(names, server), stack, **options)
+
+
+def await_death(step: Callable[[], object]) -> None:
+    """Call `step` until it raises `ServerUnavailable`, as a test lets it at the point where the process is killed."""
+
+    def dies() -> bool:
+        try:
+            step()
+        except ServerUnavailable:
+            return True
+        return False
+
+    wait_for(dies, 'the ferry is killed')

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any
 
 import click
 
@@ -19,6 +18,7 @@ from ..jobs import Jobs
 from .databases import jobs_of
 from .job_ids import resolve_id
 from .job_view import dead_letters_table, describe_all, format_jobs
+from .selection import selection_options
 from .tables import confirm, echo, echo_styled, json_line, terminal_width
 
 __all__ = ['command']
@@ -69,16 +69,11 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     echo_styled(format_jobs(jobs, _find(jobs, [name]), as_json))
 
 
-def _selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with the options that select dead letters."""
-    for decorator in (
-        click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.'),
-        click.option('--all', 'every', is_flag=True, help='Select all dead letters of all queues.'),
-        click.option('--queue', '-Q', metavar='NAME', help='Select all dead letters of this queue.'),
-        click.argument('names', metavar='[ID…]', nargs=-1),
-    ):
-        function = decorator(function)
-    return function
+#: The options that select dead letters.
+_selection_options = selection_options(
+    'Select all dead letters of all queues.',
+    click.option('--queue', '-Q', metavar='NAME', help='Select all dead letters of this queue.'),
+)
 
 
 @command.command('replay')

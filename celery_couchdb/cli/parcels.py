@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from kombu_couchdb.admin.parcels import STATES, Parcels, state_of
 from kombu_couchdb.couchdb.client import Document
 
 from .databases import app_of, parcels_of, regions_of
+from .selection import selection_options
 from .tables import (
     NO_VALUE,
     Cell,
@@ -96,15 +96,8 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
         echo(f'{member}: {value if isinstance(value, str) else json_line(value)}')
 
 
-def _selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with the options that select parcels."""
-    for decorator in (
-        click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.'),
-        click.option('--all', 'every', is_flag=True, help='Select all refused parcels.'),
-        click.argument('names', metavar='[ID…]', nargs=-1),
-    ):
-        function = decorator(function)
-    return function
+#: The options that select parcels.
+_selection_options = selection_options('Select all refused parcels.')
 
 
 @command.command('replay')

@@ -1,4 +1,4 @@
-"""Which messages are of the header of a chord: they stay in the region where their results are counted."""
+"""Detection of messages of the header of a chord: they stay in the region where their results are counted."""
 
 from __future__ import annotations
 

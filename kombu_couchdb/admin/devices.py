@@ -13,8 +13,8 @@ from functools import partial
 from urllib.parse import quote
 
 from ..couchdb.address import Address
-from ..couchdb.auth import user_and_password
 from ..couchdb.client import Client, Document
+from ..couchdb.credentials import user_and_password
 from ..couchdb.shapes import members
 from ..errors import AccessDenied, ConfigurationError, Conflict, DatabaseMissing, NotFound, describe_user
 from .setup import Step, Wanted, plan

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..couchdb.address import Address
-from ..couchdb.auth import user_and_password
 from ..couchdb.client import Client, Document
+from ..couchdb.credentials import user_and_password
 from ..couchdb.shapes import rows, text
 from ..documents.region import region_id
 from ..errors import AccessDenied, ConfigurationError, DatabaseMissing, describe_user

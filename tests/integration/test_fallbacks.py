@@ -12,7 +12,7 @@ from celery_couchdb.regions.ferry import Ferry
 from celery_couchdb.testing import Server
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from tests.conftest import wait_for
-from tests.regions import Regions, regions_on
+from tests.regions import Regions, await_death, regions_on
 from tests.support import items
 
 from .test_regions import ferry, parcels, tasks
@@ -91,14 +91,7 @@ def test_ferry_killed_before_the_parcel_is_deleted(
 
     monkeypatch.setattr(first._client, 'bulk', killed)
 
-    def dies() -> bool:
-        try:
-            first.step()
-        except ServerUnavailable:
-            return True
-        return False
-
-    wait_for(dies, 'the ferry is killed')
+    await_death(first.step)
     first._leader.release()
 
     def finish() -> list[str]:

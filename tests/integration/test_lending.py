@@ -15,7 +15,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import malformed, workitem
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
-from tests.regions import Region, Regions, regions_on
+from tests.regions import Region, Regions, await_death, regions_on
 from tests.support import items
 
 from .test_regions import ferry, parcels, tasks
@@ -170,14 +170,7 @@ def test_ferry_killed_while_it_lends(
 
     monkeypatch.setattr(lender, '_move', moves)
 
-    def dies() -> bool:
-        try:
-            home.step()
-        except ServerUnavailable:
-            return True
-        return False
-
-    wait_for(dies, 'the ferry is killed')
+    await_death(home.step)
     home._leader.release()
     want(regions, 0)
     if request_number == 1 and not stored:
