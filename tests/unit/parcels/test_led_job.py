@@ -31,11 +31,11 @@ class Job(LedJob):
     done_by_leader = 'leads %s'
 
     def __init__(self, replicas: int = 1) -> None:
+        self.done = list[Any]()
+        self.error: Exception | None = None
         self.lead = SimpleNamespace(leads=False, step=lambda: True)
         client = SimpleNamespace(url='http://host/db', replicas=replicas, sequence=lambda: f'seq-{len(self.done)}')
         super().__init__(self.lead, client, {}, lambda: None)  # type: ignore[arg-type]
-        self.done = list[Any]()
-        self.error: Exception | None = None
 
     def do_batch(self) -> int:
         self.done.append('view')
@@ -118,7 +118,7 @@ def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(monkeypatch:
     job.step()
     assert job.done == ['view', ['a']]
     now = time.monotonic() + SYNC
-    monkeypatch.setattr(led_job.time, 'monotonic', lambda: now)
+    monkeypatch.setattr('celery_couchdb.parcels.led_job.time.monotonic', lambda: now)
     assert job.next_in == 0.0
     job.step()
     job.step()
