@@ -33,6 +33,12 @@ def receipt_of(parcels: Client, doc_id: str) -> Document:
     return doc if doc and doc.get('type') == 'Receipt' and 'done' in doc else {}
 
 
+def store_nested(client: Client, doc_id: str, levels: int) -> None:
+    """Store a parcel that is nested in so many levels. The embedded server refuses it."""
+    kwargs = '{"a":' * levels + '1' + '}' * levels
+    client.put({'_id': doc_id}, text=f'{{"_id":"{doc_id}","task":"add","kwargs":{kwargs}}}'.encode())
+
+
 @contextmanager
 def movers(app: Celery) -> Iterator[Callable[[], Mover]]:
     """Provide a function that returns movers, each with a connection of its own."""

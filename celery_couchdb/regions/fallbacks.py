@@ -1,8 +1,8 @@
 """Fallbacks: parcels that their region has not taken in time run in another region.
 
 The message is first stored for the other region, under an id that is derived from the parcel's id, and then the parcel
-is deleted. So a worker that is killed in between repeats nothing. But nobody can know whether a region that is cut off
-has already published the message: it may run in both regions.
+is deleted. So a message is not stored twice there if the worker is killed in between. But a region that is cut off may
+have published the message already: then the task runs in both regions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROW = members(id=text, key=exactly(text, number))
 
 
 class Fallbacks:
-    """Withdraws the parcels that this region has sent, for the leader."""
+    """Withdraws parcels that this region has sent, when they are due. The leader uses it."""
 
     def __init__(
         self, regions: Client, own: str, others: Collection[str], publish: Callable[[Sequence[Document]], int]
@@ -104,6 +104,8 @@ class Fallbacks:
         content = body.content if body else None
         message_of(doc, content)
         message = parcel.with_body(doc['message'], content)
-        found = parcel.new(message, doc['exchange'], doc['routing_key'], doc['published'])
+        # The region to which the parcel was sent can write it, too, so any member may be missing or malformed.
+        published = doc['published'] if number(doc.get('published')) else 0.0
+        found = parcel.new(message, doc.get('exchange') or '', doc.get('routing_key') or '', published)
         tag = doc['_id'].split(':', 3)[3]
         return {**found, '_id': region.parcel_id(doc['fallback'], self._own, tag)}

@@ -14,6 +14,7 @@ from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
+from tests.parcels import store_nested
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 
@@ -119,8 +120,7 @@ def test_deeply_nested_parcel_is_refused(
 ) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server refuses such documents')
-    text = '{"_id":"deep","task":"add","kwargs":' + '{"a":' * levels + '1' + '}' * levels + '}'
-    parcels.put({'_id': 'deep'}, text=text.encode())
+    store_nested(parcels, 'deep', levels)
     put(parcels, 'a')
     mover().step()
     assert bodies(client) == ['a']
