@@ -28,10 +28,10 @@ from .tables import (
 
 __all__ = ['command']
 
-#: Where click keeps the option of the group for its commands.
+#: The key under which click keeps the option of the group for its commands.
 _BETWEEN_REGIONS = f'{__name__}.between_regions'
 
-#: What is printed of results in a table, in characters.
+#: The maximum length of a result in a table, in characters.
 _MAX_DETAIL_CHARACTERS = 200
 
 #: The member with the date of a document, and its colour, by state.

@@ -1,4 +1,4 @@
-"""A job that one of all workers does: the leader, when documents of a database change."""
+"""A job that only the leader of all workers does, when documents of a database change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = get_logger(__name__)
 
 
 class LedJob:
-    """Works off what is in a database, and then waits for changes. Use it in one thread.
+    """Processes the documents of a database, and then waits for changes. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
@@ -39,11 +39,11 @@ class LedJob:
         return RENEWAL_SECONDS
 
     def do_batch(self) -> int:
-        """Work off a batch of documents and return their number; 0 ends the work until the next change."""
+        """Process a batch of documents and return their number; 0 ends the work until the next change."""
         raise NotImplementedError
 
     def step(self) -> None:
-        """Work off all that waits if this process is the leader.
+        """Process all documents that wait, if this process is the leader.
 
         Call it after `wake()`, and at the latest after `next_in` seconds.
         """

@@ -54,7 +54,7 @@ class Ferry(Mover):
         return max(0.0, min(super().next_in, due - time.monotonic()))
 
     def step(self) -> None:
-        """Work off what waits, if this process is the leader."""
+        """Publish, withdraw and lend what is due, if this process is the leader."""
         super().step()
         if not self._leader.leads:
             self._led = False
