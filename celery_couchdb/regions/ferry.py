@@ -42,7 +42,7 @@ class Ferry(Mover):
         others = sorted({*options.regions} - {self.region})
         self._wants = Wants(broker, self._client, self.region, concurrency)
         self._lender = Lender(broker, self._client, self.region, others, options.lend_after, app.conf.accept_content)
-        self._fallbacks = Fallbacks(self._client, self.region, others, self._move)
+        self._fallbacks = Fallbacks(self._client, self.region, others, self._move, self._refuse_unreadable)
         self._led = self._changed = False
 
     @property

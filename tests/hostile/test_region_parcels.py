@@ -12,7 +12,7 @@ from celery_couchdb.regions.ferry import Ferry
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
-from tests.parcels import store_nested
+from tests.parcels import movers, store_nested
 from tests.regions import Regions, regions_on
 from tests.support import items
 
@@ -27,10 +27,8 @@ def regions(server: Server) -> Iterator[Regions]:
 
 @pytest.fixture
 def ferry(regions: Regions) -> Iterator[Ferry]:
-    with regions['eu'].app.connection_for_write() as connection:
-        ferry = Ferry(regions['eu'].app, connection.connection, lambda: None)
-        yield ferry
-        ferry.close()
+    with movers(Ferry) as make:
+        yield make(regions['eu'].app)
 
 
 def waiting(client: Client) -> list[str]:
@@ -123,6 +121,22 @@ def test_malformed_fallback_stops_nobody(regions: Regions, ferry: Ferry, missing
     ferry.step()
     assert len(items(eu.broker)) == 1
     assert waiting(eu.regions) in ([], ['p:asia:eu:1'])
+
+
+def test_unreadable_fallbacks_stop_nobody(regions: Regions, ferry: Ferry, apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server refuses such documents')
+    eu = regions['eu']
+    for number in range(25):  # more than are withdrawn together
+        store_nested(eu.regions, f'p:us:eu:{number}', 1_500, '"fallback":"eu","fallback_at":1')
+    store(eu.regions, [{**GOOD, '_id': 'p:us:eu:last', 'fallback': 'eu', 'fallback_at': 2}])
+    ferry._changed = True  # the feed would say so
+
+    def is_published() -> bool:
+        ferry.step()
+        return bool(items(eu.broker))
+
+    wait_for(is_published, 'the fallback')
 
 
 def test_hostile_wants_are_ignored(regions: Regions, ferry: Ferry) -> None:

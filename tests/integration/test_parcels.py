@@ -12,9 +12,8 @@ from celery import Celery
 from celery_couchdb.parcels.mover import Mover
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
-from tests.parcels import store_nested
+from tests.parcels import kill_between_writes, store_nested
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 
@@ -45,13 +44,7 @@ def test_mover_killed_between_its_two_writes(
 ) -> None:
     first = mover()
     put(parcels, 'a', 'b')
-
-    def killed(docs: Any) -> Any:
-        raise ServerUnavailable('killed')
-
-    monkeypatch.setattr(first._client, 'bulk', killed)
-    with pytest.raises(ServerUnavailable):
-        first.step()
+    kill_between_writes(first, monkeypatch)
     assert bodies(client) == ['a', 'b']
     client.bulk(
         [{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True} for item in items(client)]
