@@ -24,7 +24,7 @@ _FEW_DOCS = 5
 
 
 class _Changes(NamedTuple):
-    """What the changes feed has reported: the ids of documents, and the sequence after them."""
+    """A report of the changes feed: the ids of documents, and the sequence after them."""
 
     ids: Sequence[str]
     last: Any
@@ -56,7 +56,7 @@ class LedJob:
         return max(0.0, min(RENEWAL_SECONDS, self._again_at - time.monotonic()))
 
     def do_these(self, ids: Sequence[str]) -> None:
-        """Work off these few documents, which were written just now."""
+        """Process these few documents, which were written just now."""
         raise NotImplementedError
 
     def do_batch(self) -> int:

@@ -152,7 +152,7 @@ def test_hostile_wants_are_ignored(regions: Regions, ferry: Ferry) -> None:
         {'q' * 100_000: 1, '': 1, '\0': 1},
         {str(number): 1 for number in range(10_000)},
     ]
-    rev = {}
+    rev: dict[str, str] = {}
     for want in hostile:
         doc = {**GOOD, '_id': 'region:us', 'type': 'Region', 'date': 'never', 'want': want, **rev}
         [result] = eu.regions.bulk([doc])
