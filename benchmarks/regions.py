@@ -25,7 +25,7 @@ from .figures import percentile
 from .processes import Spent
 from .table import simple_table
 
-#: How long a step works, and how long any result is waited for, in seconds.
+#: The duration of a step, and the longest wait for a result, in seconds.
 _STEP, _PATIENCE = 5.0, 600.0
 
 #: The least time for 6 jobs of 3 steps with two processes a region. 18 steps on four processes need five rounds.
@@ -171,7 +171,7 @@ def _idle(regions: Regions) -> Iterator[list[str]]:
 
 
 class _Cost:
-    """What the servers did in a block: requests, documents written, and CPU time."""
+    """The work of the servers in a block: requests, documents written, and CPU time."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions

@@ -1,4 +1,4 @@
-"""Which faults explain what happened to a run. Pure functions over the events of a ledger."""
+"""The faults that explain why a run was lost or repeated. Pure functions over the events of a ledger."""
 
 from __future__ import annotations
 

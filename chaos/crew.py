@@ -47,7 +47,7 @@ class Place:
 
     @property
     def has_children(self) -> bool:
-        """Whether its workers run tasks in child processes."""
+        """Tell whether its workers run tasks in child processes."""
         return self._pool[0] == 'prefork'
 
     @property

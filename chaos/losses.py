@@ -1,4 +1,4 @@
-"""What is lost: tasks that never ended, and results that are not stored. A pure function.
+"""Losses: tasks that never ended, and results that are not stored. A pure function.
 
 Celery removes a task that is acknowledged early from the queue before it runs. A fault that kills the worker, or the
 child that runs it, loses the task, what it would have published next, or its result.

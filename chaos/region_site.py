@@ -21,6 +21,8 @@ from celery import Celery
 
 import celery_couchdb.design
 from kombu_couchdb import design
+from kombu_couchdb.admin import replications
+from kombu_couchdb.admin.replications import Endpoint
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.documents.region import arriving
@@ -67,7 +69,7 @@ class RegionSite:
         return [row['id'] for row in self.client['regions'].id_range('p:')]
 
     def parcels_left(self) -> bool:
-        """Whether there are parcels in its database of regions."""
+        """Tell whether there are parcels in its database of regions."""
         return bool(self.client['regions'].id_range('p:', limit=1))
 
     def stored(self, keys: Sequence[str]) -> list[str]:
@@ -90,18 +92,12 @@ class Link:
         #: A fault of the link holds it until the fault is healed.
         self.lock = threading.Lock()
         self.proxy = Proxy(source.server.host, source.server.port)
-        between = f'{to.name}:{source.name}|{source.name}:{to.name}'
-        selectors = {'regions': {'_id': {'$regex': f'^(p:({between}):|region:{source.name}$)'}}}
-        self._docs = [
-            {
-                '_id': f'{prefix}-{kind}-{to.name}-from-{source.name}',
-                'continuous': True,
-                'source': self._http(source.server, self.proxy.port, source.database[kind]),
-                'target': self._http(to.server, to.server.port, to.database[kind]),
-                'selector': selector,
-            }
-            for kind, selector in {**selectors, 'results': {'to': to.name}}.items()
-        ]
+        self._docs = []
+        for kind, pull in (('regions', replications.parcels), ('results', replications.results)):
+            source_url = self._http(source.server, self.proxy.port, source.database[kind])
+            target_url = self._http(to.server, to.server.port, to.database[kind])
+            doc = pull(to.name, source.name, Endpoint(source_url), Endpoint(target_url))
+            self._docs.append({**doc, '_id': f'{prefix}-{doc["_id"]}'})
 
     def write(self) -> None:
         """Write the replications. If they exist, that resets how long the replicator waits after its failures."""

@@ -62,7 +62,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether all promises were kept."""
+        """Tell whether all promises were kept."""
         return not (
             self.lost
             or self.results_lost

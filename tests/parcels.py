@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import pytest
 from celery import Celery
 from kombu import Connection
 
@@ -13,6 +15,9 @@ from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.errors import ServerUnavailable
+
+AnyMover = TypeVar('AnyMover', bound=Mover)
 
 
 @contextmanager
@@ -27,20 +32,37 @@ def database_of_parcels(server: Server, *members: str) -> Iterator[Client]:
         client.close()
 
 
+def kill_between_writes(one: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a mover publish the messages of parcels, and be killed before it deletes the parcels."""
+
+    def killed(docs: Any) -> Any:
+        raise ServerUnavailable('killed')
+
+    monkeypatch.setattr(one._client, 'bulk', killed)
+    with pytest.raises(ServerUnavailable):
+        one.step()
+
+
 def receipt_of(parcels: Client, doc_id: str) -> Document:
     """Return a receipt that tells how its task ended; an empty document if there is none yet."""
     doc = parcels.get_or_none(doc_id)
     return doc if doc and doc.get('type') == 'Receipt' and 'done' in doc else {}
 
 
-@contextmanager
-def movers(app: Celery) -> Iterator[Callable[[], Mover]]:
-    """Provide a function that returns movers, each with a connection of its own."""
-    made: list[tuple[Connection, Mover]] = []
+def store_nested(client: Client, doc_id: str, levels: int, members: str = '"task":"add"') -> None:
+    """Store a parcel that is nested in so many levels. The embedded server refuses it."""
+    kwargs = '{"a":' * levels + '1' + '}' * levels
+    client.put({'_id': doc_id}, text=f'{{"_id":"{doc_id}",{members},"kwargs":{kwargs}}}'.encode())
 
-    def make() -> Mover:
+
+@contextmanager
+def movers(kind: Callable[..., AnyMover]) -> Iterator[Callable[[Celery], AnyMover]]:
+    """Provide a function that returns movers of the class `kind`, each with a connection of its own."""
+    made: list[tuple[Connection, AnyMover]] = []
+
+    def make(app: Celery) -> AnyMover:
         connection = app.connection_for_write()
-        made.append((connection, Mover(app, connection.connection, lambda: None)))
+        made.append((connection, kind(app, connection.connection, lambda: None)))
         return made[-1][1]
 
     yield make

@@ -13,6 +13,8 @@ from celery import Celery
 import celery_couchdb.design
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
+from kombu_couchdb.admin import replications
+from kombu_couchdb.admin.replications import Endpoint
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
@@ -89,19 +91,15 @@ class Regions:
 
 def pulls(to: Region, source: Region) -> list[dict[str, Any]]:
     """Return the replications by which a region gets parcels and results from another one."""
-    between = f'{to.name}:{source.name}|{source.name}:{to.name}'
-    return [
-        {
-            'source': _url(source.server, source.regions),
-            'target': _url(to.server, to.regions),
-            'selector': {'_id': {'$regex': f'^(p:({between}):|region:{source.name}$)'}},
-        },
-        {
-            'source': _url(source.server, source.results),
-            'target': _url(to.server, to.results),
-            'selector': {'to': to.name},
-        },
-    ]
+    docs = (
+        replications.parcels(
+            to.name, source.name, Endpoint.of(source.regions.address), Endpoint.of(to.regions.address)
+        ),
+        replications.results(
+            to.name, source.name, Endpoint.of(source.results.address), Endpoint.of(to.results.address)
+        ),
+    )
+    return [{member: doc[member] for member in ('source', 'target', 'selector')} for doc in docs]
 
 
 def copy(source: Client, target: Client, body: dict[str, Any]) -> None:
@@ -113,10 +111,6 @@ def copy(source: Client, target: Client, body: dict[str, Any]) -> None:
     found = source.request('POST', '/_bulk_get', {'revs': True, 'attachments': True}, {'docs': wanted}, repeat=True)
     docs = [part['ok'] for result in found['results'] for part in result['docs'] if 'ok' in part]
     target.request('POST', '/_bulk_docs', {}, {'docs': docs, 'new_edits': False})
-
-
-def _url(server: Server, client: Client) -> str:
-    return f'{server.url}/{client.address.database}'
 
 
 def post(server: Server, body: dict[str, Any]) -> None:

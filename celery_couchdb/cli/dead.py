@@ -18,7 +18,7 @@ from ..jobs import Jobs
 from .databases import jobs_of
 from .job_ids import resolve_id
 from .job_view import dead_letters_table, describe_all, format_jobs
-from .selection import selection_options
+from .selection import print_dropped, print_replayed, selection_options
 from .tables import confirm, echo, echo_styled, json_line, terminal_width
 
 __all__ = ['command']
@@ -94,11 +94,7 @@ def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every:
         return len(replayed)
 
     done, _ = _for_selected(jobs, names, queue, every, yes, 'Replay', replay_batch)
-    for name, reason in refused.items():
-        echo(f'{name}: {reason}', err=True)
-    echo(f'{done:,} replayed.')
-    if refused:
-        ctx.exit(1)
+    print_replayed(ctx, done, refused)
 
 
 @command.command('drop')
@@ -110,10 +106,7 @@ def drop(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: b
     ID is the id of a task or of a document, or its first characters.
     """
     jobs = jobs_of(ctx)
-    done, selected = _for_selected(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs))
-    echo(f'{done:,} dropped.')
-    if done < selected:
-        raise click.ClickException(f'{selected - done:,} were changed by somebody else just now')
+    print_dropped(*_for_selected(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs)))
 
 
 def _find(jobs: Jobs, names: Sequence[str]) -> list[Document]:

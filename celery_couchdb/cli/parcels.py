@@ -12,7 +12,7 @@ from kombu_couchdb.admin.parcels import STATES, Parcels, state_of
 from kombu_couchdb.couchdb.client import Document
 
 from .databases import app_of, parcels_of, regions_of
-from .selection import selection_options
+from .selection import print_dropped, print_replayed, selection_options
 from .tables import (
     NO_VALUE,
     Cell,
@@ -28,10 +28,10 @@ from .tables import (
 
 __all__ = ['command']
 
-#: Where click keeps the option of the group for its commands.
+#: The key under which click keeps the option of the group for its commands.
 _BETWEEN_REGIONS = f'{__name__}.between_regions'
 
-#: What is printed of results in a table, in characters.
+#: The maximum length of a result in a table, in characters.
 _MAX_DETAIL_CHARACTERS = 200
 
 #: The member with the date of a document, and its colour, by state.
@@ -110,12 +110,7 @@ def replay(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -
     """
     parcels = _parcels(ctx)
     docs = _selected(parcels, names, every, yes, 'Replay')
-    replayed, reasons = parcels.replay(docs)
-    for name, reason in reasons.items():
-        echo(f'{name}: {reason}', err=True)
-    echo(f'{replayed:,} replayed.')
-    if reasons:
-        ctx.exit(1)
+    print_replayed(ctx, *parcels.replay(docs))
 
 
 @command.command('drop')
@@ -128,10 +123,7 @@ def drop(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> 
     """
     parcels = _parcels(ctx)
     docs = _selected(parcels, names, every, yes, 'Drop')
-    dropped = parcels.drop(docs)
-    echo(f'{dropped:,} dropped.')
-    if dropped < len(docs):
-        raise click.ClickException(f'{len(docs) - dropped:,} were changed by somebody else just now')
+    print_dropped(parcels.drop(docs), len(docs))
 
 
 def _parcels(ctx: click.Context) -> Parcels:

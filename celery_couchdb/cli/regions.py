@@ -37,7 +37,7 @@ from .time_limit import result_of, start
 
 __all__ = ['command']
 
-#: How long the command waits for another region: for one request, and for all together.
+#: The longest wait for another region, in seconds: for one request, and for all together.
 _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 5.0
 
 
@@ -155,14 +155,14 @@ def nudge(ctx: click.Context, names: tuple[str, ...], admin: Admin) -> None:
 
 
 class Found(TypedDict):
-    """What is known of another region."""
+    """The state of another region, for `status`."""
 
     name: str
-    #: What the own server knows.
+    #: As the own server knows it.
     local: Region
-    #: What the other region's server knows; None if it does not respond.
+    #: As the other region's server knows it; None if that does not respond.
     remote: Remote | None
-    #: Why it does not respond.
+    #: The reason for which it does not respond.
     error: str | None
 
 

@@ -1,13 +1,15 @@
-"""The options of commands that change the documents which their user selects."""
+"""Commands that change the documents which their user selects: their options, and the output of replay and drop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-__all__ = ['selection_options']
+from .tables import echo
+
+__all__ = ['print_dropped', 'print_replayed', 'selection_options']
 
 Command = Callable[..., Any]
 
@@ -27,3 +29,19 @@ def selection_options(every: str, *others: Callable[[Command], Command]) -> Call
         return function
 
     return decorate
+
+
+def print_replayed(ctx: click.Context, count: int, refused: Mapping[str, str]) -> None:
+    """Print how many documents were replayed, and why others, by id, were not; then exit with status 1."""
+    for name, reason in refused.items():
+        echo(f'{name}: {reason}', err=True)
+    echo(f'{count:,} replayed.')
+    if refused:
+        ctx.exit(1)
+
+
+def print_dropped(count: int, selected: int) -> None:
+    """Print how many of the `selected` documents were dropped; *raises* `ClickException` if not all were."""
+    echo(f'{count:,} dropped.')
+    if count < selected:
+        raise click.ClickException(f'{selected - count:,} were changed by somebody else just now')

@@ -1,4 +1,4 @@
-"""A job that one of all workers does: the leader, when documents of a database change."""
+"""A job that only the leader of all workers does, when documents of a database change."""
 
 from __future__ import annotations
 
@@ -23,31 +23,30 @@ logger = get_logger(__name__)
 _FEW_DOCS = 5
 
 
-#: The pauses after a batch of which nothing could be worked off, in seconds. A node of a cluster may show for a while
-#: what was worked off already, or another worker may have taken the whole batch.
+#: The pauses after a batch in which no document could be processed, in seconds. A node of a cluster may still show
+#: processed documents, or another worker may have taken the whole batch.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 30.0
 
-
-#: How often the leader looks for what a node of a cluster has missed, for example because it was down.
+#: The interval at which the leader in a cluster looks for documents that the feed of a node has not reported.
 _CLUSTER_SECONDS = 60.0
 
 
 class Batch(NamedTuple):
-    """How many documents a batch had, and how many of them were worked off."""
+    """The number of documents in a batch, and the number of those that were processed."""
 
     found: int
     done: int
 
 
 class _Changes(NamedTuple):
-    """What the changes feed has reported: the ids of documents, and the sequence after them."""
+    """A report of the changes feed: the ids of documents, and the sequence after them."""
 
     ids: Sequence[str]
     last: Any
 
 
 class LedJob:
-    """Works off what is in a database, and then waits for changes. Use it in one thread.
+    """Processes the documents of a database, and then waits for changes. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
@@ -72,15 +71,15 @@ class LedJob:
         return max(0.0, min(RENEWAL_SECONDS, self._again_at - time.monotonic()))
 
     def do_these(self, ids: Sequence[str]) -> None:
-        """Work off these few documents, which were written just now."""
+        """Process these few documents, which were written just now."""
         raise NotImplementedError
 
     def do_batch(self) -> Batch:
-        """Work off a batch of documents. Nothing more is done until the next change if there are none."""
+        """Process a batch of documents. After a batch without documents the job waits for the next change."""
         raise NotImplementedError
 
     def step(self) -> None:
-        """Work off all that waits if this process is the leader.
+        """Process all documents that wait, if this process is the leader.
 
         Call it after `wake()`, and at the latest after `next_in` seconds.
         """

@@ -17,7 +17,7 @@ __all__ = ['MovingThread']
 
 logger = get_logger(__name__)
 
-#: How long a worker that stops waits for the current batch of parcels.
+#: The longest time for which a worker that stops waits for the current batch of parcels, in seconds.
 _STOP_SECONDS = 5.0
 
 

@@ -1,7 +1,8 @@
 """Validation of parcels from other regions.
 
-Regions trust each other as workers of one database do: any task, queue and content type is accepted. The parcel must be
-a message that workers can read, and its sender the one that its id names.
+Regions trust each other as workers of one database do: any task, queue and content type is accepted, but the parcel
+must be a message that workers can read. The ids of parcels name their senders. By these ids, replications leave out
+parcels that a region has written in the name of another one.
 """
 
 from __future__ import annotations

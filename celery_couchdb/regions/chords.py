@@ -18,7 +18,7 @@ __all__ = ['may_be_in_header']
 
 
 def may_be_in_header(message: Mapping[str, Any], body: bytes | None, content: Collection[str]) -> bool:
-    """Tell whether a task, or a later step of its chain, is in the header of a chord; True if nobody can tell.
+    """Tell whether a task, or a later step of its chain, is in the header of a chord; True if it cannot be decoded.
 
     `body` is the attached body, or None; `content` is the app's `accept_content`. Pickle is not decoded.
     """

@@ -1,8 +1,8 @@
 """Fallbacks: parcels that their region has not taken in time run in another region.
 
 The message is first stored for the other region, under an id that is derived from the parcel's id, and then the parcel
-is deleted. So a worker that is killed in between repeats nothing. But nobody can know whether a region that is cut off
-has already published the message: it may run in both regions.
+is deleted. So a message is not stored twice there if the worker is killed in between. But a region that is cut off may
+have published the message already: then the task runs in both regions.
 """
 
 from __future__ import annotations
@@ -31,20 +31,29 @@ logger = get_logger(__name__)
 #: The maximum number of parcels that are withdrawn together.
 _BATCH_DOCS = 20
 
-#: The pause after a batch with documents that cannot be read, or that were deleted since the view was read.
+#: The pause after a batch with documents that cannot be read or were deleted, because the view may be behind.
 _PAUSE_SECONDS = 5.0
 
 _ROW = members(id=text, key=exactly(text, number))
 
 
 class Fallbacks:
-    """Withdraws the parcels that this region has sent, for the leader."""
+    """Withdraws parcels that this region has sent, when they are due. The leader uses it."""
 
     def __init__(
-        self, regions: Client, own: str, others: Collection[str], publish: Callable[[Sequence[Document]], int]
+        self,
+        regions: Client,
+        own: str,
+        others: Collection[str],
+        publish: Callable[[Sequence[Document]], int],
+        refuse_unreadable: Callable[[str], object],
     ) -> None:
-        """Use `publish` for parcels that are to run in this region: it publishes their messages and deletes them."""
+        """Use `publish` for parcels that are to run in this region: it publishes their messages and deletes them.
+
+        `refuse_unreadable` refuses a parcel, given its id, if it cannot be read.
+        """
         self._regions, self._own, self._others, self._publish = regions, own, others, publish
+        self._refuse_unreadable = refuse_unreadable
         self._due = inf  # by the server's clock
 
     @property
@@ -63,7 +72,11 @@ class Fallbacks:
         if now < self._due:
             return
         ids = [doc_id for doc_id, _ in self._rows(now, limit=_BATCH_DOCS)]
-        docs = [doc for doc in self._regions.fetch(ids) if doc and isinstance(doc.get('fallback'), str)]
+        found = self._regions.fetch(ids)
+        for doc_id, doc in zip(ids, found, strict=True):
+            if doc is None:
+                self._refuse_unreadable(doc_id)
+        docs = [doc for doc in found if doc and isinstance(doc.get('fallback'), str)]
         for doc in docs:
             logger.warning('parcel %s was not taken in time: its task runs in %s', doc['_id'], doc['fallback'])
         self._publish([doc for doc in docs if doc['fallback'] == self._own])
@@ -104,6 +117,8 @@ class Fallbacks:
         content = body.content if body else None
         message_of(doc, content)
         message = parcel.with_body(doc['message'], content)
-        found = parcel.new(message, doc['exchange'], doc['routing_key'], doc['published'])
+        # The region to which the parcel was sent can write it, too, so any member may be missing or malformed.
+        published = doc['published'] if number(doc.get('published')) else 0.0
+        found = parcel.new(message, doc.get('exchange') or '', doc.get('routing_key') or '', published)
         tag = doc['_id'].split(':', 3)[3]
         return {**found, '_id': region.parcel_id(doc['fallback'], self._own, tag)}

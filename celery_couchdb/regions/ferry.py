@@ -43,7 +43,7 @@ class Ferry(Mover):
         others = sorted({*options.regions} - {self.region})
         self._wants = Wants(broker, self._client, self.region, concurrency)
         self._lender = Lender(broker, self._client, self.region, others, options.lend_after, app.conf.accept_content)
-        self._fallbacks = Fallbacks(self._client, self.region, others, self._move)
+        self._fallbacks = Fallbacks(self._client, self.region, others, self._move, self._refuse_unreadable)
         self._led = self._changed = False
 
     @property
@@ -55,7 +55,7 @@ class Ferry(Mover):
         return max(0.0, min(super().next_in, due - time.monotonic()))
 
     def step(self) -> None:
-        """Work off what waits, if this process is the leader."""
+        """Publish, withdraw and lend what is due, if this process is the leader."""
         super().step()
         if not self._leader.leads:
             self._led = False

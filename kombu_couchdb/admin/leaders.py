@@ -1,4 +1,4 @@
-"""Leaders: which process currently does a duty that only one process may do at a time, such as beat."""
+"""Leaders: the processes that currently do duties that only one process may do at a time, such as beat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ['Leader', 'leaders']
 class Leader(TypedDict):
     """The leader of one duty, as its document says."""
 
-    #: `beat:` or `parcels:` and a name.
+    #: `beat:`, `parcels:` or `region:`, and a name.
     duty: str
     #: Host, process id and a random number; None if the last leader has stopped and no other has taken over.
     holder: str | None

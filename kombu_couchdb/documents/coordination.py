@@ -133,17 +133,17 @@ class Broadcast(Stored):
 
 
 class Region(Stored):
-    """What a region wants to run for other regions. It is in the database of regions."""
+    """The tasks that a region would run for other regions. It is in the database of regions."""
 
     _id: str
     type: Literal['Region']
     date: float
-    #: By queue, how many tasks.
+    #: The number of tasks, by queue.
     want: dict[str, int]
 
 
 class Leader(Stored):
-    """Which process currently does a duty that only one process may do at a time."""
+    """The process that currently does a duty that only one process may do at a time."""
 
     _id: str
     type: Literal['Leader']

@@ -1,4 +1,4 @@
-"""The LentItem: a message while it is moved from its home to a region that has nothing to do.
+"""The LentItem: a message while it is moved from its home to an idle region.
 
 ::
 
@@ -56,7 +56,7 @@ def made_of(doc: Mapping[str, Any], to: str, now: float) -> Document:
 
 
 def returned(doc: Mapping[str, Any]) -> Document:
-    """Return the item again that a LentItem was, because it cannot be lent; nobody tries that again."""
+    """Return the WorkItem that a LentItem was. Its message names no region any more, so no leader lends it again."""
     message = region.route(doc['message'])[1]
     kept = {name: value for name, value in doc.items() if name not in ('status', 'region', 'lent')}
     return {**kept, 'type': 'WorkItem', 'message': message}

@@ -1,4 +1,4 @@
-"""The Receipt: what became of a parcel that a program wrote without Celery.
+"""The Receipt: the outcome of a parcel that a program wrote without Celery.
 
 When such a parcel is moved, its document becomes the receipt, so that its publisher sees it in the document that it has
 written, by HTTP or in a replica::

@@ -42,8 +42,8 @@ ANY = 'any'
 #: The header of a message with the region in which its task was first sent. The result is returned there.
 FROM_REGION = 'x-from-region'
 
-#: The property and the header of a message that name the region of its task. The header is for those who cannot set
-#: properties, such as programs without Celery.
+#: The property and the header of a message that name the region of its task. The header is for programs that cannot
+#: set properties, such as those without Celery.
 _PROPERTY, _HEADER = 'region', 'x-region'
 
 #: The properties that name the region in which a task runs if its region has not taken it in time, and the time in

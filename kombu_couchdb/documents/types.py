@@ -81,7 +81,7 @@ Message = TypedDict(
 
 
 class Claim(TypedDict):
-    """Which consumer has claimed a WorkItem, and when."""
+    """The consumer that has claimed a WorkItem, and the date of the claim."""
 
     by: str
     date: float

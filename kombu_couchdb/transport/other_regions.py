@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 class OtherRegions:
-    """The way from a connection to the other regions."""
+    """Makes parcels of the messages of a connection for other regions, and stores them."""
 
     def __init__(self, options: Options, couchdb: Client) -> None:
         self.own, self._regions, self._couchdb = options.region, options.regions or {}, couchdb

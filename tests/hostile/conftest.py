@@ -10,9 +10,9 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.integration.conftest import app, connect, connection, sent
+from tests.integration.conftest import app, connect, connection, mover, mover_app, parcels, sent
 
-__all__ = ['app', 'connect', 'connection', 'sent']
+__all__ = ['app', 'connect', 'connection', 'mover', 'mover_app', 'parcels', 'sent']
 
 _MANY = os.environ.get('HOSTILE_EXAMPLES')
 

@@ -1,85 +1,34 @@
-"""Hostile parcels in a database of regions: each is refused with a reason, and the parcels beside it arrive."""
+"""Hostile documents in a database of regions: each is refused with a reason or ignored, and the others arrive."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from celery_couchdb.parcels import mover
 from celery_couchdb.regions.ferry import Ferry
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from tests.hostile.documents import WORKITEM
+from tests.conftest import wait_for
+from tests.parcels import movers, store_nested
 from tests.regions import Regions, regions_on
 from tests.support import items
 
-MESSAGE = WORKITEM['message']
-
-#: A parcel that arrives.
-GOOD: dict[str, Any] = {
-    'type': 'Parcel',
-    'task': 'add',
-    'id': 'task-1',
-    'exchange': '',
-    'routing_key': 'celery',
-    'published': 1.0,
-    'message': MESSAGE,
-}
-
-#: Members of malformed parcels, and a part of the reason.
-HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    'no message': ({'message': None}, 'message'),
-    'a message that is text': ({'message': 'x' * 100_000}, 'message'),
-    'no properties': ({'message': {**MESSAGE, 'properties': None}}, 'properties'),
-    'no headers': ({'message': {**MESSAGE, 'headers': []}}, 'headers'),
-    'no task': ({'message': {**MESSAGE, 'headers': {'id': 'a'}}}, 'no task'),
-    'a task that is a list': ({'message': {**MESSAGE, 'headers': {'id': 'a', 'task': ['add']}}}, 'no task'),
-    'no body': ({'message': {**MESSAGE, 'body': None}}, 'body'),
-    'a body that is a number': ({'message': {**MESSAGE, 'body': 7}}, 'body'),
-    'not base64': (
-        {'message': {**MESSAGE, 'body': '*', 'properties': {**MESSAGE['properties'], 'body_encoding': 'base64'}}},
-        'cannot be read',
-    ),
-    'another encoding': (
-        {'message': {**MESSAGE, 'properties': {**MESSAGE['properties'], 'body_encoding': 'rot13'}}},
-        'rot13',
-    ),
-    'nested deeply': (
-        {'message': {**MESSAGE, 'headers': {**MESSAGE['headers'], 'a': json.loads('[' * 150 + ']' * 150)}}},
-        '',
-    ),
-    'an exchange without queues': ({'exchange': 'nowhere'}, 'no queue'),
-    'an exchange that is a list': ({'exchange': ['']}, 'exchange'),
-    'a long queue name': ({'routing_key': 'q' * 100_000}, 'routing key'),
-    'a job key that is a list': (
-        {'message': {**MESSAGE, 'headers': {**MESSAGE['headers'], 'job_key': ['a']}}},
-        'job',
-    ),
-    'a concurrency limit that is text': (
-        {'message': {**MESSAGE, 'headers': {**MESSAGE['headers'], 'concurrency_key': 'a', 'concurrency_limit': 'b'}}},
-        'concurrency_limit',
-    ),
-}
+from .parcels import GOOD, MESSAGE, check_refusals, store, store_conflicts
 
 
 @pytest.fixture
 def regions(server: Server) -> Iterator[Regions]:
-    with regions_on(server, 'eu', 'us') as regions:
+    with regions_on(server, 'eu', 'us', 'asia', lend_after=0.1) as regions:
         yield regions
 
 
 @pytest.fixture
 def ferry(regions: Regions) -> Iterator[Ferry]:
-    with regions['eu'].app.connection_for_write() as connection:
-        ferry = Ferry(regions['eu'].app, connection.connection, lambda: None)
-        yield ferry
-        ferry.close()
-
-
-def store(client: Client, docs: list[dict[str, Any]]) -> None:
-    assert all(result.is_stored for result in client.bulk(docs))
+    with movers(Ferry) as make:
+        yield make(regions['eu'].app)
 
 
 def waiting(client: Client) -> list[str]:
@@ -88,16 +37,35 @@ def waiting(client: Client) -> list[str]:
 
 def test_hostile_parcels_are_refused_and_the_others_arrive(regions: Regions, ferry: Ferry) -> None:
     eu = regions['eu']
-    names = {f'p:eu:us:{n:03}': name for n, name in enumerate(HOSTILE)}
-    store(eu.regions, [{**GOOD, **HOSTILE[name][0], '_id': doc_id} for doc_id, name in names.items()])
-    store(eu.regions, [{**GOOD, '_id': f'p:eu:us:9{n}'} for n in range(3)])
-    ferry.step()
-    assert waiting(eu.regions) == []
+    check_refusals(eu.regions, 'p:eu:us:', ferry.step)
     assert len(items(eu.broker)) == 3
-    for doc, name in zip(eu.regions.fetch(list(names)), names.values(), strict=True):
-        assert doc is not None, name
-        assert doc['status'] == 'fail'
-        assert HOSTILE[name][1] in doc['reason'], name
+
+
+@pytest.mark.parametrize('levels', [700, 1_500])
+def test_deeply_nested_parcel_is_refused(regions: Regions, ferry: Ferry, apache_couchdb: bool, levels: int) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server refuses such documents')
+    eu = regions['eu']
+    store_nested(eu.regions, 'p:eu:us:deep', levels)
+    store(eu.regions, [{**GOOD, '_id': 'p:eu:us:1'}])
+    ferry.step()
+    assert len(items(eu.broker)) == 1
+    assert eu.regions.raw('p:eu:us:deep').count(b'"reason"') == 1
+
+
+def test_huge_parcels(regions: Regions, ferry: Ferry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no list of tasks between regions: any task arrives."""
+    eu = regions['eu']
+    monkeypatch.setattr(mover, '_MAX_BODY_BYTES', 100_000)
+    headers = {**MESSAGE['headers'], 'task': 'nobody.knows.it', 'note': 'x' * 3_000_000}
+    regions['us'].app.send_task('add', ('x' * 200_000,), region='eu')
+    regions.replicate()
+    [attached] = waiting(eu.regions)
+    store(eu.regions, [{**GOOD, '_id': 'p:eu:us:1', 'message': {**MESSAGE, 'headers': headers}}])
+    ferry.step()
+    [item] = items(eu.broker)
+    assert item['message']['headers'] == headers
+    assert eu.regions.get(attached)['reason'] == 'its body is larger than 100,000 bytes'
 
 
 def test_foreign_ids_are_left_alone(regions: Regions, ferry: Ferry) -> None:
@@ -108,6 +76,14 @@ def test_foreign_ids_are_left_alone(regions: Regions, ferry: Ferry) -> None:
     ferry.step()
     assert eu.regions.fetch(foreign) == before
     assert items(eu.broker) == []
+
+
+def test_documents_of_a_forged_sender_do_not_travel(regions: Regions) -> None:
+    us, others = regions['us'], (regions['eu'].regions, regions['asia'].regions)
+    forged = ('p:eu:asia:1', 'p:asia:eu:1', 'region:eu', 'region:asia')
+    store(us.regions, [{**GOOD, '_id': doc_id} for doc_id in (*forged, 'p:eu:us:1')])
+    regions.replicate()
+    assert [[row['id'] for row in client.id_range('p:', to='region:~')] for client in others] == [['p:eu:us:1'], []]
 
 
 def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry: Ferry) -> None:
@@ -124,11 +100,71 @@ def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry
     assert item['priority'] == 9
 
 
-def test_parcel_with_many_conflicts_runs_once(regions: Regions, ferry: Ferry) -> None:
+def test_parcel_with_conflicts_runs_once(regions: Regions, ferry: Ferry) -> None:
     eu = regions['eu']
-    docs = [{**GOOD, '_id': 'p:eu:us:1', '_rev': f'1-{n:032x}', 'published': float(n)} for n in range(300)]
-    eu.regions.request('POST', '/_bulk_docs', {}, {'docs': docs, 'new_edits': False})
+    store_conflicts(eu.regions, {**GOOD, '_id': 'p:eu:us:1'}, 100)
     store(eu.regions, [{**GOOD, '_id': 'p:eu:us:2'}])
     ferry.step()
     assert len(items(eu.broker)) == 2
     assert waiting(eu.regions) == []
+
+
+@pytest.mark.parametrize('missing', ['exchange', 'routing_key', 'published', 'task', 'type', 'fallback_at'])
+@pytest.mark.parametrize('wrong', [None, ['x']])
+def test_malformed_fallback_stops_nobody(regions: Regions, ferry: Ferry, missing: str, wrong: Any) -> None:
+    """Another region can change the parcels to it in the databases of their senders."""
+    eu = regions['eu']
+    doc: dict[str, Any] = {**GOOD, '_id': 'p:us:eu:1', 'fallback': 'asia', 'fallback_at': 1, missing: wrong}
+    store(eu.regions, [{name: value for name, value in doc.items() if value is not None}])
+    store(eu.regions, [{**GOOD, '_id': 'p:us:eu:2', 'fallback': 'eu', 'fallback_at': 2}])
+    ferry._changed = True  # the feed would say so
+    ferry.step()
+    assert len(items(eu.broker)) == 1
+    assert waiting(eu.regions) in ([], ['p:asia:eu:1'])
+
+
+def test_unreadable_fallbacks_stop_nobody(regions: Regions, ferry: Ferry, apache_couchdb: bool) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server refuses such documents')
+    eu = regions['eu']
+    for number in range(25):  # more than are withdrawn together
+        store_nested(eu.regions, f'p:us:eu:{number}', 1_500, '"fallback":"eu","fallback_at":1')
+    store(eu.regions, [{**GOOD, '_id': 'p:us:eu:last', 'fallback': 'eu', 'fallback_at': 2}])
+    ferry._changed = True  # the feed would say so
+
+    def is_published() -> bool:
+        ferry.step()
+        return bool(items(eu.broker))
+
+    wait_for(is_published, 'the fallback')
+
+
+def test_hostile_wants_are_ignored(regions: Regions, ferry: Ferry) -> None:
+    eu = regions['eu']
+    eu.app.send_task('add', (1, 2), region='any')
+    hostile: list[Any] = [
+        None,
+        [],
+        'celery',
+        {'celery': '5'},
+        {'celery': -1},
+        {'celery': [1]},
+        {'q' * 100_000: 1, '': 1, '\0': 1},
+        {str(number): 1 for number in range(10_000)},
+    ]
+    rev: dict[str, str] = {}
+    for want in hostile:
+        doc = {**GOOD, '_id': 'region:us', 'type': 'Region', 'date': 'never', 'want': want, **rev}
+        [result] = eu.regions.bulk([doc])
+        rev = {'_rev': result.rev}
+        ferry._changed = True  # the feed would say so
+        ferry.step()
+        assert len(items(eu.broker)) == 1
+    store(eu.regions, [{'_id': 'region:us', 'type': 'Region', 'want': {'celery': 10**15}, **rev}])
+    ferry._changed = True
+
+    def lent() -> bool:
+        ferry.step()
+        return items(eu.broker) == []
+
+    wait_for(lent, 'the task is lent')

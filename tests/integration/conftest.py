@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,5 +127,5 @@ def mover_app(url: str, client: Client, parcels: Client, server: Server) -> Iter
 @pytest.fixture
 def mover(mover_app: Celery) -> Iterator[Callable[[], Mover]]:
     """A function that returns movers, each with a connection of its own."""
-    with movers(mover_app) as make:
-        yield make
+    with movers(Mover) as make:
+        yield partial(make, mover_app)

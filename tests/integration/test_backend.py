@@ -449,20 +449,25 @@ def test_success_replaces_a_failure_caused_by_an_earlier_task(backend: CouchDBBa
     assert backend.get_state(task_id) == states.SUCCESS
 
 
-def test_success_written_between_read_and_write_is_kept(
-    backend: CouchDBBackend, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = elsewhere(url)
-    elsewhere(url).mark_as_started(task_id)
+def after_next_read(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let another process act when the backend has read a document."""
     get = backend.client.get
 
     def get_then_lose(doc_id: str) -> Any:
         doc = get(doc_id)
         monkeypatch.undo()
-        other.mark_as_done(task_id, 'won')
+        act()
         return doc
 
     monkeypatch.setattr(backend.client, 'get', get_then_lose)
+
+
+def test_success_written_between_read_and_write_is_kept(
+    backend: CouchDBBackend, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = elsewhere(url)
+    elsewhere(url).mark_as_started(task_id)
+    after_next_read(backend, monkeypatch, lambda: other.mark_as_done(task_id, 'won'))
     backend.mark_as_failure(task_id, ValueError('lost'))
     assert (backend.get_state(task_id), backend.get_result(task_id)) == (states.SUCCESS, 'won')
 
@@ -472,15 +477,7 @@ def test_result_forgotten_between_read_and_write(
 ) -> None:
     other = elsewhere(url)
     elsewhere(url).mark_as_started(task_id)
-    get = backend.client.get
-
-    def get_then_lose(doc_id: str) -> Any:
-        doc = get(doc_id)
-        monkeypatch.undo()
-        other.forget(task_id)
-        return doc
-
-    monkeypatch.setattr(backend.client, 'get', get_then_lose)
+    after_next_read(backend, monkeypatch, lambda: other.forget(task_id))
     backend.mark_as_done(task_id, 'stored')
     assert backend.get_result(task_id) == 'stored'
 
@@ -490,15 +487,7 @@ def test_result_changed_between_read_and_delete(
 ) -> None:
     other = elsewhere(url)
     elsewhere(url).mark_as_started(task_id)
-    get = backend.client.get
-
-    def get_then_lose(doc_id: str) -> Any:
-        doc = get(doc_id)
-        monkeypatch.undo()
-        other.mark_as_done(task_id, 'changed')
-        return doc
-
-    monkeypatch.setattr(backend.client, 'get', get_then_lose)
+    after_next_read(backend, monkeypatch, lambda: other.mark_as_done(task_id, 'changed'))
     backend.forget(task_id)
     assert client.fetch([f'celery-task-meta-{task_id}']) == [None]
 

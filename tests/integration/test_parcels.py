@@ -12,8 +12,8 @@ from celery import Celery
 from celery_couchdb.parcels.mover import Mover
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
+from tests.parcels import kill_between_writes, store_nested
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 
@@ -44,13 +44,7 @@ def test_mover_killed_between_its_two_writes(
 ) -> None:
     first = mover()
     put(parcels, 'a', 'b')
-
-    def killed(docs: Any) -> Any:
-        raise ServerUnavailable('killed')
-
-    monkeypatch.setattr(first._client, 'bulk', killed)
-    with pytest.raises(ServerUnavailable):
-        first.step()
+    kill_between_writes(first, monkeypatch)
     assert bodies(client) == ['a', 'b']
     client.bulk(
         [{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True} for item in items(client)]
@@ -119,8 +113,7 @@ def test_deeply_nested_parcel_is_refused(
 ) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server refuses such documents')
-    text = '{"_id":"deep","task":"add","kwargs":' + '{"a":' * levels + '1' + '}' * levels + '}'
-    parcels.put({'_id': 'deep'}, text=text.encode())
+    store_nested(parcels, 'deep', levels)
     put(parcels, 'a')
     mover().step()
     assert bodies(client) == ['a']

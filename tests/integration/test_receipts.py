@@ -14,9 +14,8 @@ from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.parcels.receipts import Receipts
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
-from tests.parcels import receipt_of
+from tests.parcels import kill_between_writes, receipt_of
 from tests.support import items
 
 
@@ -90,13 +89,7 @@ def test_mover_killed_between_its_two_writes_while_the_task_ends(
 ) -> None:
     first = mover()
     put(parcels, 'a')
-
-    def killed(docs: Any) -> Any:
-        raise ServerUnavailable('killed')
-
-    monkeypatch.setattr(first._client, 'bulk', killed)
-    with pytest.raises(ServerUnavailable):
-        first.step()
+    kill_between_writes(first, monkeypatch)
     first._leader.release()
     end(app, item_of(client, 'a'))
     assert run(mover(), parcels, 'a')['result'] == 3

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Connection
 
 from celery_couchdb.regions.ferry import Ferry
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from kombu_couchdb.queues.store import Store
+from tests.parcels import kill_between_writes, movers
 from tests.regions import Regions, regions_on
 from tests.support import items
 
@@ -27,17 +27,8 @@ def regions(server: Server) -> Iterator[Regions]:
 @pytest.fixture
 def ferry() -> Iterator[Callable[[Celery], Ferry]]:
     """A function that returns ferries, each with a connection of its own."""
-    made: list[tuple[Connection, Ferry]] = []
-
-    def make(app: Celery) -> Ferry:
-        connection = app.connection_for_write()
-        made.append((connection, Ferry(app, connection.connection, lambda: None)))
-        return made[-1][1]
-
-    yield make
-    for connection, one in made:
-        one.close()
-        connection.release()
+    with movers(Ferry) as make:
+        yield make
 
 
 def parcels(client: Client) -> list[dict[str, Any]]:
@@ -92,13 +83,7 @@ def test_ferry_killed_between_its_two_writes(
     regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu')
     regions.replicate()
     first = ferry(eu.app)
-
-    def killed(docs: Any) -> Any:
-        raise ServerUnavailable('killed')
-
-    monkeypatch.setattr(first._client, 'bulk', killed)
-    with pytest.raises(ServerUnavailable):
-        first.step()
+    kill_between_writes(first, monkeypatch)
     [item] = items(eu.broker)
     eu.broker.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True}])  # the task is done
     first._leader.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,18 +10,13 @@ from celery import Celery, chain, chord, group
 
 from celery_couchdb.regions import everywhere
 from celery_couchdb.regions.ferry import Ferry
-from celery_couchdb.testing import Server
 from kombu_couchdb.errors import ConfigurationError
-from tests.regions import Regions, regions_on
+from tests.regions import Regions
 from tests.support import items
 
-from .test_regions import parcels
+from .test_regions import parcels, regions
 
-
-@pytest.fixture
-def regions(server: Server) -> Iterator[Regions]:
-    with regions_on(server, 'eu', 'us') as regions:
-        yield regions
+__all__ = ['regions']
 
 
 @pytest.fixture

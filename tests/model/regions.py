@@ -155,7 +155,7 @@ class ModelFerry(Ferry):
         self.region, self._client, self._receipts = place.name, client, None
         self._wants = cast(Any, SimpleNamespace(note_arrived=lambda count: None))
         self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'])
-        self._fallbacks = Fallbacks(client, place.name, others, self._move)
+        self._fallbacks = Fallbacks(client, place.name, others, self._move, self._refuse_unreadable)
         self._transport = SimpleNamespace(store_items=lambda items, once: place.publish(items))
 
     def _items_of(self, doc: Document) -> list[Any]:
