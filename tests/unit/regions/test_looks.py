@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.regions import looks
 from celery_couchdb.regions.looks import Looks
 
 
@@ -38,7 +38,7 @@ class Case:
 @pytest.fixture
 def case(monkeypatch: pytest.MonkeyPatch) -> Case:
     case = Case()
-    monkeypatch.setattr(looks.time, 'monotonic', lambda: case.now)
+    monkeypatch.setattr(time, 'monotonic', lambda: case.now)
     return case
 
 
