@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, ClassVar, NamedTuple
 
 from kombu_couchdb.couchdb.changes import ContinuousFeed
-from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client, Row
+from kombu_couchdb.couchdb.conflicts import SYNC
+from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS, Leader
 from kombu_couchdb.log import get_logger
 
 __all__ = ['LedJob']
 
 logger = get_logger(__name__)
+
+
+#: If the changes feed reports more documents than this at once, the view is read, which tells how large they are.
+_FEW_DOCS = 5
+
+
+class _Changes(NamedTuple):
+    """What the changes feed has reported: the ids of documents, and the sequence after them."""
+
+    ids: Sequence[str]
+    last: Any
 
 
 class LedJob:
@@ -32,11 +47,17 @@ class LedJob:
         self._leader, self._client, self._selector, self._wake = leader, client, selector, wake
         self._feed: ContinuousFeed | None = None
         self._stale, self._stopping = True, False
+        self._changes: _Changes | None = None  # what the feed has reported; the feed waits until it is told to go on
+        self._again_at = inf
 
     @property
     def next_in(self) -> float:
         """The number of seconds until the next call of `step` is useful, unless `wake()` is called before."""
-        return RENEWAL_SECONDS
+        return max(0.0, min(RENEWAL_SECONDS, self._again_at - time.monotonic()))
+
+    def do_these(self, ids: Sequence[str]) -> None:
+        """Work off these few documents, which were written just now."""
+        raise NotImplementedError
 
     def do_batch(self) -> int:
         """Work off a batch of documents and return their number; 0 ends the work until the next change."""
@@ -55,20 +76,27 @@ class LedJob:
             return
         if not was_leader:
             logger.info(self.done_by_leader, self._client.url)
-        if not self._stale:
+        changes, self._changes = self._changes, None
+        is_due = self._stale or time.monotonic() >= self._again_at
+        if not is_due and changes is None:
             return
-        since = self._client.sequence()
-        while self.do_batch():
-            if self._stopping or not self._leader.step():
-                return
+        self._stale = True  # until all is done
+        if is_due or changes is None or len(changes.ids) > _FEW_DOCS:
+            self._again_at = inf
+            since = self._client.sequence()
+            while self.do_batch():
+                if self._stopping or not self._leader.step():
+                    return
+        else:
+            self.do_these(changes.ids)
+            since = changes.last
         self._stale = False
+        if changes and self._client.replicas > 1:
+            # The node that reads may not have a document yet that another one has reported.
+            self._again_at = min(self._again_at, time.monotonic() + SYNC)
         if self._feed is None:
             self._feed = ContinuousFeed(
-                self._client,
-                lambda rows, last: self._note_change(),
-                lambda exc: self._note_change(),
-                'celery-couchdb-parcels-feed',
-                docs=False,
+                self._client, self._note_changes, self._note_error, 'celery-couchdb-parcels-feed', docs=False
             )
         self._feed.watch(since, self._selector)
 
@@ -83,6 +111,12 @@ class LedJob:
         self._leader.release()
         self._client.close()
 
-    def _note_change(self) -> None:
+    # -- in the thread of the feed
+
+    def _note_changes(self, rows: Sequence[Row], last: Any) -> None:
+        self._changes = _Changes([row['id'] for row in rows], last)
+        self._wake()
+
+    def _note_error(self, exc: CouchDBError) -> None:
         self._stale = True
         self._wake()

@@ -106,9 +106,11 @@ class Mover(LedJob):
             if batch and size + row.size > _BATCH_CHARACTERS:
                 break
             batch, size = [*batch, row], size + row.size
-        docs = self._client.fetch([row.id for row in batch])
-        unreadable = sum(self._refuse_unreadable(row.id) for row, doc in zip(batch, docs, strict=True) if doc is None)
-        return self._move([doc for doc in docs if doc and self._is_waiting(doc)]) + unreadable
+        return self._move_or_refuse([row.id for row in batch])
+
+    def do_these(self, ids: Sequence[str]) -> None:
+        """Move or refuse these parcels."""
+        self._move_or_refuse(ids)
 
     def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
         """Return the name of the leader, the database with the parcels, and the selector for its changes."""
@@ -124,6 +126,12 @@ class Mover(LedJob):
 
     def _is_waiting(self, doc: Document) -> bool:
         return parcel.is_waiting(doc)
+
+    def _move_or_refuse(self, ids: Sequence[str]) -> int:
+        """Move or refuse those of these parcels that wait, and return their number."""
+        docs = self._client.fetch(ids)
+        unreadable = sum(self._refuse_unreadable(doc_id) for doc_id, doc in zip(ids, docs, strict=True) if doc is None)
+        return self._move([doc for doc in docs if doc and self._is_waiting(doc)]) + unreadable
 
     def _refuse_unreadable(self, doc_id: str) -> bool:
         """Refuse a parcel that is nested too deeply to be read. Return False if it was deleted or changed instead."""

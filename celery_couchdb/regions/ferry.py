@@ -96,6 +96,13 @@ class Ferry(Mover):
         self._changed = True
         return super().do_batch()
 
+    def do_these(self, ids: Sequence[str]) -> None:
+        """Publish or refuse these parcels, or note that the others of these documents have changed."""
+        arrived = [doc_id for doc_id in ids if doc_id.startswith(region.arriving(self.region))]
+        self._changed |= len(arrived) < len(ids)
+        if arrived:
+            super().do_these(arrived)
+
     def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
         assert options.region, 'the thread is started only with this option'
         assert options.regions, 'the transport checks that'
