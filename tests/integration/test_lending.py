@@ -320,6 +320,19 @@ def test_idle_region_notices_a_message_and_wants_none(regions: Regions, ferry: F
     wait_for(lambda: wants() == {}, 'eu wants nothing')
 
 
+@pytest.mark.usefixtures('workers')
+def test_region_does_not_rest_while_any_worker_has_a_message(regions: Regions, ferry: Ferries) -> None:
+    eu = regions['eu']
+    send(eu, '1', region='eu')
+    [item] = items(eu.broker)
+    eu.broker.bulk([workitem.claim(malformed.checked(item), 'broker:consumer:b', time.time())])
+    one = ferry(eu.app)
+    for _ in range(10):
+        one._wants._looks.next_at = 0.0
+        one.step()
+        assert one._wants.next_at < time.monotonic() + 6
+
+
 def test_resting_home_lends_what_is_sent_then(regions: Regions, ferry: Ferries) -> None:
     us = regions['us']
     want(regions, 2)
