@@ -37,8 +37,8 @@ from .time_limit import result_of, start
 
 __all__ = ['command']
 
-#: How long the command waits for another region: for one request, and for all together.
-_REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 5.0
+#: How long the command waits for another region: for one request, and for all together, and for parcels.
+_REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
 
 
 @click.group('regions')
@@ -185,7 +185,7 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     database of regions, with the reason. SEEN is the age of the document in which the region says how many tasks it
     wants, written when that changes. RESPONDS is how long a request to the other region takes.
 
-    States of replications can only be read by an administrator of CouchDB. The command waits at most 5 seconds for a
+    States of replications can only be read by an administrator of CouchDB. The command waits at most 7 seconds for a
     region that does not respond, and 2 seconds for parcels that are not here yet.
 
     With --check it ends with exit status 1 if a region does not respond, a replication is not running or has not

@@ -184,8 +184,8 @@ def nudge(client: Client, own: str, others: Mapping[str, Address]) -> dict[str, 
                 f'{server.address.server} has no replications from region {other}: '
                 f'run "celery -A your_app couchdb regions setup"'
             )
-        node = region_nodes.chosen(address, server_in(found[here[0]].get('source')))
-        docs += [_from(node, found[doc_id]) for doc_id in here]
+        node = region_nodes.chosen(address, server_in(found[here[0]].get('source'))) if address.others else None
+        docs += [_from(node, found[doc_id]) if node else found[doc_id] for doc_id in here]
     for doc in docs:
         _put(server, doc, doc)
         urls[doc['_id']] = redacted(_url(doc['source']))

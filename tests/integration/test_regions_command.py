@@ -344,6 +344,8 @@ def test_node_of_a_cluster_is_one_that_responds(regions: Regions) -> None:
     down, up = f'couchdb://127.0.0.1:1/{database}', us.server.couchdb_url(database)
     eu.options['regions'][us.name] = down
     succeeded(run(eu, 'setup'))
+    eu.options['regions'][us.name] = up
+    assert f'pulls from http://127.0.0.1:1/{database}' in succeeded(run(eu, 'nudge'))  # only setup changes a single URL
     eu.options['regions'][us.name] = f'{down};{up}'
     done = run(eu, 'status', '--check')
     assert done.exit_code == 1
