@@ -14,13 +14,29 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS, Leader
 from kombu_couchdb.log import get_logger
 
-__all__ = ['LedJob']
+__all__ = ['Batch', 'LedJob']
 
 logger = get_logger(__name__)
 
 
 #: If the changes feed reports more documents than this at once, the view is read, which tells how large they are.
 _FEW_DOCS = 5
+
+
+#: The pauses after a batch of which nothing could be worked off, in seconds. A node of a cluster may show for a while
+#: what was worked off already, or another worker may have taken the whole batch.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 30.0
+
+
+#: How often the leader looks for what a node of a cluster has missed, for example because it was down.
+_CLUSTER_SECONDS = 60.0
+
+
+class Batch(NamedTuple):
+    """How many documents a batch had, and how many of them were worked off."""
+
+    found: int
+    done: int
 
 
 class _Changes(NamedTuple):
@@ -48,7 +64,7 @@ class LedJob:
         self._feed: ContinuousFeed | None = None
         self._stale, self._stopping = True, False
         self._changes: _Changes | None = None  # what the feed has reported; the feed waits until it is told to go on
-        self._again_at = inf
+        self._again_at, self._pause = inf, _MIN_PAUSE_SECONDS
 
     @property
     def next_in(self) -> float:
@@ -59,8 +75,8 @@ class LedJob:
         """Work off these few documents, which were written just now."""
         raise NotImplementedError
 
-    def do_batch(self) -> int:
-        """Work off a batch of documents and return their number; 0 ends the work until the next change."""
+    def do_batch(self) -> Batch:
+        """Work off a batch of documents. Nothing more is done until the next change if there are none."""
         raise NotImplementedError
 
     def step(self) -> None:
@@ -80,20 +96,25 @@ class LedJob:
         is_due = self._stale or time.monotonic() >= self._again_at
         if not is_due and changes is None:
             return
+        is_repeated = not self._stale and changes is None
         self._stale = True  # until all is done
         if is_due or changes is None or len(changes.ids) > _FEW_DOCS:
             self._again_at = inf
             since = self._client.sequence()
-            while self.do_batch():
+            while (batch := self.do_batch()).done:
+                is_repeated, self._pause = False, _MIN_PAUSE_SECONDS
                 if self._stopping or not self._leader.step():
                     return
+            if batch.found:
+                self._look_again_in(self._pause)
+                self._pause = min(_MAX_PAUSE_SECONDS, 2 * self._pause)
         else:
             self.do_these(changes.ids)
             since = changes.last
         self._stale = False
-        if changes and self._client.replicas > 1:
-            # The node that reads may not have a document yet that another one has reported.
-            self._again_at = min(self._again_at, time.monotonic() + SYNC)
+        if self._client.replicas > 1:
+            # The node that was asked may not have everything that another one has reported.
+            self._look_again_in(_CLUSTER_SECONDS if is_repeated else SYNC)
         if self._feed is None:
             self._feed = ContinuousFeed(
                 self._client, self._note_changes, self._note_error, 'celery-couchdb-parcels-feed', docs=False
@@ -110,6 +131,9 @@ class LedJob:
             self._feed.close()
         self._leader.release()
         self._client.close()
+
+    def _look_again_in(self, seconds: float) -> None:
+        self._again_at = min(self._again_at, time.monotonic() + seconds)
 
     # -- in the thread of the feed
 

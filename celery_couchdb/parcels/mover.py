@@ -32,7 +32,7 @@ from .accept import Accept
 from .check import Refused, call_in, checked
 from .collecting import CollectingChannel
 from .inherited import PARCEL
-from .led_job import LedJob
+from .led_job import Batch, LedJob
 from .receipts import Receipts
 
 __all__ = ['Mover']
@@ -99,14 +99,14 @@ class Mover(LedJob):
             self._receipts.close()
         super().close()
 
-    def do_batch(self) -> int:
-        """Move or refuse the oldest parcels, and return their number."""
+    def do_batch(self) -> Batch:
+        """Move or refuse the oldest parcels."""
         batch, size = list[ParcelRow](), 0
         for row in map(ParcelRow.of, self._rows(limit=_BATCH_DOCS, shape=_ROW, reduce=False)):
             if batch and size + row.size > _BATCH_CHARACTERS:
                 break
             batch, size = [*batch, row], size + row.size
-        return self._move_or_refuse([row.id for row in batch])
+        return Batch(len(batch), self._move_or_refuse([row.id for row in batch]))
 
     def do_these(self, ids: Sequence[str]) -> None:
         """Move or refuse these parcels."""

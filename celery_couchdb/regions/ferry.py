@@ -18,6 +18,7 @@ from kombu_couchdb.documents import region
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.options import Options
 
+from ..parcels.led_job import Batch
 from ..parcels.mover import Mover
 from .arrived import message_of
 from .fallbacks import Fallbacks
@@ -91,8 +92,8 @@ class Ferry(Mover):
         self._activity.close()
         super().close()
 
-    def do_batch(self) -> int:
-        """Publish or refuse the oldest parcels, and return their number."""
+    def do_batch(self) -> Batch:
+        """Publish or refuse the oldest parcels."""
         self._changed = True
         return super().do_batch()
 

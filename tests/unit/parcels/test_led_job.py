@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_couchdb.parcels import led_job
-from celery_couchdb.parcels.led_job import LedJob
+from celery_couchdb.parcels.led_job import Batch, LedJob
 from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.errors import ServerUnavailable
 
@@ -32,14 +32,15 @@ class Job(LedJob):
 
     def __init__(self, replicas: int = 1) -> None:
         self.done = list[Any]()
+        self.batches = list[Batch]()
         self.error: Exception | None = None
         self.lead = SimpleNamespace(leads=False, step=lambda: True)
         client = SimpleNamespace(url='http://host/db', replicas=replicas, sequence=lambda: f'seq-{len(self.done)}')
         super().__init__(self.lead, client, {}, lambda: None)  # type: ignore[arg-type]
 
-    def do_batch(self) -> int:
+    def do_batch(self) -> Batch:
         self.done.append('view')
-        return 0
+        return self.batches.pop(0) if self.batches else Batch(0, 0)
 
     def do_these(self, ids: Sequence[str]) -> None:
         if self.error:
@@ -111,16 +112,55 @@ def test_new_leader_reads_the_view_again() -> None:
     assert job.done == ['view', 'view']
 
 
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr('celery_couchdb.parcels.led_job.time.monotonic', lambda: self.now)
+
+
 def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node that answers the first read may not have the document yet."""
-    job = started(replicas=3)
+    clock, job = Clock(monkeypatch), started(replicas=3)
     job.report('a')
     job.step()
     assert job.done == ['view', ['a']]
-    now = time.monotonic() + SYNC
-    monkeypatch.setattr('celery_couchdb.parcels.led_job.time.monotonic', lambda: now)
+    clock.now += SYNC
     assert job.next_in == 0.0
     job.step()
     job.step()
     assert job.done == ['view', ['a'], 'view']
-    assert job.next_in > 0
+    clock.now += SYNC
+    job.step()
+    assert job.done == ['view', ['a'], 'view']
+    clock.now += 60.0
+    job.step()
+    assert job.done == ['view', ['a'], 'view', 'view']
+
+
+def test_cluster_is_read_once_more_after_a_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, job = Clock(monkeypatch), Job(replicas=3)
+    job.batches = [Batch(100, 100), Batch(0, 0)]
+    job.step()
+    assert job.done == ['view', 'view']
+    clock.now += SYNC
+    job.step()
+    assert job.done == ['view', 'view', 'view']
+
+
+@pytest.mark.parametrize('replicas', [1, 3])
+def test_batch_of_which_nothing_is_done_is_read_again_soon(monkeypatch: pytest.MonkeyPatch, replicas: int) -> None:
+    """The parcels behind it must not wait for the next change."""
+    clock, job = Clock(monkeypatch), Job(replicas)
+    job.batches = [Batch(100, 0), Batch(100, 0), Batch(100, 100), Batch(10, 10)]
+    job.step()
+    job.step()
+    assert job.done == ['view']
+    clock.now += 1.0
+    job.step()
+    assert job.done == ['view', 'view']
+    clock.now += 1.0
+    job.step()
+    assert job.done == ['view', 'view']  # the pauses become longer
+    clock.now += 1.0
+    job.step()
+    assert job.done == ['view'] * 5
