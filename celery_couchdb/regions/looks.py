@@ -13,6 +13,7 @@ from typing import Any
 
 from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.documents.ids import PAUSE
 
 __all__ = ['Activity', 'Looks']
@@ -42,18 +43,26 @@ class Activity:
         """Another thread calls `wake()` when `take` has become true."""
         self._broker, self._wake = broker, wake
         self._feed: ContinuousFeed | None = None
-        #: Whether a change from now on will be reported.
-        self.is_watched = False
+        self._since: float | None = None
         self._is_noted = False
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a look from now on is enough until the next change is reported.
+
+        In a cluster, the node that is read may not have yet what another one stored before the feed was followed.
+        """
+        since = self._since  # the thread of the feed sets it to None
+        return since is not None and (self._broker.replicas == 1 or time.monotonic() >= since + SYNC)
 
     def watch(self) -> None:
         """Report the next change from now on, once; one request, or none if that was asked for before."""
-        if self.is_watched:
+        if self._since is not None:
             return
         since = self._broker.sequence()
         if self._feed is None:
             self._feed = ContinuousFeed(self._broker, self._note, self._note, 'celery-couchdb-region-feed', docs=False)
-        self.is_watched = True
+        self._since = time.monotonic()
         self._feed.watch(since, _SELECTOR)
 
     def take(self) -> bool:
@@ -63,7 +72,7 @@ class Activity:
 
     def pause(self) -> None:
         """Report nothing until the next call of `watch`."""
-        self.is_watched = False
+        self._since = None
         if self._feed is not None:
             self._feed.pause()
 
@@ -73,7 +82,7 @@ class Activity:
             self._feed.close()
 
     def _note(self, *_: Any) -> None:
-        self.is_watched, self._is_noted = False, True
+        self._since, self._is_noted = None, True
         self._wake()
 
 
@@ -88,7 +97,7 @@ class Looks:
         """Forget earlier looks: the next one is due."""
         #: The monotonic time of the next look.
         self.next_at = 0.0
-        self._quiet = 0
+        self._quiet, self._may_rest = 0, False
 
     def soon(self, seconds: float) -> None:
         """Look in so many seconds, or when the next look is due if that is earlier."""
@@ -99,10 +108,11 @@ class Looks:
         self.next_at, self._quiet = time.monotonic() + seconds, self._quiet + 1
         if self._quiet >= _QUIET_LOOKS:
             self._activity.watch()  # before the look: a later change is reported
+        self._may_rest = self._activity.is_enough
 
     def end(self, *, found: bool) -> None:
         """Note whether the look has found something to do."""
         if found:
             self._quiet = 0
-        elif self._quiet >= _QUIET_LOOKS and self._activity.is_watched:
+        elif self._quiet >= _QUIET_LOOKS and self._may_rest and self._activity.is_enough:
             self.next_at = time.monotonic() + _RARELY_SECONDS

@@ -155,7 +155,7 @@ class ModelFerry(Ferry):
         others = [other(place.name)]
         self.region, self._client, self._receipts = place.name, client, None
         self._wants = cast(Any, SimpleNamespace(note_arrived=lambda count: None))
-        looks = Looks(cast(Any, SimpleNamespace(watch=lambda: None, is_watched=False)))
+        looks = Looks(cast(Any, SimpleNamespace(watch=lambda: None, is_enough=False)))
         self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'], looks)
         self._fallbacks = Fallbacks(client, place.name, others, self._move)
         self._transport = SimpleNamespace(store_items=lambda items, once: place.publish(items))

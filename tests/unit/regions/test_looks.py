@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.regions.looks import Looks
+from celery_couchdb.regions.looks import Activity, Looks
+from kombu_couchdb.couchdb.conflicts import SYNC
 
 
 class FakeActivity:
     def __init__(self) -> None:
-        self.is_watched, self.watches = False, 0
+        self.is_enough, self.watches = False, 0
 
     def watch(self) -> None:
-        self.watches += not self.is_watched
-        self.is_watched = True
+        self.watches += not self.is_enough
+        self.is_enough = True
 
 
 class Case:
@@ -55,7 +57,7 @@ def test_looks_that_find_nothing_become_rare(case: Case) -> None:
 def test_activity_ends_the_rest(case: Case) -> None:
     while case.look() < 60.0:
         pass
-    case.activity.is_watched = False
+    case.activity.is_enough = False
     case.looks.soon(1.0)
     assert case.looks.next_at - case.now == 1.0
     assert [case.look() for _ in range(6)] == [5.0] * 4 + [60.0] * 2
@@ -67,7 +69,7 @@ def test_activity_during_a_look_prevents_the_rest(case: Case) -> None:
         case.look()
     case.now = case.looks.next_at
     case.looks.begin(5.0)
-    case.activity.is_watched = False
+    case.activity.is_enough = False
     case.looks.end(found=False)
     assert case.looks.next_at - case.now == 5.0
 
@@ -84,3 +86,37 @@ def test_failed_look_is_repeated_after_the_interval(case: Case) -> None:
     case.now = case.looks.next_at
     case.looks.begin(5.0)  # and a request fails
     assert case.looks.next_at - case.now == 5.0
+
+
+def cluster(replicas: int) -> tuple[Activity, list[int]]:
+    """Return activity in a database with so many copies, and a list to which it appends when it is noted."""
+    wakes: list[int] = []
+    broker = SimpleNamespace(replicas=replicas, sequence=lambda: '1-x')
+    activity = Activity(cast(Any, broker), lambda: wakes.append(1))
+    activity._feed = cast(Any, SimpleNamespace(watch=lambda since, selector: None, pause=lambda: None))
+    return activity, wakes
+
+
+@pytest.mark.parametrize(('replicas', 'seconds'), [(1, 0.0), (3, SYNC)])
+def test_look_is_enough_when_all_nodes_have_what_was_written_before(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, seconds: float
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, 'monotonic', lambda: now)
+    activity, wakes = cluster(replicas)
+    assert not activity.is_enough
+    activity.watch()
+    assert activity.is_enough == (replicas == 1)
+    now += seconds / 2
+    activity.watch()  # changes nothing
+    now += seconds / 2
+    assert activity.is_enough
+    activity._note([], '2-x')
+    assert (activity.is_enough, wakes, activity.take(), activity.take()) == (False, [1], True, False)
+
+
+def test_paused_activity_is_not_enough() -> None:
+    activity, _ = cluster(1)
+    activity.watch()
+    activity.pause()
+    assert not activity.is_enough
