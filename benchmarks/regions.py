@@ -28,6 +28,9 @@ from .table import simple_table
 #: The duration of a step, and the longest wait for a result, in seconds.
 _STEP, _PATIENCE = 5.0, 600.0
 
+#: How many seconds regions have had nothing to do when that is measured, and for how many minutes.
+_REST, _IDLE_MINUTES = 100.0, 2
+
 #: The least time for 6 jobs of 3 steps with two processes a region. 18 steps on four processes need five rounds.
 _IDEAL = {1: '45 s', 2: '25 s', 3: '15 s'}
 
@@ -165,9 +168,11 @@ def _send(one: RegionSite, two: RegionSite, start: int) -> None:
 
 
 def _idle(regions: Regions) -> Iterator[list[str]]:
+    """Yield the cost of regions that have had nothing to do for a while."""
+    time.sleep(_REST)
     with _Cost(regions) as cost:
-        time.sleep(30)
-    yield from cost.lines(30, 'a second of two idle regions')
+        time.sleep(_IDLE_MINUTES * 60)
+    yield from cost.lines(_IDLE_MINUTES, 'a minute of two idle regions')
 
 
 class _Cost:

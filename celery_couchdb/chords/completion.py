@@ -81,6 +81,11 @@ class ChordMixin:
             encoded = None
         self.chords.prepare(group_id, encoded, nested=nested)
 
+    def drop_chord(self, group_id: str) -> None:
+        """Delete a chord whose header cannot be sent."""
+        self.chords.drop(group_id)
+        self.delete_group(group_id)
+
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """Store the number of parts of a chord; Celery sends its last part next."""
         self.chords.set_size(group_id, chord_size)

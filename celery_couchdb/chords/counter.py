@@ -88,6 +88,11 @@ class Chords:
                 doc['_rev'] = found['_rev']
         raise self._store.too_many_conflicts(doc['_id'])
 
+    def drop(self, group_id: str) -> None:
+        """Delete a chord whose header cannot be sent."""
+        self._forget(group_id)
+        self._store.delete(self._prefix + group_id)
+
     def set_size(self, group_id: str, size: int) -> None:
         """Store the number of parts of a chord; its last part is sent next."""
         self._change(group_id, lambda doc: {**doc, 'size': size})

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import click
 
 import kombu_couchdb.design
-from kombu_couchdb.admin import regions, replications
+from kombu_couchdb.admin import region_nodes, regions, replications
 from kombu_couchdb.admin.regions import Region, Remote
 from kombu_couchdb.admin.replications import Endpoint
 from kombu_couchdb.admin.replicator import Nodes
@@ -37,8 +37,8 @@ from .time_limit import result_of, start
 
 __all__ = ['command']
 
-#: The longest wait for another region, in seconds: for one request, and for all together.
-_REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 5.0
+#: The longest wait for another region, in seconds: for one request, and for all together and its parcels.
+_REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
 
 
 @click.group('regions')
@@ -123,9 +123,10 @@ def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> li
     root, documents = nodes.own_url(), list[Document]()
     remarks: list[str | None] = []
     of_app = broker_of(app).beside(own.client.address.database).address
-    stored_results = results_of(app)
+    stored_results, found = results_of(app), replications.stored(server, own.name) or {}
     for name in own.others:
-        source = own.addresses[name]
+        old = found.get(replications.id_of('regions', own.name, name), {})
+        source = region_nodes.chosen(own.addresses[name], replications.server_in(old.get('source')))
         documents.append(replications.parcels(own.name, name, Endpoint.of(source), Endpoint.of(of_app, root)))
         remarks.append(regions.unready(_remote_client(source), name))
         if stored_results:
@@ -147,11 +148,13 @@ def nudge(ctx: click.Context, names: tuple[str, ...], admin: Admin) -> None:
     """Let CouchDB try the replications from these regions at once, by default from all.
 
     After a failure CouchDB waits before it tries a replication again. Use this command when a region that was cut off
-    can be reached again. It needs an administrator of CouchDB.
+    can be reached again, or when the node of a region from which CouchDB pulls is down: if its URL names several nodes,
+    one is chosen that responds to this machine. It needs an administrator of CouchDB.
     """
     own = _Own.of(app_of(ctx), admin)
-    for doc_id in replications.nudge(own.client, own.name, own.chosen(names)):
-        echo(f'{doc_id} starts again')
+    chosen = {name: own.addresses[name] for name in own.chosen(names)}
+    for doc_id, url in replications.nudge(own.client, own.name, chosen).items():
+        echo(f'{doc_id} starts again, and pulls from {url}')
 
 
 class Found(TypedDict):
@@ -164,11 +167,13 @@ class Found(TypedDict):
     remote: Remote | None
     #: The reason for which it does not respond.
     error: str | None
+    #: Whether the node from which CouchDB pulls responds; None if that is unknown, or the region has one URL.
+    source_responds: bool | None
 
 
 @command.command('status')
 @click.option('--json', 'as_json', is_flag=True, help='Print JSON, one line for each region. Durations are seconds.')
-@click.option('--check', is_flag=True, help='End with exit status 1 if a region does not respond or pulls nothing.')
+@click.option('--check', is_flag=True, help='End with exit status 1 if something is wrong, see below.')
 @admin_option
 @click.pass_context
 def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None:
@@ -180,8 +185,12 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     database of regions, with the reason. SEEN is the age of the document in which the region says how many tasks it
     wants, written when that changes. RESPONDS is how long a request to the other region takes.
 
-    States of replications can only be read by an administrator of CouchDB. The command waits at most 5 seconds for a
-    region that does not respond.
+    States of replications can only be read by an administrator of CouchDB. The command waits at most 7 seconds for a
+    region that does not respond, and 2 seconds for parcels that are not here yet.
+
+    With --check it ends with exit status 1 if a region does not respond, a replication is not running or has not
+    reached that region since it was started, or a parcel is not here after 2 seconds. For others than administrators,
+    --check does not include the replications.
     """
     app = app_of(ctx)
     own = _Own.of(app, admin)
@@ -196,7 +205,7 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
         echo_styled(_table(found))
         for line in _remarks(found):
             echo(line)
-    bad = [one['name'] for one in found if one['error'] or _is_broken(one['local'])]
+    bad = [one['name'] for one in found if _is_bad(one)]
     if check and bad:
         raise click.ClickException(f'not connected: {", ".join(bad)}')
 
@@ -204,17 +213,23 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
 def _look(app: Any, own: _Own) -> list[Found]:
     kinds = ('regions', 'results') if results_of(app) else ('regions',)
     try:
-        local = {name: regions.region(own.client, own.name, name, kinds) for name in own.others}
+        reached = replications.reached(Client(own.client.address.root), own.name)
+        local = {name: regions.region(own.client, own.name, name, kinds, reached) for name in own.others}
     except DatabaseMissing as exc:
         raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
-    calls = {
-        name: start(partial(regions.remote, _remote_client(own.addresses[name]), own.name, name, one['through']))
-        for name, one in local.items()
-    }
+    calls, asked = {}, {}
+    for name, region in local.items():
+        address = own.addresses[name]
+        remote = partial(regions.remote, _remote_client(address), own.client, own.name, name, region['through'])
+        calls[name] = start(remote)
+        if address.others and (node := region_nodes.named(address, replications.server_in(_source(region)))):
+            asked[name] = start(partial(region_nodes.responds, node))
     found: list[Found] = []
     for name, call in calls.items():
-        one: Found = {'name': name, 'local': local[name], 'remote': None, 'error': None}
+        one: Found = {'name': name, 'local': local[name], 'remote': None, 'error': None, 'source_responds': None}
         try:
+            if name in asked:
+                one['source_responds'] = result_of(asked[name], _REMOTE_SECONDS)
             one['remote'] = result_of(call, _REMOTE_SECONDS)
         except CouchDBError as exc:
             one['error'] = str(exc)
@@ -224,6 +239,16 @@ def _look(app: Any, own: _Own) -> list[Found]:
 
 def _remote_client(address: Address) -> Client:
     return Client(address, _REQUEST_SECONDS, _REQUEST_SECONDS)
+
+
+def _source(region: Region) -> str | None:
+    """Return the URL of the database of regions from which CouchDB pulls, if it is known."""
+    return region['replications']['regions']['source']
+
+
+def _is_bad(one: Found) -> bool:
+    remote = one['remote']
+    return remote is None or remote['missing'] > 0 or one['source_responds'] is False or _is_broken(one['local'])
 
 
 def _is_broken(region: Region) -> bool:
@@ -269,6 +294,12 @@ def _remarks(found: Sequence[Found]) -> list[str]:
             if state['error']
         ]
         lines += [f'{one["name"]}: {one["error"]}'] if one['error'] else []
+        if one['source_responds'] is not None:
+            hint = ', which does not respond: "celery -A your_app couchdb regions nudge" chooses another node'
+            used = f'{one["name"]}: CouchDB pulls from {_source(one["local"])}'
+            lines.append(used if one['source_responds'] else used + hint)
+        if one['remote'] and (missing := one['remote']['missing']):
+            lines.append(f'{one["name"]}: {missing:,} parcels from there are not here')
     states = [state['state'] for one in found for state in one['local']['replications'].values()]
     if 'missing' in states:
         lines.append('a replication is missing: run "celery -A your_app couchdb regions setup"')

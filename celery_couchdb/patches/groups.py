@@ -7,12 +7,14 @@ the messages, if the broker is CouchDB. Celery calls the same method for the hea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from celery import canvas
 from celery.app import amqp
 from celery.canvas import Signature, group
 
+from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from kombu_couchdb.transport import CollectingProducer, Transport
 
 from . import chord_headers
@@ -37,7 +39,7 @@ def _apply_tasks(
     app = app or self.app
     if kwargs.get('chord') is not None:
         if isinstance(self.tasks, list):
-            chord_headers.check(app, self.tasks, kwargs)
+            _check(app, self.tasks, kwargs)
         else:  # a generator, which must not be exhausted
             tasks = _checked(tasks, app, kwargs)
     with app.producer_or_acquire(producer) as own:
@@ -53,10 +55,21 @@ def _apply_tasks(
 
 
 def _checked(tasks: Iterable[Any], app: Any, options: dict[str, Any]) -> Iterator[Any]:
-    """Yield the tasks of a chord's header, each after `chord_headers.check`."""
+    """Yield the tasks of a chord's header, each after `_check`."""
     for task in tasks:
-        chord_headers.check(app, task[:1], options)
+        _check(app, task[:1], options)
         yield task
+
+
+def _check(app: Any, tasks: Iterable[Any], options: dict[str, Any]) -> None:
+    """Check tasks of a chord's header. If they are refused, delete the chord, which Celery has stored before."""
+    try:
+        chord_headers.check(app, tasks, options)
+    except ConfigurationError:
+        if drop := getattr(app.backend, 'drop_chord', None):  # not with the backend of another database
+            with suppress(CouchDBError):  # it expires
+                drop(options['group_id'])
+        raise
 
 
 def _bound(tasks: Iterable[Any], producer: CollectingProducer) -> Iterator[Any]:

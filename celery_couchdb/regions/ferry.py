@@ -23,6 +23,7 @@ from ..parcels.mover import Mover
 from .arrived import message_of
 from .fallbacks import Fallbacks
 from .lending import Lender
+from .looks import Activity, Looks
 from .wants import Wants
 
 __all__ = ['Ferry']
@@ -41,8 +42,17 @@ class Ferry(Mover):
         super().__init__(app, transport, wake)
         options, broker = transport.options, transport.couchdb
         others = sorted({*options.regions} - {self.region})
-        self._wants = Wants(broker, self._client, self.region, concurrency)
-        self._lender = Lender(broker, self._client, self.region, others, options.lend_after, app.conf.accept_content)
+        self._activity = Activity(broker, wake)
+        self._wants = Wants(broker, self._client, self.region, concurrency, Looks(self._activity))
+        self._lender = Lender(
+            broker,
+            self._client,
+            self.region,
+            others,
+            options.lend_after,
+            app.conf.accept_content,
+            Looks(self._activity),
+        )
         self._fallbacks = Fallbacks(self._client, self.region, others, self._move, self._refuse_unreadable)
         self._led = self._changed = False
 
@@ -58,7 +68,9 @@ class Ferry(Mover):
         """Publish, withdraw and lend what is due, if this process is the leader."""
         super().step()
         if not self._leader.leads:
-            self._led = False
+            if self._led:
+                self._activity.pause()
+                self._led = False
             return
         if not self._led:
             self._wants.reset()
@@ -68,9 +80,17 @@ class Ferry(Mover):
             self._lender.read_wants()
             self._fallbacks.read()
             self._changed = False
+        if self._activity.take():
+            self._wants.note_activity()
+            self._lender.note_activity()
         self._fallbacks.step()
         self._lender.step()
         self._wants.step()
+
+    def close(self) -> None:
+        """Release the lead to another process, and close the connections."""
+        self._activity.close()
+        super().close()
 
     def do_batch(self) -> Batch:
         """Publish or refuse the oldest parcels."""

@@ -22,6 +22,7 @@ from kombu_couchdb.log import get_logger
 
 from .chords import may_be_in_header
 from .load import waiting
+from .looks import Looks
 
 __all__ = ['Lender']
 
@@ -32,6 +33,9 @@ _BATCH_DOCS, _BATCH_BYTES = 100, 1_000_000
 
 #: How many more messages are read: some cannot be lent.
 _MORE_DOCS = 10
+
+#: The shortest interval at which waiting messages are counted.
+_LOOK_SECONDS = 1.0
 
 #: Messages with a larger body are not lent.
 _MAX_BODY_BYTES = 64_000_000
@@ -48,23 +52,24 @@ class Lender:
         others: Sequence[str],
         lend_after: float,
         content: Collection[str],
+        looks: Looks,
     ) -> None:
         """Lend messages that wait for `lend_after` seconds. `content` is the app's `accept_content`."""
         self._broker, self._regions, self._own, self._others = broker, regions, own, others
-        self._lend_after, self._content = lend_after, content
+        self._lend_after, self._content, self._looks = lend_after, content, looks
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: another process may have been the leader."""
         self._wants: dict[str, dict[str, int]] = {}  # by region and queue, what is not lent yet
         self._seen: dict[str, str] = {}  # by region, the revision of its document
-        self._next_look = 0.0
+        self._looks.reset()
         self._finish_at: float | None = 0.0
 
     @property
     def next_at(self) -> float:
         """The monotonic time of the next step; infinite if only a change makes one useful."""
-        looks = self._next_look if any(any(want.values()) for want in self._wants.values()) else float('inf')
+        looks = self._looks.next_at if any(any(want.values()) for want in self._wants.values()) else float('inf')
         return looks if self._finish_at is None else min(looks, self._finish_at)
 
     def read_wants(self) -> None:
@@ -75,6 +80,11 @@ class Lender:
                 self._wants.pop(name, None)
             elif self._seen.get(name) != doc['_rev']:
                 self._seen[name], self._wants[name] = doc['_rev'], region.wants_of(doc)
+                self._looks.soon(0.0)
+
+    def note_activity(self) -> None:
+        """Note that a message may wait now: it can be lent `lend_after` seconds after it was published."""
+        self._looks.soon(min(_LOOK_SECONDS, self._lend_after))
 
     def step(self) -> None:
         """Finish what was begun, and lend what other regions want, if it is time."""
@@ -84,11 +94,12 @@ class Lender:
             if self._finish():
                 self._finish_at = None
         if now >= self.next_at:
-            self._next_look = now + max(1.0, self._lend_after)
+            self._looks.begin(max(_LOOK_SECONDS, self._lend_after))
             wanted = {queue for want in self._wants.values() for queue, count in want.items() if count}
-            counts = waiting(self._broker)
-            for queue in sorted(wanted & counts.keys()):
+            found = wanted & waiting(self._broker).keys()
+            for queue in sorted(found):
                 self._lend(queue)
+            self._looks.end(found=bool(found))
 
     def _lend(self, queue: str) -> None:
         """Lend the messages of a queue that have waited longest."""

@@ -15,12 +15,14 @@ from kombu_couchdb.documents import region
 from kombu_couchdb.log import get_logger
 
 from .load import Load, loads
+from .looks import Looks
 
 __all__ = ['Wants', 'wanted']
 
 logger = get_logger(__name__)
 
-#: The interval at which the load is read; and for some time after lent tasks have arrived.
+#: The interval at which the load is read, unless nothing happens (`looks`); and for some time after lent tasks have
+#: arrived.
 _LOOK_SECONDS, _SOON_SECONDS, _LENT_SECONDS = 5.0, 1.0, 60.0
 
 #: The maximum number of tasks of a queue that a region asks for at once, and by how much short tasks raise the number.
@@ -30,30 +32,47 @@ _MAX_TASKS, _MAX_FACTOR = 100, 32
 class Wants:
     """Writes the Region document of this region, for the leader."""
 
-    def __init__(self, broker: Client, regions: Client, own: str, concurrency: int) -> None:
+    def __init__(self, broker: Client, regions: Client, own: str, concurrency: int, looks: Looks) -> None:
         self._broker, self._regions, self._own, self._concurrency = broker, regions, own, concurrency
+        self._looks = looks
         self.reset()
 
     def reset(self) -> None:
         """Forget what was written: another process may have been the leader."""
         self._doc: dict[str, object] | None = None
-        self._arrived, self._lent_until, self.next_at = 0, 0.0, 0.0
+        self._arrived, self._lent_until = 0, 0.0
+        self._looks.reset()
         self._factors: Counter[str] = Counter()
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time of the next step."""
+        return self._looks.next_at
 
     def note_arrived(self, count: int) -> None:
         """Note that lent tasks have arrived."""
         if count:
-            now = time.monotonic()
-            self._arrived, self._lent_until = self._arrived + count, now + _LENT_SECONDS
-            self.next_at = min(self.next_at, now + _SOON_SECONDS)
+            self._arrived, self._lent_until = self._arrived + count, time.monotonic() + _LENT_SECONDS
+            self.note_activity()
+
+    def note_activity(self) -> None:
+        """Note that the load may have changed."""
+        self._looks.soon(_SOON_SECONDS)
 
     def step(self) -> None:
         """Read the load if it is time, and write the document if it has to change."""
         now = time.monotonic()
         if now < self.next_at:
             return
-        self.next_at = now + (_SOON_SECONDS if now < self._lent_until else _LOOK_SECONDS)
+        is_lent_to = now < self._lent_until
+        self._looks.begin(_SOON_SECONDS if is_lent_to else _LOOK_SECONDS)
         found = loads(self._broker, self._concurrency)
+        self._write(found)
+        is_busy = any(load.messages for load in found.values())
+        self._looks.end(found=is_busy or is_lent_to or self._doc is None)
+
+    def _write(self, found: Mapping[str, Load]) -> None:
+        """Write the document if the load of the queues requires that."""
         doc = self._doc or self._regions.find([region.region_id(self._own)])[0] or {}
         before = region.wants_of(doc)
         for queue, load in found.items():

@@ -8,8 +8,8 @@ selective: CouchDB's replicator asks the source for documents with certain ids, 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -17,12 +17,14 @@ from urllib.parse import quote, unquote
 from ..couchdb.address import Address
 from ..couchdb.client import Client, Document
 from ..couchdb.credentials import user_and_password
-from ..couchdb.shapes import rows, text
+from ..couchdb.redaction import redacted
+from ..couchdb.shapes import items, members, rows, text
 from ..documents.region import region_id
 from ..errors import AccessDenied, ConfigurationError, DatabaseMissing, describe_user
+from . import region_nodes
 from .setup import Step
 
-__all__ = ['Endpoint', 'id_of', 'nudge', 'parcels', 'plan', 'results', 'stored']
+__all__ = ['Endpoint', 'id_of', 'nudge', 'parcels', 'plan', 'reached', 'results', 'server_in', 'stored']
 
 _PATH = '/_replicator'
 
@@ -138,29 +140,69 @@ def plan(
             yield Step(goal, partial(_delete, server, old))
 
 
-def nudge(client: Client, own: str, others: Iterable[str]) -> list[str]:
-    """Start the replications of region `own` from these other regions again, and return their ids.
+def reached(server: Client, own: str) -> set[str] | None:
+    """Return the ids of those replications of region `own` that have reached their source since they were started.
 
-    CouchDB waits longer and longer before it tries a failed replication again; a changed document is tried at once.
-    `client` is a client for any database on the own server, with the rights of a server administrator, or of a member
-    of `_replicator` who is the `owner` of the documents.
+    CouchDB calls a replication running before it has connected, and for a moment also one whose document has changed.
+    One that has connected is a task with the settings of its document. None for others than server administrators.
+    """
+    try:
+        docs = stored(server, own) or {}
+        tasks = server.request('GET', '/_active_tasks', repeat=True, shape=items(members()))
+    except (AccessDenied, DatabaseMissing):  # the latter from the embedded server, which has no tasks
+        return None
+    return {
+        doc_id
+        for task in tasks
+        if (doc := docs.get(doc_id := str(task.get('doc_id'))))
+        and task.get(_NUDGED) == doc.get(_NUDGED, task.get(_NUDGED))
+    }
+
+
+def server_in(source: Any) -> str | None:
+    """Return the URL of the server in the source of a replication, or in its URL; None without one."""
+    return _url(source).rpartition('/')[0] or None
+
+
+def nudge(client: Client, own: str, others: Mapping[str, Address]) -> dict[str, str]:
+    """Start the replications of region `own` from these other regions again; return the URLs of their sources, by id.
+
+    Of a region with several nodes, a node is chosen that responds. CouchDB waits longer and longer before it tries a
+    failed replication again; a changed document is tried at once. `client` is a client for any database on the own
+    server, with the rights of a server administrator, or of a member of `_replicator` who is the `owner` of the
+    documents.
 
     *Raises* `ConfigurationError` if a region has no replications here.
     """
     server = Client(client.address.root, *reversed(client.timeouts))
     found = stored(server, own) or {}
-    ids = []
-    for other in others:
+    docs, urls = list[Document](), dict[str, str]()
+    for other, address in others.items():
         here = [doc_id for kind in ('regions', 'results') if (doc_id := id_of(kind, own, other)) in found]
         if not here:
             raise ConfigurationError(
                 f'{server.address.server} has no replications from region {other}: '
                 f'run "celery -A your_app couchdb regions setup"'
             )
-        ids += here
-    for doc_id in ids:
-        _put(server, found[doc_id], found[doc_id])
-    return ids
+        node = region_nodes.chosen(address, server_in(found[here[0]].get('source'))) if address.others else None
+        docs += [_from(node, found[doc_id]) if node else found[doc_id] for doc_id in here]
+    for doc in docs:
+        _put(server, doc, doc)
+        urls[doc['_id']] = redacted(_url(doc['source']))
+    return urls
+
+
+def _from(node: Address, doc: Document) -> Document:
+    """Return a replication from a node, or as it is if that is the node of its source."""
+    source = doc['source']
+    if server_in(source) == node.server or not isinstance(source, Mapping):
+        return doc
+    database = unquote(_url(source).rpartition('/')[2])
+    return {**doc, 'source': {**source, **Endpoint.of(replace(node, database=database)).member()}}
+
+
+def _url(source: Any) -> str:
+    return str((source.get('url') if isinstance(source, Mapping) else source) or '').rstrip('/')
 
 
 def _is(old: Document, wanted: Document) -> bool:
@@ -187,6 +229,4 @@ def _create(server: Client) -> None:
 
 def _database(doc: Mapping[str, Any]) -> str:
     """Return the name of the database into which a replication writes."""
-    target = doc.get('target')
-    url = target.get('url') if isinstance(target, Mapping) else target
-    return unquote(str(url or '').rstrip('/').rpartition('/')[2])
+    return unquote(_url(doc.get('target')).rpartition('/')[2])

@@ -33,6 +33,7 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
     'last step': lambda at, far: chord([at(), at() | far()], at()),
     'inner body': lambda at, far: chord([at(), chord([at(), at()], far())], at()),
     'inner group': lambda at, far: chord([at(), group([at(), far()])], at()),
+    'generator': lambda at, far: chord((sent() for sent in (at, far)), at()),
     'a header of the message': lambda at, far: chord([at(), far(region=None, headers={'x-region': 'eu'})], at()),
 }
 
@@ -52,6 +53,7 @@ def test_header_of_a_chord_in_another_region_is_an_error_when_it_is_sent(
     with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
         sent.apply_async()
     assert items(regions['us'].broker) == [] == parcels(regions['us'].regions)
+    assert [row['id'] for row in regions['us'].results.id_range('') if not row['id'].startswith('_')] == []
 
 
 def test_chord_that_names_another_region_is_an_error(regions: Regions, app: Celery) -> None:

@@ -115,7 +115,7 @@ def test_a_parcel_travels_and_its_deletion_returns(regions: Regions) -> None:
     wait_for(lambda: us.regions.get_or_none(doc_id) is None, 'the deletion to return')
     assert eu.regions.get_or_none(f'p:asia:{us.name}:1') is None
     wait_for(lambda: status(eu)['remote']['pending'] == 0, 'the replication to look at all changes')
-    assert status(eu)['local']['replications']['results']['state'] == 'running'
+    wait_for(lambda: status(eu)['local']['replications']['results']['state'] == 'running', 'that of results to start')
 
 
 def test_changed_password_is_written_and_a_removed_region_is_removed(regions: Regions, users: Users) -> None:
@@ -147,16 +147,16 @@ def test_a_renamed_region_has_two_names_for_a_while(regions: Regions) -> None:
         return {one['state'] for region in found for one in region['local']['replications'].values()}
 
     def started() -> bool:
-        return 'initializing' not in states()
+        return not states() & {'initializing', 'starting'}
 
-    wait_for(started, 'CouchDB to read the replications')
+    wait_for(started, 'CouchDB to start the replications')
     assert states() == {'running'}
     del eu.options['regions'][us.name]
     succeeded(run(eu, 'setup'))
     assert [doc['_id'] for doc in stored(eu)] == [
         f'celery-{kind}-{eu.name}-from-{new}' for kind in ('regions', 'results')
     ]
-    wait_for(started, 'CouchDB to read the replications')
+    wait_for(started, 'CouchDB to start the replications')
     assert states() == {'running'}
 
 
@@ -301,7 +301,75 @@ def test_app_without_regions_and_the_embedded_server_are_told_so(
             done = run(eu, 'setup')
             assert done.exit_code == 1
             assert 'regions need Apache CouchDB' in done.output
+            assert 'a replication is missing' in succeeded(run(eu, 'status'))
         eu.app.conf.broker_transport_options = {}
         done = run(eu, 'status')
         assert done.exit_code == 1
         assert 'this app has no regions' in done.output
+
+
+def test_check_succeeds_only_when_the_parcels_are_here(regions: Regions) -> None:
+    eu, us = regions.all
+    us.regions.delete()
+    succeeded(run(eu, 'setup'))
+    wait_for(lambda: state(eu) == 'crashing', 'the replication to fail')
+    succeeded(run(us, 'setup'))
+    us.regions.put({'_id': (doc_id := f'p:{eu.name}:{us.name}:1'), 'type': 'Parcel', 'published': 1.0})
+    succeeded(run(eu, 'nudge'))
+    wait_for(lambda: run(eu, 'status', '--check').exit_code == 0, 'the check to pass')
+    assert eu.regions.get_or_none(doc_id)
+
+
+def test_check_fails_while_a_parcel_is_missing(regions: Regions, users: Users, member: dict[str, str]) -> None:
+    eu, us = regions.all
+    succeeded(run(eu, 'setup', '--member', member['user']))
+    wait_for(lambda: run(eu, 'status', '--check').exit_code == 0, 'the check to pass')
+    requests.delete(
+        f'{eu.server.url}/_replicator/{stored(eu)[0]["_id"]}', params={'rev': stored(eu)[0]['_rev']}, timeout=PATIENCE
+    )
+    us.regions.put({'_id': (doc_id := f'p:{eu.name}:{us.name}:1'), 'type': 'Parcel', 'published': 1.0})
+    # A member of the databases cannot see that the replication is missing.
+    url = eu.server.couchdb_url(eu.broker.address.database, member['user'], member['password'])
+    eu.app.conf.broker_url = url
+    done = run(eu, 'status', '--check')
+    assert done.exit_code == 1
+    assert f'{us.name}: 1 parcels from there are not here' in done.output
+    eu.regions.put({'_id': doc_id})
+    succeeded(run(eu, 'status', '--check'))
+
+
+def test_node_of_a_cluster_is_one_that_responds(regions: Regions) -> None:
+    eu, us = regions.all
+    database = us.regions.address.database
+    down, up = f'couchdb://127.0.0.1:1/{database}', us.server.couchdb_url(database)
+    eu.options['regions'][us.name] = down
+    succeeded(run(eu, 'setup'))
+    eu.options['regions'][us.name] = up
+    assert f'pulls from http://127.0.0.1:1/{database}' in succeeded(run(eu, 'nudge'))  # only setup changes a single URL
+    eu.options['regions'][us.name] = f'{down};{up}'
+    done = run(eu, 'status', '--check')
+    assert done.exit_code == 1
+    assert f'{us.name}: CouchDB pulls from http://127.0.0.1:1/{database}, which does not respond' in done.output
+    server = us.regions.address.server
+    assert f'starts again, and pulls from {server}/{database}' in succeeded(run(eu, 'nudge'))
+    parcels, results = stored(eu)
+    assert parcels['source']['url'] == f'{server}/{database}'
+    assert results['source']['url'] == f'{server}/{eu.results.address.database}'
+    assert results['source']['headers'] == {'X-Celery-Region': us.name}
+    assert set(words(succeeded(run(eu, 'setup')))) <= {'ok', 'note'}
+    wait_for(lambda: run(eu, 'status', '--check').exit_code == 0, 'the check to pass')
+    output = succeeded(run(eu, 'status'))
+    assert f'{us.name}: CouchDB pulls from {server}/{database}\n' in output
+
+
+def test_node_in_use_stays_while_it_responds(regions: Regions) -> None:
+    eu, us = regions.all
+    used = eu.options['regions'][us.name]
+    succeeded(run(eu, 'setup'))
+    before = [doc['source'] for doc in stored(eu)]
+    other = used.replace('127.0.0.1', 'localhost')
+    assert other != used
+    eu.options['regions'][us.name] = f'{other};{used}'
+    assert set(words(succeeded(run(eu, 'setup')))) <= {'ok', 'note'}
+    succeeded(run(eu, 'nudge'))
+    assert [doc['source'] for doc in stored(eu)] == before

@@ -16,6 +16,7 @@ from typing import Any, cast
 from celery_couchdb.regions.fallbacks import Fallbacks
 from celery_couchdb.regions.ferry import Ferry
 from celery_couchdb.regions.lending import Lender
+from celery_couchdb.regions.looks import Looks
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents import parcel, region, workitem
 from kombu_couchdb.documents.types import Document
@@ -154,7 +155,8 @@ class ModelFerry(Ferry):
         others = [other(place.name)]
         self.region, self._client, self._receipts = place.name, client, None
         self._wants = cast(Any, SimpleNamespace(note_arrived=lambda count: None))
-        self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'])
+        looks = Looks(cast(Any, SimpleNamespace(watch=lambda: None, is_enough=False)))
+        self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'], looks)
         self._fallbacks = Fallbacks(client, place.name, others, self._move, self._refuse_unreadable)
         self._transport = SimpleNamespace(store_items=lambda items, once: place.publish(items))
 
@@ -169,7 +171,7 @@ class ModelFerry(Ferry):
     def lend(self) -> None:
         """Finish what was begun, and lend what the other region wants."""
         self._lender.read_wants()
-        self._lender._finish_at, self._lender._next_look = 0.0, time.monotonic() - 1
+        self._lender._finish_at, self._lender._looks.next_at = 0.0, time.monotonic() - 1
         self._lender.step()
 
     def fall_back(self) -> None:
