@@ -23,7 +23,15 @@ from kombu_couchdb.design.rows import ParcelRow
 from kombu_couchdb.documents import parcel, receipt
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
-from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
+from kombu_couchdb.errors import (
+    ConfigurationError,
+    Conflict,
+    CouchDBError,
+    DocumentTooLarge,
+    NestedTooDeeply,
+    NotFound,
+    Unstorable,
+)
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.options import Options
@@ -34,13 +42,15 @@ from .collecting import CollectingChannel
 from .inherited import PARCEL
 from .led_job import LedJob
 from .receipts import Receipts
+from .writing import write
 
 __all__ = ['Mover']
 
 logger = get_logger(__name__)
 
-#: The maximum number of parcels in a batch, and their maximum size in characters (but a batch has one parcel at least).
-_BATCH_DOCS, _BATCH_CHARACTERS = 100, 1_000_000
+#: The maximum number of parcels in a batch, their maximum size in characters, and that of their attached bodies in bytes
+#: (but a batch has one parcel at least).
+_BATCH_DOCS, _BATCH_CHARACTERS, _BATCH_BODY_BYTES = 100, 1_000_000, 16_000_000
 
 #: Only changes of these documents wake the mover. Other parcels, for example malformed ones, are found when the view is
 #: read next: at the start, and after such a change.
@@ -69,6 +79,8 @@ class Mover(LedJob):
         self._app, self._transport = app, transport
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
         self._channel = CollectingChannel(transport)
+        #: Whether the last batch had parcels, but all of them were changed or deleted by others meanwhile.
+        self._again = False
         transport.channels.append(self._channel)
         self._receipts: Receipts | None = None
         self._receipts_error = ''
@@ -79,6 +91,7 @@ class Mover(LedJob):
     def step(self) -> None:
         """Move all parcels that wait, and bring the receipts up to date, if this process is the leader."""
         super().step()
+        self._stale = self._stale or self._again
         if self._receipts is None:
             return
         if not self._leader.leads:
@@ -107,8 +120,17 @@ class Mover(LedJob):
                 break
             batch, size = [*batch, row], size + row.size
         docs = self._client.fetch([row.id for row in batch])
-        unreadable = sum(self._refuse_unreadable(row.id) for row, doc in zip(batch, docs, strict=True) if doc is None)
-        return self._move([doc for doc in docs if doc and self._is_waiting(doc)]) + unreadable
+        done = sum(self._refuse_unreadable(row.id) for row, doc in zip(batch, docs, strict=True) if doc is None)
+        waiting, size = list[Document](), 0
+        for doc in docs:
+            if doc and self._is_waiting(doc):
+                size += attachment['length'] if (attachment := stub(doc)) else 0
+                if waiting and size > _BATCH_BODY_BYTES:
+                    break
+                waiting.append(doc)
+        done += self._move(waiting)
+        self._again = bool(batch) and not done
+        return done
 
     def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
         """Return the name of the leader, the database with the parcels, and the selector for its changes."""
@@ -134,7 +156,11 @@ class Mover(LedJob):
             reason = 'it is nested too deeply to be read'
         logger.warning('parcel %s is refused: %s', doc_id, reason)
         try:
-            self._client.extend(doc_id, self._client.raw(doc_id), parcel.refused({}, reason, self._client.clock.now()))
+            refusal = parcel.refused({}, reason, self._client.clock.now())
+            try:
+                self._client.extend(doc_id, self._client.raw(doc_id), refusal)
+            except DocumentTooLarge:
+                self._client.put(parcel.shortened({'_id': doc_id, '_rev': self._client.rev(doc_id), **refusal}))
         except (Conflict, NotFound):
             logger.debug('parcel %s was refused; its document has changed and was not updated', doc_id)
             return False
@@ -161,28 +187,30 @@ class Mover(LedJob):
                 reasons[doc['_id']] = f'it cannot be published: {exc!r:.300}'
                 continue
             messages[doc['_id']] = items
-        if self._receipts and not all('message' in doc for doc in docs):
-            self._receipts.prepare()
         parcel_of = {item['_id']: doc_id for doc_id, items in messages.items() for item in items}
         new = [item for items in messages.values() for item in items]
-        reasons.update(
-            (parcel_of[result.id], f'CouchDB refuses its message: {result.reason}')
-            for result in self._transport.store_items(new, once=True)
-        )
-        now = self._client.clock.now()
-        changes = [
-            parcel.refused(doc, reasons[doc['_id']], now)
-            if doc['_id'] in reasons
-            else self._moved(doc, messages[doc['_id']][0], now)
-            for doc in docs
-        ]
-        for doc_id, reason in reasons.items():
-            logger.warning('parcel %s is refused: %s', doc_id, reason)
         try:
-            results = self._client.bulk(changes)
+            if self._receipts and not all('message' in doc for doc in docs):
+                self._receipts.prepare()
+            reasons.update(
+                (parcel_of[result.id], f'CouchDB refuses its message: {result.reason}')
+                for result in self._transport.store_items(new, once=True)
+            )
+            now = self._client.clock.now()
+            changes = [
+                parcel.refused(doc, reasons[doc['_id']], now)
+                if doc['_id'] in reasons
+                else self._moved(doc, messages[doc['_id']][0], now)
+                for doc in docs
+            ]
+            for doc_id, reason in reasons.items():
+                logger.warning('parcel %s is refused: %s', doc_id, reason)
+            results = write(self._client, changes)
         except CouchDBError:
             if self._receipts:
-                self._receipts.reset()  # it is unknown which receipts were written: all are read again
+                # It is unknown which messages were published, so that their tasks may end before the next try, and
+                # which receipts were written: the next step looks up the results of all.
+                self._receipts.reset()
             raise
         for doc, result in zip(docs, results, strict=True):
             logger.debug(

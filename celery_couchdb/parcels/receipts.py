@@ -23,6 +23,7 @@ from kombu_couchdb.log import get_logger
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
+from .writing import write
 
 __all__ = ['Receipts']
 
@@ -191,7 +192,7 @@ class Receipts:
                 result, error, date = self._outcome(ended[doc['_id']])
                 state = ended[doc['_id']]['status']
                 changes.append(receipt.closed(doc, state, result, error, date or now, now, self._keep))
-        results = self._client.bulk(changes)
+        results = write(self._client, changes)
         for doc, written in zip(changes, results, strict=True):
             if written.is_stored:
                 logger.debug('the receipt of parcel %s says: %s', doc['_id'], doc['state'])

@@ -102,6 +102,37 @@ def test_mover_killed_between_its_two_writes_while_the_task_ends(
     assert run(mover(), parcels, 'a')['result'] == 3
 
 
+def test_task_ends_before_the_mover_knows_that_its_message_is_published(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = mover()
+    one.step()
+    put(parcels, 'a')
+    store = one._transport.store_items
+
+    def unanswered(docs: Any, *, once: bool) -> Any:
+        store(docs, once=once)
+        raise ServerUnavailable('no answer')
+
+    one._stale = True
+    with monkeypatch.context() as patched:
+        patched.setattr(one._transport, 'store_items', unanswered)
+        with pytest.raises(ServerUnavailable):
+            one.step()
+    end(app, item_of(client, 'a'))
+    assert run(one, parcels, 'a')['result'] == 3
+
+
+def test_receipt_without_room_for_the_result(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    put(parcels, 'a', x='x' * 7_990_000)
+    one = mover()
+    one.step()
+    end(app, item_of(client, 'a'), 'y' * 20_000)
+    assert run(one, parcels, 'a')['result'] == 'y' * 20_000
+
+
 @pytest.mark.parametrize('forged', [{'type': None, 'done': None}, {'state': 'SUCCESS', 'done': 1, 'result': 'forged'}])
 def test_edited_receipt_runs_nothing(
     app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, forged: Document
