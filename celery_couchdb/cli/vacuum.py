@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from kombu_couchdb.admin.devices import compact_devices
 from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.region import database
@@ -91,6 +92,10 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     for report in reports:
         for line in _remarks(report, min_age):
             echo(f'{report.database}: {line}')
+    if parcels:
+        for database_of_device in compact_devices(parcels):
+            # Nothing is purged there: a device that was offline could bring parcels back.
+            echo(f'{database_of_device}: the database of a device is being compacted')
     options = options_of(app)
     if options.region and options.regions:
         # Purges are not replicated. A region that has not received a deletion still has the parcel, and would send it

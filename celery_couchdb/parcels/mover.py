@@ -48,8 +48,8 @@ __all__ = ['Mover']
 
 logger = get_logger(__name__)
 
-#: The maximum number of parcels in a batch, their maximum size in characters, and that of their attached bodies in bytes
-#: (but a batch has one parcel at least).
+#: The maximum number of parcels in a batch, their maximum size in characters, and the maximum size of their attached
+#: bodies in bytes (but a batch has one parcel at least).
 _BATCH_DOCS, _BATCH_CHARACTERS, _BATCH_BODY_BYTES = 100, 1_000_000, 16_000_000
 
 #: Only changes of these documents wake the mover. Other parcels, for example malformed ones, are found when the view is
@@ -86,7 +86,7 @@ class Mover(LedJob):
         self._receipts_error = ''
         if self._has_receipts(options):
             self._keep = options.receipts
-            self._receipts = Receipts(app, self._client, self._keep, options.region, wake)
+            self._receipts = Receipts(app, transport, self._client, wake)
 
     def step(self) -> None:
         """Move all parcels that wait, and bring the receipts up to date, if this process is the leader."""

@@ -1,4 +1,4 @@
-"""Replications between regions: the documents in the database `_replicator` of a region's own server.
+"""Replications: the documents in the database `_replicator` of the own server, and those between regions.
 
 A region *pulls*: its own server reads the databases of the other regions and writes into its own. For each other region
 there are two replications, one of the database of regions and one of results. Both run continuously, and both are
@@ -17,12 +17,25 @@ from urllib.parse import quote, unquote
 from ..couchdb.address import Address
 from ..couchdb.client import Client, Document
 from ..couchdb.credentials import user_and_password
-from ..couchdb.shapes import rows, text
+from ..couchdb.shapes import maybe, rows, text
 from ..documents.region import region_id
 from ..errors import AccessDenied, ConfigurationError, DatabaseMissing, describe_user
 from .setup import Step
 
-__all__ = ['Endpoint', 'id_of', 'nudge', 'parcels', 'plan', 'results', 'stored']
+__all__ = [
+    'Endpoint',
+    'beginning_with',
+    'database_in',
+    'id_of',
+    'missing',
+    'nudge',
+    'parcels',
+    'plan',
+    'read',
+    'results',
+    'step',
+    'stored',
+]
 
 _PATH = '/_replicator'
 
@@ -92,12 +105,24 @@ def stored(server: Client, own: str) -> dict[str, Document] | None:
 
     `server` is a client for the server, see `Address.root`. *Raises* `AccessDenied` for others than administrators.
     """
+    return read(server, *(beginning_with(id_of(kind, own, '')) for kind in ('regions', 'results')))
+
+
+def beginning_with(prefix: str) -> Document:
+    """Return the parameters of `_all_docs` for all documents whose ids begin with `prefix`."""
+    return {'startkey': json.dumps(prefix), 'endkey': json.dumps(f'{prefix}\ufff0')}
+
+
+def read(server: Client, *asked: Document) -> dict[str, Document] | None:
+    """Return replications by id, for parameters of `_all_docs`; None if the server has no database `_replicator`.
+
+    *Raises* `AccessDenied` for others than administrators.
+    """
     found: dict[str, Document] = {}
     try:
-        for kind in ('regions', 'results'):
-            prefix = id_of(kind, own, '')
-            keys = {'startkey': json.dumps(prefix), 'endkey': json.dumps(f'{prefix}\ufff0'), 'include_docs': True}
-            answer = server.request('GET', f'{_PATH}/_all_docs', keys, repeat=True, shape=rows(id=text))
+        for params in asked:
+            params = {**params, 'include_docs': True}
+            answer = server.request('GET', f'{_PATH}/_all_docs', params, repeat=True, shape=rows(id=maybe(text)))
             found |= {row['id']: row['doc'] for row in answer['rows'] if row.get('doc')}
     except DatabaseMissing:
         return None
@@ -119,23 +144,34 @@ def plan(
     *Raises* `ConfigurationError` if a replication of another app has the same id, and `AccessDenied`.
     """
     found = stored(server, own)
-    yield Step('the database _replicator exists', partial(_create, server) if found is None else None)
+    yield missing(server, found)
     found = found or {}
     for doc in wanted:
         old = found.get(doc['_id'])
-        if old and _database(old) not in databases:
+        if old and database_in(old, 'target') not in databases:
             raise ConfigurationError(
                 f'{server.address.server}: the replication {doc["_id"]} exists and writes into another database, '
-                f'{_database(old) or "without a name"}: choose another name for the region in the transport options '
-                f'region and regions, or delete this document in _replicator'
+                f'{database_in(old, "target") or "without a name"}: choose another name for the region in the '
+                f'transport options region and regions, or delete this document in _replicator'
             )
-        done = not restart and old is not None and _is(old, doc)
-        yield Step(f'{doc["_id"]} pulls from {doc["source"]["url"]}', None if done else partial(_put, server, doc, old))
+        goal = f'{doc["_id"]} pulls from {doc["source"]["url"]}'
+        yield step(server, goal, doc, old, restart=restart)
     known = {doc['_id'] for doc in wanted}
     for doc_id, old in sorted(found.items()):
-        if doc_id not in known and _database(old) in databases:
+        if doc_id not in known and database_in(old, 'target') in databases:
             goal = f'{doc_id}, of a region that is not in the option regions, is removed'
             yield Step(goal, partial(_delete, server, old))
+
+
+def missing(server: Client, found: dict[str, Document] | None) -> Step:
+    """Return the step after which the database `_replicator` exists; `found` is the result of `read`."""
+    return Step('the database _replicator exists', partial(_create, server) if found is None else None)
+
+
+def step(server: Client, goal: str, doc: Document, old: Document | None, *, restart: bool = False) -> Step:
+    """Return the step after which a replication is `doc`; `old` is the stored one."""
+    done = not restart and old is not None and _is(old, doc)
+    return Step(goal, None if done else partial(_put, server, doc, old))
 
 
 def nudge(client: Client, own: str, others: Iterable[str]) -> list[str]:
@@ -185,8 +221,8 @@ def _create(server: Client) -> None:
     server.request('PUT', _PATH)
 
 
-def _database(doc: Mapping[str, Any]) -> str:
-    """Return the name of the database into which a replication writes."""
-    target = doc.get('target')
-    url = target.get('url') if isinstance(target, Mapping) else target
+def database_in(doc: Mapping[str, Any], member: str) -> str:
+    """Return the name of the database that is the `source` or the `target` of a replication."""
+    end = doc.get(member)
+    url = end.get('url') if isinstance(end, Mapping) else end
     return unquote(str(url or '').rstrip('/').rpartition('/')[2])
