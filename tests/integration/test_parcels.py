@@ -13,6 +13,7 @@ from celery import Celery
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
@@ -184,9 +185,13 @@ def test_bodies_in_a_batch_are_limited(
         for n in range(5):
             web.send_task('add', ['x' * 20_000, 'y'], task_id=f'{n}')
     one = mover()
-    sizes = []
-    move = one._move
-    monkeypatch.setattr(one, '_move', lambda docs: sizes.append(len(docs)) or move(docs))
+    sizes, move = list[int](), one._move
+
+    def counted(docs: Any) -> int:
+        sizes.append(len(docs))
+        return move(docs)
+
+    monkeypatch.setattr(one, '_move', counted)
     one.step()
     assert sizes == [2, 2, 1, 0]
     assert bodies(client) == [f'{n}' for n in range(5)]
@@ -201,7 +206,7 @@ def test_parcels_behind_deleted_ones_are_moved(
 
     def deleted_meanwhile(ids: Any) -> Any:
         monkeypatch.setattr(one._client, 'fetch', fetch)
-        parcels.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in fetch(ids)])
+        parcels.bulk([deletion(doc) for doc in fetch(ids) if doc])
         return fetch(ids)
 
     monkeypatch.setattr(one._client, 'fetch', deleted_meanwhile)
