@@ -36,12 +36,17 @@ _AT_ONCE, _LOOK = 5, 0.1
 
 
 def run(
-    regions: Regions, tasks: int, faults: Sequence[tuple[type[Fault], int, float]], patience: float, tell: Any
+    regions: Regions,
+    tasks: int,
+    faults: Sequence[tuple[type[Fault], int, float]],
+    patience: float,
+    tell: Any,
+    acks: str = 'late',
 ) -> Verdict:
     """Send tasks while the faults happen, each a kind, a target and a time in seconds; wait, and return the verdict.
 
-    As many tasks are sent as faults are over, in proportion, so that faults happen while there is work. Give up after
-    `patience` seconds without progress.
+    As many tasks are sent as faults are over, in proportion, so that faults happen while there is work. The tasks are
+    acknowledged `late` or `early`. Give up after `patience` seconds without progress.
     """
     progress, troubles, done = Progress(regions.ledger), list[str](), [0]
 
@@ -50,7 +55,7 @@ def run(
 
     with pauses_noted(regions.ledger):
         senders = [
-            threading.Thread(target=_send, args=(regions, index, tasks, allowed), daemon=True)
+            threading.Thread(target=_send, args=(regions, index, tasks, allowed, acks), daemon=True)
             for index in range(len(regions.all))
         ]
         slots = threading.Semaphore(_AT_ONCE)
@@ -91,7 +96,7 @@ def _strike(
         slots.release()
 
 
-def _send(regions: Regions, index: int, tasks: int, allowed: Callable[[], float]) -> None:
+def _send(regions: Regions, index: int, tasks: int, allowed: Callable[[], float], acks: str = 'late') -> None:
     """Send the share of one region, in turn to all regions."""
     own, count = regions.all[index], len(regions.all)
     for number in range(index, tasks, count):
@@ -101,10 +106,11 @@ def _send(regions: Regions, index: int, tasks: int, allowed: Callable[[], float]
         for again in range(1000):
             key = f'{own.name}-{number}-{again}-{to}'
             try:
-                own.app.send_task('late', (0.01,), task_id=key, region=to)
+                own.app.send_task(acks, (0.01,), task_id=key, region=to)
             except own.app.connection_for_write().recoverable_connection_errors:
                 continue  # it may have been sent all the same: the next attempt uses another id
-            regions.ledger.note('accepted', order=key, kind='late', keys=[key], tries=1, early=False, results=True)
+            early = acks == 'early'
+            regions.ledger.note('accepted', order=key, kind=acks, keys=[key], tries=1, early=early, results=True)
             break
 
 
@@ -113,8 +119,10 @@ def _settle(regions: Regions, progress: Progress, patience: float) -> list[str]:
     seen, since = None, time.monotonic()
     while True:
         progress.update()
-        missing = progress.accepted - set(regions.stored(sorted(progress.accepted)))
-        remains = regions.remains()
+        stored, remains = regions.stored(sorted(progress.accepted)), regions.remains()
+        if missing := progress.accepted - set(stored):
+            excused = judge([*progress.events, {'event': 'stored', 'keys': stored}])
+            missing -= {*excused.at_most_once, *excused.results_at_most_once}
         if not missing and not remains:
             return []
         if (now := (len(progress.events), len(missing), len(remains))) != seen:
@@ -168,6 +176,7 @@ def cut_off(regions: Regions, seconds: float, patience: float, tell: Any) -> tup
 @click.option('--kill-server', help='The command that kills a server.')
 @click.option('--start-server', help='The command that starts a server and returns when it responds.')
 @click.option('--nudge/--no-nudge', default=True, show_default=True, help='Write replications again after a fault.')
+@click.option('--acks', default='late', show_default=True, type=click.Choice(['late', 'early']), help='Of all tasks.')
 @click.option('--cut', type=float, help='Only cut the first region off for so many seconds, and measure its return.')
 @click.option('--patience', default=300.0, show_default=True, help='Give up after this many seconds without progress.')
 @click.option(
@@ -183,6 +192,7 @@ def main(
     kill_server: str | None,
     start_server: str | None,
     nudge: bool,
+    acks: str,
     cut: float | None,
     patience: float,
     output: Path,
@@ -211,7 +221,7 @@ def main(
             count, seconds = cut_off(regions, cut, patience, tell)
             tell(f'cut off for {cut:g} s: all of {count} tasks and results were there {seconds:.1f} s after its return')
             return
-        verdict = run(regions, tasks, planned(seed, links, workers, servers, longest), patience, tell)
+        verdict = run(regions, tasks, planned(seed, links, workers, servers, longest), patience, tell, acks)
     tell(f'finished\n{complaints(verdict)}')
     verdicts = {f'Seed {seed}': verdict}
     click.echo(f'{verdicts_table(verdicts)}\n\n{faults_table(verdicts)}')

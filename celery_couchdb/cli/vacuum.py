@@ -5,17 +5,29 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
 
+from kombu_couchdb import design
 from kombu_couchdb.admin.devices import compact_devices
+from kombu_couchdb.admin.parcels import Parcels, moving
 from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.region import database
 from kombu_couchdb.errors import DatabaseMissing
 
-from .databases import admin_option, app_of, broker_of, options_of, parcels_of, results_of, visibility_timeout_of
+from .databases import (
+    admin_option,
+    app_of,
+    broker_of,
+    options_of,
+    parcels_of,
+    regions_of,
+    results_of,
+    visibility_timeout_of,
+)
 from .tables import (
     Column,
     Number,
@@ -66,6 +78,10 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     broker = broker_of(app, admin)
     parcels = parcels_of(app, admin)
     clients = _distinct(broker, results_of(app, admin), parcels)
+    options = options_of(app)
+    sources = [Parcels(parcels)] if parcels else []
+    if options.region and options.regions:
+        sources.append(Parcels(regions_of(app, admin), design.REGIONS, 'traffic'))
     min_age = _min_age(given, max(visibility_timeout_of(app), longest_lease(broker)))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
@@ -77,7 +93,12 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
             try:
                 reports.append(
                     vacuum(
-                        client, bars.show, age=min_age, wait=not no_wait, may_be_replicated=_is_same(client, parcels)
+                        client,
+                        bars.show,
+                        age=min_age,
+                        wait=not no_wait,
+                        may_be_replicated=_is_same(client, parcels),
+                        moving=partial(moving, sources) if client is broker else frozenset,
                     )
                 )
             except DatabaseMissing:
@@ -96,7 +117,6 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
         for database_of_device in compact_devices(parcels):
             # Nothing is purged there: a device that was offline could bring parcels back.
             echo(f'{database_of_device}: the database of a device is being compacted')
-    options = options_of(app)
     if options.region and options.regions:
         # Purges are not replicated. A region that has not received a deletion still has the parcel, and would send it
         # back to the one that has purged the tombstone.

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, ClassVar, NamedTuple
 
 from kombu_couchdb.couchdb.changes import ContinuousFeed
-from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client, Row
+from kombu_couchdb.couchdb.conflicts import SYNC
+from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS, Leader
 from kombu_couchdb.log import get_logger
 
-__all__ = ['LedJob']
+__all__ = ['Batch', 'LedJob']
 
 logger = get_logger(__name__)
+
+
+#: If the changes feed reports more documents than this at once, the view is read, which tells how large they are.
+_FEW_DOCS = 5
+
+
+#: The pauses after a batch of which nothing could be worked off, in seconds. A node of a cluster may show for a while
+#: what was worked off already, or another worker may have taken the whole batch.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 30.0
+
+
+#: How often the leader looks for what a node of a cluster has missed, for example because it was down.
+_CLUSTER_SECONDS = 60.0
+
+
+class Batch(NamedTuple):
+    """How many documents a batch had, and how many of them were worked off."""
+
+    found: int
+    done: int
+
+
+class _Changes(NamedTuple):
+    """What the changes feed has reported: the ids of documents, and the sequence after them."""
+
+    ids: Sequence[str]
+    last: Any
 
 
 class LedJob:
@@ -32,14 +63,20 @@ class LedJob:
         self._leader, self._client, self._selector, self._wake = leader, client, selector, wake
         self._feed: ContinuousFeed | None = None
         self._stale, self._stopping = True, False
+        self._changes: _Changes | None = None  # what the feed has reported; the feed waits until it is told to go on
+        self._again_at, self._pause = inf, _MIN_PAUSE_SECONDS
 
     @property
     def next_in(self) -> float:
         """The number of seconds until the next call of `step` is useful, unless `wake()` is called before."""
-        return RENEWAL_SECONDS
+        return max(0.0, min(RENEWAL_SECONDS, self._again_at - time.monotonic()))
 
-    def do_batch(self) -> int:
-        """Work off a batch of documents and return their number; 0 ends the work until the next change."""
+    def do_these(self, ids: Sequence[str]) -> None:
+        """Work off these few documents, which were written just now."""
+        raise NotImplementedError
+
+    def do_batch(self) -> Batch:
+        """Work off a batch of documents. Nothing more is done until the next change if there are none."""
         raise NotImplementedError
 
     def step(self) -> None:
@@ -55,20 +92,32 @@ class LedJob:
             return
         if not was_leader:
             logger.info(self.done_by_leader, self._client.url)
-        if not self._stale:
+        changes, self._changes = self._changes, None
+        is_due = self._stale or time.monotonic() >= self._again_at
+        if not is_due and changes is None:
             return
-        since = self._client.sequence()
-        while self.do_batch():
-            if self._stopping or not self._leader.step():
-                return
+        is_repeated = not self._stale and changes is None
+        self._stale = True  # until all is done
+        if is_due or changes is None or len(changes.ids) > _FEW_DOCS:
+            self._again_at = inf
+            since = self._client.sequence()
+            while (batch := self.do_batch()).done:
+                is_repeated, self._pause = False, _MIN_PAUSE_SECONDS
+                if self._stopping or not self._leader.step():
+                    return
+            if batch.found:
+                self._look_again_in(self._pause)
+                self._pause = min(_MAX_PAUSE_SECONDS, 2 * self._pause)
+        else:
+            self.do_these(changes.ids)
+            since = changes.last
         self._stale = False
+        if self._client.replicas > 1:
+            # The node that was asked may not have everything that another one has reported.
+            self._look_again_in(_CLUSTER_SECONDS if is_repeated else SYNC)
         if self._feed is None:
             self._feed = ContinuousFeed(
-                self._client,
-                lambda rows, last: self._note_change(),
-                lambda exc: self._note_change(),
-                'celery-couchdb-parcels-feed',
-                docs=False,
+                self._client, self._note_changes, self._note_error, 'celery-couchdb-parcels-feed', docs=False
             )
         self._feed.watch(since, self._selector)
 
@@ -83,6 +132,15 @@ class LedJob:
         self._leader.release()
         self._client.close()
 
-    def _note_change(self) -> None:
+    def _look_again_in(self, seconds: float) -> None:
+        self._again_at = min(self._again_at, time.monotonic() + seconds)
+
+    # -- in the thread of the feed
+
+    def _note_changes(self, rows: Sequence[Row], last: Any) -> None:
+        self._changes = _Changes([row['id'] for row in rows], last)
+        self._wake()
+
+    def _note_error(self, exc: CouchDBError) -> None:
         self._stale = True
         self._wake()

@@ -40,7 +40,7 @@ from .accept import Accept
 from .check import Refused, call_in, checked
 from .collecting import CollectingChannel
 from .inherited import PARCEL
-from .led_job import LedJob
+from .led_job import Batch, LedJob
 from .receipts import Receipts
 from .writing import write
 
@@ -48,9 +48,11 @@ __all__ = ['Mover']
 
 logger = get_logger(__name__)
 
-#: The maximum number of parcels in a batch, their maximum size in characters, and the maximum size of their attached
-#: bodies in bytes (but a batch has one parcel at least).
-_BATCH_DOCS, _BATCH_CHARACTERS, _BATCH_BODY_BYTES = 100, 1_000_000, 16_000_000
+#: The maximum number of parcels in a batch, and their maximum size in characters (but a batch has one parcel at least).
+_BATCH_DOCS, _BATCH_CHARACTERS = 100, 1_000_000
+
+#: The maximum size of the attached bodies, in bytes, that are in memory together (but one body may be larger).
+_BATCH_BODY_BYTES = 16_000_000
 
 #: Only changes of these documents wake the mover. Other parcels, for example malformed ones, are found when the view is
 #: read next: at the start, and after such a change.
@@ -79,8 +81,6 @@ class Mover(LedJob):
         self._app, self._transport = app, transport
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
         self._channel = CollectingChannel(transport)
-        #: Whether the last batch had parcels, but all of them were changed or deleted by others meanwhile.
-        self._again = False
         transport.channels.append(self._channel)
         self._receipts: Receipts | None = None
         self._receipts_error = ''
@@ -91,7 +91,6 @@ class Mover(LedJob):
     def step(self) -> None:
         """Move all parcels that wait, and bring the receipts up to date, if this process is the leader."""
         super().step()
-        self._stale = self._stale or self._again
         if self._receipts is None:
             return
         if not self._leader.leads:
@@ -112,25 +111,18 @@ class Mover(LedJob):
             self._receipts.close()
         super().close()
 
-    def do_batch(self) -> int:
-        """Move or refuse the oldest parcels, and return their number."""
+    def do_batch(self) -> Batch:
+        """Move or refuse the oldest parcels."""
         batch, size = list[ParcelRow](), 0
         for row in map(ParcelRow.of, self._rows(limit=_BATCH_DOCS, shape=_ROW, reduce=False)):
             if batch and size + row.size > _BATCH_CHARACTERS:
                 break
             batch, size = [*batch, row], size + row.size
-        docs = self._client.fetch([row.id for row in batch])
-        done = sum(self._refuse_unreadable(row.id) for row, doc in zip(batch, docs, strict=True) if doc is None)
-        waiting, size = list[Document](), 0
-        for doc in docs:
-            if doc and self._is_waiting(doc):
-                size += attachment['length'] if (attachment := stub(doc)) else 0
-                if waiting and size > _BATCH_BODY_BYTES:
-                    break
-                waiting.append(doc)
-        done += self._move(waiting)
-        self._again = bool(batch) and not done
-        return done
+        return Batch(len(batch), self._move_or_refuse([row.id for row in batch]))
+
+    def do_these(self, ids: Sequence[str]) -> None:
+        """Move or refuse these parcels."""
+        self._move_or_refuse(ids)
 
     def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
         """Return the name of the leader, the database with the parcels, and the selector for its changes."""
@@ -146,6 +138,20 @@ class Mover(LedJob):
 
     def _is_waiting(self, doc: Document) -> bool:
         return parcel.is_waiting(doc)
+
+    def _move_or_refuse(self, ids: Sequence[str]) -> int:
+        """Move or refuse those of these parcels that wait, and return their number."""
+        docs = self._client.fetch(ids)
+        done = sum(self._refuse_unreadable(doc_id) for doc_id, doc in zip(ids, docs, strict=True) if doc is None)
+        part, size = list[Document](), 0
+        for doc in docs:
+            if doc and self._is_waiting(doc):
+                length = attachment['length'] if (attachment := stub(doc)) else 0
+                if part and size + length > _BATCH_BODY_BYTES:
+                    done += self._move(part)
+                    part, size = [], 0
+                part, size = [*part, doc], size + length
+        return done + self._move(part)
 
     def _refuse_unreadable(self, doc_id: str) -> bool:
         """Refuse a parcel that is nested too deeply to be read. Return False if it was deleted or changed instead."""

@@ -18,6 +18,7 @@ from kombu_couchdb.documents import region
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.options import Options
 
+from ..parcels.led_job import Batch
 from ..parcels.mover import Mover
 from .arrived import message_of
 from .fallbacks import Fallbacks
@@ -71,10 +72,17 @@ class Ferry(Mover):
         self._lender.step()
         self._wants.step()
 
-    def do_batch(self) -> int:
-        """Publish or refuse the oldest parcels, and return their number."""
+    def do_batch(self) -> Batch:
+        """Publish or refuse the oldest parcels."""
         self._changed = True
         return super().do_batch()
+
+    def do_these(self, ids: Sequence[str]) -> None:
+        """Publish or refuse these parcels, or note that the others of these documents have changed."""
+        arrived = [doc_id for doc_id in ids if doc_id.startswith(region.arriving(self.region))]
+        self._changed |= len(arrived) < len(ids)
+        if arrived:
+            super().do_these(arrived)
 
     def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
         assert options.region, 'the thread is started only with this option'

@@ -6,17 +6,17 @@ for parcels that wait, and with 1 for refused ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .. import design
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.shapes import exactly, items, members, number, revision
 from ..documents import parcel
 from ..documents.receipt import is_open
-from ..errors import CouchDBError
+from ..errors import CouchDBError, DatabaseMissing, NotFound
 from .pages import paged
 
-__all__ = ['STATES', 'Parcels', 'state_of']
+__all__ = ['STATES', 'Parcels', 'moving', 'state_of']
 
 #: The states of parcels: those that were moved are receipts.
 STATES = ('waiting', 'refused', 'moved', 'done')
@@ -61,6 +61,15 @@ class Parcels:
             for row in paged(self.client, design.RECEIPTS, 'receipts', members(), **where):
                 if (doc := row.get('doc')) and state_of(doc) in states:
                     yield doc
+
+    def waiting(self) -> Iterator[str]:
+        """Yield the ids of parcels that wait; none if the database, or its view, does not exist."""
+        where = {'startkey': [_RANKS['waiting']], 'endkey': [_RANKS['waiting'], {}], 'reduce': False}
+        try:
+            for row in paged(self.client, self._name, self._view, _ROW, **where):
+                yield row['id']
+        except (DatabaseMissing, NotFound):
+            return
 
     def find(self, name: str, limit: int = 10) -> list[Document]:
         """Return the document with this id; if there is none, up to `limit` documents whose ids begin with `name`."""
@@ -111,6 +120,15 @@ class Parcels:
         if rev is None:
             return None
         return {'_id': doc_id, '_rev': rev, **({'status': 'fail', 'reason': 'it cannot be read'} if refused else {})}
+
+
+def moving(sources: Iterable[Parcels]) -> set[str]:
+    """Return the ids that the messages of waiting parcels have, or will have, in the broker's database.
+
+    A worker that was killed may have published a message and not deleted its parcel. The next one publishes it again,
+    unless the broker's database knows that the message existed.
+    """
+    return {parcel.moved_id(doc_id) for source in sources for doc_id in source.waiting()}
 
 
 def state_of(doc: Document) -> str:

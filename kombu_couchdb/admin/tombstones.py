@@ -16,7 +16,7 @@ that, the next vacuum does it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -142,8 +142,11 @@ class Tombstones:
         """Return the number of tombstones in the database, including those of other applications."""
         return int(self._client.info(_INFO)['doc_del_count'])
 
-    def before(self, mark: Any) -> Iterator[list[Tombstone]]:
-        """Yield our tombstones that are older than the sequence `mark`, in pages."""
+    def before(self, mark: Any, moving: Collection[str] = ()) -> Iterator[list[Tombstone]]:
+        """Yield our tombstones that are older than the sequence `mark`, in pages.
+
+        Leave out those of messages in `moving`: their parcels are still there, and would be moved a second time.
+        """
         self._read_until = mark
         for rows, _ in self._pages(0):
             # Read the changes after the page: they include everything that happened to its documents before.
@@ -155,7 +158,8 @@ class Tombstones:
             ]
             old = [tombstone for tombstone in ours if tombstone.id not in self._changed]
             self.young += len(ours) - len(old)
-            yield old
+            # A message that is copied into several queues has an id with a suffix for each.
+            yield [tombstone for tombstone in old if tombstone.id.partition('-')[0] not in moving]
 
     def purge(self, tombstones: list[Tombstone]) -> None:
         """Purge tombstones. A document that was created anew meanwhile is kept."""

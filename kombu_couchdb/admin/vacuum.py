@@ -11,7 +11,7 @@ The vacuum can be interrupted at any point. The purged tombstones stay purged, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ..couchdb.client import Client
@@ -94,7 +94,13 @@ def longest_lease(client: Client) -> float:
 
 
 def vacuum(
-    client: Client, progress: Progress, *, age: float = AGE, wait: bool = True, may_be_replicated: bool = False
+    client: Client,
+    progress: Progress,
+    *,
+    age: float = AGE,
+    wait: bool = True,
+    may_be_replicated: bool = False,
+    moving: Callable[[], Collection[str]] = frozenset,
 ) -> Report:
     """Purge tombstones older than `age` seconds, delete leftovers and compact the database. Report by `progress`.
 
@@ -102,18 +108,28 @@ def vacuum(
     old, and purge what was deleted before it. Without an earlier mark this is everything deleted until now. Without
     `wait`, purge only what was deleted before a mark of an earlier vacuum that is old enough.
 
-    If the database `may_be_replicated` and is, purge nothing: the replicas could bring the documents back.
+    If the database `may_be_replicated` and is, purge nothing: the replicas could bring the documents back. `moving`
+    returns the ids of messages whose tombstones are kept, because their parcels still wait: see
+    `kombu_couchdb.admin.parcels.moving`.
 
     *Raises* `AccessDenied` if the user is not a server administrator, and `Refused` if a purge is not possible or not
     safe.
     """
-    return _Vacuum(client, progress, age, wait, may_be_replicated).run()
+    return _Vacuum(client, progress, age, wait, may_be_replicated, moving).run()
 
 
 class _Vacuum:
-    def __init__(self, client: Client, progress: Progress, age: float, wait: bool, may_be_replicated: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        progress: Progress,
+        age: float,
+        wait: bool,
+        may_be_replicated: bool,
+        moving: Callable[[], Collection[str]],
+    ) -> None:
         self._client, self._progress, self._age, self._wait = client, progress, age, wait
-        self._may_be_replicated = may_be_replicated
+        self._may_be_replicated, self._moving = may_be_replicated, moving
         self._cluster = Cluster(client)
         self._marks, self._janitor = Marks(client), Janitor(client)
         self._tombstones = Tombstones(client, self._marks)
@@ -151,7 +167,8 @@ class _Vacuum:
         self._update_indexes(build=False)
         size = _MIN_PURGE_DOCS
         waiting: list[Tombstone] = []
-        for page in self._tombstones.before(mark):
+        # A parcel whose message was deleted before the mark was there before the mark, too: none is missing here.
+        for page in self._tombstones.before(mark, self._moving()):
             waiting += page
             while len(waiting) >= size + _MIN_PURGE_DOCS:
                 batch, waiting = waiting[:size], waiting[size:]

@@ -26,25 +26,26 @@ def regions(server: Server) -> Iterator[Regions]:
 
 
 @pytest.fixture
-def start(site: Site) -> Callable[[Region], Any]:
-    """A function that starts a worker in a region and waits until it is ready."""
+def start(site: Site) -> Callable[..., Any]:
+    """A function that starts a worker in a region, with more arguments and files, and waits until it is ready."""
 
-    def start(region: Region) -> Any:
+    def start(region: Region, *arguments: str, content: dict[str, bytes] = APP, ready: bool = True) -> Any:
         settings = {'broker_transport_options': region.options, 'result_backend_transport_options': PATIENT}
         environment = {
             'BROKER_URL': region.server.couchdb_url(region.broker.address.database),
             'RESULT_URL': region.server.couchdb_url(region.results.address.database),
             'SETTINGS': json.dumps(settings),
         }
-        command = LocalWorkerContainer.command('--pool', 'threads', '--concurrency', '2')
-        worker = site.run(command, environment, APP)
-        worker.ready()
+        command = LocalWorkerContainer.command('--pool', 'threads', '--concurrency', '2', *arguments)
+        worker = site.run(command, environment, content)
+        if ready:
+            worker.ready()
         return worker
 
     return start
 
 
-def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, start: Callable[[Region], Any]) -> None:
+def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, start: Callable[..., Any]) -> None:
     us, eu = regions['us'], regions['eu']
     regions.connect()
     start(eu)
@@ -61,7 +62,7 @@ def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, 
     wait_for(lambda: not list(us.regions.id_range('p:')) and not list(eu.regions.id_range('p:')), 'no parcels')
 
 
-def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: Callable[[Region], Any]) -> None:
+def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: Callable[..., Any]) -> None:
     us, eu = regions['us'], regions['eu']
     start(eu)
     start(us)
@@ -71,3 +72,30 @@ def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: 
     regions.connect()
     assert [result.get(timeout=PATIENCE) for result in away] == [n + 1 for n in range(20)]
     wait_for(lambda: items(eu.broker) == [] == items(us.broker), 'the acknowledgements')
+
+
+#: The leader is killed when it is about to delete a parcel whose message it has published.
+KILLER = b"""
+import os, signal
+from celery_couchdb.parcels import mover
+
+mover.deletion = lambda doc: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_leader_that_is_killed_between_its_two_writes(server: Server, site: Site, start: Callable[..., Any]) -> None:
+    """The next leader, 20 s later, finds the parcel, and that its message was published."""
+    with regions_on(server, 'eu', 'us') as regions:
+        us, eu = regions['us'], regions['eu']
+        result = us.app.send_task('nap', (str(site.journal), 'once', 0), region='eu')
+        regions.replicate()
+        start(eu, '--include', 'killer', '--queues', 'another', content={**APP, 'killer.py': KILLER}, ready=False)
+        wait_for(lambda: len(items(eu.broker)) == 1, 'the message')
+        assert len(list(eu.regions.id_range('p:'))) == 1
+        start(eu)
+        wait_for(lambda: not list(eu.regions.id_range('p:')), 'the deletion of the parcel')
+        wait_for(lambda: not items(eu.broker), 'the acknowledgement')
+        assert site.journalled() == ['start once', 'end once']
+        regions.replicate()
+        assert result.get(timeout=PATIENCE) == 'once'
+        assert not list(us.regions.id_range('p:'))

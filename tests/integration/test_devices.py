@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_couchdb.testing import Server
 from celery_couchdb.testing.server import fresh_name
@@ -17,6 +18,8 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
 from tests.conftest import wait_for
 
+from .conftest import command_of
+
 
 @pytest.fixture
 def name(server: Server, apache_couchdb: bool) -> Iterator[str]:
@@ -25,6 +28,10 @@ def name(server: Server, apache_couchdb: bool) -> Iterator[str]:
         pytest.skip('the embedded server has no database _replicator')
     name = fresh_name()
     yield name
+    clean_up(server, name)
+
+
+def clean_up(server: Server, name: str) -> None:
     root = Client(server.client(name).address.root)
     keys = {'startkey': json.dumps(f'celery-{name}'), 'endkey': json.dumps(f'celery-{name}\ufff0')}
     for row in root.request('GET', '/_replicator/_all_docs', keys)['rows']:
@@ -94,3 +101,17 @@ def test_databases_of_devices_are_compacted(server: Server, name: str) -> None:
     wait_for(lambda: device.info()['sizes']['file'] < size / 2, 'the compaction')
     server.delete(f'{name}-eu-bob')
     assert compact_devices(server.client(name)) == []
+
+
+def test_vacuum_command_compacts_databases_of_devices(
+    server: Server, mover_app: Celery, client: Client, parcels: Client, apache_couchdb: bool
+) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server needs no vacuum')
+    database = parcels.address.database
+    try:
+        set_up(server, database, 'bob')
+        done = command_of(mover_app)('vacuum', '--yes', '--no-wait')
+    finally:
+        clean_up(server, database)
+    assert f'{database}-bob: the database of a device is being compacted' in done.stdout

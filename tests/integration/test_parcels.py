@@ -13,7 +13,6 @@ from celery import Celery
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
-from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
@@ -195,24 +194,6 @@ def test_bodies_in_a_batch_are_limited(
     one.step()
     assert sizes == [2, 2, 1, 0]
     assert bodies(client) == [f'{n}' for n in range(5)]
-
-
-def test_parcels_behind_deleted_ones_are_moved(
-    mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(parcels, *(f'{n:03}' for n in range(101)))
-    one = mover()
-    fetch = one._client.fetch
-
-    def deleted_meanwhile(ids: Any) -> Any:
-        monkeypatch.setattr(one._client, 'fetch', fetch)
-        parcels.bulk([deletion(doc) for doc in fetch(ids) if doc])
-        return fetch(ids)
-
-    monkeypatch.setattr(one._client, 'fetch', deleted_meanwhile)
-    one.step()
-    one.step()
-    assert bodies(client) == ['100']
 
 
 def test_parcel_for_another_region_is_refused(

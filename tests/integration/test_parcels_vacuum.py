@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from celery import Celery
 
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
+from kombu_couchdb.admin.parcels import Parcels, moving
 from kombu_couchdb.admin.tombstones import is_replicated
 from kombu_couchdb.admin.vacuum import vacuum
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import DatabaseMissing
 from tests.device import Device
 from tests.support import items
 
@@ -80,3 +83,47 @@ def test_purge_would_bring_parcels_back(
     one.step()
     assert len(items(client)) == 1
     device.close()
+
+
+def test_message_whose_parcel_still_waits_is_not_forgotten(
+    mover_app: Celery,
+    mover: Callable[[], Mover],
+    client: Client,
+    parcels: Client,
+    apache_couchdb: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader is killed after it has published a message; the task runs before another worker is the leader."""
+    if not apache_couchdb:
+        pytest.skip('the embedded server cannot purge')
+    parcels.put({'_id': 'order-1', 'task': 'add', 'args': [1, 2]})
+    parcels.put({'_id': 'order-2', 'task': 'add', 'args': [3, 4]})
+    one, two = mover(), mover()
+    with monkeypatch.context() as patch:
+        patch.setattr(one._client, 'bulk', lambda docs: pytest.fail('killed'))
+        with pytest.raises(pytest.fail.Exception):
+            one.step()
+    assert len(items(client)) == 2
+    finish(client)
+    parcels.put({**parcels.get('order-2'), '_deleted': True})
+    assert vacuum(client, quiet, age=0, moving=partial(moving, [Parcels(parcels)])).purged == 1
+    one._leader.release()
+    two.step()
+    assert parcels.get('order-1')['type'] == 'Receipt'
+    assert items(client) == []
+
+
+def test_command_asks_both_databases_of_parcels(mover_app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[list[str]]()
+
+    def vacuum(client: Client, show: object, *, moving: Callable[[], set[str]], **_: object) -> None:
+        asked.append([source.client.address.database for source in getattr(moving, 'args', [[]])[0]])
+        assert moving() == set()
+        raise DatabaseMissing('it stops here')
+
+    monkeypatch.setattr('celery_couchdb.cli.vacuum.vacuum', vacuum)
+    mover_app.conf.broker_transport_options |= {'region': 'eu', 'regions': {'eu': 'couchdb://localhost/r-eu'}}
+    done = command_of(mover_app)('vacuum', '--yes', '--no-wait')
+    assert done.exit_code == 0, done.output
+    names = mover_app.conf.broker_transport_options
+    assert asked == [[names['parcels'], 'r-eu'], [], []]  # the broker's database, that of results, that of parcels

@@ -269,7 +269,6 @@ def test_open_receipts_are_read_in_pages_and_forged_ones_are_ignored(
 def test_expired_receipts_are_deleted_with_their_conflicts(
     app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
 ) -> None:
-    app.conf.broker_transport_options['receipts'] = 0.2
     leaves = [{'_id': 'a', '_rev': f'1-{digit * 32}', 'task': 'add', 'args': [digit]} for digit in 'abc']
     parcels.request('POST', '/_bulk_docs', body={'docs': leaves, 'new_edits': False})
     put(parcels, 'b')
@@ -278,6 +277,8 @@ def test_expired_receipts_are_deleted_with_their_conflicts(
     assert len(items(client)) == 2
     end(app, item_of(client, 'b'))
     run(one, parcels, 'b')
+    for doc_id in ('a', 'b'):
+        parcels.put({**parcels.get(doc_id), 'kept_until': 0})
 
     def gone() -> bool:
         receipts_of(one)._sweep_at = 0

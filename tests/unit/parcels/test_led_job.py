@@ -1,0 +1,166 @@
+"""The leader's job: what it does after the changes feed has reported something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_couchdb.parcels import led_job
+from celery_couchdb.parcels.led_job import Batch, LedJob
+from kombu_couchdb.couchdb.conflicts import SYNC
+from kombu_couchdb.errors import ServerUnavailable
+
+
+class FakeFeed:
+    def __init__(self, client: Any, on_rows: Any, on_error: Any, name: str, *, docs: bool) -> None:
+        self.on_rows, self.on_error = on_rows, on_error
+        self.since = list[Any]()
+
+    def watch(self, since: Any, selector: Any) -> None:
+        self.since.append(since)
+
+    def pause(self) -> None:
+        self.since.append('paused')
+
+
+class Job(LedJob):
+    done_by_leader = 'leads %s'
+
+    def __init__(self, replicas: int = 1) -> None:
+        self.done = list[Any]()
+        self.batches = list[Batch]()
+        self.error: Exception | None = None
+        self.lead = SimpleNamespace(leads=False, step=lambda: True)
+        client = SimpleNamespace(url='http://host/db', replicas=replicas, sequence=lambda: f'seq-{len(self.done)}')
+        super().__init__(self.lead, client, {}, lambda: None)  # type: ignore[arg-type]
+
+    def do_batch(self) -> Batch:
+        self.done.append('view')
+        return self.batches.pop(0) if self.batches else Batch(0, 0)
+
+    def do_these(self, ids: Sequence[str]) -> None:
+        if self.error:
+            raise self.error
+        self.done.append(list(ids))
+
+    def report(self, *ids: str) -> None:
+        self.feed.on_rows([{'id': doc_id} for doc_id in ids], f'after {ids[-1]}')
+        self.step()
+
+    @property
+    def feed(self) -> Any:
+        return self._feed
+
+
+@pytest.fixture(autouse=True)
+def feeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(led_job, 'ContinuousFeed', FakeFeed)
+
+
+def started(replicas: int = 1) -> Job:
+    job = Job(replicas)
+    job.step()
+    assert (job.done, job.feed.since) == (['view'], ['seq-0'])
+    return job
+
+
+def test_nothing_is_read_until_the_feed_reports_something() -> None:
+    job = started()
+    job.step()
+    assert (job.done, job.feed.since) == (['view'], ['seq-0'])
+
+
+def test_few_reported_documents_are_worked_off_without_the_view() -> None:
+    job = started()
+    job.report('a', 'b')
+    assert (job.done, job.feed.since) == (['view', ['a', 'b']], ['seq-0', 'after b'])
+
+
+def test_many_reported_documents_are_read_with_the_view() -> None:
+    job = started()
+    job.report(*'abcdef')
+    assert (job.done, job.feed.since) == (['view', 'view'], ['seq-0', 'seq-1'])
+
+
+def test_view_is_read_after_an_error_of_the_feed() -> None:
+    job = started()
+    job.feed.on_error(ServerUnavailable('away'))
+    job.step()
+    assert job.done == ['view', 'view']
+
+
+def test_view_is_read_after_reported_documents_could_not_be_worked_off() -> None:
+    job = started()
+    job.error = ServerUnavailable('away')
+    with pytest.raises(ServerUnavailable):
+        job.report('a')
+    job.step()
+    assert job.done == ['view', 'view']
+
+
+def test_new_leader_reads_the_view_again() -> None:
+    job = started()
+    job.lead.step = lambda: False
+    job.report('a')
+    assert (job.done, job.feed.since[-1]) == (['view'], 'paused')
+    job.lead.step = lambda: True
+    job.step()
+    assert job.done == ['view', 'view']
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr('celery_couchdb.parcels.led_job.time.monotonic', lambda: self.now)
+
+
+def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node that answers the first read may not have the document yet."""
+    clock, job = Clock(monkeypatch), started(replicas=3)
+    job.report('a')
+    job.step()
+    assert job.done == ['view', ['a']]
+    clock.now += SYNC
+    assert job.next_in == 0.0
+    job.step()
+    job.step()
+    assert job.done == ['view', ['a'], 'view']
+    clock.now += SYNC
+    job.step()
+    assert job.done == ['view', ['a'], 'view']
+    clock.now += 60.0
+    job.step()
+    assert job.done == ['view', ['a'], 'view', 'view']
+
+
+def test_cluster_is_read_once_more_after_a_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, job = Clock(monkeypatch), Job(replicas=3)
+    job.batches = [Batch(100, 100), Batch(0, 0)]
+    job.step()
+    assert job.done == ['view', 'view']
+    clock.now += SYNC
+    job.step()
+    assert job.done == ['view', 'view', 'view']
+
+
+@pytest.mark.parametrize('replicas', [1, 3])
+def test_batch_of_which_nothing_is_done_is_read_again_soon(monkeypatch: pytest.MonkeyPatch, replicas: int) -> None:
+    """The parcels behind it must not wait for the next change."""
+    clock, job = Clock(monkeypatch), Job(replicas)
+    job.batches = [Batch(100, 0), Batch(100, 0), Batch(100, 100), Batch(10, 10)]
+    job.step()
+    job.step()
+    assert job.done == ['view']
+    clock.now += 1.0
+    job.step()
+    assert job.done == ['view', 'view']
+    clock.now += 1.0
+    job.step()
+    assert job.done == ['view', 'view']  # the pauses become longer
+    clock.now += 1.0
+    job.step()
+    assert job.done == ['view'] * 5
