@@ -19,7 +19,7 @@ from ..couchdb.client import Client, Document
 from ..couchdb.credentials import user_and_password
 from ..couchdb.shapes import maybe, rows, text
 from ..documents.region import region_id
-from ..errors import AccessDenied, ConfigurationError, DatabaseMissing, describe_user
+from ..errors import AccessDenied, ConfigurationError, Conflict, DatabaseMissing, describe_user
 from .setup import Step
 
 __all__ = [
@@ -218,7 +218,10 @@ def _delete(server: Client, doc: Document) -> None:
 
 
 def _create(server: Client) -> None:
-    server.request('PUT', _PATH)
+    try:
+        server.request('PUT', _PATH)
+    except Conflict:
+        pass  # an earlier step for another device has created it
 
 
 def database_in(doc: Mapping[str, Any], member: str) -> str:
