@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from kombu_couchdb import design
+from kombu_couchdb.admin.devices import compact_devices
 from kombu_couchdb.admin.parcels import Parcels, moving
 from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, vacuum
 from kombu_couchdb.couchdb.client import Client
@@ -112,6 +113,10 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     for report in reports:
         for line in _remarks(report, min_age):
             echo(f'{report.database}: {line}')
+    if parcels:
+        for database_of_device in compact_devices(parcels):
+            # Nothing is purged there: a device that was offline could bring parcels back.
+            echo(f'{database_of_device}: the database of a device is being compacted')
     if options.region and options.regions:
         # Purges are not replicated. A region that has not received a deletion still has the parcel, and would send it
         # back to the one that has purged the tombstone.

@@ -17,8 +17,9 @@ from .inherited import PARCEL
 
 __all__ = ['RESERVED', 'Accept']
 
-#: Headers that a publisher may not set: they say where a result goes.
-RESERVED = (PARCEL, region.FROM_REGION)
+#: Headers that a publisher may not set: they say where a result goes. Celery's requests have a member `headers` with
+#: those that are not Celery's own: if a message has this header, the others are found in it, and a retry sends them.
+RESERVED = (PARCEL, region.FROM_REGION, 'headers')
 
 #: Options of a signature that choose its queue.
 _DESTINATIONS = ('exchange', 'queue', 'routing_key')

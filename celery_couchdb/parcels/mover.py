@@ -23,7 +23,15 @@ from kombu_couchdb.design.rows import ParcelRow
 from kombu_couchdb.documents import parcel, receipt
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
-from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, NestedTooDeeply, NotFound, Unstorable
+from kombu_couchdb.errors import (
+    ConfigurationError,
+    Conflict,
+    CouchDBError,
+    DocumentTooLarge,
+    NestedTooDeeply,
+    NotFound,
+    Unstorable,
+)
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.options import Options
@@ -34,6 +42,7 @@ from .collecting import CollectingChannel
 from .inherited import PARCEL
 from .led_job import Batch, LedJob
 from .receipts import Receipts
+from .writing import write
 
 __all__ = ['Mover']
 
@@ -41,6 +50,9 @@ logger = get_logger(__name__)
 
 #: The maximum number of parcels in a batch, and their maximum size in characters (but a batch has one parcel at least).
 _BATCH_DOCS, _BATCH_CHARACTERS = 100, 1_000_000
+
+#: The maximum size of the attached bodies, in bytes, that are in memory together (but one body may be larger).
+_BATCH_BODY_BYTES = 16_000_000
 
 #: Only changes of these documents wake the mover. Other parcels, for example malformed ones, are found when the view is
 #: read next: at the start, and after such a change.
@@ -74,7 +86,7 @@ class Mover(LedJob):
         self._receipts_error = ''
         if self._has_receipts(options):
             self._keep = options.receipts
-            self._receipts = Receipts(app, self._client, self._keep, options.region, wake)
+            self._receipts = Receipts(app, transport, self._client, wake)
 
     def step(self) -> None:
         """Move all parcels that wait, and bring the receipts up to date, if this process is the leader."""
@@ -130,8 +142,16 @@ class Mover(LedJob):
     def _move_or_refuse(self, ids: Sequence[str]) -> int:
         """Move or refuse those of these parcels that wait, and return their number."""
         docs = self._client.fetch(ids)
-        unreadable = sum(self._refuse_unreadable(doc_id) for doc_id, doc in zip(ids, docs, strict=True) if doc is None)
-        return self._move([doc for doc in docs if doc and self._is_waiting(doc)]) + unreadable
+        done = sum(self._refuse_unreadable(doc_id) for doc_id, doc in zip(ids, docs, strict=True) if doc is None)
+        part, size = list[Document](), 0
+        for doc in docs:
+            if doc and self._is_waiting(doc):
+                length = attachment['length'] if (attachment := stub(doc)) else 0
+                if part and size + length > _BATCH_BODY_BYTES:
+                    done += self._move(part)
+                    part, size = [], 0
+                part, size = [*part, doc], size + length
+        return done + self._move(part)
 
     def _refuse_unreadable(self, doc_id: str) -> bool:
         """Refuse a parcel that is nested too deeply to be read. Return False if it was deleted or changed instead."""
@@ -142,7 +162,11 @@ class Mover(LedJob):
             reason = 'it is nested too deeply to be read'
         logger.warning('parcel %s is refused: %s', doc_id, reason)
         try:
-            self._client.extend(doc_id, self._client.raw(doc_id), parcel.refused({}, reason, self._client.clock.now()))
+            refusal = parcel.refused({}, reason, self._client.clock.now())
+            try:
+                self._client.extend(doc_id, self._client.raw(doc_id), refusal)
+            except DocumentTooLarge:
+                self._client.put(parcel.shortened({'_id': doc_id, '_rev': self._client.rev(doc_id), **refusal}))
         except (Conflict, NotFound):
             logger.debug('parcel %s was refused; its document has changed and was not updated', doc_id)
             return False
@@ -169,28 +193,30 @@ class Mover(LedJob):
                 reasons[doc['_id']] = f'it cannot be published: {exc!r:.300}'
                 continue
             messages[doc['_id']] = items
-        if self._receipts and not all('message' in doc for doc in docs):
-            self._receipts.prepare()
         parcel_of = {item['_id']: doc_id for doc_id, items in messages.items() for item in items}
         new = [item for items in messages.values() for item in items]
-        reasons.update(
-            (parcel_of[result.id], f'CouchDB refuses its message: {result.reason}')
-            for result in self._transport.store_items(new, once=True)
-        )
-        now = self._client.clock.now()
-        changes = [
-            parcel.refused(doc, reasons[doc['_id']], now)
-            if doc['_id'] in reasons
-            else self._moved(doc, messages[doc['_id']][0], now)
-            for doc in docs
-        ]
-        for doc_id, reason in reasons.items():
-            logger.warning('parcel %s is refused: %s', doc_id, reason)
         try:
-            results = self._client.bulk(changes)
+            if self._receipts and not all('message' in doc for doc in docs):
+                self._receipts.prepare()
+            reasons.update(
+                (parcel_of[result.id], f'CouchDB refuses its message: {result.reason}')
+                for result in self._transport.store_items(new, once=True)
+            )
+            now = self._client.clock.now()
+            changes = [
+                parcel.refused(doc, reasons[doc['_id']], now)
+                if doc['_id'] in reasons
+                else self._moved(doc, messages[doc['_id']][0], now)
+                for doc in docs
+            ]
+            for doc_id, reason in reasons.items():
+                logger.warning('parcel %s is refused: %s', doc_id, reason)
+            results = write(self._client, changes)
         except CouchDBError:
             if self._receipts:
-                self._receipts.reset()  # it is unknown which receipts were written: all are read again
+                # It is unknown which messages were published, so that their tasks may end before the next try, and
+                # which receipts were written: the next step looks up the results of all.
+                self._receipts.reset()
             raise
         for doc, result in zip(docs, results, strict=True):
             logger.debug(

@@ -1,8 +1,9 @@
 """Receipts: the process that moves parcels writes into them how the tasks ended.
 
 A result names the parcel from which its task came (`origin`). While receipts are open, the changes feed of the database
-of results reports such results; nothing is polled. A new leader first looks up the results of all open receipts, so
-that none is missed if a leader is killed. A result is written only into the receipt of the parcel that it names.
+of results reports such results. A new leader first looks up the results of all open receipts, so that none is missed if
+a leader is killed. A result is written only into the receipt of the parcel that it names. Messages that end without a
+result are looked up now and then (`messages`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from kombu_couchdb.log import get_logger
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
+from .messages import Messages
+from .writing import write
 
 __all__ = ['Receipts']
 
@@ -47,6 +50,9 @@ _SELECTOR = {
     'status': {'$in': sorted(states.READY_STATES)},
 }
 
+#: Rows of open receipts that are read in one request.
+_OPEN_ROWS = 2_000
+
 #: The shapes of the rows of the view `receipts`.
 _OPEN = members(id=text, value=text)
 _KEPT = members(id=text, key=exactly(text, number), value=items(revision))
@@ -59,15 +65,26 @@ class _Changes(NamedTuple):
     last: Any
 
 
+class _End(NamedTuple):
+    """How a task has ended: the members of a receipt, see `receipt.closed`. `date` is None if it is not known."""
+
+    state: str
+    result: Any = None
+    error: str | None = None
+    date: float | None = None
+
+
 class Receipts:
     """The receipts in the database of parcels of `client`. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
 
-    def __init__(self, app: Any, client: Client, keep: float, region: str | None, wake: Callable[[], None]) -> None:
-        """Keep receipts for `keep` seconds. Another thread calls `wake()` when tasks have ended."""
-        self._client, self._keep, self._region, self._wake = client, keep, region, wake
+    def __init__(self, app: Any, transport: Any, client: Client, wake: Callable[[], None]) -> None:
+        """Use the connected `transport` of the broker. Another thread calls `wake()` when tasks have ended."""
+        self._client, self._wake = client, wake
+        self._keep, self._region = transport.options.receipts, transport.options.region
+        self._messages = Messages(transport.couchdb)
         self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
         if self._backend is None:
             logger.info('receipts do not tell how tasks end: the result backend is not CouchDB')
@@ -121,6 +138,7 @@ class Receipts:
             self._load()
         self._process_changes()
         self._look_up()
+        self._end_without_results()
         if self._open and not self._is_watching:
             self._watch()
         elif not self._open and self._is_watching and self._feed is not None:
@@ -130,8 +148,14 @@ class Receipts:
     def _load(self) -> None:
         """Find all open receipts. Those that were moved before this process did may have a result already."""
         since = self._since if self._open and self._since is not None else self._backend.store.sequence()
-        rows = self._client.view(design.RECEIPTS, 'receipts', members(id=text), startkey=['open'], endkey=['open', {}])
-        found = {row['id']: row['value'] for row in rows if _OPEN(row)}
+        found, start = dict[str, str](), ['open']
+        while True:
+            keys = {'startkey': start, 'endkey': ['open', {}], 'limit': _OPEN_ROWS}
+            rows = self._client.view(design.RECEIPTS, 'receipts', members(id=text), **keys)
+            found |= {row['id']: row['value'] for row in rows if _OPEN(row)}
+            if len(rows) < _OPEN_ROWS:
+                break
+            start = ['open', rows[-1]['id']]  # this row is read twice
         self._open.update(found)
         self._unread.update(found)
         self._since, self._is_loaded = since, True
@@ -146,6 +170,15 @@ class Receipts:
                     del unread[doc_id]
         finally:
             self._unread |= unread
+
+    def _end_without_results(self) -> None:
+        if ends := self._messages.ends(self._open):
+            self._unread |= {doc_id: self._open[doc_id] for doc_id in ends}
+            self._look_up()  # a result that was stored before the message ended comes first
+            open_ids = self._open.keys() - self._unread.keys()
+            self._close(
+                {doc_id: _End(state, None, error) for doc_id, (state, error) in ends.items() if doc_id in open_ids}
+            )
 
     def _watch(self) -> None:
         if self._feed is None:
@@ -168,7 +201,12 @@ class Receipts:
         """Write the results with these document ids into the open receipts of their parcels, if they are final."""
         # In a cluster the nodes that answer first may not have a result yet that the feed has reported.
         results = self._backend.store.read_many(ids, everywhere=True)
-        ended = {doc['parcel']: doc for doc in results if doc and is_final(doc) and self._is_expected(doc)}
+        self._close(
+            {doc['parcel']: self._end(doc) for doc in results if doc and is_final(doc) and self._is_expected(doc)}
+        )
+
+    def _close(self, ended: Mapping[str, _End]) -> None:
+        """Write how tasks have ended into the open receipts, by the ids of the parcels."""
         for part in chunks(list(ended), _BATCH_DOCS):
             names = set(part)
             for _ in range(_ATTEMPTS):
@@ -181,17 +219,16 @@ class Receipts:
                 elif doc_id in self._open:
                     self._unread[doc_id] = self._open[doc_id]  # it changes all the time: the next step tries again
 
-    def _write_some(self, names: Sequence[str], ended: Mapping[str, Document]) -> set[str]:
+    def _write_some(self, names: Sequence[str], ended: Mapping[str, _End]) -> set[str]:
         """Write receipts, and return the ids of those that another process has changed meanwhile."""
         now = self._client.clock.now()
         changes = []
         for doc in self._client.fetch(names):
             # The publisher may have changed the receipt.
             if doc and receipt.is_open(doc) and doc.get('id') == self._open[doc['_id']]:
-                result, error, date = self._outcome(ended[doc['_id']])
-                state = ended[doc['_id']]['status']
+                state, result, error, date = ended[doc['_id']]
                 changes.append(receipt.closed(doc, state, result, error, date or now, now, self._keep))
-        results = self._client.bulk(changes)
+        results = write(self._client, changes)
         for doc, written in zip(changes, results, strict=True):
             if written.is_stored:
                 logger.debug('the receipt of parcel %s says: %s', doc['_id'], doc['state'])
@@ -200,14 +237,16 @@ class Receipts:
                 logger.warning('the receipt of parcel %s cannot be written: %s', doc['_id'], written.reason)
         return {doc['_id'] for doc, written in zip(changes, results, strict=True) if written.is_conflict}
 
-    def _outcome(self, doc: Document) -> tuple[Any, str | None, float | None]:
-        """Return the value in a final result, the text of its error if it has one, and when it was stored."""
+    def _end(self, doc: Document) -> _End:
+        """Return how the task of a final result has ended."""
+        state = doc['status']
         try:
             found = self._backend.decode(unpack(doc))['result']
         except Exception as exc:  # any serializer may have written it, and anybody may have changed it
-            return None, f'the result cannot be decoded: {exc}', None
+            return _End(state, error=f'the result cannot be decoded: {exc}')
         date = doc['date'] if isinstance(doc.get('date'), (int, float)) else None
-        return (None, error_text(found), date) if doc['status'] in states.EXCEPTION_STATES else (found, None, date)
+        is_error = state in states.EXCEPTION_STATES
+        return _End(state, error=error_text(found), date=date) if is_error else _End(state, found, date=date)
 
     def _is_expected(self, result: Document) -> bool:
         """Tell whether an open receipt waits for this result. Parcels of other regions may have the same ids."""

@@ -22,6 +22,7 @@ from kombu_couchdb.documents.types import Document, Parcel
 from kombu_couchdb.log import get_logger
 
 from ..parcels.check import Refused
+from ..parcels.writing import write
 from .arrived import message_of
 
 __all__ = ['Fallbacks']
@@ -103,8 +104,9 @@ class Fallbacks:
             if not result.is_stored:
                 reasons[doc_id] = result.reason
         now = self._regions.clock.now()
-        self._regions.bulk(
-            [parcel.refused(doc, reasons[doc['_id']], now) if doc['_id'] in reasons else deletion(doc) for doc in docs]
+        write(
+            self._regions,
+            [parcel.refused(doc, reasons[doc['_id']], now) if doc['_id'] in reasons else deletion(doc) for doc in docs],
         )
 
     def _parcel_of(self, doc: Document) -> Parcel:

@@ -7,19 +7,20 @@ user's name and a colon pass. So a device sees its own parcels and receipts only
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from functools import partial
-from urllib.parse import quote
+from dataclasses import replace
 
 from ..couchdb.address import Address
 from ..couchdb.client import Client, Document
 from ..couchdb.credentials import user_and_password
-from ..couchdb.shapes import members
-from ..errors import AccessDenied, ConfigurationError, Conflict, DatabaseMissing, NotFound, describe_user
+from ..couchdb.shapes import DONE
+from ..errors import ConfigurationError, DatabaseMissing
+from . import replications
 from .setup import Step, Wanted, plan
 
-__all__ = ['database_of', 'device_plan']
+__all__ = ['compact_devices', 'database_of', 'device_plan']
 
 #: A user of a device: its name is part of the name of a database, of ids, and of a regular expression.
 _NAME = re.compile(r'[a-z][a-z0-9_-]{0,59}\Z')
@@ -39,24 +40,68 @@ def device_plan(parcels: Client, own: Address, name: str) -> tuple[str, list[Ste
     """Return the URL of a device's database, and the steps that set it up for the user `name`. It changes nothing.
 
     `parcels` is an administrator's client for the database of parcels, and `own` the app's address of it: the
-    replications work as the user of the app. *Raises* `AccessDenied` if the user of `parcels` may not do the steps.
+    replications work as the user of the app. *Raises* `AccessDenied` if the user of `parcels` may not do the steps, and
+    `ConfigurationError` if the database is not this device's.
     """
     client = parcels.beside(database_of(own.database, name))
     app = user_and_password(own)
     steps = plan(Wanted(client, [], list(dict.fromkeys([*([app[0]] if app else []), name]))), {})
-    return client.address.url, [*steps, *_replications(client, own, app, name)]
+    steps += _replications(client, own, name)
+    try:
+        ids = [row['id'] for row in client.id_range('_design/')]
+    except DatabaseMissing:
+        ids = []
+    if any(doc_id.startswith(('_design/celery-', '_design/parcels-')) for doc_id in ids):
+        raise ConfigurationError(
+            f'{client.address.url} is not the database of a device; choose another name than {name!r}'
+        )
+    return client.address.url, steps
 
 
-def _replications(client: Client, own: Address, app: tuple[str, str] | None, name: str) -> Iterator[Step]:
-    """Yield the steps after which both replications are there."""
-    server = Client(client.address.root, *reversed(client.timeouts))
-    auth = {'auth': {'basic': {'username': app[0], 'password': app[1]}}} if app else {}
-    device, parcels = (
-        {'url': f'{own.server}/{quote(database, safe="")}', **auth}
-        for database in (client.address.database, own.database)
-    )
-    for direction, source, target in (('from', device, parcels), ('to', parcels, device)):
-        doc_id = f'celery-{own.database}-{direction}-{name}'
+def compact_devices(parcels: Client) -> list[str]:
+    """Let CouchDB compact the databases of the devices of a database of parcels; return the names of the databases."""
+    own = parcels.address.database
+    found = replications.read(_server(parcels), replications.beginning_with(_id_of(own, 'from', ''))) or {}
+    names = [doc_id.removeprefix(_id_of(own, 'from', '')) for doc_id in found]
+    databases = [
+        database
+        for name, doc in zip(names, found.values(), strict=True)
+        if _NAME.match(name) and _ends(doc) == ((database := database_of(own, name)), own)
+    ]
+    compacted = []
+    for database in databases:
+        try:
+            parcels.beside(database).request('POST', '/_compact', shape=DONE)
+            compacted.append(database)
+        except DatabaseMissing:
+            pass  # only its replications are left
+    return compacted
+
+
+def _replications(client: Client, own: Address, name: str) -> Iterator[Step]:
+    """Yield the steps after which both replications are there; *raises* `ConfigurationError`, see `device_plan`."""
+    database, parcels, server = client.address.database, own.database, _server(client)
+    # Where the name of the database of parcels ends, and that of the user begins, is not visible in the name.
+    parts = database.split('-')
+    rivals = {('-'.join(parts[:at]), '-'.join(parts[at:])) for at in range(1, len(parts))} - {(parcels, name)}
+    from_ids = {_id_of(other, 'from', user): (other, user) for other, user in rivals}
+    own_ids = [_id_of(parcels, direction, name) for direction in ('from', 'to')]
+    found = replications.read(server, {'keys': json.dumps([*own_ids, *from_ids])})
+    for doc_id, (other, user) in from_ids.items():
+        if found and doc_id in found and _ends(found[doc_id]) == (database, other):
+            raise ConfigurationError(
+                f'{client.address.url} belongs to the user {user!r} of the database of parcels {other!r}; '
+                f'choose another name than {name!r}'
+            )
+    yield replications.missing(server, found)
+    ends = [replications.Endpoint.of(replace(own, database=each)).member() for each in (database, parcels)]
+    for doc_id, direction, (source, target) in zip(own_ids, ('from', 'to'), (ends, reversed(ends)), strict=True):
+        old = (found or {}).get(doc_id)
+        if old and set(_ends(old)) != {database, parcels}:
+            raise ConfigurationError(
+                f'{server.address.server}: the replication {doc_id} connects other databases; choose another name than '
+                f'{name!r}, or delete this document in _replicator'
+            )
         doc = {
             '_id': doc_id,
             'source': source,
@@ -64,35 +109,18 @@ def _replications(client: Client, own: Address, app: tuple[str, str] | None, nam
             'continuous': True,
             'selector': {'_id': {'$regex': f'^{name}:'}},
         }
-        stored = _stored(server, doc_id)
-        is_same = all(stored.get(member) == value for member, value in doc.items())
-        yield Step(
-            f'parcels of {name} are replicated {direction} this database',
-            None if is_same and stored.get('_replication_state') != 'failed' else partial(_put, server, doc, stored),
-        )
+        yield replications.step(server, f'parcels of {name} are replicated {direction} this database', doc, old)
 
 
-def _stored(server: Client, doc_id: str) -> Document:
-    """Return a stored replication; an empty document if there is none."""
-    try:
-        found: Document = server.request('GET', _path(doc_id), repeat=True, shape=members())
-        return found
-    except (NotFound, DatabaseMissing):
-        return {}
-    except AccessDenied as exc:
-        raise AccessDenied(
-            f'{server.address.server}: {describe_user(server.user)} may not set up replications; name a server '
-            f'administrator of CouchDB with --admin'
-        ) from exc
+def _id_of(parcels: str, direction: str, name: str) -> str:
+    """Return the id of a replication from or to the database of a device."""
+    return f'celery-{parcels}-{direction}-{name}'
 
 
-def _put(server: Client, doc: Document, stored: Document) -> None:
-    try:
-        server.request('PUT', '/_replicator')
-    except Conflict:
-        pass  # the database exists
-    server.request('PUT', _path(doc['_id']), body={**doc, '_rev': stored['_rev']} if stored else doc)
+def _ends(doc: Document) -> tuple[str, str]:
+    """Return the names of the databases from and to which a replication copies documents."""
+    return replications.database_in(doc, 'source'), replications.database_in(doc, 'target')
 
 
-def _path(doc_id: str) -> str:
-    return f'/_replicator/{quote(doc_id, safe="")}'
+def _server(client: Client) -> Client:
+    return Client(client.address.root, *reversed(client.timeouts))

@@ -176,7 +176,7 @@ def _removed(client: Client, doc: Document) -> Mapping[str, Any] | None:
     if doc.get('behind'):
         return _without(client, doc)
     now = client.clock.now()
-    return workitem.acked(doc, now) if workitem.is_waiting(doc) else {**doc, 'removed': now}
+    return workitem.dropped(doc, now) if workitem.is_waiting(doc) else {**doc, 'removed': now}
 
 
 def _without(client: Client, doc: Document) -> Document | None:

@@ -1,4 +1,4 @@
-"""Replications between regions: the documents in the database `_replicator` of a region's own server.
+"""Replications: the documents in the database `_replicator` of the own server, and those between regions.
 
 A region *pulls*: its own server reads the databases of the other regions and writes into its own. For each other region
 there are two replications, one of the database of regions and one of results. Both run continuously, and both are
@@ -18,13 +18,28 @@ from ..couchdb.address import Address
 from ..couchdb.client import Client, Document
 from ..couchdb.credentials import user_and_password
 from ..couchdb.redaction import redacted
-from ..couchdb.shapes import items, members, rows, text
+from ..couchdb.shapes import items, maybe, members, rows, text
 from ..documents.region import region_id
-from ..errors import AccessDenied, ConfigurationError, DatabaseMissing, describe_user
+from ..errors import AccessDenied, ConfigurationError, Conflict, DatabaseMissing, describe_user
 from . import region_nodes
 from .setup import Step
 
-__all__ = ['Endpoint', 'id_of', 'nudge', 'parcels', 'plan', 'reached', 'results', 'server_in', 'stored']
+__all__ = [
+    'Endpoint',
+    'beginning_with',
+    'database_in',
+    'id_of',
+    'missing',
+    'nudge',
+    'parcels',
+    'plan',
+    'reached',
+    'read',
+    'results',
+    'server_in',
+    'step',
+    'stored',
+]
 
 _PATH = '/_replicator'
 
@@ -94,12 +109,24 @@ def stored(server: Client, own: str) -> dict[str, Document] | None:
 
     `server` is a client for the server, see `Address.root`. *Raises* `AccessDenied` for others than administrators.
     """
+    return read(server, *(beginning_with(id_of(kind, own, '')) for kind in ('regions', 'results')))
+
+
+def beginning_with(prefix: str) -> Document:
+    """Return the parameters of `_all_docs` for all documents whose ids begin with `prefix`."""
+    return {'startkey': json.dumps(prefix), 'endkey': json.dumps(f'{prefix}\ufff0')}
+
+
+def read(server: Client, *asked: Document) -> dict[str, Document] | None:
+    """Return replications by id, for parameters of `_all_docs`; None if the server has no database `_replicator`.
+
+    *Raises* `AccessDenied` for others than administrators.
+    """
     found: dict[str, Document] = {}
     try:
-        for kind in ('regions', 'results'):
-            prefix = id_of(kind, own, '')
-            keys = {'startkey': json.dumps(prefix), 'endkey': json.dumps(f'{prefix}\ufff0'), 'include_docs': True}
-            answer = server.request('GET', f'{_PATH}/_all_docs', keys, repeat=True, shape=rows(id=text))
+        for params in asked:
+            params = {**params, 'include_docs': True}
+            answer = server.request('GET', f'{_PATH}/_all_docs', params, repeat=True, shape=rows(id=maybe(text)))
             found |= {row['id']: row['doc'] for row in answer['rows'] if row.get('doc')}
     except DatabaseMissing:
         return None
@@ -121,23 +148,34 @@ def plan(
     *Raises* `ConfigurationError` if a replication of another app has the same id, and `AccessDenied`.
     """
     found = stored(server, own)
-    yield Step('the database _replicator exists', partial(_create, server) if found is None else None)
+    yield missing(server, found)
     found = found or {}
     for doc in wanted:
         old = found.get(doc['_id'])
-        if old and _database(old) not in databases:
+        if old and database_in(old, 'target') not in databases:
             raise ConfigurationError(
                 f'{server.address.server}: the replication {doc["_id"]} exists and writes into another database, '
-                f'{_database(old) or "without a name"}: choose another name for the region in the transport options '
-                f'region and regions, or delete this document in _replicator'
+                f'{database_in(old, "target") or "without a name"}: choose another name for the region in the '
+                f'transport options region and regions, or delete this document in _replicator'
             )
-        done = not restart and old is not None and _is(old, doc)
-        yield Step(f'{doc["_id"]} pulls from {doc["source"]["url"]}', None if done else partial(_put, server, doc, old))
+        goal = f'{doc["_id"]} pulls from {doc["source"]["url"]}'
+        yield step(server, goal, doc, old, restart=restart)
     known = {doc['_id'] for doc in wanted}
     for doc_id, old in sorted(found.items()):
-        if doc_id not in known and _database(old) in databases:
+        if doc_id not in known and database_in(old, 'target') in databases:
             goal = f'{doc_id}, of a region that is not in the option regions, is removed'
             yield Step(goal, partial(_delete, server, old))
+
+
+def missing(server: Client, found: dict[str, Document] | None) -> Step:
+    """Return the step after which the database `_replicator` exists; `found` is the result of `read`."""
+    return Step('the database _replicator exists', partial(_create, server) if found is None else None)
+
+
+def step(server: Client, goal: str, doc: Document, old: Document | None, *, restart: bool = False) -> Step:
+    """Return the step after which a replication is `doc`; `old` is the stored one."""
+    done = not restart and old is not None and _is(old, doc)
+    return Step(goal, None if done else partial(_put, server, doc, old))
 
 
 def reached(server: Client, own: str) -> set[str] | None:
@@ -224,9 +262,12 @@ def _delete(server: Client, doc: Document) -> None:
 
 
 def _create(server: Client) -> None:
-    server.request('PUT', _PATH)
+    try:
+        server.request('PUT', _PATH)
+    except Conflict:
+        pass  # an earlier step for another device has created it
 
 
-def _database(doc: Mapping[str, Any]) -> str:
-    """Return the name of the database into which a replication writes."""
-    return unquote(_url(doc.get('target')).rpartition('/')[2])
+def database_in(doc: Mapping[str, Any], member: str) -> str:
+    """Return the name of the database that is the `source` or the `target` of a replication."""
+    return unquote(_url(doc.get(member)).rpartition('/')[2])

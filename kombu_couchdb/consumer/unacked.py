@@ -118,7 +118,7 @@ class Unacked(HeldMessages):
             if delivery.expired and not workitem.delivers_expired(delivery.doc):
                 # The message has expired in the mailbox: delete it instead of delivering it.
                 if delivery.tag in self._held:
-                    self._end(delivery.tag, lambda doc: workitem.acked(doc, self._clock.now()), _EXPIRED)
+                    self._end(delivery.tag, lambda doc: workitem.dropped(doc, self._clock.now()), _EXPIRED)
                 self.wakeup.set()
                 return False
             self._subscriptions.count_delivery(delivery.credit)

@@ -54,7 +54,7 @@ PARCELS = 'parcels-v1'
 
 #: The design document for receipts in a database of parcels. Its index is updated when it is read: when a leader
 #: starts, and when a receipt is to be deleted.
-RECEIPTS = 'celery-receipts-v1'
+RECEIPTS = 'celery-receipts-v2'
 
 #: The design document of a database of regions.
 REGIONS = 'celery-regions-v1'

@@ -28,7 +28,14 @@ from .body import attached, is_large
 from .ids import PARCEL
 from .types import Document, Message, Parcel
 
-__all__ = ['is_waiting', 'moved_id', 'new', 'refused', 'replayed', 'with_body']
+__all__ = ['is_waiting', 'moved_id', 'new', 'refused', 'replayed', 'shortened', 'with_body']
+
+#: What remains of a refused parcel, and of a receipt, that is `shortened`.
+_REFUSED = ('_id', '_rev', 'status', 'failed')
+_RECEIPT = ('_id', '_rev', 'type', 'id', 'moved', 'state', 'done', 'result', 'error', 'left_out', 'kept_until')
+
+#: The maximum length of the name of a task in a document that is `shortened`.
+_MAX_NAME_CHARACTERS = 255
 
 
 def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float) -> Parcel:
@@ -76,6 +83,16 @@ def is_waiting(doc: Mapping[str, Any]) -> bool:
 def refused(doc: Mapping[str, Any], reason: str, now: float) -> Document:
     """Return a parcel as refused: it stays where its publisher can see it, with the reason."""
     return {**doc, **dead_letter.members(reason, now)}
+
+
+def shortened(doc: Mapping[str, Any]) -> Document:
+    """Return a refused parcel or a receipt without what its publisher wrote: CouchDB refuses it for its size."""
+    if doc.get('type') != 'Receipt':
+        reason = f'{doc["reason"]}; the rest of the document was removed, because with the reason it was too large'
+        return {**{name: doc[name] for name in _REFUSED if name in doc}, 'reason': reason}
+    task = doc.get('task')
+    is_name = isinstance(task, str) and task.isprintable() and len(task) <= _MAX_NAME_CHARACTERS
+    return {**{name: doc[name] for name in _RECEIPT if name in doc}, 'task': task if is_name else None}
 
 
 def replayed(doc: Mapping[str, Any]) -> Document:

@@ -210,6 +210,8 @@ class _TombstoneOptions(TypedDict, total=False):
     void: bool
     #: True if an operator removed the message while a consumer held it.
     removed: bool
+    #: True if nobody has acknowledged the message: see `workitem.dropped`. Of messages from parcels only.
+    dropped: bool
 
 
 class Tombstone(_TombstoneOptions):

@@ -32,7 +32,7 @@ from typing import Any, cast
 
 from . import concurrency, rates
 from .body import attached, is_large
-from .ids import JOB
+from .ids import JOB, PARCEL
 from .job_key import JOB_KEY, job_id
 from .properties import HIGHEST, due_date, headers_of, lifetime, priority
 from .types import Document, Message, Tombstone, WorkItem
@@ -44,6 +44,7 @@ __all__ = [
     'claimant',
     'deleted',
     'delivers_expired',
+    'dropped',
     'has_expired',
     'is_dead',
     'is_done',
@@ -239,7 +240,7 @@ def release(doc: Mapping[str, Any], *, delivered: bool = True, counts: bool = Tr
     that was removed while it was claimed is not released but deleted; a unique job goes on with the next one.
     """
     if isinstance(removed := doc.get('removed'), (int, float)):
-        return dict(acked(doc, removed))
+        return dict(dropped(doc, removed))
     attempts = doc.get('attempts')
     fewer = {'attempts': attempts - 1} if not (delivered and counts) and isinstance(attempts, int) else {}
     return {**doc, 'claimed': None, **fewer, **(last_consumer(doc) if delivered else {})}
@@ -257,6 +258,15 @@ def acked(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
         first = {name: value for name, value in following[0].items() if not name.startswith('_')}  # CouchDB's own names
         return {**first, **kept, 'type': 'WorkItem', 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
     return deleted(doc)
+
+
+def dropped(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
+    """Return the document to write when an item is deleted although nobody has acknowledged its message; see `acked`.
+
+    The tombstone of a message that was moved from a database of parcels says so, for the receipt of the parcel.
+    """
+    after = acked(doc, now)
+    return {**after, 'dropped': True} if after.get('_deleted') and doc['_id'].startswith(PARCEL) else after
 
 
 def deleted(doc: Mapping[str, Any]) -> Tombstone:

@@ -128,15 +128,12 @@ class Purge:
         job is read first, because the row of the view is not enough: the job may have further messages in `next`, which
         take its place, and `unwanted` may need its member `sent`.
         """
-        changes: list[Mapping[str, Any]] = [
-            {'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in found if not doc_id.startswith(JOB)
+        now = self.client.clock.now()
+        changes = [
+            workitem.dropped({'_id': doc_id, '_rev': rev}, now) for doc_id, rev in found if not doc_id.startswith(JOB)
         ]
         jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(JOB)])
-        changes += [
-            workitem.acked(doc, self.client.clock.now())
-            for doc in jobs
-            if doc and workitem.is_waiting(doc) and unwanted(doc)
-        ]
+        changes += [workitem.dropped(doc, now) for doc in jobs if doc and workitem.is_waiting(doc) and unwanted(doc)]
         return self._write(changes)
 
     def _write(self, docs: Sequence[Mapping[str, Any]]) -> int:

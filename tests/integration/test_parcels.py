@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
@@ -151,6 +153,40 @@ def test_hostile_parcels_stop_no_others(mover: Callable[[], Mover], client: Clie
     assert parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
     refused = {row['id'] for row in parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[1])}
     assert refused == {'0', '1', '3', '4', '5'}
+
+
+@pytest.mark.parametrize('task', ['add', 'subtract'])
+def test_parcel_of_the_maximum_size_stops_no_others(
+    mover: Callable[[], Mover], client: Client, parcels: Client, task: str
+) -> None:
+    members = {'task': task, 'published': -1, 'x': ''}
+    parcels.put({'_id': 'largest', **members, 'x': 'x' * (7_999_998 - len(json.dumps(members, separators=(',', ':'))))})
+    put(parcels, 'good')
+    mover().step()
+    assert 'good' in bodies(client)
+    assert parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
+    doc = parcels.get('largest')
+    assert (doc.get('type'), doc.get('status')) == (('Receipt', None) if task == 'add' else (None, 'fail'))
+
+
+def test_bodies_in_a_batch_are_limited(
+    server: Server, mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('celery_couchdb.parcels.mover._BATCH_BODY_BYTES', 50_000)
+    with Celery('web', set_as_current=False, broker=server.couchdb_url(parcels.address.database)) as web:
+        for n in range(5):
+            web.send_task('add', ['x' * 20_000, 'y'], task_id=f'{n}')
+    one = mover()
+    sizes, move = list[int](), one._move
+
+    def counted(docs: Any) -> int:
+        sizes.append(len(docs))
+        return move(docs)
+
+    monkeypatch.setattr(one, '_move', counted)
+    one.step()
+    assert sizes == [2, 2, 1, 0]
+    assert bodies(client) == [f'{n}' for n in range(5)]
 
 
 def test_parcel_for_another_region_is_refused(

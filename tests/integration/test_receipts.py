@@ -14,6 +14,10 @@ from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.parcels.receipts import Receipts
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents import dead_letter, workitem
+from kombu_couchdb.documents.reasons import rejected
+from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.parcels import kill_between_writes, receipt_of
 from tests.support import items
@@ -95,6 +99,37 @@ def test_mover_killed_between_its_two_writes_while_the_task_ends(
     assert run(mover(), parcels, 'a')['result'] == 3
 
 
+def test_task_ends_before_the_mover_knows_that_its_message_is_published(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = mover()
+    one.step()
+    put(parcels, 'a')
+    store = one._transport.store_items
+
+    def unanswered(docs: Any, *, once: bool) -> Any:
+        store(docs, once=once)
+        raise ServerUnavailable('no answer')
+
+    one._stale = True
+    with monkeypatch.context() as patched:
+        patched.setattr(one._transport, 'store_items', unanswered)
+        with pytest.raises(ServerUnavailable):
+            one.step()
+    end(app, item_of(client, 'a'))
+    assert run(one, parcels, 'a')['result'] == 3
+
+
+def test_receipt_without_room_for_the_result(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    put(parcels, 'a', x='x' * 7_990_000)
+    one = mover()
+    one.step()
+    end(app, item_of(client, 'a'), 'y' * 20_000)
+    assert run(one, parcels, 'a')['result'] == 'y' * 20_000
+
+
 @pytest.mark.parametrize('forged', [{'type': None, 'done': None}, {'state': 'SUCCESS', 'done': 1, 'result': 'forged'}])
 def test_edited_receipt_runs_nothing(
     app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, forged: Document
@@ -127,10 +162,107 @@ def test_receipt_of_somebody_elses_task_stays_empty(
     assert 'done' not in (parcels.get_or_none('spy') or {})
 
 
+def look_up(mover: Mover) -> None:
+    """Step as if so much time had passed that the messages of open receipts are looked up."""
+    messages = receipts_of(mover)._messages
+    mover.step()
+    messages._next_at = float('-inf')
+    messages._checks = {doc_id: (float('-inf'), 1.0) for doc_id in receipts_of(mover)._open}
+    mover.step()
+
+
+@pytest.fixture
+def one(mover: Callable[[], Mover], parcels: Client) -> Mover:
+    """A mover that has moved the parcels `a` and `b`."""
+    put(parcels, 'a', 'b')
+    one = mover()
+    one.step()
+    return one
+
+
+def dead(item: Document) -> Document:
+    return dead_letter.made_of(item, rejected('no such customer'), 5.0)
+
+
+@pytest.mark.parametrize(
+    ('end_of', 'state', 'error'),
+    [
+        (lambda item: workitem.dropped(item, 5.0), 'REVOKED', 'expired, or was deleted'),
+        (dead, 'FAILURE', 'is a dead letter: rejected: no such customer'),
+    ],
+)
+def test_message_that_ends_without_a_result(
+    one: Mover, client: Client, parcels: Client, end_of: Callable[[Document], Document], state: str, error: str
+) -> None:
+    client.bulk([end_of(item_of(client, 'a'))])
+    look_up(one)
+    receipt = parcels.get('a')
+    assert (receipt['state'], 'result' in receipt, 'done' in receipt) == (state, False, True)
+    assert error in receipt['error']
+    assert 'done' not in parcels.get('b')
+
+
+def test_purged_and_expired_messages(app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+    put(parcels, 'late', expires=1_700_000_000)
+    put(parcels, 'purged')
+    one = mover()
+    one.step()
+    store = Store(client)
+    assert (store.drop_expired(), store.purge('celery')) == (1, 1)
+    look_up(one)
+    assert {parcels.get(name)['state'] for name in ('late', 'purged')} == {'REVOKED'}
+
+
+def test_result_that_was_stored_before_a_message_was_deleted(
+    app: Celery, one: Mover, client: Client, parcels: Client
+) -> None:
+    item = item_of(client, 'a')
+    receipts_of(one)._changes.clear()
+    end(app, item)
+    client.bulk([workitem.dropped(item, 5.0)])
+    look_up(one)
+    assert parcels.get('a')['state'] == 'SUCCESS'
+
+
+def test_acknowledged_message_says_nothing_about_its_task(
+    app: Celery, one: Mover, client: Client, parcels: Client
+) -> None:
+    item = item_of(client, 'a')
+    client.bulk([workitem.acked(item, 5.0)])
+    look_up(one)
+    assert 'done' not in parcels.get('a')
+    assert receipts_of(one)._messages._checks['a'][0] == float('inf')
+    end(app, item)
+    assert run(one, parcels, 'a')['state'] == 'SUCCESS'
+
+
+def test_deletion_that_another_node_does_not_have(one: Mover, client: Client, parcels: Client) -> None:
+    item = item_of(client, 'a')
+    claimed = workitem.acked(item, 5.0)
+    rival = {**claimed, '_rev': f'2-{"f" * 32}', '_revisions': {'start': 2, 'ids': ['f' * 32, item['_rev'][2:]]}}
+    client.bulk([workitem.dropped(item, 5.0)])
+    client.request('POST', '/_bulk_docs', body={'docs': [rival], 'new_edits': False})
+    look_up(one)
+    assert 'done' not in parcels.get('a')
+
+
+def test_open_receipts_are_read_in_pages_and_forged_ones_are_ignored(
+    app: Celery, mover: Callable[[], Mover], parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('celery_couchdb.parcels.receipts._OPEN_ROWS', 2)
+    put(parcels, *'abcde')
+    parcels.put({'_id': 'bb', 'type': 'Receipt', 'task': 'add', 'id': 'x' * 100_000, 'kept_until': 1e12})
+    mover().step()
+    other = mover()
+    receipts_of(other)._load()
+    assert set(receipts_of(other)._open) == set('abcde')
+    rows = parcels.view(design.RECEIPTS, 'receipts', key=['open', 'bb'])
+    assert [row['value'] for row in rows] == [None]
+
+
 def test_expired_receipts_are_deleted_with_their_conflicts(
     app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
 ) -> None:
-    app.conf.broker_transport_options['receipts'] = 0.2
     leaves = [{'_id': 'a', '_rev': f'1-{digit * 32}', 'task': 'add', 'args': [digit]} for digit in 'abc']
     parcels.request('POST', '/_bulk_docs', body={'docs': leaves, 'new_edits': False})
     put(parcels, 'b')
@@ -139,6 +271,8 @@ def test_expired_receipts_are_deleted_with_their_conflicts(
     assert len(items(client)) == 2
     end(app, item_of(client, 'b'))
     run(one, parcels, 'b')
+    for doc_id in ('a', 'b'):
+        parcels.put({**parcels.get(doc_id), 'kept_until': 0})
 
     def gone() -> bool:
         receipts_of(one)._sweep_at = 0

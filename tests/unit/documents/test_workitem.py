@@ -14,6 +14,7 @@ import pytest
 
 from kombu_couchdb.documents import dead_letter, malformed, workitem
 from kombu_couchdb.documents.body import MAX_INLINE
+from kombu_couchdb.documents.parcel import moved_id
 from kombu_couchdb.documents.properties import due_date
 from kombu_couchdb.errors import Unstorable
 
@@ -352,3 +353,9 @@ def test_deeply_nested_dead_letter_can_be_copied() -> None:
 @pytest.mark.parametrize('tag', [['x'], {'x': 1}, 5, None])
 def test_delivery_tag_that_is_not_text_is_none(tag: Any) -> None:
     assert workitem.tag(item(message=message(delivery_tag=tag))) is None
+
+
+def test_only_tombstones_of_messages_from_parcels_say_that_nobody_acknowledged_them() -> None:
+    tombstones = [workitem.dropped({'_id': doc_id, '_rev': '1-a'}, 5.0) for doc_id in (moved_id('order-17'), '0000647')]
+    assert [tombstone.get('dropped') for tombstone in tombstones] == [True, None]
+    assert workitem.dropped({'_id': 'job:a', '_rev': '1-a', 'next': [{'message': {}}]}, 5.0)['message'] == {}

@@ -7,10 +7,12 @@ import zlib
 from typing import Any
 
 import pytest
+from celery.app.task import Context
 
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, call_in, checked
 from celery_couchdb.parcels.inherited import PARCEL
+from celery_couchdb.parcels.origin import parcel_of
 
 #: 100 MB of blanks, compressed to 100 kB.
 BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()
@@ -108,6 +110,7 @@ def test_invalid_signature_is_refused(embedded: Any) -> None:
         {'headers': {'x-region': 'us'}},
         {'headers': {'x-from-region': 'us'}},
         {'task_id': 'b', 'headers': {PARCEL: ['order-17', 'b']}},
+        {'task_id': 'b', 'headers': {'headers': {PARCEL: ['order-17', 'b']}}},
     ],
 )
 def test_signature_cannot_say_where_its_result_goes(options: dict[str, Any]) -> None:
@@ -165,8 +168,11 @@ def test_message_keeps_only_allowed_properties() -> None:
 
 
 def test_message_cannot_say_where_its_result_goes() -> None:
-    forged = message(headers={'task': 'add', 'id': 'a', PARCEL: ['order-17', 'a'], 'x-from-region': 'us'})
-    assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == {'task': 'add', 'id': 'a'}
+    own = {'task': 'add', 'id': 'a'}
+    where = {PARCEL: ['order-17', 'a'], 'x-from-region': 'us'}
+    assert parcel_of(Context({**own, 'headers': where}), 'a') == 'order-17'  # Celery has its own headers there
+    forged = message(headers={**own, **where, 'headers': where})
+    assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == own
 
 
 def test_long_document_id_is_refused() -> None:

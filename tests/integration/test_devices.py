@@ -1,0 +1,117 @@
+"""Databases of devices: setup on Apache CouchDB, and names that two devices would share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_couchdb.testing import Server
+from celery_couchdb.testing.server import fresh_name
+from kombu_couchdb import design
+from kombu_couchdb.admin.devices import compact_devices, device_plan
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import ConfigurationError
+from tests.conftest import wait_for
+
+from .conftest import command_of
+
+
+@pytest.fixture
+def name(server: Server, apache_couchdb: bool) -> Iterator[str]:
+    """The beginning of the names of databases; the databases and their replications are deleted at the end."""
+    if not apache_couchdb:
+        pytest.skip('the embedded server has no database _replicator')
+    name = fresh_name()
+    yield name
+    clean_up(server, name)
+
+
+def clean_up(server: Server, name: str) -> None:
+    root = Client(server.client(name).address.root)
+    keys = {'startkey': json.dumps(f'celery-{name}'), 'endkey': json.dumps(f'celery-{name}\ufff0')}
+    for row in root.request('GET', '/_replicator/_all_docs', keys)['rows']:
+        root.request('DELETE', f'/_replicator/{row["id"]}', {'rev': row['value']['rev']})
+    for database in root.request('GET', '/_all_dbs'):
+        if database.startswith(name):
+            server.delete(database)
+
+
+def set_up(server: Server, parcels: str, device: str) -> list[str]:
+    """Set a device up, and return the goals of the steps that had something to do."""
+    client = server.client(parcels)
+    done = []
+    for step in device_plan(client, client.address, device)[1]:
+        if step.do:
+            step.do()
+            done.append(step.goal)
+    return done
+
+
+def test_setup_is_idempotent_and_shows_no_password(server: Server, name: str) -> None:
+    goals = set_up(server, name, 'bob')
+    assert 'parcels of bob are replicated from this database' in goals
+    assert server.password not in repr(goals)
+    assert set_up(server, name, 'bob') == []
+
+
+@pytest.mark.parametrize('pairs', [[('', 'eu-bob'), ('-eu', 'bob')], [('-eu', 'bob'), ('', 'eu-bob')]])
+def test_two_devices_do_not_share_a_database(server: Server, name: str, pairs: list[tuple[str, str]]) -> None:
+    (first, mine), (second, theirs) = pairs
+    set_up(server, name + first, mine)
+    security = server.client(f'{name}-eu-bob').request('GET', '/_security')
+    with pytest.raises(
+        ConfigurationError, match=f"{name}-eu-bob belongs to the user '{mine}' of the database of parcels"
+    ):
+        set_up(server, name + second, theirs)
+    assert server.client(f'{name}-eu-bob').request('GET', '/_security') == security
+    assert set_up(server, name + first, mine) == []
+
+
+def test_replication_of_others_is_not_replaced(server: Server, name: str) -> None:
+    set_up(server, f'{name}-from-a', 'b')
+    with pytest.raises(
+        ConfigurationError, match=f'the replication celery-{name}-from-a-from-b connects other databases'
+    ):
+        set_up(server, name, 'a-from-b')
+
+
+@pytest.mark.parametrize('document', [design.documents()[0], design.parcels()])
+def test_database_of_the_app_is_not_given_to_a_device(server: Server, name: str, document: dict[str, Any]) -> None:
+    client = server.client(f'{name}-broker')
+    client.create()
+    client.put(document)
+    with pytest.raises(ConfigurationError, match=f'{name}-broker is not the database of a device'):
+        set_up(server, name, 'broker')
+
+
+def test_databases_of_devices_are_compacted(server: Server, name: str) -> None:
+    set_up(server, name, 'eu-bob')
+    set_up(server, f'{name}-eu', 'alice')
+    device = server.client(f'{name}-eu-bob')
+    rev = device.put({'_id': 'large'})
+    for _ in range(10):
+        rev = device.put({'_id': 'large', '_rev': rev, 'text': os.urandom(50_000).hex()})  # CouchDB compresses files
+    size = device.info()['sizes']['file']
+    assert compact_devices(server.client(name)) == [f'{name}-eu-bob']
+    wait_for(lambda: device.info()['sizes']['file'] < size / 2, 'the compaction')
+    server.delete(f'{name}-eu-bob')
+    assert compact_devices(server.client(name)) == []
+
+
+def test_vacuum_command_compacts_databases_of_devices(
+    server: Server, mover_app: Celery, client: Client, parcels: Client, apache_couchdb: bool
+) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server needs no vacuum')
+    database = parcels.address.database
+    try:
+        set_up(server, database, 'bob')
+        done = command_of(mover_app)('vacuum', '--yes', '--no-wait')
+    finally:
+        clean_up(server, database)
+    assert f'{database}-bob: the database of a device is being compacted' in done.stdout
