@@ -14,7 +14,7 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS, Leader
 from kombu_couchdb.log import get_logger
 
-__all__ = ['Batch', 'LedJob']
+__all__ = ['Batch', 'Changes', 'LedJob']
 
 logger = get_logger(__name__)
 
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     done: int
 
 
-class _Changes(NamedTuple):
+class Changes(NamedTuple):
     """A report of the changes feed: the ids of documents, and the sequence after them."""
 
     ids: Sequence[str]
@@ -62,7 +62,7 @@ class LedJob:
         self._leader, self._client, self._selector, self._wake = leader, client, selector, wake
         self._feed: ContinuousFeed | None = None
         self._stale, self._stopping = True, False
-        self._changes: _Changes | None = None  # what the feed has reported; the feed waits until it is told to go on
+        self._changes: Changes | None = None  # what the feed has reported; the feed waits until it is told to go on
         self._again_at, self._pause = inf, _MIN_PAUSE_SECONDS
 
     @property
@@ -137,7 +137,7 @@ class LedJob:
     # -- in the thread of the feed
 
     def _note_changes(self, rows: Sequence[Row], last: Any) -> None:
-        self._changes = _Changes([row['id'] for row in rows], last)
+        self._changes = Changes([row['id'] for row in rows], last)
         self._wake()
 
     def _note_error(self, exc: CouchDBError) -> None:

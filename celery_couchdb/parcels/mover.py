@@ -18,6 +18,7 @@ from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.couchdb.leaves import delete_leaves
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
 from kombu_couchdb.design.rows import ParcelRow
 from kombu_couchdb.documents import parcel, receipt
@@ -82,6 +83,7 @@ class Mover(LedJob):
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
         self._channel = CollectingChannel(transport)
         transport.channels.append(self._channel)
+        self._deleted = set[str]()  # the ids of the parcels that were deleted last
         self._receipts: Receipts | None = None
         self._receipts_error = ''
         if self._has_receipts(options):
@@ -144,8 +146,12 @@ class Mover(LedJob):
         docs = self._client.fetch(ids)
         done = sum(self._refuse_unreadable(doc_id) for doc_id, doc in zip(ids, docs, strict=True) if doc is None)
         part, size = list[Document](), 0
+        deleted, self._deleted = self._deleted, set()
         for doc in docs:
-            if doc and self._is_waiting(doc):
+            if doc and doc['_id'] in deleted:
+                # A conflict of a moved parcel shows now. One after the other, each would be a batch.
+                done += delete_leaves(self._client, [doc])
+            elif doc and self._is_waiting(doc):
                 length = attachment['length'] if (attachment := stub(doc)) else 0
                 if part and size + length > _BATCH_BODY_BYTES:
                     done += self._move(part)
@@ -232,7 +238,9 @@ class Mover(LedJob):
             # A parcel that was changed may have been moved before.
             self._receipts.add([doc for doc in opened if doc['_rev'].startswith('1-')], unread=False)
             self._receipts.add([doc for doc in opened if not doc['_rev'].startswith('1-')], unread=True)
-        return sum(1 for result in results if result.is_stored)
+        stored = [change for change, result in zip(changes, results, strict=True) if result.is_stored]
+        self._deleted.update(change['_id'] for change in stored if change.get('_deleted'))
+        return len(stored)
 
     def _moved(self, doc: Document, item: WorkItem, now: float) -> Document:
         """Return what becomes of a parcel when its message is published: its receipt, or its deletion."""

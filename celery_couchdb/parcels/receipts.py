@@ -17,6 +17,7 @@ from celery import states
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.leaves import delete_revisions
 from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
 from kombu_couchdb.documents import receipt
 from kombu_couchdb.errors import CouchDBError
@@ -24,6 +25,7 @@ from kombu_couchdb.log import get_logger
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
+from .led_job import Changes
 from .messages import Messages
 from .writing import write
 
@@ -58,15 +60,8 @@ _OPEN = members(id=text, value=text)
 _KEPT = members(id=text, key=exactly(text, number), value=items(revision))
 
 
-class _Changes(NamedTuple):
-    """What the changes feed has reported: the ids of results of parcels, and the sequence after them."""
-
-    ids: list[str]
-    last: Any
-
-
 class _End(NamedTuple):
-    """How a task has ended: the members of a receipt, see `receipt.closed`. `date` is None if it is not known."""
+    """The end of a task: the members of a receipt, see `receipt.closed`. `date` is None if it is not known."""
 
     state: str
     result: Any = None
@@ -102,7 +97,7 @@ class Receipts:
         self._unread: dict[str, str] = {}
         self._since: Any = None
         self._is_watching = False
-        self._changes: deque[_Changes | None] = deque()
+        self._changes: deque[Changes | None] = deque()
         self._sweep_at = float('-inf')
 
     def close(self) -> None:
@@ -273,8 +268,8 @@ class Receipts:
             )
             over = [row for row in rows if row['key'][1] <= now]
             # The winning revision last: if this process is killed before, the document is still a receipt.
-            self._delete([(row['id'], rev) for row in over for rev in row['value'][1:]])
-            deleted = self._delete([(row['id'], row['value'][0]) for row in over])
+            delete_revisions(self._client, [(row['id'], rev) for row in over for rev in row['value'][1:]])
+            deleted = delete_revisions(self._client, [(row['id'], row['value'][0]) for row in over])
             for row in over:
                 self._open.pop(row['id'], None)
             if not deleted or len(over) < len(rows):
@@ -283,15 +278,10 @@ class Receipts:
             now + _SWEEP_SECONDS, min((row['key'][1] for row in rows[len(over) :]), default=float('inf'))
         )
 
-    def _delete(self, revisions: Iterable[tuple[str, str]]) -> int:
-        """Delete leaf revisions, and return how many were deleted."""
-        docs = [{'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in revisions]
-        return sum(result.is_stored for result in self._client.bulk(docs))
-
     # -- in the thread of the feed
 
     def _on_rows(self, rows: list[Document], last: Any) -> None:
-        self._changes.append(_Changes([row['id'] for row in rows if not row.get('deleted')], last))
+        self._changes.append(Changes([row['id'] for row in rows if not row.get('deleted')], last))
         self._wake()
 
     def _on_error(self, exc: CouchDBError) -> None:

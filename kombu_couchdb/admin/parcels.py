@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .. import design
 from ..couchdb.client import Client, Document, chunks
+from ..couchdb.leaves import delete_leaves
 from ..couchdb.shapes import exactly, items, members, number, revision
 from ..documents import parcel
 from ..documents.receipt import is_open
-from ..errors import CouchDBError, DatabaseMissing, NotFound
+from ..errors import DatabaseMissing, NotFound
 from .pages import paged
 
 __all__ = ['STATES', 'Parcels', 'moving', 'state_of']
@@ -94,25 +95,7 @@ class Parcels:
 
     def drop(self, docs: Sequence[Document]) -> int:
         """Delete documents with all their leaf revisions, and return how many were deleted."""
-        dropped = 0
-        for part in chunks(docs, _BATCH_DOCS):
-            # The shown revision last: a leaf that remains alone would be a parcel that waits.
-            others = [(doc['_id'], rev) for doc in part for rev in self._conflicts(doc['_id'])]
-            self._delete(others)
-            dropped += self._delete([(doc['_id'], doc['_rev']) for doc in part])
-        return dropped
-
-    def _conflicts(self, doc_id: str) -> list[str]:
-        """Return the leaf revisions of a document beside the one that CouchDB shows."""
-        try:
-            found = self.client.get(doc_id, conflicts=True).get('_conflicts')
-        except CouchDBError:
-            return []  # it was deleted meanwhile, or cannot be read
-        return [rev for rev in found if revision(rev)] if isinstance(found, list) else []
-
-    def _delete(self, revisions: Sequence[tuple[str, str]]) -> int:
-        docs = [{'_id': doc_id, '_rev': rev, '_deleted': True} for doc_id, rev in revisions]
-        return sum(result.is_stored for result in self.client.bulk(docs))
+        return sum(delete_leaves(self.client, part) for part in chunks(docs, _BATCH_DOCS))
 
     def _unreadable(self, doc_id: str, *, refused: bool) -> Document | None:
         """Return what is known of a document that Python cannot decode; None if it is deleted."""
