@@ -84,13 +84,13 @@ def _replications(client: Client, own: Address, name: str) -> Iterator[Step]:
     # Where the name of the database of parcels ends, and that of the user begins, is not visible in the name.
     parts = database.split('-')
     rivals = {('-'.join(parts[:at]), '-'.join(parts[at:])) for at in range(1, len(parts))} - {(parcels, name)}
-    from_ids = {_id_of(other, 'from', user): (other, user) for other, user in rivals}
+    from_ids = {_id_of(other, 'from', device): (other, device) for other, device in rivals}
     own_ids = [_id_of(parcels, direction, name) for direction in ('from', 'to')]
     found = replications.read(server, {'keys': json.dumps([*own_ids, *from_ids])})
-    for doc_id, (other, user) in from_ids.items():
+    for doc_id, (other, device) in from_ids.items():
         if found and doc_id in found and _ends(found[doc_id]) == (database, other):
             raise ConfigurationError(
-                f'{client.address.url} belongs to the user {user!r} of the database of parcels {other!r}; '
+                f'{client.address.url} belongs to the device {device!r} of the database of parcels {other!r}; '
                 f'choose another name than {name!r}'
             )
     yield replications.missing(server, found)

@@ -65,7 +65,7 @@ def test_two_devices_do_not_share_a_database(server: Server, name: str, pairs: l
     set_up(server, name + first, mine)
     security = server.client(f'{name}-eu-bob').request('GET', '/_security')
     with pytest.raises(
-        ConfigurationError, match=f"{name}-eu-bob belongs to the user '{mine}' of the database of parcels"
+        ConfigurationError, match=f"{name}-eu-bob belongs to the device '{mine}' of the database of parcels"
     ):
         set_up(server, name + second, theirs)
     assert server.client(f'{name}-eu-bob').request('GET', '/_security') == security

@@ -153,7 +153,7 @@ class ModelFerry(Ferry):
         client: Any = place.regions
         broker: Any = place.broker
         others = [other(place.name)]
-        self.region, self._client, self._receipts = place.name, client, None
+        self.region, self._client, self._receipts, self._deleted = place.name, client, None, set()
         self._wants = cast(Any, SimpleNamespace(note_arrived=lambda count: None))
         looks = Looks(cast(Any, SimpleNamespace(watch=lambda: None, is_enough=False)))
         self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'], looks)
