@@ -151,10 +151,15 @@ def nudge(ctx: click.Context, names: tuple[str, ...], admin: Admin) -> None:
     can be reached again, or when the node of a region from which CouchDB pulls is down: if its URL names several nodes,
     one is chosen that responds to this machine. It needs an administrator of CouchDB.
     """
-    own = _Own.of(app_of(ctx), admin)
+    app = app_of(ctx)
+    own = _Own.of(app, admin)
     chosen = {name: own.addresses[name] for name in own.chosen(names)}
-    for doc_id, url in replications.nudge(own.client, own.name, chosen).items():
+    found = replications.nudge(own.client, own.name, chosen)
+    for doc_id, url in found.items():
         echo(f'{doc_id} starts again, and pulls from {url}')
+    wanted = {replications.id_of(kind, own.name, name) for kind in _kinds(app) for name in chosen}
+    if missing := ', '.join(sorted(wanted - found.keys())):
+        raise click.ClickException(f'missing: {missing}; run "celery -A your_app couchdb regions setup"')
 
 
 class Found(TypedDict):
@@ -211,7 +216,7 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
 
 
 def _look(app: Any, own: _Own) -> list[Found]:
-    kinds = ('regions', 'results') if results_of(app) else ('regions',)
+    kinds = _kinds(app)
     try:
         reached = replications.reached(Client(own.client.address.root), own.name)
         local = {name: regions.region(own.client, own.name, name, kinds, reached) for name in own.others}
@@ -235,6 +240,11 @@ def _look(app: Any, own: _Own) -> list[Found]:
             one['error'] = str(exc)
         found.append(one)
     return found
+
+
+def _kinds(app: Any) -> tuple[str, ...]:
+    """Return the kinds of replications that an app needs."""
+    return ('regions', 'results') if results_of(app) else ('regions',)
 
 
 def _remote_client(address: Address) -> Client:

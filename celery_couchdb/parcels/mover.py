@@ -55,11 +55,11 @@ _BATCH_DOCS, _BATCH_CHARACTERS = 100, 1_000_000
 #: The maximum size of the attached bodies, in bytes, that are in memory together (but one body may be larger).
 _BATCH_BODY_BYTES = 16_000_000
 
-#: Only changes of these documents wake the mover. Other parcels, for example malformed ones, are found when the view is
-#: read next: at the start, and after such a change.
+#: Only changes of these documents wake the mover. Tombstones have no type either.
 _SELECTOR = {
     'status': {'$exists': False},
-    '$or': [{'type': 'Parcel'}, {'type': {'$exists': False}, 'task': {'$exists': True}}],
+    '_deleted': {'$exists': False},
+    '$or': [{'type': 'Parcel'}, {'type': {'$exists': False}}],
 }
 
 #: The maximum size of a body.
@@ -124,7 +124,7 @@ class Mover(LedJob):
 
     def do_these(self, ids: Sequence[str]) -> None:
         """Move or refuse these parcels."""
-        self._move_or_refuse(ids)
+        self._move_or_refuse([doc_id for doc_id in ids if not doc_id.startswith('_design/')])
 
     def _place(self, options: Options) -> tuple[str, str, dict[str, Any]]:
         """Return the name of the leader, the database with the parcels, and the selector for its changes."""

@@ -113,7 +113,7 @@ class Ferry(Mover):
             '$or': [
                 {
                     '_id': {'$gt': prefix, '$lt': f'{prefix[:-1]};'},
-                    'type': 'Parcel',
+                    '_deleted': {'$exists': False},
                     'status': {'$exists': False},
                 },
                 {'_id': {'$gt': 'region:', '$lt': 'region;', '$ne': region.region_id(self.region)}, 'type': 'Region'},

@@ -38,7 +38,7 @@ class Parcels(TypedDict):
     """Parcels of one kind."""
 
     count: int
-    #: How long ago the oldest was published, or refused; None without parcels.
+    #: How long ago the oldest was published, or refused; None without parcels that have a date.
     oldest: float | None
 
 
@@ -65,7 +65,7 @@ class Region(TypedDict):
     leaving: Parcels
     #: Parcels from the region that are here and not published yet.
     arrived: Parcels
-    #: Parcels that the region has refused.
+    #: Parcels from or to the region that the other side has refused.
     refused: Parcels
     #: The age of the region's own document; None if there is none.
     seen: float | None
@@ -146,7 +146,7 @@ def region(client: Client, own: str, other: str, kinds: Iterable[str], reached: 
         'replications': replications,
         'leaving': _parcels(client, 0, other, own),
         'arrived': _parcels(client, 0, own, other),
-        'refused': _parcels(client, 1, other, own),
+        'refused': _together(_parcels(client, 1, other, own), _parcels(client, 1, own, other)),
         'seen': max(0.0, now - doc['date']) if number(doc.get('date')) else None,
         'through': through,
     }
@@ -189,9 +189,15 @@ def _parcels(client: Client, kind: int, to: str, sender: str) -> Parcels:
         return {'count': 0, 'oldest': None}
     if not counted:
         return {'count': 0, 'oldest': None}
+    keys['startkey'] += [1]  # malformed parcels without a date have 0
     first = client.view(design.REGIONS, 'traffic', _ROW, reduce=False, limit=1, **keys)
     oldest = max(0.0, client.clock.now() - first[0]['key'][3]) if first else None
     return {'count': int(counted[0]['value']), 'oldest': oldest}
+
+
+def _together(*parts: Parcels) -> Parcels:
+    dates = [part['oldest'] for part in parts if part['oldest'] is not None]
+    return {'count': sum(part['count'] for part in parts), 'oldest': max(dates, default=None)}
 
 
 def _replication(server: Client, doc_id: str) -> tuple[Replication, Any]:

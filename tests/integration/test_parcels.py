@@ -199,3 +199,27 @@ def test_parcel_for_another_region_is_refused(
     assert parcels.get('a')['reason'] == 'its task belongs to another region, and parcels are for tasks of this one'
     assert client.id_range('p:') == []  # the database of regions
     assert items(client) == []
+
+
+@pytest.mark.parametrize('members', [{'args': [1]}, {'type': 'Parcel', 'args': [1]}, {'task': 5}])
+def test_malformed_parcel_is_refused_while_the_leader_waits(
+    mover: Callable[[], Mover], parcels: Client, members: dict[str, Any]
+) -> None:
+    one = mover()
+    one.step()
+    parcels.put({'_id': 'a', **members})
+
+    def is_refused() -> bool:
+        one.step()
+        return bool(parcels.get('a').get('status') == 'fail')
+
+    wait_for(is_refused, 'the refusal')
+
+
+def test_deletion_of_a_parcel_does_not_wake_the_leader(mover: Callable[[], Mover], parcels: Client) -> None:
+    one = mover()
+    one.step()
+    put(parcels, 'a')
+    parcels.put({**parcels.get('a'), '_deleted': True})
+    seen = parcels.changes(0, {'selector': one._selector}, 10)
+    assert [row['id'] for row in seen['results'] if not row['id'].startswith('_design/')] == []

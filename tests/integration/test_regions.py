@@ -13,6 +13,7 @@ from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from kombu_couchdb.queues.store import Store
+from tests.conftest import wait_for
 from tests.parcels import kill_between_writes, movers
 from tests.regions import Regions, regions_on
 from tests.support import items
@@ -105,6 +106,22 @@ def test_publisher_that_retries_stores_one_parcel(regions: Regions, monkeypatch:
     us.app.send_task('add', (1, 2), region='eu')
     assert len(calls) == 2
     assert len(parcels(us.regions)) == 1
+
+
+@pytest.mark.parametrize('members', [{}, {'message': 'x'}, {'type': 'Other', 'task': 'add'}])
+def test_malformed_parcel_is_refused_while_the_leader_waits(
+    regions: Regions, ferry: Callable[[Celery], Ferry], members: dict[str, object]
+) -> None:
+    eu = regions['eu']
+    one = ferry(eu.app)
+    one.step()
+    eu.regions.put({'_id': 'p:eu:us:1', **members})
+
+    def is_refused() -> bool:
+        one.step()
+        return bool(eu.regions.get('p:eu:us:1').get('status') == 'fail')
+
+    wait_for(is_refused, 'the refusal')
 
 
 def test_malformed_parcels_are_refused_with_the_reason_and_stop_nobody(
