@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import click
 
 import kombu_couchdb.design
 from kombu_couchdb.admin import region_nodes, regions, replications
-from kombu_couchdb.admin.regions import Region, Remote
 from kombu_couchdb.admin.replications import Endpoint
 from kombu_couchdb.admin.replicator import Nodes
 from kombu_couchdb.admin.setup import Step, Wanted, plan
@@ -21,18 +20,9 @@ from kombu_couchdb.couchdb.credentials import user_and_password
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 
 from .databases import admin_option, app_of, broker_of, options_of, regions_of, results_of
+from .regions_table import Found, is_bad, remarks, source_of, table
 from .setup import Admin, members_of, print_plan, wanted_results
-from .tables import (
-    Cell,
-    Column,
-    count_cell,
-    echo,
-    echo_styled,
-    format_duration,
-    format_table,
-    json_line,
-    terminal_width,
-)
+from .tables import echo, echo_styled, json_line
 from .time_limit import result_of, start
 
 __all__ = ['command']
@@ -162,20 +152,6 @@ def nudge(ctx: click.Context, names: tuple[str, ...], admin: Admin) -> None:
         raise click.ClickException(f'missing: {missing}; run "celery -A your_app couchdb regions setup"')
 
 
-class Found(TypedDict):
-    """The state of another region, for `status`."""
-
-    name: str
-    #: As the own server knows it.
-    local: Region
-    #: As the other region's server knows it; None if that does not respond.
-    remote: Remote | None
-    #: The reason for which it does not respond.
-    error: str | None
-    #: Whether the node from which CouchDB pulls responds; None if that is unknown, or the region has one URL.
-    source_responds: bool | None
-
-
 @command.command('status')
 @click.option('--json', 'as_json', is_flag=True, help='Print JSON, one line for each region. Durations are seconds.')
 @click.option('--check', is_flag=True, help='End with exit status 1 if something is wrong, see below.')
@@ -207,10 +183,10 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     elif not found:
         echo('There are no other regions.')
     else:
-        echo_styled(_table(found))
-        for line in _remarks(found):
+        echo_styled(table(found))
+        for line in remarks(found):
             echo(line)
-    bad = [one['name'] for one in found if _is_bad(one)]
+    bad = [one['name'] for one in found if is_bad(one)]
     if check and bad:
         raise click.ClickException(f'not connected: {", ".join(bad)}')
 
@@ -227,7 +203,7 @@ def _look(app: Any, own: _Own) -> list[Found]:
         address = own.addresses[name]
         remote = partial(regions.remote, _remote_client(address), own.client, own.name, name, region['through'])
         calls[name] = start(remote)
-        if address.others and (node := region_nodes.named(address, replications.server_in(_source(region)))):
+        if address.others and (node := region_nodes.named(address, replications.server_in(source_of(region)))):
             asked[name] = start(partial(region_nodes.responds, node))
     found: list[Found] = []
     for name, call in calls.items():
@@ -249,70 +225,3 @@ def _kinds(app: Any) -> tuple[str, ...]:
 
 def _remote_client(address: Address) -> Client:
     return Client(address, _REQUEST_SECONDS, _REQUEST_SECONDS)
-
-
-def _source(region: Region) -> str | None:
-    """Return the URL of the database of regions from which CouchDB pulls, if it is known."""
-    return region['replications']['regions']['source']
-
-
-def _is_bad(one: Found) -> bool:
-    remote = one['remote']
-    return remote is None or remote['missing'] > 0 or one['source_responds'] is False or _is_broken(one['local'])
-
-
-def _is_broken(region: Region) -> bool:
-    return any(one['state'] not in (None, 'running') for one in region['replications'].values())
-
-
-def _table(found: Sequence[Found]) -> str:
-    titles = ('LAG', 'TO', 'OLDEST', 'FROM', 'OLDEST', 'REFUSED', 'SEEN', 'RESPONDS')
-    columns = [Column('REGION', min_width=6), Column('PULLS'), *(Column(title, right=True) for title in titles)]
-    return format_table(columns, [_row(one) for one in found], terminal_width())
-
-
-def _row(one: Found) -> list[Cell | str]:
-    local, remote = one['local'], one['remote']
-    arriving = remote['leaving'] if remote else local['arrived']
-    return [
-        one['name'],
-        Cell(_pulls(local), {'fg': 'red'} if _is_broken(local) else {}),
-        count_cell(remote['pending'] if remote else None),
-        count_cell(local['leaving']['count']),
-        format_duration(local['leaving']['oldest']),
-        count_cell(arriving['count']),
-        format_duration(arriving['oldest']),
-        count_cell(local['refused']['count'], fg='red'),
-        format_duration(local['seen']),
-        f'{remote["response"] * 1000:.0f} ms' if remote else Cell('no', {'fg': 'red'}),
-    ]
-
-
-def _pulls(region: Region) -> str:
-    states = [one['state'] or 'unknown' for one in region['replications'].values()]
-    return states[0] if len(set(states)) == 1 else ', '.join(states)
-
-
-def _remarks(found: Sequence[Found]) -> list[str]:
-    """Return sentences about what is wrong, and about what cannot be read."""
-    lines = []
-    for one in found:
-        lines += [
-            f'{one["name"]}: the replication of {"parcels" if kind == "regions" else kind} is {state["state"]} since '
-            f'{state["since"]}: {state["error"]}'
-            for kind, state in one['local']['replications'].items()
-            if state['error']
-        ]
-        lines += [f'{one["name"]}: {one["error"]}'] if one['error'] else []
-        if one['source_responds'] is not None:
-            hint = ', which does not respond: "celery -A your_app couchdb regions nudge" chooses another node'
-            used = f'{one["name"]}: CouchDB pulls from {_source(one["local"])}'
-            lines.append(used if one['source_responds'] else used + hint)
-        if one['remote'] and (missing := one['remote']['missing']):
-            lines.append(f'{one["name"]}: {missing:,} parcels from there are not here')
-    states = [state['state'] for one in found for state in one['local']['replications'].values()]
-    if 'missing' in states:
-        lines.append('a replication is missing: run "celery -A your_app couchdb regions setup"')
-    if None in states:
-        lines.append('the states of replications can be read by administrators of CouchDB only: name one with --admin')
-    return lines
