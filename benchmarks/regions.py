@@ -28,7 +28,7 @@ from .table import simple_table
 #: The duration of a step, and the longest wait for a result, in seconds.
 _STEP, _PATIENCE = 5.0, 600.0
 
-#: How many seconds regions have had nothing to do when that is measured, and for how many minutes.
+#: The seconds of rest before idle regions are measured, and the minutes of the measurement.
 _REST, _IDLE_MINUTES = 100.0, 2
 
 #: The least time for 6 jobs of 3 steps with two processes a region. 18 steps on four processes need five rounds.

@@ -22,7 +22,7 @@ class Found(TypedDict):
     remote: Remote | None
     #: The reason for which it does not respond.
     error: str | None
-    #: Whether the node from which CouchDB pulls responds; None if that is unknown, or the region has one URL.
+    #: True if the node from which CouchDB pulls responds; None if that is unknown, or the region has one URL.
     source_responds: bool | None
 
 

@@ -48,7 +48,7 @@ class Activity:
 
     @property
     def is_enough(self) -> bool:
-        """Whether a look from now on is enough until the next change is reported.
+        """True if a look from now on is enough until the next change is reported.
 
         In a cluster, the node that is read may not have yet what another one stored before the feed was followed.
         """

@@ -15,7 +15,7 @@ from ..errors import AccessDenied, CouchDBError
 
 __all__ = ['chosen', 'named', 'responds']
 
-#: How long a node may take to respond.
+#: The time limit of a node's response.
 _TIMEOUT_SECONDS = 3.0
 
 

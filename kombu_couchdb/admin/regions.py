@@ -38,7 +38,7 @@ class Parcels(TypedDict):
     """Parcels of one kind."""
 
     count: int
-    #: How long ago the oldest was published, or refused; None without parcels that have a date.
+    #: The age of the oldest, since it was published or refused; None without parcels that have a date.
     oldest: float | None
 
 
