@@ -91,11 +91,14 @@ class Waiting(threading.Thread):
 def is_listening(sent: list[Request], *task_ids: str) -> bool:
     """Return whether a longpoll for all these results has been sent."""
     wanted = {f'celery-task-meta-{task_id}' for task_id in task_ids}
-    read = set[str]()
+    asked, read = set[str](), set[str]()
     for request in list(sent):
-        body = request.body or {}
+        body, name = request.body or {}, (request.path or '').removeprefix('/')
         if request.path == '/_bulk_get':
             read |= {doc['id'] for doc in body['docs']}
+        elif request.method == 'GET' and name in wanted:
+            read |= {name} & asked  # the waiting thread reads first, and then the subscriber, if only one is new
+            asked.add(name)
         elif request.path == '/_changes' and wanted <= (set(body['doc_ids']) if 'doc_ids' in body else read):
             return True
     return False
