@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from celery.beat import ScheduleEntry
 from celery.schedules import BaseSchedule
 from kombu.utils.json import dumps
 
@@ -17,8 +16,9 @@ from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound
 from kombu_couchdb.transport import Transport
 
+from .code import code_entries
 from .due import upcoming
-from .entries import CODE_MEMBERS, Entry, Names, ScheduleState, state_of
+from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, error_of, state_of
 from .messages import send
 from .schedules import described
 
@@ -51,13 +51,25 @@ class Item:
     @property
     def error(self) -> str | None:
         """Why nothing is sent, or why the last due date was not sent; None if all is well."""
-        return self.entry.error or (
-            self.state['error'] if self.state and self.state['plan'] == self.entry.plan else None
-        )
+        if self.entry.error is not None:
+            return self.entry.error
+        if self.state and self.state['error'] and self.state['plan'] in (self.entry.plan, MALFORMED):
+            return self.state['error']
+        try:
+            upcoming(self.entry, self.state, 0.0, 1)
+        except Exception as exc:  # schedules in the code of the app may raise anything
+            return f'its next due date cannot be computed: {error_of(exc)}'
+        return None
 
     def upcoming(self, now: float, count: int = 1) -> list[float]:
-        """Return the next due dates, in seconds since the epoch; `now` is the server's time."""
-        return upcoming(self.entry, self.state, now, count)
+        """Return the next due dates, in seconds since the epoch; `now` is the server's time.
+
+        They may be fewer than `count`; none if they cannot be computed, see `error`.
+        """
+        try:
+            return upcoming(self.entry, self.state, now, count)
+        except Exception:  # as above
+            return []
 
 
 class Schedules:
@@ -81,14 +93,18 @@ class Schedules:
             {row['id'].removeprefix(prefix): row['doc'] for row in self.client.id_range(prefix, docs=True)}
             for prefix in (self._names.entries, self._names.states)
         )
-        return [self._item(name, doc, states.get(name)) for name, doc in docs.items()]
+        code = code_entries(self.app, {})
+        return [
+            Item(Entry.of(name, doc, self.app, code.get(name)), state_of(states.get(name)))
+            for name, doc in docs.items()
+        ]
 
     def get(self, name: str) -> Item:
         """Return one entry; *raises* `NotFound` if there is none of this name."""
         doc, state = self.client.find([self._names.entries + name, self._names.states + name])
         if doc is None:
             raise NoSuchEntry(f'there is no schedule entry {name!r:.220}')
-        return self._item(name, doc, state)
+        return Item(self._entry(name, doc), state_of(state))
 
     def add(self, name: str, task: str, schedule: Any, **members: Any) -> Item:
         """Add an entry and return it.
@@ -170,16 +186,8 @@ class Schedules:
 
     # -- documents
 
-    def _item(self, name: str, doc: Document, state: Document | None) -> Item:
-        return Item(Entry.of(name, doc, self.app, self._code(name)), state_of(state))
-
-    def _code(self, name: str) -> Any:
-        """Return the entry of this name in the code of the app, or None."""
-        entry = self.app.conf.beat_schedule.get(name)
-        try:
-            return ScheduleEntry(**{**entry, 'name': name, 'app': self.app}) if entry is not None else None
-        except Exception:  # an entry can contain anything, and beat logs the error
-            return None
+    def _entry(self, name: str, doc: Document) -> Entry:
+        return Entry.of(name, doc, self.app, code_entries(self.app, {}).get(name))
 
     def _change(self, name: str, change: Callable[[Document], Document]) -> Item:
         for _ in range(_MAX_TRIES):
@@ -195,7 +203,7 @@ class Schedules:
 
     def _written(self, name: str, doc: Document) -> Item:
         """Write a document, unless it is malformed. An entry may be disabled whatever is wrong with it."""
-        entry = Entry.of(name, doc, self.app, self._code(name))
+        entry = self._entry(name, doc)
         if entry.error is not None and doc.get('enabled', True) is not False:
             raise ConfigurationError(f'schedule entry {name!r:.220}: {entry.error}')
         self.client.put(doc)

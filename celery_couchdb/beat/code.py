@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from typing import Any
 
 from celery.beat import BeatLazyFunc, ScheduleEntry
@@ -19,13 +20,40 @@ from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import Unstorable
 
-from .entries import CODE_MEMBERS, digest_of
-from .schedules import described
+from .entries import CODE_MEMBERS, MAX_NAME_CHARACTERS, CodeEntry, error_of
+from .schedules import described, digest_of, rule_of_code
 
-__all__ = ['description_of', 'split_options', 'to_write']
+__all__ = ['code_entries', 'description_of', 'split_options', 'to_write']
 
 #: Options of an entry that are not options of a task. They can be used in `beat_schedule` and `add_periodic_task`.
 _ENTRY_OPTIONS = ('missed', 'grace')
+
+#: How much of a name that is too long is kept, in characters; its digest follows.
+_KEPT_CHARACTERS = 160
+
+
+def code_entries(app: Any, more: Mapping[Any, Any]) -> dict[str, CodeEntry]:
+    """Return the entries in `beat_schedule`, and `more` in the same form, by name; those with errors, too."""
+    found = {}
+    for key, given in {**app.conf.beat_schedule, **more}.items():
+        # Celery allows any object as a name; that of a task added without one is the text of its signature.
+        name = str(key)
+        if len(name) > MAX_NAME_CHARACTERS:
+            digest = sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
+            name = f'{name[:_KEPT_CHARACTERS]}… {digest}'
+        found[name] = _code_entry(app, name, given)
+    return found
+
+
+def _code_entry(app: Any, name: str, given: Any) -> CodeEntry:
+    try:
+        members = dict(vars(given) if isinstance(given, ScheduleEntry) else given)
+        entry = ScheduleEntry(**{**members, 'name': name, 'app': app})
+        description = description_of(entry)
+        json.dumps([name, description], ensure_ascii=False, allow_nan=False).encode()
+        return CodeEntry(name, entry, description, rule_of_code(entry.schedule, app))
+    except Exception as exc:  # the code can contain anything
+        return CodeEntry(name, error=error_of(exc))
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -59,11 +87,12 @@ def _stored(value: Any) -> Any:
         raise TypeError('a function gives this value when the task is sent')
     found = json.loads(dumps(list(value) if isinstance(value, (list, tuple)) else value))
     check_value('the value', found)
+    json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
 def to_write(
-    code: Iterable[ScheduleEntry], docs: Mapping[str, Document], prefix: str, now: float
+    code: Iterable[CodeEntry], docs: Mapping[str, Document], prefix: str, now: float
 ) -> tuple[list[Document], list[str]]:
     """Return the documents of entries to write, and the names of entries that an operator's entry replaces.
 
@@ -72,7 +101,9 @@ def to_write(
     found, replaced, names = list[Document](), list[str](), set[str]()
     for entry in code:
         names.add(entry.name)
-        description, old = description_of(entry), docs.get(entry.name)
+        description, old = entry.description, docs.get(entry.name)
+        if description is None:
+            continue
         digest = digest_of(description)
         if old is not None and old.get('source') != 'app':
             replaced.append(entry.name)

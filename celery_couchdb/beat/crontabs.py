@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from datetime import date, datetime, time, timedelta, tzinfo
 from typing import NamedTuple
 
-__all__ = ['Fields', 'next_date']
+__all__ = ['Fields', 'count_dates', 'next_date']
 
 _DAY = timedelta(days=1)
 
@@ -35,12 +35,35 @@ def next_date(fields: Fields, zone: tzinfo, after: float) -> float | None:
     # The dates of the day before may be moved beyond midnight.
     day = datetime.fromtimestamp(after, zone).date() - _DAY
     for _ in range(_MAX_DAYS):
-        if day.month in fields.months and day.day in fields.days and day.isoweekday() % 7 in fields.weekdays:
+        if _is_on(fields, day):
             found = _first_on(fields, zone, day, after)
             if found is not None:
                 return found
         day += _DAY
     return None
+
+
+def count_dates(fields: Fields, zone: tzinfo, first: float, last: float) -> int:
+    """Return the number of dates from `first` to `last`, both included."""
+    day, end = (datetime.fromtimestamp(date, zone).date() + more for date, more in ((first, -_DAY), (last, _DAY)))
+    count, a_day = 0, len(fields.hours) * len(fields.minutes)
+    while day <= end:
+        if _is_on(fields, day):
+            midnight, next_midnight = (datetime.combine(one, time(), zone) for one in (day, day + _DAY))
+            start = midnight.timestamp()
+            if midnight.utcoffset() != next_midnight.utcoffset():
+                count += len({found for found in _on_changing_day(fields, zone, day) if first <= found <= last})
+            elif first <= start and start + 86400 <= last:
+                count += a_day
+            else:
+                dates = (start + 3600 * hour + 60 * minute for hour in fields.hours for minute in fields.minutes)
+                count += sum(first <= found <= last for found in dates)
+        day += _DAY
+    return count
+
+
+def _is_on(fields: Fields, day: date) -> bool:
+    return day.month in fields.months and day.day in fields.days and day.isoweekday() % 7 in fields.weekdays
 
 
 def _first_on(fields: Fields, zone: tzinfo, day: date, after: float) -> float | None:

@@ -7,18 +7,21 @@ Two rules make each due date be sent once:
    processes compute the same ones.)
 2. The next `due` is stored only after the message was. Both are repeated until they succeed, and the message has a
    fixed id.
+
+No decision takes longer if more dates were missed: they are computed, not counted one by one.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from .entries import DISABLED, MALFORMED, Entry, ScheduleState, new_state, task_id_of
+from .entries import LEAST_GRACE_SECONDS, MALFORMED, Entry, ScheduleState, error_of, new_state, task_id_of
+from .schedules import LATEST, Asked, Rule
 
-__all__ = ['Decision', 'decide', 'noted', 'planned', 'upcoming']
+__all__ = ['MAX_MISSED', 'Decision', 'decide', 'noted', 'planned', 'upcoming']
 
-#: The most due dates that are counted after an interruption. If there are more, those in between are not counted.
-_MAX_COUNTED = 20_000
+#: The most missed due dates of an entry of which `all` are sent.
+MAX_MISSED = 20_000
 
 
 class Decision(NamedTuple):
@@ -29,25 +32,37 @@ class Decision(NamedTuple):
     #: How many are left out, and the next due date to store.
     skipped: int
     due: float | None
+    #: Why the next due date cannot be computed.
+    error: str | None = None
+
+    def first(self, count: int) -> Decision:
+        """Return this decision for the first `count` of its due dates; the others stay due."""
+        return self if count == len(self.send) else self._replace(send=self.send[:count], due=self.send[count])
 
 
-def planned(entry: Entry, state: ScheduleState | None, doc_id: str, rev: str | None, now: float) -> ScheduleState:
+def planned(
+    entry: Entry, state: ScheduleState | None, doc_id: str, rev: str | None, now: float, earliest: float = 0.0
+) -> ScheduleState:
     """Return the state of an entry whose schedule is new, or the same object if the schedule has not changed.
 
-    `state` is the stored state, if there is a valid one, with the id `doc_id` and the revision `rev`.
+    `state` is the stored state, if there is a valid one, with the id `doc_id` and the revision `rev`. No due date is
+    before `earliest`. After an edit none is in the past, unless the edit also set a later `start`.
     """
     if state is not None and state['plan'] == entry.plan and (entry.error is None or state['error'] == entry.error):
         return state
+    anchor = now if entry.start is None else float(entry.start)
     fresh: ScheduleState = {**(state or new_state(doc_id, rev)), 'plan': entry.plan, 'due': None, 'error': entry.error}
-    if entry.rule is not None and entry.enabled:
-        fresh['anchor'] = now if entry.start is None else float(entry.start)
-        # What was sent before an entry was disabled or malformed is not sent again: CouchDB may have forgotten its id.
-        goes_on = state is not None and state['plan'] in (DISABLED, MALFORMED)
-        after = max(fresh['anchor'], fresh['last'] or 0.0) if goes_on else fresh['anchor']
-        try:
-            fresh['due'] = entry.rule.next(fresh['anchor'], after)
-        except Exception as exc:  # schedules in the code of the app may raise anything
-            fresh['error'] = f'its next due date cannot be computed: {exc!r:.300}'
+    fresh['anchor'] = anchor
+    if entry.rule is None or not entry.enabled:
+        return fresh
+    after = max(anchor, earliest, now if rev and state is None else 0.0)  # somebody has edited the state
+    if state is not None:
+        # What was sent is not sent again: CouchDB may have forgotten its id.
+        after = max(after if anchor > state['anchor'] else max(after, now), min(state['last'] or 0.0, now))
+    try:
+        fresh['due'] = _next(entry.rule, anchor, after)
+    except Exception as exc:  # schedules in the code of the app may raise anything
+        fresh['error'], fresh['plan'] = f'its next due date cannot be computed: {error_of(exc)}', MALFORMED
     return fresh
 
 
@@ -60,28 +75,49 @@ def decide(entry: Entry, state: ScheduleState, now: float, limit: int) -> Decisi
     due, rule, anchor = state['due'], entry.rule, state['anchor']
     assert due is not None
     assert rule is not None
-    is_late = now - due > entry.grace
-    if is_late and entry.missed != 'all':
-        skipped, following = 0, rule.next(anchor, due)
-        while following is not None and following <= now:
-            if skipped == _MAX_COUNTED:
-                return Decision([], skipped + 1, rule.next(anchor, now))
-            skipped, due, following = skipped + 1, following, rule.next(anchor, following)
-        if skipped:
-            return Decision([], skipped, due)
-        if entry.missed == 'skip':
-            return Decision([], 1, following)
-    dates = [due]
-    following = rule.next(anchor, due)
-    while rule.exact and following is not None and following <= now and len(dates) < limit:
-        dates.append(following)
-        following = rule.next(anchor, following)
-    return Decision(dates, 0, following)
+    send = [due]
+    try:
+        if isinstance(rule, Asked):
+            send = []
+            is_due, seconds = rule.ask(due, state['last'] or anchor, now)
+            return Decision([due] if is_due else [], 0, now + seconds)
+        after = due
+        if now - due > max(entry.grace, LEAST_GRACE_SECONDS) and not (
+            entry.missed == 'all' and rule.count(due, now) <= MAX_MISSED
+        ):
+            if rule.fixed and (last := _latest(rule, anchor, due, now)) > due:
+                return Decision([], rule.count(due, last) - 1, last)
+            if entry.missed == 'skip':
+                return Decision([], 1, _next(rule, anchor, now))
+            after = now
+        following = _next(rule, anchor, after)
+        while rule.exact and following is not None and following <= now and len(send) < limit:
+            send.append(following)
+            following = _next(rule, anchor, following)
+        return Decision(send, 0, following)
+    except Exception as exc:  # schedules in the code of the app may raise anything
+        return Decision(send[:1], 0, None, f'its next due date cannot be computed: {error_of(exc)}')
 
 
-def noted(
-    state: ScheduleState, decision: Decision, errors: dict[float, str], now: float, planning_error: str | None = None
-) -> ScheduleState:
+def _next(rule: Rule, anchor: float, after: float) -> float | None:
+    found = rule.next(anchor, after)
+    return found if found is not None and found <= LATEST else None
+
+
+def _latest(rule: Rule, anchor: float, due: float, now: float) -> float:
+    """Return the last due date until `now`; `due` is one."""
+    found, end = due, now  # there is no date from `end` to `now`
+    while (following := rule.next(anchor, found)) is not None and following <= now:
+        found, middle = following, (following + end) / 2
+        later = rule.next(anchor, middle)
+        if later is not None and later <= now:
+            found = later
+        else:
+            end = middle
+    return found
+
+
+def noted(state: ScheduleState, decision: Decision, errors: dict[float, str], now: float) -> ScheduleState:
     """Return the state after the due dates of a decision were sent, except those in `errors`."""
     sent = [due for due in decision.send if due not in errors]
     fresh: ScheduleState = {
@@ -89,27 +125,30 @@ def noted(
         'due': decision.due,
         'count': state['count'] + len(sent),
         'skipped': state['skipped'] + decision.skipped + len(errors),
-        'error': planning_error,
+        'error': decision.error or next(reversed(errors.values()), None),
     }
+    if decision.error:
+        fresh['plan'] = MALFORMED
     if sent:
         fresh['last'], fresh['sent'], fresh['task_id'] = sent[-1], now, task_id_of(state, sent[-1])
-    if errors:
-        fresh['error'] = next(reversed(errors.values()))
     return fresh
 
 
 def upcoming(entry: Entry, state: ScheduleState | None, now: float, count: int) -> list[float]:
     """Return the next due dates of an entry, for people; an empty list if nothing will be sent.
 
-    If the leader has not read the entry yet, the first date is computed as if it read it now.
+    If the leader has not read the entry yet, the first date is computed as if it read it now. *Raises* what a schedule
+    in the code of the app raises.
     """
-    if entry.rule is None or not entry.enabled:
+    if entry.rule is None or not entry.enabled or (state is not None and state['plan'] == MALFORMED):
         return []
-    if state is None or state['plan'] != entry.plan:
-        state = planned(entry, None, '', None, now)
+    anchor = now if entry.start is None else float(entry.start)
+    if state is not None and state['plan'] == entry.plan:
+        due, anchor = state['due'], state['anchor']
+    else:
+        due = _next(entry.rule, anchor, anchor if state is None else max(anchor, now))
     found: list[float] = []
-    due = state['due']
     while due is not None and len(found) < count:
         found.append(due)
-        due = entry.rule.next(state['anchor'], due)
+        due = None if isinstance(entry.rule, Asked) else _next(entry.rule, anchor, due)
     return found

@@ -1,33 +1,51 @@
 """The leader's duty: it reads all entries once, follows their changes, and sends what is due.
 
-While nothing is due and nobody changes an entry, this causes no requests, however many entries there are.
+While nothing is due and nobody changes an entry, this causes no requests, however many entries there are. The work is
+done in rounds of a few seconds: between them the leader renews its lease and looks for edits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, Row, chunks
+from kombu_couchdb.leases.leader import LEASE_SECONDS, Leader
 from kombu_couchdb.log import get_logger
 
 from . import code as code_of_app
-from .agenda import Agenda
 from .due import Decision, decide, noted, planned
-from .entries import Entry, Names, ScheduleState, state_of, task_id_of
+from .entries import CodeEntry, Entry, Names, ScheduleState, state_of, task_id_of
 from .messages import Call, Messages
 
-__all__ = ['Duty']
+__all__ = ['Duty', 'LeadLost']
 
 logger = get_logger(__name__)
 
-#: The most documents in one read, entries in one round, and due dates of an entry in one round.
-_READ_DOCS, _ROUND_ENTRIES, _ROUND_DATES = 1000, 500, 500
+#: The most documents in one read.
+_READ_DOCS = 1000
+
+#: The most entries and the most tasks in one round, and how long it computes, and then sends, in seconds. The requests
+#: come in addition; all together should take a third of the lease at most.
+_ROUND_ENTRIES, _ROUND_SECONDS = 500, 1.0
+
+
+class LeadLost(Exception):
+    """The lead has ended during the duty."""
+
+
+class _Unread(NamedTuple):
+    """A document that was not taken over yet, and the date before which it has no due date."""
+
+    doc: Document
+    earliest: float
 
 
 class Duty:
-    """The work of one leader, from when it takes the lead until it loses it. *Every* method raises client errors.
+    """The work of one term of a leader. *Every* method raises client errors, and `LeadLost` after the term.
 
     After an error this object must not be used any more: a new one reads what was stored.
     """
@@ -37,19 +55,21 @@ class Duty:
         app: Any,
         client: Client,
         names: Names,
-        code: Mapping[str, Any],
+        code: Mapping[str, CodeEntry],
         messages: Messages,
-        leads: Callable[[], bool],
+        leader: Leader,
     ) -> None:
-        """`code` has Celery's entries in the code of the app; `leads()` tells whether this process leads now."""
+        """`code` has the entries in the code of the app; the current term of `leader` is that of this duty."""
         self._app, self._client, self._names, self._code = app, client, names, code
-        self._messages, self._leads = messages, leads
-        self._agenda = Agenda()
+        self._messages, self._leader, self.term = messages, leader, leader.term
+        self._unread: dict[str, _Unread] = {}
+        self._stored: dict[str, Document] = {}  # the states of entries that were not taken over yet
+        self._entries: dict[str, Entry] = {}
+        self._states: dict[str, ScheduleState] = {}  # the one that was changed last is the last
 
-    @property
-    def entries(self) -> Mapping[str, Entry]:
-        """The entries by name."""
-        return self._agenda.entries
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self._entries.keys() | self._unread.keys())
 
     def start(self) -> Any:
         """Read all documents, and write those of the code's entries that have changed.
@@ -57,13 +77,10 @@ class Duty:
         Return the update sequence from which on changes of entries must be given to `apply`.
         """
         since = self._client.sequence()
-        docs, states = (self._read(prefix) for prefix in (self._names.entries, self._names.states))
+        docs, self._stored = (self._read(prefix) for prefix in (self._names.entries, self._names.states))
         self._sync(docs)
-        self._agenda.entries = {
-            name: Entry.of(name, doc, self._app, self._code.get(name)) for name, doc in docs.items()
-        }
-        self._plan(docs, states)
-        self._delete([doc for name, doc in states.items() if name not in docs])
+        self._unread = {name: _Unread(doc, 0.0) for name, doc in docs.items()}
+        self._delete([self._stored.pop(name) for name in [*self._stored] if name not in docs])
         return since
 
     def apply(self, rows: Iterable[Row]) -> None:
@@ -73,69 +90,97 @@ class Duty:
         )
         # A row may be older than the document, and has none if the document cannot be decoded.
         docs = self._client.find([self._names.entries + name for name in changed])
-        deleted = []
+        self._find_states([name for name in changed if name not in self._states and name not in self._stored])
+        deleted = list[Mapping[str, Any]]()
         for name, doc in zip(changed, docs, strict=True):
-            known = self._agenda.entries.get(name)
+            known = self._unread.get(name) or self._entries.get(name)
             if doc is None:
-                deleted.append(self._agenda.states.get(name))
-                self._agenda.remove(name)
+                deleted += [state for state in (self._states.pop(name, None), self._stored.pop(name, None)) if state]
+                self._unread.pop(name, None)
+                self._entries.pop(name, None)
             elif known is None or known.doc['_rev'] != doc['_rev']:
-                self._agenda.entries[name] = Entry.of(name, doc, self._app, self._code.get(name))
-        names = [name for name in changed if name in self._agenda.entries]
-        unknown = [name for name in names if name not in self._agenda.states]
-        self._plan(names, self._find_states(unknown))
-        self._delete([state for state in deleted if state])
+                self._unread[name] = _Unread(doc, self._just_now())
+        self._delete(deleted)
 
-    def send_due(self) -> None:
-        """Send all tasks that are due, while this process leads."""
-        while self._leads():
-            now = self._client.clock.now()
-            names = list(dict.fromkeys(self._agenda.pop_due(now, _ROUND_ENTRIES)))
-            if not names:
-                return
-            self._send_round(names, now)
+    def round(self) -> None:
+        """Take over entries that were read, and send tasks that are due: a part of them, if there are many."""
+        self._plan()
+        self._send()
 
-    def next_due(self) -> float:
-        """Return the seconds until the next due date; infinite if there is none."""
-        due = self._agenda.next_due()
+    def next_in(self) -> float:
+        """Return the seconds until the next round is useful; infinite if nothing will be due."""
+        if self._unread:
+            return 0.0
+        due = min((state['due'] for state in self._states.values() if state['due'] is not None), default=None)
         return float('inf') if due is None else max(0.0, due - self._client.clock.now())
 
     # -- rounds
 
-    def _send_round(self, names: Sequence[str], now: float) -> None:
-        decisions: dict[str, tuple[Decision, str | None]] = {name: self._decide(name, now) for name in names}
-        calls: list[tuple[str, Call]] = []
-        for name, (decision, _) in decisions.items():
-            entry, state = self._agenda.entries[name], self._agenda.states[name]
-            calls += [(name, Call(entry, due, task_id_of(state, due))) for due in decision.send]
-        if calls and not self._leads():
-            return
-        failed = self._messages.send([call for _, call in calls]) if calls else {}
-        errors: dict[str, dict[float, str]] = {name: {} for name in names}
-        for name, call in calls:
-            if call.task_id in failed:
-                errors[name][call.due] = f'the due date {call.due:.3f} was not sent: {failed[call.task_id]}'
-                logger.error('a due date of schedule entry %s was not sent: %s', name, failed[call.task_id])
+    def _plan(self) -> None:
+        """Take over entries that were read, and store the states of those whose schedules are new."""
+        now, until, fresh = self._client.clock.now(), time.monotonic() + _ROUND_SECONDS, dict[str, ScheduleState]()
+        for name, unread in list(islice(self._unread.items(), _ROUND_ENTRIES)):
+            doc = self._stored.get(name)
+            state = self._states.get(name) or state_of(doc)
+            entry = Entry.of(name, unread.doc, self._app, self._code.get(name))
+            rev = doc['_rev'] if doc else None
+            wanted = planned(entry, state, self._names.states + name, rev, now, unread.earliest)
+            self._entries[name] = entry
+            if wanted is state:
+                self._set_state(name, state)
             else:
-                logger.info('schedule entry %s: sent task %s with id %s', name, call.entry.task, call.task_id)
-        for name, (decision, _) in decisions.items():
+                fresh[name] = wanted
+                if wanted['error']:
+                    logger.error('schedule entry %s is not sent: %s', name, wanted['error'])
+            if time.monotonic() >= until:
+                break
+        self._check_term()
+        self._store(fresh)
+
+    def _send(self) -> None:
+        """Send tasks that are due and note that; first those of entries whose turn was longest ago."""
+        now, until = self._client.clock.now(), time.monotonic() + _ROUND_SECONDS
+        names = [
+            name
+            for name, state in self._states.items()
+            if state['due'] is not None and state['due'] <= now and name not in self._unread
+        ]
+        decisions, calls = dict[str, Decision](), list[Call]()
+        for name in names[:_ROUND_ENTRIES]:
+            entry, state = self._entries[name], self._states[name]
+            decisions[name] = decision = decide(entry, state, now, max(1, _ROUND_ENTRIES // len(names)))
+            calls += [Call(entry, due, task_id_of(state, due)) for due in decision.send]
+            if time.monotonic() >= until:
+                break
+        self._check_term()
+        results = self._messages.send(calls, _ROUND_SECONDS) if calls else []
+        sent, position, fresh = self._client.clock.now(), 0, dict[str, ScheduleState]()
+        for name, decision in decisions.items():
+            mine = results[position : position + len(decision.send)]
+            for call, error in zip(calls[position:], mine, strict=False):
+                self._log(call, error)
+            position += len(decision.send)
+            if decision.send and not mine:
+                break  # there was no time for this one and those after it
+            answers = zip(decision.send, mine, strict=False)
+            errors = {due: f'the due date {due:.3f} was not sent: {error}' for due, error in answers if error}
+            fresh[name] = noted(self._states[name], decision.first(len(mine)), errors, sent)
             if decision.skipped:
                 logger.warning('schedule entry %s: %d due dates were missed and are not sent', name, decision.skipped)
-        sent = self._client.clock.now()
-        self._store(
-            {
-                name: noted(self._agenda.states[name], decision, errors[name], sent, error)
-                for name, (decision, error) in decisions.items()
-            }
-        )
+            if decision.error:
+                logger.error('schedule entry %s is not sent: %s', name, decision.error)
+        self._store(fresh)
 
-    def _decide(self, name: str, now: float) -> tuple[Decision, str | None]:
-        entry, state = self._agenda.entries[name], self._agenda.states[name]
-        try:
-            return decide(entry, state, now, _ROUND_DATES), None
-        except Exception as exc:  # schedules in the code of the app may raise anything
-            assert state['due'] is not None
-            return Decision([state['due']], 0, None), f'its next due date cannot be computed: {exc!r:.300}'
+    @staticmethod
+    def _log(call: Call, error: str | None) -> None:
+        if error is None:
+            logger.info('schedule entry %s: sent task %s with id %s', call.entry.name, call.entry.task, call.task_id)
+        else:
+            logger.error('a due date of schedule entry %s was not sent: %s', call.entry.name, error)
+
+    def _check_term(self) -> None:
+        if self.term is None or not self.term.leads:
+            raise LeadLost
 
     # -- documents
 
@@ -146,6 +191,8 @@ class Duty:
         while rows := self._client.id_range(start, to=prefix, limit=_READ_DOCS):
             docs = self._client.fetch([row['id'] for row in rows])
             found.update((doc['_id'].removeprefix(prefix), doc) for doc in docs if doc)
+            if self._leader.step() is not self.term:
+                raise LeadLost
             if len(rows) < _READ_DOCS:
                 break
             start = rows[-1]['id'] + '\0'
@@ -167,28 +214,19 @@ class Duty:
                 logger.error('schedule entry %s of the app cannot be stored: %s', name, result.reason)
             # After a conflict, the changes feed reports the document.
 
-    def _find_states(self, names: Sequence[str]) -> dict[str, Document]:
-        ids = [self._names.states + name for name in names]
-        return {name: doc for name, doc in zip(names, self._client.find(ids), strict=True) if doc}
+    def _just_now(self) -> float:
+        """Return the earliest time at which the change that was just reported can have been made."""
+        return self._client.clock.now() - LEASE_SECONDS
 
-    def _plan(self, names: Iterable[str], stored: Mapping[str, Document]) -> None:
-        """Set the states of entries that were read, and store those whose schedules are new.
+    def _find_states(self, names: Sequence[str]) -> None:
+        docs = self._client.find([self._names.states + name for name in names])
+        self._stored.update((name, doc) for name, doc in zip(names, docs, strict=True) if doc)
 
-        `stored` has the states that are not known yet.
-        """
-        now, fresh = self._client.clock.now(), dict[str, ScheduleState]()
-        for name in names:
-            doc = stored.get(name)
-            state = self._agenda.states.get(name) or state_of(doc)
-            entry = self._agenda.entries[name]
-            wanted = planned(entry, state, self._names.states + name, doc['_rev'] if doc else None, now)
-            if wanted is state:
-                self._agenda.set_state(name, state)
-                continue
-            fresh[name] = wanted
-            if wanted['error']:
-                logger.error('schedule entry %s is not sent: %s', name, wanted['error'])
-        self._store(fresh)
+    def _set_state(self, name: str, state: ScheduleState) -> None:
+        self._unread.pop(name, None)
+        self._stored.pop(name, None)
+        self._states.pop(name, None)
+        self._states[name] = state
 
     def _delete(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Delete the states of deleted entries: a new entry of the same name must not continue them."""
@@ -198,16 +236,19 @@ class Duty:
     def _store(self, states: Mapping[str, ScheduleState]) -> None:
         """Store states, and take over those that another process has changed instead."""
         conflicts = []
-        for names in chunks(list(states), _READ_DOCS):
-            results = self._client.bulk([states[name] for name in names])
-            for name, result in zip(names, results, strict=True):
-                if result.is_stored:
-                    self._agenda.set_state(name, {**states[name], '_rev': result.rev})
-                elif result.is_conflict:
-                    self._agenda.states.pop(name, None)
-                    conflicts.append(name)
-                else:
-                    raise result.exception(self._client.address.url)
+        for name, result in zip(states, self._client.bulk([*states.values()]) if states else (), strict=True):
+            if result.is_stored:
+                self._set_state(name, {**states[name], '_rev': result.rev})
+            elif result.is_conflict:
+                self._states.pop(name, None)
+                self._unread.setdefault(name, _Unread(self._entries[name].doc, self._just_now()))
+                conflicts.append(name)
+            elif result.is_refused:
+                logger.error('schedule entry %s is not sent, because its state is refused: %s', name, result.reason)
+                self._unread.pop(name, None)
+                self._states.pop(name, None)
+            else:
+                raise result.exception(self._client.address.url)
         if conflicts:
             logger.debug('the states of %d schedule entries were changed by another process', len(conflicts))
-            self._plan(conflicts, self._find_states(conflicts))
+            self._find_states(conflicts)

@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Literal, NamedTuple, TypedDict, cast, final
 from uuid import UUID, uuid4, uuid5
 
@@ -27,19 +26,22 @@ from kombu.utils.json import loads
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ConfigurationError
 
-from .schedules import LATEST, Malformed, Rule, is_number, rule_of
+from .schedules import LATEST, Malformed, Rule, digest_of, is_number, rule_of
 
 __all__ = [
     'CODE_MEMBERS',
     'DEFAULT_GRACE_SECONDS',
     'DISABLED',
+    'LEAST_GRACE_SECONDS',
     'MALFORMED',
+    'MAX_NAME_CHARACTERS',
     'MISSED',
+    'CodeEntry',
     'Entry',
     'Names',
     'Schedule',
     'ScheduleState',
-    'digest_of',
+    'error_of',
     'new_state',
     'state_of',
     'task_id_of',
@@ -51,13 +53,17 @@ MISSED = ('once', 'skip', 'all')
 #: An interruption of at most this length changes nothing: all due dates are sent.
 DEFAULT_GRACE_SECONDS = 60.0
 
+#: Beat itself may send a due date this late, in seconds: a shorter `grace` means that nothing else may delay it.
+LEAST_GRACE_SECONDS = 10.0
+
 #: The members whose values can be in the code of the app instead of the document.
 CODE_MEMBERS = ('args', 'kwargs', 'options')
 
 #: The plans of entries of which nothing is sent; see `Entry.plan`.
 DISABLED, MALFORMED = 'disabled', 'error'
 
-_MAX_NAME_CHARACTERS = 200
+#: The longest name of an entry.
+MAX_NAME_CHARACTERS = 200
 
 #: Options of a task that the leader itself sets.
 _OWN_OPTIONS = frozenset({'task_id', 'producer', 'connection', 'publisher', 'retry', 'args', 'kwargs'})
@@ -130,10 +136,10 @@ _MEMBERS = frozenset(Schedule.__required_keys__ | Schedule.__optional_keys__)
 _STATE: dict[str, Any] = {
     'key': lambda value: isinstance(value, str) and bool(re.fullmatch('[0-9a-f]{32}', value)),
     'plan': lambda value: isinstance(value, str),
-    'anchor': is_number,
-    **dict.fromkeys(('due', 'last', 'sent'), lambda value: value is None or (is_number(value) and value >= 0)),
+    'anchor': lambda value: _is_date(value),
+    **dict.fromkeys(('due', 'last', 'sent'), lambda value: value is None or _is_date(value)),
     'task_id': lambda value: value is None or isinstance(value, str),
-    **dict.fromkeys(('count', 'skipped'), lambda value: isinstance(value, int)),
+    **dict.fromkeys(('count', 'skipped'), lambda value: type(value) is int and 0 <= value < 1 << 53),
     'error': lambda value: value is None or isinstance(value, str),
 }
 
@@ -164,6 +170,19 @@ class Names(NamedTuple):
 
 
 @dataclass(frozen=True)
+class CodeEntry:
+    """An entry in the code of the app."""
+
+    name: str
+    #: Celery's `ScheduleEntry`, the members of its document, and the rule of its schedule; None if there is an error.
+    entry: Any = None
+    description: Document | None = None
+    rule: Rule | None = None
+    #: What is wrong with it.
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class Entry:
     """An entry that was read and checked. If `error` is not None, nothing is sent."""
 
@@ -179,43 +198,49 @@ class Entry:
     grace: float = DEFAULT_GRACE_SECONDS
     start: float | None = None
     enabled: bool = False
+    #: What the due dates depend on: if it changes, they are computed anew.
+    plan: str = MALFORMED
 
     @classmethod
-    def of(cls, name: str, doc: Document, app: Any, code: Any = None) -> Entry:
-        """Check a document. `code` is Celery's `ScheduleEntry` of this name in the code of the app, if there is one."""
+    def of(cls, name: str, doc: Document, app: Any, code: CodeEntry | None = None) -> Entry:
+        """Check a document. `code` is the entry of this name in the code of the app, if there is one."""
         try:
             _check(name, doc)
-            rule = rule_of(doc['schedule'], app, code and code.schedule)
+            if code is not None and code.error is not None and doc.get('source') == 'app':
+                raise Malformed(f'in the code of the app: {code.error}')
+            rule = rule_of(doc['schedule'], app, code.rule if code else None)
             args, kwargs, options = (_value(member, doc, code) for member in CODE_MEMBERS)
-        except Malformed as exc:
-            return cls(name, doc, str(exc))
-        return cls(
-            name,
-            doc,
-            None,
-            rule,
-            doc['task'],
-            args,
-            kwargs,
-            options,
-            doc.get('missed', 'once'),
-            float(doc.get('grace', DEFAULT_GRACE_SECONDS)),
-            doc.get('start'),
-            doc.get('enabled', True) and not doc.get('removed', False),
-        )
+            if 'id' in (options.get('headers') or ()):
+                raise Malformed('options.headers must not contain "id": all messages would have it')
+            enabled = doc.get('enabled', True) and not doc.get('removed', False)
+            return cls(
+                name,
+                doc,
+                None,
+                rule,
+                doc['task'],
+                args,
+                kwargs,
+                options,
+                doc.get('missed', 'once'),
+                float(doc.get('grace', DEFAULT_GRACE_SECONDS)),
+                doc.get('start'),
+                enabled,
+                digest_of([doc['schedule'], doc.get('start'), rule.basis]) if enabled else DISABLED,
+            )
+        except Exception as exc:  # a document, and what the code of the app makes of it, may contain anything
+            return cls(name, doc, error_of(exc))
 
-    @property
-    def plan(self) -> str:
-        """What the due dates depend on: a new one means that they are computed anew, from `start` on."""
-        if self.error is not None:
-            return MALFORMED
-        return digest_of([self.doc['schedule'], self.start]) if self.enabled else DISABLED
+
+def error_of(exc: Exception) -> str:
+    """Return the text for what is wrong with an entry."""
+    return str(exc) if isinstance(exc, Malformed) else f'{exc!r:.300}'
 
 
 def _check(name: str, doc: Mapping[str, Any]) -> None:
     """Raise `Malformed` for a document that is not an entry."""
-    if not 0 < len(name) <= _MAX_NAME_CHARACTERS:
-        raise Malformed(f'the name of an entry must have 1 to {_MAX_NAME_CHARACTERS} characters')
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS:
+        raise Malformed(f'the name of an entry must have 1 to {MAX_NAME_CHARACTERS} characters')
     if doc.get('type') != 'Schedule':
         raise Malformed('type must be "Schedule"')
     unknown = sorted(member for member in doc if member not in _MEMBERS and not member.startswith('_'))
@@ -233,7 +258,7 @@ def _check(name: str, doc: Mapping[str, Any]) -> None:
         'removed': (isinstance(doc.get('removed', True), bool), 'true or false'),
         'missed': (doc.get('missed', 'once') in MISSED, 'one of ' + ', '.join(MISSED)),
         'grace': (_is_date(doc.get('grace', 0)), 'a number of seconds'),
-        'start': (_is_date(doc.get('start') or 0), 'a date in seconds since the epoch'),
+        'start': (doc.get('start') is None or _is_date(doc['start']), 'a date in seconds since the epoch'),
         'source': (doc.get('source', 'app') in ('app', 'database'), '"app" or "database"'),
         'code': (isinstance(doc.get('code', []), list), 'a list'),
     }
@@ -248,12 +273,12 @@ def _is_date(value: Any) -> bool:
     return is_number(value) and 0 <= value <= LATEST
 
 
-def _value(member: str, doc: Mapping[str, Any], code: Any) -> Any:
+def _value(member: str, doc: Mapping[str, Any], code: CodeEntry | None) -> Any:
     """Return the value of `args`, `kwargs` or `options`, from the document or from the code of the app."""
     if member in doc.get('code', ()):
-        if code is None:
+        if code is None or code.error is not None:
             raise Malformed(f'its {member} are in the code of the app, which has no entry of this name')
-        return getattr(code, member)
+        return getattr(code.entry, member)
     value = doc.get(member, [] if member == 'args' else {})
     text = json.dumps(value)
     if '"__type__"' not in text:
@@ -295,16 +320,3 @@ def new_state(doc_id: str, rev: str | None) -> ScheduleState:
 def task_id_of(state: ScheduleState, due: float) -> str:
     """Return the id of the task for a due date. All processes compute the same id."""
     return str(uuid5(UUID(state['key']), f'{state["_id"]} {due:.3f}'))
-
-
-def digest_of(value: Any) -> str:
-    """Return the digest of a JSON value. It is the same for 5 and 5.0: some servers return the one for the other."""
-    return sha256(json.dumps(_with_whole_numbers(value), sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _with_whole_numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _with_whole_numbers(member) for name, member in value.items()}
-    if isinstance(value, list):
-        return [_with_whole_numbers(member) for member in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value

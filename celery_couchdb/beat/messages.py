@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,35 +49,34 @@ class Messages:
         self._app, self._connection = app, connection
         self._producer: Any = None
 
-    def send(self, calls: Sequence[Call]) -> dict[str, str]:
-        """Send tasks, and return the ids of those that can never be sent, each with the reason.
+    def send(self, calls: Sequence[Call], seconds: float) -> list[str | None]:
+        """Send tasks for about `seconds`, and at least one of them.
 
-        *Raises* the errors of the client; then some of the tasks may have been sent. Call it again with the same tasks.
+        Return for each task, of the first ones, why it can never be sent, or None if it was. *Raises* the errors of the
+        client; then some of the tasks may have been sent. Call it again with the same tasks.
         """
         if self._producer is None:
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         with idempotent('beat'):
+            producer, until = CollectingProducer(self._producer), time.monotonic() + seconds
             try:
-                return self._send_together(calls)
+                errors = self._send_until(calls, producer, until, CouchDBError)
+                producer.flush()
+                return errors
             except RETRIED:
                 raise
             except CouchDBError:  # CouchDB refuses one of the messages: find out which
-                return self._send_each(calls)
+                return self._send_until(calls, self._producer, time.monotonic() + seconds, RETRIED)
 
-    def _send_together(self, calls: Sequence[Call]) -> dict[str, str]:
-        producer, errors = CollectingProducer(self._producer), dict[str, str]()
+    def _send_until(self, calls: Sequence[Call], producer: Any, until: float, raised: Any) -> list[str | None]:
+        errors: list[str | None] = []
         for call in calls:
-            errors.update(self._try(call, producer, CouchDBError))
-        producer.flush()
+            errors.append(self._try(call, producer, raised))
+            if time.monotonic() >= until:
+                break
         return errors
 
-    def _send_each(self, calls: Sequence[Call]) -> dict[str, str]:
-        errors: dict[str, str] = {}
-        for call in calls:
-            errors.update(self._try(call, self._producer, RETRIED))
-        return errors
-
-    def _try(self, call: Call, producer: Any, raised: Any) -> dict[str, str]:
+    def _try(self, call: Call, producer: Any, raised: Any) -> str | None:
         """Send one task and return an error that concerns it alone; raise the errors in `raised`."""
         try:
             # The caller repeats what fails: a retry here could outlast the lease.
@@ -86,9 +86,9 @@ class Messages:
         except OperationalError as exc:
             if isinstance(exc.__cause__, RETRIED):
                 raise exc.__cause__ from exc
-            return {call.task_id: f'{exc!r:.300}'}
+            return f'{exc!r:.300}'
         except CouchDBError as exc:
-            return {call.task_id: str(exc)}
+            return str(exc)
         except Exception as exc:  # queues, serializers, signals and classes of tasks may raise anything
-            return {call.task_id: f'{exc!r:.300}'}
-        return {}
+            return f'{exc!r:.300}'
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -25,9 +26,9 @@ from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 
-from .code import description_of
-from .duty import Duty
-from .entries import Names
+from .code import code_entries
+from .duty import Duty, LeadLost
+from .entries import CodeEntry, Names
 from .messages import Messages
 
 __all__ = ['CouchDBScheduler']
@@ -104,6 +105,8 @@ class CouchDBScheduler(Scheduler):
         self._look_at = 0.0  # the monotonic time of the next `Leader.step`
         self._last_error = ''
         self._ticking = False
+        #: The entries in the code of the app; those with an error, too.
+        self.code: dict[str, CodeEntry] = {}
         #: The process that must not end before this one; None if there is none.
         self.parent: int | None = None
         super().__init__(app, *args, **kwargs)
@@ -124,15 +127,13 @@ class CouchDBScheduler(Scheduler):
                 raise ConfigurationError(
                     'the scheduler couchdb needs a broker_url with couchdb://; other brokers need another scheduler'
                 )
-        for name, entry in dict(self.app.conf.beat_schedule).items():
-            try:
-                checked = self._maybe_entry(name, entry)
-                description_of(checked)
-            except Exception as exc:  # an entry can contain anything
-                logger.error('schedule entry %s of the app is malformed and not used: %r', name, exc)
-            else:
-                self.data[name] = checked
-        self.install_default_entries(self.data)
+        self.data: dict[str, Any] = {}
+        self.install_default_entries(self.app.conf.beat_schedule)
+        self.code = code_entries(self.app, self.data)
+        self.data = {name: entry.entry for name, entry in self.code.items() if entry.error is None}
+        for name, entry in self.code.items():
+            if entry.error is not None:
+                logger.error('schedule entry %s of the app is malformed and not used: %s', name, entry.error)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Do what is due, wait up to a second for a change, and return 0: call it again at once."""
@@ -143,6 +144,9 @@ class CouchDBScheduler(Scheduler):
         try:
             seconds = self._step()
             self._last_error = ''
+        except LeadLost:
+            logger.warning('this beat does not lead any more: it could not renew its lease in time')
+            self._duty, seconds = None, 0.0
         except Exception as exc:
             seconds = self._failed(exc)
         finally:
@@ -171,24 +175,24 @@ class CouchDBScheduler(Scheduler):
         news = [site.news.popleft() for _ in range(len(site.news))]
         if self._duty is None and not news and time.monotonic() < self._look_at:
             return self._look_at - time.monotonic()
-        if not site.leader.step():
-            if self._duty is not None:
-                logger.warning('this beat does not lead any more: it could not renew its lease in time')
-            self._duty = None
+        term = site.leader.step()
+        if self._duty is not None and self._duty.term is not term:
+            raise LeadLost
+        if term is None:
             return self._stand_by(site)
         if self._duty is None:
-            duty = Duty(self.app, site.client, site.names, self.data, site.messages, lambda: site.leader.leads)
+            duty = Duty(self.app, site.client, site.names, self.code, site.messages, site.leader)
             self._since = duty.start()
             site.news.clear()  # of the time as a standby
             self._duty, news = duty, []
-            logger.info('this beat leads from now on, with %d schedule entries', len(duty.entries))
+            logger.info('this beat leads from now on, with %d schedule entries', len(duty))
         for rows, last in news:
             self._duty.apply(rows)
             self._since = last
         # The web interface, too, deletes a document without a body: only its id tells what it was.
         site.watch(self._since, {'_id': {'$regex': f'^{site.names.entries}'}})
-        self._duty.send_due()
-        return min(self._duty.next_due(), site.leader.next_in)
+        self._duty.round()
+        return min(self._duty.next_in(), site.leader.next_in)
 
     def _stand_by(self, site: _Site) -> float:
         """Wait until the leader releases the lead; return the seconds until the next look at it."""
@@ -200,9 +204,10 @@ class CouchDBScheduler(Scheduler):
         """Log an error, unless it is the same as the last one, and return the pause in seconds."""
         self._duty = None  # what was stored is uncertain
         self._look_at = 0.0
-        if self._last_error == repr(exc):
+        text = re.sub(r'\d+', '', repr(exc))  # it may count seconds
+        if self._last_error == text:
             return _RETRY_SECONDS
-        self._last_error = repr(exc)
+        self._last_error = text
         if not isinstance(exc, (CouchDBError, OperationalError)):
             logger.error('no tasks are scheduled just now, because of an unexpected error', exc_info=exc)
         else:

@@ -7,31 +7,37 @@
     {"crontab": "30 2 * * mon-fri", "timezone": "Europe/Berlin"}   minute, hour, day, month, weekday
     {"at": "2027-01-01T09:00:00", "timezone": "Europe/Berlin"}     once; or seconds since the epoch
     {"solar": "sunset", "latitude": 48.1, "longitude": 11.6}       needs the package `ephem`
-    {"code": "shop.schedules.Business"}                            an object in the code of the app
+    {"code": "shop.schedules.Business", "parameters": "…"}         an object in the code of the app
 
 Dates are seconds since the epoch, UTC.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone, tzinfo
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, datetime, time, timedelta, tzinfo
+from hashlib import sha256
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
 from celery import schedules
 from celery.exceptions import ImproperlyConfigured
 
-from .crontabs import Fields, next_date
+from .crontabs import Fields, count_dates, next_date
 
-__all__ = ['LATEST', 'Malformed', 'Rule', 'described', 'is_number', 'rule_of']
+__all__ = ['LATEST', 'Asked', 'Malformed', 'Rule', 'described', 'digest_of', 'is_number', 'rule_of', 'rule_of_code']
 
 #: The latest date in documents: the beginning of the year 3000.
 LATEST = 32_503_680_000.0
 
 #: The range of intervals in seconds.
 _LEAST_SECONDS, _MOST_SECONDS = 0.01, 1e9
+
+#: The least pause in seconds between two due dates of a class in the code of the app.
+_LEAST_PAUSE_SECONDS = 1.0
 
 _CRONTAB = ('minute', 'hour', 'day_of_month', 'month_of_year', 'day_of_week')
 
@@ -41,8 +47,11 @@ _KINDS: dict[str, frozenset[str]] = {
     'crontab': frozenset({'timezone'}),
     'at': frozenset({'timezone'}),
     'solar': frozenset({'latitude', 'longitude'}),
-    'code': frozenset(),
+    'code': frozenset({'parameters'}),
 }
+
+#: Attributes of Celery's schedule objects that are no parameters.
+_NO_PARAMETERS = frozenset({'nowfun', '_app', 'app', 'tz', 'utc_enabled'})
 
 
 class Malformed(ValueError):
@@ -54,15 +63,22 @@ class Rule(Protocol):
 
     #: Whether all processes compute the same dates.
     exact: bool
+    #: Whether a date does not depend on what was sent before.
+    fixed: bool
+    #: What the dates depend on beside the document: a time zone of the app.
+    basis: str
 
     def next(self, anchor: float, after: float) -> float | None:
         """Return the first due date after `after`, or None. The entry's first date is after `anchor`."""
+
+    def count(self, first: float, last: float) -> int:
+        """Return the number of due dates from `first`, which is one, to `last`; about, if `exact` is false."""
 
 
 class Every:
     """A fixed interval. The due dates are on a grid that begins at the anchor, so that they do not drift."""
 
-    exact = True
+    exact, fixed, basis = True, True, ''
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -73,59 +89,148 @@ class Every:
             count += 1
         return due
 
+    def count(self, first: float, last: float) -> int:
+        return math.floor((last - first) / self._seconds + 1e-6) + 1
+
+
+class Relative:
+    """Celery's `relative`: the date after an interval, rounded down to the full second, minute, hour or day.
+
+    If an interval is not one of these, its dates depend on the one before: after an interruption they may be others.
+    """
+
+    exact, fixed = True, True
+
+    def __init__(self, seconds: float, zone: tzinfo) -> None:
+        self._seconds, self._zone, self.basis = seconds, zone, str(zone)
+        self._step = next((step for step in (86400, 3600, 60) if seconds >= step), 1)
+
+    def next(self, anchor: float, after: float) -> float | None:
+        # Days are those of the calendar, which may have 23 or 25 hours; all else is elapsed time.
+        start, days = datetime.fromtimestamp(after, self._zone), 0
+        if self._step == 86400:
+            while (due := self._rounded(start + timedelta(seconds=self._seconds, days=days))) <= after:
+                days += 1
+            return due
+        end = after + self._seconds
+        while (due := self._rounded(datetime.fromtimestamp(end, self._zone))) <= after:
+            end += self._step
+        return due
+
+    def count(self, first: float, last: float) -> int:
+        return round((last - first) / max(self._seconds, self._step)) + 1
+
+    def _rounded(self, end: datetime) -> float:
+        parts = {86400: ('hour', 'minute', 'second'), 3600: ('minute', 'second'), 60: ('second',), 1: ()}[self._step]
+        return end.replace(microsecond=0, **dict.fromkeys(parts, 0)).timestamp()  # type: ignore[arg-type]
+
 
 class Crontab:
     """A crontab in a time zone, see `crontabs`."""
 
-    exact = True
+    exact, fixed = True, True
 
     def __init__(self, fields: Fields, zone: tzinfo) -> None:
-        self._fields, self._zone = fields, zone
+        self._fields, self._zone, self.basis = fields, zone, str(zone)
 
     def next(self, anchor: float, after: float) -> float | None:
         return next_date(self._fields, self._zone, after)
+
+    def count(self, first: float, last: float) -> int:
+        return count_dates(self._fields, self._zone, first, last)
 
 
 class At:
     """One date."""
 
-    exact = True
+    exact, fixed = True, True
 
     def __init__(self, date: float) -> None:
-        self._date = date
+        self._date, self.basis = date, str(date)
 
     def next(self, anchor: float, after: float) -> float | None:
         return self._date if self._date > after else None
+
+    def count(self, first: float, last: float) -> int:
+        return 1
 
 
 class Object:
     """One of Celery's schedule objects. The dates of `solar` are rounded up to whole seconds."""
 
-    exact = False
+    exact, basis = False, ''
 
-    def __init__(self, schedule: Any, *, whole_seconds: bool = False) -> None:
-        self._schedule, self._whole_seconds = schedule, whole_seconds
+    def __init__(self, schedule: Any, app: Any, *, is_solar: bool = False) -> None:
+        self._schedule, self._app, self.fixed = schedule, app, is_solar
+        #: The last answer: a class may take longer than the lease of the leader, and is not asked again for that.
+        self._known: tuple[float, float] | None = None
 
     def next(self, anchor: float, after: float) -> float | None:
-        schedule, last = self._schedule, datetime.fromtimestamp(after, timezone.utc)
-        nowfun, schedule.nowfun = schedule.nowfun, lambda: last
-        try:
-            now = schedule.maybe_make_aware(schedule.now()).timestamp()  # classes of an app may ignore `nowfun`
-            try:
-                due = now + schedule.remaining_estimate(last).total_seconds()
-            except NotImplementedError:
-                due = now + schedule.is_due(last)[1]
-        finally:
-            schedule.nowfun = nowfun
-        due = float(math.ceil(due) if self._whole_seconds else round(due, 3))
-        return due if due > after else after + 1
+        if self._known is not None and self._known[0] <= after < self._known[1]:
+            return self._known[1]
+        with _time_of(self._schedule, self._app, after) as last:
+            # Classes of an app may ignore `nowfun`.
+            now = self._schedule.maybe_make_aware(self._schedule.now()).timestamp()
+            due = now + self._schedule.remaining_estimate(last).total_seconds()
+        due = float(math.ceil(due) if self.fixed else round(due, 3))
+        self._known = after, due if due > after else after + _LEAST_PAUSE_SECONDS
+        return self._known[1]
+
+    def count(self, first: float, last: float) -> int:
+        return round((last - first) / ((self.next(0.0, first) or last) - first)) + 1 if last > first else 1
 
 
-def rule_of(doc: Any, app: Any, code: Any = None) -> Rule:
+class Asked:
+    """A schedule object of a class with an `is_due` of its own: it is asked at dates that it names."""
+
+    exact, fixed, basis = False, False, ''
+
+    def __init__(self, schedule: Any, app: Any) -> None:
+        self._schedule, self._app = schedule, app
+        self._known: tuple[float, tuple[bool, float]] | None = None  # see `Object`
+
+    def next(self, anchor: float, after: float) -> float | None:
+        """Return when the class is asked first."""
+        return after + _LEAST_PAUSE_SECONDS
+
+    def count(self, first: float, last: float) -> int:
+        return 1
+
+    def ask(self, due: float, last: float, now: float) -> tuple[bool, float]:
+        """Ask at the date `due`; return whether the task is due, and in how many seconds to ask again.
+
+        `last` is the last date that was due. *Raises* what the class raises.
+        """
+        if self._known is None or self._known[0] != due:
+            with _time_of(self._schedule, self._app, now, last) as last_run_at:
+                is_due, seconds = self._schedule.is_due(last_run_at)
+            if not is_number(seconds):
+                raise Malformed(f'is_due of its schedule returned {seconds!r:.80}, which is not a number of seconds')
+            self._known = due, (bool(is_due), min(max(float(seconds), _LEAST_PAUSE_SECONDS), _MOST_SECONDS))
+        return self._known[1]
+
+
+@contextmanager
+def _time_of(schedule: Any, app: Any, now: float, last: float | None = None) -> Iterator[datetime]:
+    """Let a schedule object believe that it is `now`; yield the date `last` (or now) in the app's time zone."""
+    moment = datetime.fromtimestamp(now, app.timezone)
+    nowfun, schedule.nowfun = schedule.nowfun, lambda: moment
+    try:
+        yield moment if last is None else datetime.fromtimestamp(last, app.timezone)
+    finally:
+        schedule.nowfun = nowfun
+
+
+def rule_of_code(schedule: Any, app: Any) -> Rule:
+    """Return the rule for a schedule object in the code of the app."""
+    owner = next(kind for kind in type(schedule).__mro__ if 'is_due' in vars(kind))
+    return Object(schedule, app) if owner.__module__ == schedules.__name__ else Asked(schedule, app)
+
+
+def rule_of(doc: Any, app: Any, code: Rule | None = None) -> Rule:
     """Return the rule for a schedule as it is in a document.
 
-    `code` is the schedule of the entry with the same name in the code of the app, if there is one. *Raises*
-    `Malformed`.
+    `code` is the rule of the entry with the same name in the code of the app, if there is one. *Raises* `Malformed`.
     """
     if not isinstance(doc, Mapping):
         raise Malformed('schedule must be an object such as {"every": 30}')
@@ -146,7 +251,7 @@ def rule_of(doc: Any, app: Any, code: Any = None) -> Rule:
         return _solar(value, doc, app)
     if code is None:
         raise Malformed('its schedule is in the code of the app, which has no entry of this name')
-    return Object(code)
+    return code
 
 
 def described(schedule: Any) -> dict[str, Any]:
@@ -161,7 +266,37 @@ def described(schedule: Any) -> dict[str, Any]:
             return {'crontab': text, **({'timezone': zone} if zone else {})}
         if kind is schedules.solar:
             return {'solar': schedule.event, 'latitude': schedule.lat, 'longitude': schedule.lon}
-    return {'code': f'{kind.__module__}.{kind.__qualname__}'}
+    parameters = {name: value for name, value in vars(schedule).items() if name not in _NO_PARAMETERS}
+    return {'code': f'{kind.__module__}.{kind.__qualname__}', 'parameters': digest_of(_plain(parameters))}
+
+
+def _plain(value: Any, levels: int = 5) -> Any:
+    """Return a parameter of a class as a JSON value that is the same in all processes."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if levels and isinstance(value, Mapping):
+        return {str(name): _plain(member, levels - 1) for name, member in value.items()}
+    if levels and isinstance(value, (list, tuple, set, frozenset)):
+        found = [_plain(member, levels - 1) for member in value]
+        return sorted(found, key=json.dumps) if isinstance(value, (set, frozenset)) else found
+    return f'{type(value).__module__}.{type(value).__qualname__}'
+
+
+def digest_of(value: Any) -> str:
+    """Return the digest of a JSON value. It is the same for 5 and 5.0: some servers return the one for the other."""
+    return sha256(json.dumps(_with_whole_numbers(value), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(member) for member in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _crontab_text(field: Any) -> str:
@@ -174,7 +309,7 @@ def _every(value: Any, relative: Any, app: Any) -> Rule:
         raise Malformed(f'schedule.every must be a number of seconds from {_LEAST_SECONDS} to {_MOST_SECONDS:.0f}')
     if not isinstance(relative, bool):
         raise Malformed('schedule.relative must be true or false')
-    return Object(schedules.schedule(timedelta(seconds=value), True, app=app)) if relative else Every(value)
+    return Relative(value, app.timezone) if relative else Every(value)
 
 
 def _fields(value: Any, app: Any) -> Fields:
@@ -185,7 +320,7 @@ def _fields(value: Any, app: Any) -> Fields:
         parsed = schedules.crontab(**dict(zip(_CRONTAB, texts, strict=True)), app=app)
     except (schedules.ParseException, ValueError, TypeError, LookupError) as exc:
         raise Malformed(f'schedule.crontab is not valid: {exc}') from exc
-    numbers = [sorted(getattr(parsed, name)) for name in _CRONTAB]
+    numbers: list[list[int]] = [sorted(getattr(parsed, name)) for name in _CRONTAB]
     if not all(numbers):
         raise Malformed('schedule.crontab is not valid: a field has no number')
     return Fields(*numbers)
@@ -221,7 +356,7 @@ def _date(value: Any, doc: Mapping[str, Any], app: Any) -> float:
 
 def _solar(event: Any, doc: Mapping[str, Any], app: Any) -> Rule:
     try:
-        return Object(schedules.solar(event, doc['latitude'], doc['longitude'], app=app), whole_seconds=True)
+        return Object(schedules.solar(event, doc['latitude'], doc['longitude'], app=app), app, is_solar=True)
     except KeyError as exc:
         raise Malformed(f'schedule.solar needs the member {exc.args[0]!r}') from exc
     except ImproperlyConfigured as exc:

@@ -83,13 +83,14 @@ class LedJob:
 
         Call it after `wake()`, and at the latest after `next_in` seconds.
         """
-        was_leader = self._leader.leads
-        if not self._leader.step():
+        term = self._leader.term
+        if self._leader.step() is None:
             self._stale = True
             if self._feed is not None:
                 self._feed.pause()
             return
-        if not was_leader:
+        if self._leader.term is not term:
+            self._stale = True  # another process may have led in between
             logger.info(self.done_by_leader, self._client.url)
         changes, self._changes = self._changes, None
         is_due = self._stale or time.monotonic() >= self._again_at

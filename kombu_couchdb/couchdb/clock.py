@@ -1,7 +1,8 @@
-"""The server's time: the local clock, corrected only if the server's `Date` header proves it wrong.
+"""The server's time: its `Date` header at a response, and the time since then by the monotonic clock.
 
 CouchDB updates that header once per second from a timer of its own. Therefore the server's time is between `Date` and
-`Date` + 2 seconds (measured: up to 1.92). A local clock within that range may be right, and has a higher resolution.
+`Date` + 2 seconds (measured: up to 1.92). If the local clock is within that range at the first response, it may be
+right, and has a higher resolution: then it is used for that moment. A later step of the local clock changes nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ class ServerClock:
     """The server's time in seconds since the epoch. Thread-safe."""
 
     def __init__(self) -> None:
-        self._offset = 0.0
+        #: How far the server's time is ahead of the monotonic clock; None before the first response.
+        self._ahead: float | None = None
         self._last_date = ''
+        self._local_error = 0.0
+        #: Whether the server was asked for its time, or has told it with another response.
+        self.was_asked = False
 
     @classmethod
     def of(cls, servers: Iterable[str]) -> ServerClock:
@@ -37,18 +42,20 @@ class ServerClock:
 
     @property
     def agrees(self) -> bool:
-        """Whether no `Date` header has proved the local clock wrong."""
-        return self._offset == 0.0
+        """Whether the last `Date` header has not proved the local clock wrong."""
+        return self._local_error == 0.0
 
     def now(self) -> float:
-        """Return the server's time, accurate to about one second."""
-        return time.time() + self._offset
+        """Return the server's time, accurate to about one second; the local time before the first response."""
+        ahead = self._ahead
+        return time.time() if ahead is None else time.monotonic() + ahead
 
     def observe(self, date: str | None, sent: float, received: float) -> None:
-        """Compare the clocks: `date` is the `Date` header of a response; `sent` and `received` are local times.
+        """Take in the `Date` header of a response.
 
-        `sent` is the time before the request, `received` the time after the response.
+        `sent` is the monotonic time before the request, `received` that after the response.
         """
+        self.was_asked = True
         if not date or date == self._last_date:
             return
         self._last_date = date
@@ -59,14 +66,16 @@ class ServerClock:
         # The server wrote the header between `sent` and `received`. A slow response therefore proves little.
         earliest = stamp - received - _TOLERANCE_SECONDS
         latest = stamp + _HEADER_LAG_SECONDS - sent + _TOLERANCE_SECONDS
-        if earliest <= self._offset <= latest:
-            return
-        before, offset = self._offset, 0.0 if earliest <= 0.0 <= latest else (earliest + latest) / 2
-        self._offset = offset
-        if offset and abs(offset - before) > _HEADER_LAG_SECONDS:
+        local = time.time() - time.monotonic()
+        ahead = local if earliest <= local <= latest else (earliest + latest) / 2
+        before, self._local_error = self._local_error, ahead - local
+        if abs(self._local_error) > _HEADER_LAG_SECONDS and abs(self._local_error - before) > _HEADER_LAG_SECONDS:
             logger.warning(
-                "the local clock differs from the CouchDB server's by %.0f s; timestamps use the server's time", offset
+                "the local clock differs from the CouchDB server's by %.0f s; timestamps use the server's time",
+                self._local_error,
             )
+        if self._ahead is None or not earliest <= self._ahead <= latest:
+            self._ahead = ahead
 
 
 _shared: Shared[frozenset[str], ServerClock] = Shared({})

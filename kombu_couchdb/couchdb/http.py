@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
 
@@ -28,10 +29,19 @@ class Http:
 
     def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
         self.address = address
-        self.clock = ServerClock.of(one.server for one in (address, *address.others))
+        self._clock = ServerClock.of(one.server for one in (address, *address.others))
         #: Seconds to connect, and seconds to wait for a response.
         self.timeouts = (connect_timeout, request_timeout)
-        self._nodes = Nodes(address, self.clock, self.timeouts)
+        self._nodes = Nodes(address, self._clock, self.timeouts)
+
+    @property
+    def clock(self) -> ServerClock:
+        """The server's time. Before its first use in a process, the server is asked for it, once."""
+        if not self._clock.was_asked:
+            with suppress(errors.CouchDBError):  # the local time counts until the server responds
+                self._send('HEAD', None, None, None)
+            self._clock.was_asked = True
+        return self._clock
 
     @property
     def url(self) -> str:

@@ -141,7 +141,7 @@ class Node:
         auth_headers.add_to(prepared.headers)
         if data is not None or method in ('PUT', 'POST'):
             prepared.headers['Content-Length'] = str(size)
-        sent, begun = time.time(), time.monotonic()
+        begun = time.monotonic()
         try:
             with response_bounds(bounds):
                 response = adapter.send(prepared, stream=bounds.longpoll, timeout=timeout, **settings)
@@ -163,7 +163,7 @@ class Node:
             LATENCY.note(time.monotonic() - begun)
         self._has_responded = True
         response.request = None  # type: ignore[assignment]  # it contains the authentication headers
-        self._clock.observe(response.headers.get('Date'), sent, time.time())
+        self._clock.observe(response.headers.get('Date'), begun, time.monotonic())
         if response.status_code in (429, 503):
             # All threads pause as long as the server asks, but not longer than the time limit for a response.
             pause = _retry_after_seconds(response.headers.get('Retry-After'), self._clock.now())

@@ -43,7 +43,8 @@ def idempotent(key: str, *, repeated: bool = False) -> Iterator[None]:
 def fixed_id(message: Mapping[str, Any]) -> str | None:
     """Return the id of a message in this context; None outside of `idempotent`, or if it has no task id."""
     context = _context.get()
-    task_id = (message.get('headers') or {}).get('id')
+    # Celery's message protocol 1 has no headers.
+    task_id = (message.get('headers') or {}).get('id') or (message.get('properties') or {}).get('correlation_id')
     if context is None or not isinstance(task_id, str):
         return None
     return ONCE + sha256(f'{context.key}\0{task_id}'.encode()).hexdigest()[:32]

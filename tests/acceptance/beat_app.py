@@ -16,8 +16,8 @@ __all__ = ['app']
 _send = Messages.send
 
 
-def _send_and_die(self: Messages, calls: Sequence[Call]) -> Any:
-    _send(self, calls)
+def _send_and_die(self: Messages, calls: Sequence[Call], seconds: float) -> Any:
+    _send(self, calls, seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -93,8 +93,8 @@ def test_crash_between_sending_and_noting(beat: Beat, client: Client, monkeypatc
 
     send = Messages.send
 
-    def crash(self: Messages, calls: Any) -> None:
-        send(self, calls)
+    def crash(self: Messages, calls: Any, seconds: float) -> None:
+        send(self, calls, seconds)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -168,7 +168,7 @@ def test_idle_leader_makes_no_requests(
     ]
     client.bulk(docs)
     scheduler = beat()
-    until(scheduler, lambda: scheduler._duty is not None and len(scheduler._duty.entries) == count)
+    until(scheduler, lambda: scheduler._duty is not None and scheduler._duty.next_in() > 60)
     assert idle_requests(scheduler, sent) == []
     assert len(states(client)) == count
 
@@ -181,7 +181,7 @@ def test_state_that_somebody_else_writes(beat: Beat, client: Client) -> None:
     while (rev := client.try_put({**state, 'count': 1000, 'due': state['due'] + 3600})) is None:
         state = client.get('beat:state:a')
     assert rev
-    until(scheduler, lambda: scheduler._duty is not None and scheduler._duty.next_due() > 3000)
+    until(scheduler, lambda: scheduler._duty is not None and scheduler._duty.next_in() > 3000)
     client.put({'_id': 'beat:state:a', '_rev': rev, '_deleted': True})
     client.put({**client.get('beat:entry:a'), 'schedule': {'every': 0.3}})
     until(scheduler, lambda: states(client) and states(client)[0]['count'] >= 1, 'a state that begins anew')

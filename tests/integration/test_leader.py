@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kombu_couchdb.couchdb.client import Client
@@ -31,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_one_process_leads(client: Client, clock: Clock) -> None:
     leaders = [Leader(client, 'job') for _ in range(5)]
     for _ in range(20):
-        assert [one.step() for one in leaders] == [True, False, False, False, False]
+        assert [one.step() is not None for one in leaders] == [True, False, False, False, False]
         clock.now += RENEWAL_SECONDS
     assert client.get('broker:leader:job')['holder']
 
@@ -80,9 +82,83 @@ def test_leader_keeps_its_lead_during_an_outage_until_its_lease_expires(
         assert first.leads
         clock.now += LEASE_SECONDS - RENEWAL_SECONDS
         assert not first.leads
-    assert not first.step()  # another process may lead, so that the first step only looks
-    clock.now += LEASE_SECONDS
-    assert first.step()
+    assert first.step()  # no other process has taken the lead
+
+
+def test_lead_that_has_ended_is_not_taken_up_again(client: Client, clock: Clock) -> None:
+    """A process that was paused takes the lead again in one step, but its former term stays over."""
+    leader = Leader(client, 'job')
+    before = leader.step()
+    clock.now += RENEWAL_SECONDS
+    assert leader.step() is before is leader.term
+    clock.now += LEASE_SECONDS + 1
+    assert leader.term is None
+    after = leader.step()
+    assert after is not None
+    assert after is not before
+    assert (before.leads, after.leads) == (False, True)  # type: ignore[union-attr]
+
+
+def test_lead_ends_if_a_renewal_takes_longer_than_the_lease(
+    client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, bulk = Leader(client, 'job'), client.bulk
+    before = leader.step()
+    clock.now += RENEWAL_SECONDS
+
+    def slow(docs: Any) -> Any:
+        clock.now += LEASE_SECONDS - 1
+        return bulk(docs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, 'bulk', slow)
+        assert leader.step() is not before
+    assert not before.leads  # type: ignore[union-attr]
+
+
+def test_leader_goes_on_after_the_response_to_a_renewal_was_lost(
+    client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, bulk = Leader(client, 'job'), client.bulk
+    leader.step()
+    clock.now += RENEWAL_SECONDS
+
+    def cut(docs: Any) -> None:
+        bulk(docs)
+        raise ServerUnavailable('cut')
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, 'bulk', cut)
+        with pytest.raises(ServerUnavailable):
+            leader.step()
+    leader.step()
+    assert leader.step()
+
+
+@pytest.mark.parametrize('step', [-86400.0, -3600.0, -1.0, 1.0, 3600.0, 86400.0])
+def test_no_step_of_the_server_s_clock_ends_a_lead(
+    client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    leader, standby = Leader(client, 'job'), Leader(client, 'job')
+    term, true = leader.step(), client.clock.now
+    assert not standby.step()
+    monkeypatch.setattr(client.clock, 'now', lambda: true() + step)
+    for _ in range(4):
+        clock.now += RENEWAL_SECONDS - 1
+        assert leader.step() is term
+        assert not standby.step()
+
+
+@pytest.mark.parametrize('agrees', [True, False])
+def test_process_that_starts_waits_unless_the_document_is_old(
+    client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, agrees: bool
+) -> None:
+    """A clock that was just set may only seem to prove that the lease has ended: then the machine's clock disagrees."""
+    assert Leader(client, 'job').step()
+    true = client.clock.now
+    monkeypatch.setattr(client.clock, 'now', lambda: true() + 3600)
+    monkeypatch.setattr(client.clock, '_local_error', 0.0 if agrees else 3600.0)
+    assert (Leader(client, 'job').step() is not None) is agrees
 
 
 def test_unproven_write_gives_no_lead(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +182,4 @@ def test_process_that_loses_the_race_does_not_lead(
 @pytest.mark.parametrize('holder', [5, None, {'a': 1}, ''])
 def test_malformed_leader_document_is_replaced(client: Client, holder: object) -> None:
     client.put({'_id': 'broker:leader:job', 'type': 'Leader', 'holder': holder})
-    assert Leader(client, 'job').step() is (holder != '')
+    assert (Leader(client, 'job').step() is not None) is (holder != '')

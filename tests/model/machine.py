@@ -104,7 +104,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(who=PROCESS, wrong=st.sampled_from(WRONG))
     def set_clock(self, who: int, wrong: float) -> None:
-        """The local clock of a process is set. The process trusts it until its next response."""
+        """The local clock of a process is set. Only its next response tells the process that it disagrees."""
         self.world.processes[who].clock.wrong, self.world.set_at = wrong, self.world.now
 
     @rule(first=PROCESS, at=NODE)

@@ -275,7 +275,7 @@ class Process(Actor):
         self.skew, self.credit = skew, credit
         self._mailbox = Mailbox[Delivery | Exception]()
         client = _ModelClient(world, skew)
-        self.clock: ModelClock = client.clock  # type: ignore[assignment]
+        self.clock: ModelClock = client.clock
         #: What the process knows of the queues; it learns of a pause in its next pass.
         self.topology = client.topology = Topology(client)
         self.consumer = io_thread.Consumer(
@@ -441,33 +441,36 @@ class Results:
 
 
 class ModelClock:
-    """The clock of a process, as `ServerClock` has it: the local clock, corrected with each response."""
+    """The clock of a process, as `ServerClock` has it: the server's time at the last response, and the time since."""
 
     def __init__(self, world: World, skew: float) -> None:
+        #: `skew` is the error in seconds that no response reveals.
         self._world, self._skew, self._began = world, skew, world.now
-        #: The error of the local clock in seconds, in addition to the skew, which no response reveals.
+        #: The error of the local clock in seconds.
         self.wrong = 0.0
-        self._offset = world.wrong
+        self._offset, self._difference = world.wrong, world.wrong
 
     def now(self) -> float:
-        return self._world.now + self._skew + self.wrong + self._offset
+        return self._world.now + self._skew + self._offset
 
     @property
     def agrees(self) -> bool:
         # A process that starts just after a clock was set cannot know how old a heartbeat is: see
         # docs/explanation/model.rst.
-        return self._offset == 0.0 and self._began - self._world.set_at > LEASE
+        return self._difference == 0.0 and self._began - self._world.set_at > LEASE
 
     def observe(self) -> None:
-        self._offset = self._world.wrong - self.wrong
+        self._offset, self._difference = self._world.wrong, self._world.wrong - self.wrong
 
 
 class _ModelClient(Client):
+    clock: Any = None
+
     def __init__(self, world: World, skew: float) -> None:
         super().__init__(Address(host='model'))
         self._world, self.replicas = world, len(world.couchdb.nodes)
         self.topology: Topology | None = None
-        self.clock = ModelClock(world, skew)  # type: ignore[assignment]
+        self.clock = ModelClock(world, skew)
 
     def request(
         self,
@@ -486,7 +489,7 @@ class _ModelClient(Client):
         if self.topology is not None and self.topology.paused and self.replicas == 1:
             assert not any(doc.get('claimed') for doc in docs or ()), 'an item of a paused queue was claimed'
         answer = _wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
-        self.clock.observe()  # type: ignore[call-arg]
+        self.clock.observe()
         assert shape(answer), f'the response of the model to {path} has a shape that CouchDB never sends: {answer}'
         return answer
 

@@ -11,7 +11,7 @@ from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab
 
 from celery_couchdb.beat.code import description_of, to_write
-from celery_couchdb.beat.entries import Entry
+from celery_couchdb.beat.entries import CodeEntry, Entry
 
 Docs = dict[str, dict[str, Any]]
 
@@ -30,7 +30,8 @@ class Database:
     def start(self, *code: ScheduleEntry) -> list[str]:
         """Let a leader with this code start, and return the names of the written entries."""
         self.now += 100
-        written, self.replaced = to_write(code, self.docs, 'beat:entry:', self.now)
+        entries = [CodeEntry(entry.name, entry, description_of(entry)) for entry in code]
+        written, self.replaced = to_write(entries, self.docs, 'beat:entry:', self.now)
         for doc in written:
             self.docs[doc['_id'].removeprefix('beat:entry:')] = {**doc, '_rev': f'{self.now}-a'}
         return [doc['_id'].removeprefix('beat:entry:') for doc in written]
@@ -91,7 +92,7 @@ def test_values_that_json_cannot_hold_stay_in_the_code(app: Celery) -> None:
     entry = in_code(app, args=(lazy,), kwargs={'x': {1, 2}}, options={'queue': object()})
     doc = description_of(entry)
     assert doc == {'task': 't', 'schedule': {'every': 10.0}, 'code': ['args', 'kwargs', 'options']}
-    found = Entry.of('x', {**doc, 'type': 'Schedule'}, app, entry)
+    found = Entry.of('x', {**doc, 'type': 'Schedule'}, app, CodeEntry('x', entry, doc))
     assert found.args == (lazy,)
     assert found.kwargs == {'x': {1, 2}}
     assert 'options' not in description_of(in_code(app, options={'queue': object()}))

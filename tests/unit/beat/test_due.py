@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery
+from celery.schedules import BaseSchedule, schedstate, schedule
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from celery_couchdb.beat.due import Decision, decide, noted, planned, upcoming
-from celery_couchdb.beat.entries import Entry, ScheduleState, new_state, state_of, task_id_of
+from celery_couchdb.beat.due import MAX_MISSED, Decision, decide, noted, planned, upcoming
+from celery_couchdb.beat.entries import (
+    MALFORMED,
+    CodeEntry,
+    Entry,
+    ScheduleState,
+    new_state,
+    state_of,
+    task_id_of,
+)
+from celery_couchdb.beat.schedules import rule_of_code
 
 from .conftest import STATE, Make
 
@@ -51,15 +65,58 @@ def test_enabling_sends_nothing_for_the_past(entry: Make) -> None:
 
 
 @pytest.mark.parametrize('change', [{'enabled': False}, {'missed': 'never'}], ids=['disabled', 'malformed'])
-def test_date_that_was_sent_is_not_sent_again_when_an_entry_goes_on(entry: Make, change: dict[str, Any]) -> None:
+def test_entry_that_goes_on_sends_nothing_for_the_past(entry: Make, change: dict[str, Any]) -> None:
     """An edit by another program keeps `start`. After a vacuum, CouchDB does not know the ids of sent tasks."""
-    for schedule, following in (({'every': 10}, 1030.0), ({'at': 1020.0}, None)):
-        known = planned(entry(schedule=schedule, start=1000), None, 'i', None, 1000.0)
-        sent, known = run(entry(schedule=schedule, start=1000), known, 1020.0)
+    for rule, following in (({'every': 10}, 1060.0), ({'at': 1020.0}, None)):
+        known = planned(entry(schedule=rule, start=1000), None, 'i', None, 1000.0)
+        sent, known = run(entry(schedule=rule, start=1000), known, 1020.0)
         assert sent[-1] == 1020.0
-        stopped = planned(entry(schedule=schedule, start=1000, **change), known, 'i', None, 1025.0)
+        stopped = planned(entry(schedule=rule, start=1000, **change), known, 'i', None, 1025.0)
         assert stopped['due'] is None
-        assert planned(entry(schedule=schedule, start=1000), stopped, 'i', None, 1026.0)['due'] == following
+        assert planned(entry(schedule=rule, start=1000), stopped, 'i', None, 1056.0)['due'] == following
+
+
+def test_edit_of_the_schedule_alone_sends_nothing_for_the_past(entry: Make) -> None:
+    """A program that is not ours has edited the schedule, and `start` is as it was."""
+    day = 1_763_683_200.0  # midnight, UTC
+    nightly = {'crontab': '0 3 * * *', 'timezone': 'UTC'}
+    known = planned(entry(schedule=nightly, start=day - 86400), None, 'i', None, day - 86400)
+    _, known = run(entry(schedule=nightly, start=day - 86400), known, day + 3 * 3600)
+    assert known['last'] == day + 3 * 3600
+    edited = entry(schedule={'crontab': '0 3,15 * * *', 'timezone': 'UTC'}, start=day - 86400, missed='all')
+    assert planned(edited, known, 'i', None, day + 10 * 3600)['due'] == day + 15 * 3600
+
+
+def test_edit_of_the_start_alone_sends_nothing_for_the_past_or_twice(entry: Make) -> None:
+    known = planned(entry(start=1000), None, 'i', None, 1000.0)
+    _, known = run(entry(start=1000), known, 1055.0)
+    for start in (0, 500, 999.5):  # back
+        assert planned(entry(start=start), known, 'i', None, 2003.0)['due'] > 2003.0  # type: ignore[operator]
+    # To a later date, also in the past: the leader has just been told, or no beat has run since.
+    assert planned(entry(start=1500), known, 'i', None, 2003.0, 1988.0)['due'] == 1990.0
+    assert planned(entry(start=1500), known, 'i', None, 2003.0)['due'] == 1510.0
+    assert planned(entry(start=1040), known, 'i', None, 2003.0)['due'] == 1060.0  # 1050 was sent
+
+
+def test_new_entry_that_begins_in_the_past_is_due_from_now_on(entry: Make) -> None:
+    assert planned(entry(start=0), None, 'i', None, 1000.0, 985.0)['due'] == 990.0
+
+
+def test_entry_whose_state_was_edited_sends_nothing_for_the_past(entry: Make) -> None:
+    """The state is malformed: what was sent is not known any more."""
+    assert planned(entry(start=0), None, 'i', '7-a', 1003.0)['due'] == 1010.0
+
+
+@pytest.mark.parametrize('schedule', [{'crontab': '0 9 * * *'}, {'at': '2025-11-22T09:00'}])
+def test_new_time_zone_of_the_app_counts_at_once(app: Celery, entry: Make, schedule: dict[str, Any]) -> None:
+    now = datetime(2025, 11, 21, 12, tzinfo=ZoneInfo('UTC')).timestamp()
+    berlin = planned(entry(schedule=schedule, start=now - 5), None, 'i', None, now)
+    app.conf.timezone = 'Asia/Tokyo'
+    app.__dict__.pop('timezone', None)
+    tokyo = planned(entry(schedule=schedule, start=now - 5), berlin, 'i', None, now + 1)
+    assert berlin['due'] == datetime(2025, 11, 22, 8, tzinfo=ZoneInfo('UTC')).timestamp()
+    assert tokyo['due'] == datetime(2025, 11, 22, 0, tzinfo=ZoneInfo('UTC')).timestamp()
+    assert planned(entry(schedule={'every': 5}, start=now), None, 'i', None, now)['plan'] != tokyo['plan']
 
 
 def test_other_edits_do_not_move_the_due_date(entry: Make) -> None:
@@ -99,7 +156,9 @@ def test_grace_decides_what_was_missed(entry: Make) -> None:
     daily = {'missed': 'skip', 'schedule': {'every': 86400}}
     assert run(entry(**daily, grace=3600), state(due=87400.0), 91000.0)[0] == [87400.0]
     assert run(entry(**daily, grace=3599), state(due=87400.0), 91000.0)[0] == []
-    assert run(entry(**daily, grace=0), state(due=87400.0), 87400.0)[0] == [87400.0]
+    # Beat itself is late by some seconds while much is due.
+    assert run(entry(**daily, grace=0), state(due=87400.0), 87409.9)[0] == [87400.0]
+    assert run(entry(**daily, grace=0), state(due=87400.0), 87411.0)[0] == []
 
 
 def test_one_date_that_was_missed(entry: Make) -> None:
@@ -112,19 +171,187 @@ def test_one_date_that_was_missed(entry: Make) -> None:
     assert planned(entry(**once), None, 'i', None, 3000.0)['due'] is None  # it was over when the entry was added
 
 
-def test_interruption_with_more_dates_than_are_counted(entry: Make) -> None:
-    sent, left = run(entry(schedule={'every': 1}), state(due=1001.0), 1e6)
-    assert sent == []
-    assert left['due'] == 1e6 + 1
+@pytest.mark.parametrize('missed', ['once', 'skip', 'all'])
+def test_of_more_missed_dates_than_all_allows_the_latest_is_sent(entry: Make, missed: str) -> None:
+    late = state(due=1001.0)
+    sent, left = run(entry(schedule={'every': 1}, missed=missed), late, 1000.5 + MAX_MISSED + 1)
+    assert sent == [1001.0 + MAX_MISSED]
+    assert (left['due'], left['skipped']) == (1002.0 + MAX_MISSED, MAX_MISSED)
+    assert len(run(entry(schedule={'every': 1}, missed='all'), late, 1000.5 + MAX_MISSED)[0]) == MAX_MISSED
+
+
+@pytest.mark.parametrize(
+    ('schedule', 'count'),
+    [
+        ({'every': 0.01}, 3_000_000_000),
+        ({'crontab': '* * * * *'}, 500_000),
+        ({'every': 60, 'relative': True}, 500_000),
+    ],
+)
+def test_missed_dates_are_computed_and_not_counted_one_by_one(
+    entry: Make, monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any], count: int
+) -> None:
+    late = entry(schedule=schedule)
+    rule: Any = late.rule
+    calls, compute = 0, rule.next
+
+    def counted(anchor: float, after: float) -> float | None:
+        nonlocal calls
+        calls += 1
+        return compute(anchor, after)
+
+    monkeypatch.setattr(rule, 'next', counted)
+    now = 1_763_709_000.0
+    first = compute(now - 3e7, now - 3e7)
+    decision = decide(late, state(due=first, anchor=now - 3e7), now, 500)
+    assert decision.skipped == pytest.approx(count, rel=0.01)
+    assert decision.due is not None
+    assert now - 60 < decision.due <= now < compute(now - 3e7, decision.due)
+    assert calls < 150
+
+
+ZONES = ['Europe/Berlin', 'America/New_York', 'Australia/Lord_Howe', 'Asia/Beirut', 'UTC']
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    schedule=st.one_of(
+        st.builds(
+            lambda minute, hour, zone: {'crontab': f'{minute} {hour} * * *', 'timezone': zone},
+            st.sampled_from(['0', '30', '*/20']),
+            st.sampled_from(['*', '2', '0,1,2,3', '*/5', '23']),
+            st.sampled_from(ZONES),
+        ),
+        st.builds(lambda seconds: {'every': seconds}, st.floats(300, 90_000)),
+        st.builds(lambda seconds: {'every': seconds, 'relative': True}, st.sampled_from([60, 3600, 86400])),
+    ),
+    start=st.integers(1_740_000_000, 1_770_000_000),
+    days=st.integers(0, 12),
+    seconds=st.integers(0, 86_400),
+)
+def test_computed_dates_are_those_that_steps_would_find(
+    entry: Make, schedule: dict[str, Any], start: int, days: int, seconds: int
+) -> None:
+    rule: Any = entry(schedule=schedule).rule
+    now, due = start + days * 86400.0 + seconds, rule.next(start, start)
+    dates = [due]
+    while (following := rule.next(start, dates[-1])) <= now:
+        dates.append(following)
+    if due + 11 < now:
+        decision = decide(entry(schedule=schedule, grace=0), state(due=due, anchor=float(start)), now, 500)
+        assert decision == (
+            Decision([], len(dates) - 1, dates[-1]) if len(dates) > 1 else Decision(dates, 0, following)
+        )
 
 
 def test_date_is_sent_only_after_it_was_stored(app: Celery, entry: Make) -> None:
     """Of a schedule whose dates differ between processes, at most the stored date is sent at once."""
-    relative = entry(schedule={'every': 10, 'relative': True}, missed='all')
-    first = decide(relative, state(due=1010.0), 1055.0, 500)
-    assert first.send == [1010.0]
+    found = Entry.of('x', CODE, app, CodeEntry('x', rule=rule_of_code(Hourly(app=app), app)))
+    first = decide(found, state(due=4600.0), 4600.0 + 50, 500)
+    assert first.send == [4600.0]
     late = decide(entry(missed='once'), state(due=1010.0), 5005.0, 500)
     assert late == Decision([], 399, 5000.0)
+
+
+CODE: dict[str, Any] = {'type': 'Schedule', 'task': 't', 'schedule': {'code': 'x.Hourly'}}
+
+
+class Hourly(BaseSchedule):
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        return last_run_at + timedelta(hours=1) - self.now()
+
+
+class Broken(BaseSchedule):
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        raise LookupError('no table')
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        raise LookupError('no table')
+
+
+class BrokenEstimate(Hourly):
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        raise LookupError('no table')
+
+
+def in_code(app: Celery, schedule: Any, **members: Any) -> Entry:
+    return Entry.of('x', {**CODE, **members}, app, CodeEntry('x', rule=rule_of_code(schedule, app)))
+
+
+def test_class_of_the_app_is_late(app: Celery) -> None:
+    """What it would have answered meanwhile is not known: only the stored date is missed."""
+    for missed, expected in (('once', [4600.0]), ('skip', [])):
+        sent, left = run(in_code(app, Hourly(app=app), missed=missed), state(due=4600.0), 1e6)
+        assert (sent, left['due']) == (expected, 1e6 + 3600)
+
+
+def test_class_that_raises_an_error_makes_its_entry_malformed(app: Celery) -> None:
+    broken = in_code(app, BrokenEstimate(app=app))
+    fresh = planned(broken, None, 'i', None, 1000.0)
+    assert (fresh['plan'], fresh['due']) == (MALFORMED, None)
+    assert 'no table' in str(fresh['error'])
+    # The stored date was due, whatever comes after it.
+    decision = decide(broken, state(due=4600.0), 4700.0, 500)
+    assert (decision.send, decision.due) == ([4600.0], None)
+    assert noted(state(due=4600.0), decision, {}, 4700.0)['plan'] == MALFORMED
+    asked = in_code(app, Broken(app=app))
+    assert decide(asked, state(due=4600.0), 4700.0, 500)[:3] == ([], 0, None)
+    assert upcoming(broken, fresh, 1000.0, 3) == []
+    # The next leader tries again.
+    assert planned(in_code(app, Hourly(app=app)), fresh, 'i', None, 5000.0)['due'] == 8600.0
+
+
+class Weekdays(schedule):
+    """A class with an `is_due` of its own, the usual way in Celery."""
+
+    asked: list[datetime]
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        self.asked.append(last_run_at)
+        self.times.append(self.now())
+        return self.answer
+
+    times: list[datetime]
+    answer: Any = (False, 5)
+
+
+@pytest.fixture
+def weekdays(app: Celery) -> Weekdays:
+    found = Weekdays(30, app=app)
+    found.asked, found.times = [], []
+    return found
+
+
+def test_class_with_is_due_of_its_own_is_asked(app: Celery, weekdays: Weekdays) -> None:
+    asks = in_code(app, weekdays)
+    fresh = planned(asks, None, 'i', None, 1000.0)
+    assert fresh['due'] == 1001.0
+    assert decide(asks, fresh, 1001.5, 500) == Decision([], 0, 1006.5)  # not due; asked again in 5 seconds
+    weekdays.answer = schedstate(True, 30)
+    assert decide(asks, {**fresh, 'due': 1006.5, 'last': 900.0}, 1007.0, 500) == Decision([1006.5], 0, 1037.0)
+    berlin = ZoneInfo('Europe/Berlin')
+    assert weekdays.asked == [datetime.fromtimestamp(date, berlin) for date in (1000, 900)]
+    assert weekdays.times == [datetime.fromtimestamp(date, berlin) for date in (1001.5, 1007.0)]
+    assert all(date.utcoffset() == timedelta(hours=1) for date in weekdays.asked + weekdays.times)
+    assert upcoming(asks, {**fresh, 'due': 1037.0, 'plan': asks.plan}, 1000.0, 3) == [1037.0]
+
+
+@pytest.mark.parametrize(
+    'answer', [None, (True,), (True, 'soon'), (True, float('nan')), (True, float('inf')), (True, True), 5]
+)
+def test_class_that_answers_nonsense_makes_its_entry_malformed(app: Celery, weekdays: Weekdays, answer: Any) -> None:
+    weekdays.answer = answer
+    decision = decide(in_code(app, weekdays), state(due=1001.0), 1002.0, 500)
+    assert (decision.error is not None, decision.send, decision.due) == (True, [], None)
+
+
+def test_class_that_was_asked_is_not_asked_again_for_the_same_date(app: Celery, weekdays: Weekdays) -> None:
+    """It may take longer than the lease: then the next leader, in the same process, knows the answer."""
+    rule = rule_of_code(weekdays, app)
+    for _ in range(3):
+        found = Entry.of('x', CODE, app, CodeEntry('x', rule=rule))
+        assert decide(found, state(due=1001.0), 1002.0, 500).error is None
+    assert len(weekdays.asked) == 1
 
 
 def test_ids_of_tasks_depend_on_state_and_date() -> None:
@@ -152,6 +379,12 @@ def test_error_of_a_date_is_noted_and_the_schedule_goes_on(entry: Make) -> None:
         {'sent': float('inf')},
         {'error': 5},
         {'task_id': 7},
+        {'anchor': -1e300, 'last': 1e300},
+        {'last': 1e300},
+        {'due': 1e12},
+        {'count': -1},
+        {'skipped': 10**400},
+        {'count': True},
     ],
 )
 def test_malformed_state_is_replaced(entry: Make, broken: dict[str, Any]) -> None:
@@ -159,6 +392,21 @@ def test_malformed_state_is_replaced(entry: Make, broken: dict[str, Any]) -> Non
     assert state_of(None) is None
     fresh = planned(entry(), None, 'beat:state:x', '7-a', 1000.0)
     assert (fresh['_rev'], fresh['due']) == ('7-a', 1010.0)
+
+
+@pytest.mark.parametrize(
+    'forged', [{'anchor': 0.0}, {'anchor': 3e10}, {'last': 3e10}, {'due': 0.0}, {'anchor': 0.0, 'due': 0.0}]
+)
+@pytest.mark.parametrize('missed', ['once', 'skip', 'all'])
+def test_forged_state_costs_no_time(entry: Make, forged: dict[str, Any], missed: str) -> None:
+    """Its numbers are dates, but no dates of the schedule."""
+    often = entry(schedule={'every': 0.01}, missed=missed, start=1000)
+    known: Any = {**planned(often, None, 'i', None, 1000.0), **forged}
+    assert state_of(known) == known
+    decision = decide(often, known, 1_763_709_000.0, 500)
+    assert len(decision.send) <= 500
+    edited = planned(entry(schedule={'every': 5}, start=2000), known, 'i', None, 1_763_709_000.0)
+    assert edited['due'] <= 1_763_709_005.0  # type: ignore[operator]
 
 
 def test_upcoming_dates(entry: Make) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -11,14 +11,14 @@ from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
 from celery_couchdb.beat.crontabs import Fields, next_date
-from celery_couchdb.beat.schedules import Malformed, described, rule_of
+from celery_couchdb.beat.schedules import Malformed, described, rule_of, rule_of_code
 
 BERLIN = ZoneInfo('Europe/Berlin')
 
 
 def dates(app: Celery, doc: dict[str, Any], start: str, count: int, code: Any = None) -> list[str]:
     """Return due dates as local times with their offsets."""
-    rule, found = rule_of(doc, app, code), list[str]()
+    rule, found = rule_of(doc, app, code and rule_of_code(code, app)), list[str]()
     anchor = after = datetime.fromisoformat(start).replace(tzinfo=BERLIN).timestamp()
     for _ in range(count):
         due = rule.next(anchor, after)
@@ -129,9 +129,12 @@ class Business(BaseSchedule):
         return last_run_at + timedelta(hours=1) - self.now()
 
 
-class OnlyIsDue(BaseSchedule):
-    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
-        return False, 60.0
+class Local(BaseSchedule):
+    """At the next full hour by `now()`, in the app's time zone; Kolkata has half an hour more than UTC."""
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        assert str(last_run_at.tzinfo) == str(self.now().tzinfo) == 'Europe/Berlin'
+        return timedelta(hours=24) - timedelta(hours=self.now().hour, minutes=self.now().minute)
 
 
 class Stuck(BaseSchedule):
@@ -143,7 +146,7 @@ class Stuck(BaseSchedule):
     ('kind', 'expected'),
     [
         (Business, ['05. 11:00 +0200', '05. 12:00 +0200']),
-        (OnlyIsDue, ['05. 10:01 +0200', '05. 10:02 +0200']),
+        (Local, ['06. 00:00 +0200', '07. 00:00 +0200']),
         (Stuck, ['05. 10:00:01 +0200', '05. 10:00:02 +0200']),
     ],
 )
@@ -155,6 +158,25 @@ def test_classes_of_the_app(app: Celery, kind: Any, expected: list[str]) -> None
 
 class Nightly(crontab):
     pass
+
+
+class Own(BaseSchedule):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(app=kwargs.pop('app'))
+        self.args, self.kwargs, self.also = args, kwargs, object()
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        return False, 5.0
+
+
+def test_parameters_of_a_class_are_in_the_document(app: Celery) -> None:
+    given = [(3600,), (3,), (timedelta(3),), ('3',), ({'a', 'b', 'c'},), ([1],), ({'x': [1]},), (date(2026, 1, 1),)]
+    found = [described(Own(*args, app=app))['parameters'] for args in given]
+    assert len(set(found)) == len(given)
+    for args, parameters in zip(given, found, strict=True):
+        once_more = Own(*args, app=Celery('other', set_as_current=False))
+        assert once_more.utc_enabled  # a cached property
+        assert described(once_more)['parameters'] == parameters
 
 
 @pytest.mark.parametrize(
@@ -180,8 +202,9 @@ class Nightly(crontab):
 )
 def test_schedules_of_celery_as_documents(app: Celery, given: Any, expected: dict[str, Any]) -> None:
     found = described(given(app))
-    assert found == expected
-    rule_of(found, app, given(app))
+    assert {name: value for name, value in found.items() if name != 'parameters'} == expected
+    assert ('parameters' in found) == ('code' in found)
+    rule_of(found, app, rule_of_code(given(app), app))
 
 
 @pytest.mark.parametrize(

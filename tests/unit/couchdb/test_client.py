@@ -644,6 +644,22 @@ def test_a_wrong_clock_is_logged_once_for_each_process(peer: Peer, caplog: pytes
     assert Client(clients[0].address).clock.now() > time.time() + 3500
 
 
+def test_the_server_is_asked_for_its_time_before_the_first_use(peer: Peer, client: Client) -> None:
+    peer.responses = [respond(DOC, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
+    assert datetime.fromtimestamp(client.clock.now(), timezone.utc).year == 2099
+    assert [(request.method, request.path) for request in peer.seen] == [('HEAD', '/')]
+    client.clock.now()
+    assert len(peer.seen) == 1
+
+
+def test_the_clock_is_the_local_one_while_no_server_responds(peer: Peer, client: Client) -> None:
+    peer.responses = [None]
+    before = time.time()
+    assert before <= client.clock.now() <= time.time()
+    client.clock.now()
+    assert len(peer.seen) <= 1
+
+
 # -- the server and its database
 
 

@@ -11,19 +11,49 @@ import pytest
 from kombu_couchdb.couchdb import clock as module
 from kombu_couchdb.couchdb.clock import ServerClock
 
-LOCAL = 1_763_709_000.4
+LOCAL, MONOTONIC = 1_763_709_000.4, 5000.0
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ServerClock:
-    """A server clock on a machine whose local time is always LOCAL."""
-    monkeypatch.setattr(module, 'time', SimpleNamespace(time=lambda: LOCAL))
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine whose clocks stand still; a test may set them."""
+    machine = SimpleNamespace(local=LOCAL, monotonic=MONOTONIC)
+    clocks = SimpleNamespace(time=lambda: machine.local, monotonic=lambda: machine.monotonic)
+    monkeypatch.setattr(module, 'time', clocks)
+    return machine
+
+
+@pytest.fixture
+def clock(machine: SimpleNamespace) -> ServerClock:
+    """A server clock on a machine whose local time is LOCAL."""
     return ServerClock()
 
 
-def observe(clock: ServerClock, server: float, took: float = 0.01, lag: float = 0.0) -> None:
+def observe(clock: ServerClock, server: float, took: float = 0.01, lag: float = 0.0, at: float = MONOTONIC) -> None:
     """Observe a response of a server whose time is `server` and whose header lags by `lag` seconds."""
-    clock.observe(formatdate(server - lag, usegmt=True), LOCAL - took / 2, LOCAL + took / 2)
+    clock.observe(formatdate(server - lag, usegmt=True), at - took / 2, at + took / 2)
+
+
+@pytest.mark.parametrize('step', [-86_400.0, -3600.0, -1.0, 1.0, 3600.0, 86_400.0])
+def test_a_step_of_the_local_clock_changes_nothing(clock: ServerClock, machine: SimpleNamespace, step: float) -> None:
+    observe(clock, LOCAL)
+    machine.local += step + 10.0
+    machine.monotonic += 10.0
+    assert abs(clock.now() - LOCAL - 10.0) < 0.001
+    observe(clock, LOCAL + 10.0, at=MONOTONIC + 10.0)
+    assert abs(clock.now() - LOCAL - 10.0) < 0.001
+    assert not clock.agrees or abs(step) <= 1.0
+
+
+@pytest.mark.parametrize('step', [-86_400.0, -3600.0, 3600.0, 86_400.0])
+def test_a_step_of_the_server_s_clock_counts_from_the_next_response(clock: ServerClock, step: float) -> None:
+    observe(clock, LOCAL)
+    observe(clock, LOCAL + step)
+    assert abs(clock.now() - (LOCAL + step)) < 1.5
+
+
+def test_the_local_time_counts_before_the_first_response(clock: ServerClock) -> None:
+    assert (clock.now(), clock.was_asked) == (LOCAL, False)
 
 
 @pytest.mark.parametrize('lag', [0.0, 0.5, 1.0])
@@ -73,8 +103,8 @@ def test_the_local_clock_is_used_again_after_it_was_set_right(
 
 def test_an_unchanged_header_is_ignored(clock: ServerClock) -> None:
     date = formatdate(LOCAL, usegmt=True)
-    clock.observe(date, LOCAL, LOCAL)
-    clock.observe(date, LOCAL + 300, LOCAL + 300)  # CouchDB updates the header once per second
+    clock.observe(date, MONOTONIC, MONOTONIC)
+    clock.observe(date, MONOTONIC + 300, MONOTONIC + 300)  # CouchDB updates the header once per second
     assert clock.now() == LOCAL
 
 
@@ -94,7 +124,7 @@ def test_an_unchanged_header_is_ignored(clock: ServerClock) -> None:
     ids=repr,
 )
 def test_a_header_without_a_valid_date_is_ignored(clock: ServerClock, date: str | None) -> None:
-    clock.observe(date, LOCAL, LOCAL)
+    clock.observe(date, MONOTONIC, MONOTONIC)
     assert clock.now() == LOCAL
     observe(clock, LOCAL + 300)
     assert clock.now() > LOCAL + 298

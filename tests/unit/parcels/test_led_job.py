@@ -27,6 +27,18 @@ class FakeFeed:
         self.since.append('paused')
 
 
+class Lead:
+    """A leader; a test sets `next`, the term that the next step returns."""
+
+    def __init__(self) -> None:
+        self.term: object = None
+        self.next: object = 'first'
+
+    def step(self) -> object:
+        self.term = self.next
+        return self.term
+
+
 class Job(LedJob):
     done_by_leader = 'leads %s'
 
@@ -34,7 +46,7 @@ class Job(LedJob):
         self.done = list[Any]()
         self.batches = list[Batch]()
         self.error: Exception | None = None
-        self.lead = SimpleNamespace(leads=False, step=lambda: True)
+        self.lead = Lead()
         client = SimpleNamespace(url='http://host/db', replicas=replicas, sequence=lambda: f'seq-{len(self.done)}')
         super().__init__(self.lead, client, {}, lambda: None)  # type: ignore[arg-type]
 
@@ -104,10 +116,18 @@ def test_view_is_read_after_reported_documents_could_not_be_worked_off() -> None
 
 def test_new_leader_reads_the_view_again() -> None:
     job = started()
-    job.lead.step = lambda: False
+    job.lead.next = None
     job.report('a')
     assert (job.done, job.feed.since[-1]) == (['view'], 'paused')
-    job.lead.step = lambda: True
+    job.lead.next = 'second'
+    job.step()
+    assert job.done == ['view', 'view']
+
+
+def test_view_is_read_again_if_the_lead_ended_between_two_steps() -> None:
+    """The process was paused, and another one may have led meanwhile."""
+    job = started()
+    job.lead.next = 'second'
     job.step()
     assert job.done == ['view', 'view']
 

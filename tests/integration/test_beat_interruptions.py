@@ -1,0 +1,403 @@
+"""Beat while clocks step, the lead lapses, classes are slow, much is due at once, and people edit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.schedules import BaseSchedule, schedule
+
+from celery_couchdb.beat import CouchDBScheduler, Schedules, due, duty
+from celery_couchdb.beat.entries import Entry, new_state
+from celery_couchdb.beat.messages import Messages
+from kombu_couchdb.couchdb.client import Client, chunks
+from kombu_couchdb.couchdb.fork_safety import Shared
+from kombu_couchdb.errors import AccessDenied
+from kombu_couchdb.leases import leader
+from tests.conftest import wait_for
+from tests.support import Request, items, replace_in_clients
+
+Beat = Callable[..., CouchDBScheduler]
+
+DAY = 86400.0
+
+
+@pytest.fixture
+def beat(app: Celery) -> Iterator[Beat]:
+    """A function that creates a scheduler whose code has the given entries. It does nothing until `tick` is called."""
+    app.conf.result_expires = None
+    made: list[CouchDBScheduler] = []
+
+    def beat(entries: dict[Any, Any] | None = None) -> CouchDBScheduler:
+        app.conf.beat_schedule = entries or {}
+        made.append(CouchDBScheduler(app))
+        made[-1]._wake.wait = lambda seconds: True  # type: ignore[assignment,method-assign,misc]
+        return made[-1]
+
+    yield beat
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def schedules(app: Celery) -> Iterator[Schedules]:
+    schedules = Schedules(app)
+    yield schedules
+    schedules.client.close()
+
+
+class Machine:
+    """The monotonic clock of the leader, which a test moves forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    for module in (leader, duty):
+        monkeypatch.setattr(module, 'time', machine)
+    return machine
+
+
+def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str = '') -> Any:
+    """Call `tick` until the condition is true."""
+
+    def ticked() -> Any:
+        scheduler.tick()
+        return condition()
+
+    return wait_for(ticked, what)
+
+
+def ticks(scheduler: CouchDBScheduler, seconds: float) -> None:
+    """Call `tick` for some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        scheduler.tick()
+        time.sleep(0.01)
+
+
+def entry(seconds: Any = 3600, **members: Any) -> dict[str, Any]:
+    return {'task': 'add', 'schedule': seconds, **members}
+
+
+def states(client: Client) -> dict[str, Any]:
+    return {row['id'].removeprefix('beat:state:'): row['doc'] for row in client.id_range('beat:state:', docs=True)}
+
+
+def add(client: Client, count: int, schedule: Any, due_ago: float, **members: Any) -> list[str]:
+    """Store entries whose states are due since `due_ago` seconds, as a beat that was stopped then has left them."""
+    now = client.clock.now()
+    names = [f'e{number}' for number in range(count)]
+    docs: list[Any] = [
+        {'_id': f'beat:entry:{name}', 'type': 'Schedule', 'task': 'add', 'schedule': schedule, 'args': [1, 1]}
+        | {'start': round(now - due_ago - 60), **members}
+        for name in names
+    ]
+    plan = Entry.of('e', docs[0], Celery('shop', set_as_current=False)).plan
+    docs += [
+        {**new_state(f'beat:state:{name}', None), 'plan': plan, 'anchor': docs[0]['start'], 'due': round(now - due_ago)}
+        for name in names
+    ]
+    for part in chunks(docs, 1000):
+        client.bulk(part)
+    return names
+
+
+# -- clocks
+
+
+@pytest.mark.parametrize('step', [-DAY, -3600.0, -1.0, 1.0, 3600.0, DAY])
+def test_step_of_the_machine_s_clock_changes_no_due_date(
+    beat: Beat, client: Client, schedules: Schedules, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    schedules.add('later', 'add', {'at': client.clock.now() + 1800})
+    schedules.add('often', 'add', 0.2, missed='all')
+    scheduler = beat()
+    until(scheduler, lambda: states(client).get('often', {'count': 0})['count'] >= 2)
+    true = time.time
+    monkeypatch.setattr(time, 'time', lambda: true() + step)
+    before = states(client)['often']['count']
+    until(scheduler, lambda: states(client)['often']['count'] >= before + 10)
+    found = states(client)
+    assert (found['later']['count'], found['often']['skipped']) == (0, 0)
+    counted = Counter(doc['message']['headers']['id'] for doc in items(client))
+    assert set(counted.values()) == {1}
+    assert len(counted) == round((found['often']['last'] - found['often']['anchor']) / 0.2)
+
+
+def test_added_entry_begins_now_by_the_server_s_clock(
+    app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process whose machine has a wrong clock, and that has not sent a request yet."""
+    now = client.clock.now()
+    true = time.time
+    monkeypatch.setattr('kombu_couchdb.couchdb.clock._shared', Shared({}))
+    monkeypatch.setattr(time, 'time', lambda: true() + DAY)
+    schedules = Schedules(app)
+    assert abs(schedules.add('a', 'add', 60).entry.doc['start'] - now) < 60
+    schedules.client.close()
+
+
+# -- the lead
+
+
+def test_pause_between_decision_and_sending_loses_no_entry(
+    beat: Beat, client: Client, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = add(client, 30, {'every': 3600}, due_ago=30)
+    caplog.set_level(logging.INFO)
+    decide = due.decide
+
+    def paused(*args: Any) -> Any:
+        machine.ahead += 30.0
+        monkeypatch.setattr('celery_couchdb.beat.duty.decide', decide)
+        return decide(*args)
+
+    monkeypatch.setattr('celery_couchdb.beat.duty.decide', paused)
+    until(beat(), lambda: [states(client)[name]['count'] for name in names] == [1] * 30)
+    assert len(items(client)) == 30
+    assert caplog.text.count('does not lead any more') == 1
+    assert caplog.text.count('leads from now on') == 2
+
+
+class Slow(BaseSchedule):
+    """A class whose dates take 22 seconds to compute."""
+
+    machine: Machine
+    asked = 0
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        self.machine.ahead += 22.0
+        self.asked += 1
+        return timedelta(hours=1)
+
+
+class SlowIsDue(schedule):
+    machine: Machine
+    asked = 0
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        self.machine.ahead += 22.0
+        self.asked += 1
+        return True, 3600
+
+
+@pytest.mark.parametrize('kind', [Slow, SlowIsDue])
+def test_class_that_takes_longer_than_the_lease_stops_nobody(
+    beat: Beat, client: Client, app: Celery, machine: Machine, kind: Any
+) -> None:
+    slow = kind() if kind is Slow else kind(3600)
+    slow.machine = machine
+    scheduler = beat({'slow': entry(slow), 'other': entry(0.2)})
+    until(scheduler, lambda: len(states(client)) == 2 and states(client)['other']['count'] >= 2, 'the other')
+    for _ in range(2):
+        wait_for(lambda: due_now(client, 'slow'), 'no conflict with the leader')
+        before = states(client)['slow']['count']
+        scheduler.close()
+        until(scheduler, lambda: states(client)['slow']['count'] == before + 1, 'the slow one')  # noqa: B023
+    assert slow.asked <= 4
+
+
+def due_now(client: Client, name: str) -> bool:
+    state = client.get(f'beat:state:{name}')
+    return client.try_put({**state, 'due': round(client.clock.now() - 1, 3)}) is not None
+
+
+def test_slow_decisions_keep_the_lead(
+    beat: Beat, client: Client, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each takes 0.8 seconds, all together take minutes: the leader renews its lease meanwhile."""
+    caplog.set_level(logging.INFO)
+    names = add(client, 100, {'every': 3600}, due_ago=30)
+    decide = due.decide
+
+    def slow(*args: Any) -> Any:
+        machine.ahead += 0.8
+        return decide(*args)
+
+    monkeypatch.setattr('celery_couchdb.beat.duty.decide', slow)
+    until(beat(), lambda: all(states(client)[name]['count'] == 1 for name in names))
+    assert 'does not lead any more' not in caplog.text
+
+
+def test_slow_arguments_keep_the_lead(
+    beat: Beat, client: Client, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    add(client, 1, {'every': 1}, due_ago=40, missed='all')
+    app_send = Celery.send_task
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        machine.ahead += 2.0
+        return app_send(*args, **kwargs)
+
+    monkeypatch.setattr(Celery, 'send_task', slow)
+    monkeypatch.setattr('celery_couchdb.beat.messages.time', machine)
+    until(beat(), lambda: states(client)['e0']['count'] >= 40)
+    assert 'does not lead any more' not in caplog.text
+    assert set(Counter(doc['message']['headers']['id'] for doc in items(client)).values()) == {1}
+
+
+# -- much is due
+
+
+def test_two_thousand_entries_in_one_second(
+    beat: Beat, client: Client, sent: list[Request], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Few requests, whatever the speed of the machine."""
+    caplog.set_level(logging.INFO)
+    add(client, 2000, {'every': 3600}, due_ago=0)
+    scheduler = beat()
+    sent.clear()
+    began = time.monotonic()
+    until(scheduler, lambda: sum(state['count'] for state in states(client).values()) == 2000)
+    print(f'2,000 entries were sent in {time.monotonic() - began:.1f} s')
+    writes = [request for request in sent if request.path == '/_bulk_docs']
+    assert len(writes) < 30
+    assert caplog.text.count('leads from now on') == 1
+    assert len(items(client)) == 2000
+
+
+@pytest.mark.parametrize('missed', ['once', 'all'])
+def test_week_of_missed_dates_for_500_entries(beat: Beat, client: Client, sent: list[Request], missed: str) -> None:
+    """What is due now does not wait for what was missed."""
+    add(client, 500, {'crontab': '* * * * *', 'timezone': 'Europe/Berlin'}, due_ago=7 * DAY, missed=missed)
+    client.put({'_id': 'beat:entry:new', 'type': 'Schedule', 'task': 'new', 'schedule': {'every': 3600}})
+    state: Any = new_state('beat:state:new', None)
+    doc = client.get('beat:entry:new')
+    plan = Entry.of('new', doc, Celery('shop', set_as_current=False)).plan
+    client.put({**state, 'plan': plan, 'anchor': 1.0, 'due': round(client.clock.now())})
+    scheduler = beat()
+    sent.clear()
+    began = time.monotonic()
+    until(scheduler, lambda: client.get('beat:state:new')['count'] == 1)
+    print(f'{missed}: the new entry was sent {time.monotonic() - began:.1f} s after the start')
+    assert sum(request.path == '/_bulk_docs' for request in sent) < 15
+    if missed == 'once':
+        until(scheduler, lambda: sum(state['count'] for state in states(client).values()) == 501)
+        assert {state['skipped'] for name, state in states(client).items() if name != 'new'} <= {10079, 10080, 10081}
+
+
+def test_entry_that_is_disabled_while_its_missed_dates_are_sent(
+    beat: Beat, client: Client, schedules: Schedules
+) -> None:
+    add(client, 1, {'every': 1}, due_ago=15_000, missed='all')
+    scheduler = beat()
+    until(scheduler, lambda: states(client)['e0']['count'] >= 500)
+    schedules.disable('e0')
+    until(scheduler, lambda: states(client)['e0']['plan'] == 'disabled')
+    assert states(client)['e0']['count'] == len(items(client)) < 10_000
+
+
+# -- edits
+
+
+def test_edit_by_another_program_sends_nothing_for_the_past(beat: Beat, client: Client) -> None:
+    add(client, 1, {'every': 3600}, due_ago=-1800)
+    scheduler = beat()
+    until(scheduler, lambda: scheduler._duty is not None and scheduler._duty.next_in() > 60)
+    now = client.clock.now()
+    hour = datetime.fromtimestamp(now - 3600).astimezone().hour
+    doc = client.get('beat:entry:e0')
+    client.put({**doc, 'schedule': {'crontab': f'*/2 {hour} * * *'}, 'start': now - 7200, 'missed': 'all'})
+    plan = states(client)['e0']['plan']
+    until(scheduler, lambda: states(client)['e0']['plan'] != plan)
+    ticks(scheduler, 0.5)
+    assert states(client)['e0']['due'] > now
+    assert items(client) == []
+
+
+class Own(schedule):
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        return self.run_every
+
+
+def test_new_parameters_of_a_class_count_at_once(beat: Beat, client: Client, app: Celery) -> None:
+    first = beat({'a': entry(Own(3600))})
+    until(first, lambda: states(client))
+    first.close()
+    until(beat({'a': entry(Own(3))}), lambda: states(client)['a']['due'] < client.clock.now() + 10)
+
+
+def test_names_of_any_kind_in_the_code(beat: Beat, client: Client, app: Celery, schedules: Schedules) -> None:
+    """Celery allows any object. Without a name, that of a periodic task is the text of its signature."""
+    app.add_periodic_task(3600, app.signature('add', args=['x' * 5000]))
+    app.add_periodic_task(3600, app.signature('add', args=['x' * 5001]))
+    scheduler = beat({1: entry(), '\udc80': entry(), **app.conf.beat_schedule})
+    until(scheduler, lambda: len(states(client)) == 3)
+    found = schedules.list()
+    assert [item.error for item in found] == [None] * 3
+    assert {len(item.name) for item in found} == {1, 178}
+    scheduler.close()
+    again = beat(app.conf.beat_schedule)
+    until(again, lambda: again._duty is not None and again._duty.next_in() > 60)
+    assert len(states(client)) == 3
+    assert not any(item.entry.doc.get('removed') for item in schedules.list())
+
+
+def test_error_of_an_entry_in_the_code_is_that_of_this_entry(
+    beat: Beat, client: Client, schedules: Schedules, app: Celery
+) -> None:
+    first = beat({'a': entry(), 'b': entry()})
+    until(first, lambda: len(states(client)) == 2)
+    first.close()
+    second = beat({'a': {'task': 'add', 'schedule': object(), 'args': 5}, 'b': entry(0.2)})
+    until(second, lambda: states(client)['b']['count'] > 1)
+    assert 'in the code of the app' in str(schedules.get('a').error)
+    assert not client.get('beat:entry:a').get('removed')
+    assert [item.error is None for item in schedules.list()] == [False, True]
+
+
+@pytest.mark.parametrize('protocol', [1, 2])
+def test_crash_between_sending_and_noting_with_both_protocols(
+    beat: Beat, client: Client, app: Celery, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    app.conf.task_protocol = protocol
+    add(client, 3, {'every': 3600}, due_ago=5)
+    send = Messages.send
+
+    def crash(self: Messages, calls: Any, seconds: float) -> None:
+        send(self, calls, seconds)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Messages, 'send', crash)
+        crashing = beat()
+        with pytest.raises(KeyboardInterrupt):
+            until(crashing, lambda: False)
+        crashing.close()
+    until(beat(), lambda: [state['count'] for state in states(client).values()] == [1, 1, 1])
+    assert len(items(client)) == 3
+
+
+def test_error_that_counts_seconds_is_logged_once(
+    beat: Beat, client: Client, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, seconds = beat({'a': entry()}), iter(range(60, 0, -1))
+
+    def locked(self: Client, *args: Any, **kwargs: Any) -> None:
+        raise AccessDenied(f'the password is wrong; the next attempt is in {next(seconds)} s')
+
+    replace_in_clients(monkeypatch, database, '_send', locked)
+    for _ in range(5):
+        scheduler.tick()
+    assert caplog.text.count('no tasks are scheduled just now') == 1
+
+
+def test_forged_state_does_not_stop_beat(beat: Beat, client: Client) -> None:
+    add(client, 3, {'every': 0.01}, due_ago=10, missed='all')
+    client.put({**client.get('beat:state:e1'), 'anchor': 0.0, 'due': 0.0})
+    client.put({**client.get('beat:state:e2'), 'anchor': -1e300, 'last': 1e300})
+    until(beat(), lambda: all(state['count'] > 100 for state in states(client).values()))
