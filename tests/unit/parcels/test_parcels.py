@@ -7,11 +7,10 @@ import json
 import zlib
 from typing import Any
 
-import msgpack
 import pytest
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
-from kombu import Producer
+from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
 from celery_couchdb.parcels.accept import Accept
@@ -240,7 +239,7 @@ def test_headers_of_a_signature_are_those_of_applications(name: str) -> None:
         ):
             reason = ACCEPT.refusal('add', embedded)
             assert reason is not None
-            assert 'not for publishers' in reason or 'not written as' in reason
+            assert reason.startswith('its callbacks, chain or chord are not ')
 
 
 @pytest.mark.parametrize(
@@ -308,8 +307,8 @@ def test_content_type_that_nobody_accepts_is_not_decoded(content: str | None, mo
 
 
 def test_map_of_three_members_is_no_body() -> None:
-    packed = base64.b64encode(msgpack.packb({'a': 1, 'b': 2, 'c': dict.fromkeys(('callbacks', 'chain'))})).decode()
-    changed = message(body=packed, properties={'body_encoding': 'base64'})
+    _, _, packed = serialization.dumps({'a': 1, 'b': 2, 'c': {}}, 'msgpack')
+    changed = message(body=base64.b64encode(packed).decode(), properties={'body_encoding': 'base64'})
     with pytest.raises(Refused, match='its body must be a list'):
         checked({'message': {**changed, 'content-type': 'application/x-msgpack'}}, None, ACCEPT, ['msgpack'])
 
