@@ -44,8 +44,8 @@ def publish_many(connection: Connection, bodies: Iterable[Any], to: str = 'q', *
 
 
 def eta(seconds: float) -> dict[str, str]:
-    """Return the headers of a message that is due in `seconds` seconds."""
-    return {'eta': datetime.fromtimestamp(time.time() + seconds, timezone.utc).isoformat()}
+    """Return the headers of a task that is due in `seconds` seconds."""
+    return {'task': 't', 'id': 'x', 'eta': datetime.fromtimestamp(time.time() + seconds, timezone.utc).isoformat()}
 
 
 def due(message: Message) -> float:

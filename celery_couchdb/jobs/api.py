@@ -17,14 +17,14 @@ from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TimeoutError as CeleryTimeout
 from kombu.exceptions import ContentDisallowed, DecodeError
-from kombu.serialization import loads, prepare_accept_content
+from kombu.serialization import prepare_accept_content
 
 from kombu_couchdb.admin import dead, jobs, watching
 from kombu_couchdb.admin.edit import UNCHANGED, change, move
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.documents.body import decoded, stub
-from kombu_couchdb.documents.compressed import unpacked
+from kombu_couchdb.documents.compressed import loaded
 from kombu_couchdb.documents.workitem import task_id as task_id_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport
@@ -237,14 +237,7 @@ class Jobs:
             message = doc['message']
             stored = message['body'] if stub(doc) is None else read(self.client, [doc])[0].content
             body = decoded(stored, message['properties'].get('body_encoding'))
-            if compression := message['headers'].get('compression'):
-                body = unpacked(body, compression)
-            return loads(
-                body,
-                message.get('content-type'),
-                message.get('content-encoding'),
-                accept=prepare_accept_content(self.app.conf.accept_content),
-            )
+            return loaded(message, body, prepare_accept_content(self.app.conf.accept_content))
         except ContentDisallowed as exc:
             raise Unreadable(f'the app does not accept {doc["message"].get("content-type")}') from exc
         except (DecodeError, ValueError, TypeError, KeyError, AttributeError, LookupError) as exc:

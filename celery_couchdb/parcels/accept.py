@@ -1,8 +1,9 @@
-"""Rules for accepting parcels: allowed tasks and queues, also in callbacks, chains and chords.
+"""Rules for accepting parcels: allowed tasks, queues and headers, also in callbacks, chains and chords.
 
 A message contains the signatures of the tasks that follow its task. Celery would also accept the mere name of a task as
 a signature, and some of its tasks run other tasks (`celery.map`, for example). So signatures are accepted only in
-exactly the form in which Celery writes callbacks, chains, groups and chords.
+exactly the form in which Celery writes callbacks, chains, groups and chords, and only with options that choose nothing
+but when and how their own tasks are sent.
 """
 
 from __future__ import annotations
@@ -11,24 +12,46 @@ from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from celery.app.task import Context
+
 from kombu_couchdb.documents import region
+from kombu_couchdb.documents.concurrency import CONCURRENCY_KEY, CONCURRENCY_LIMIT
+from kombu_couchdb.documents.ids import PARCEL as MESSAGE
+from kombu_couchdb.documents.job_key import JOB_KEY
+from kombu_couchdb.documents.rates import RATE_KEY
+from kombu_couchdb.documents.task_message import EMBEDDED, HEADERS, OPTIONS, is_line, type_flaw
 
 from .inherited import PARCEL
 
-__all__ = ['RESERVED', 'Accept']
+__all__ = ['ID', 'PRINTED', 'RESERVED', 'Accept', 'is_id', 'wrong_header']
 
 #: Headers that a publisher may not set: they say where a result goes. Celery's requests have a member `headers` with
 #: those that are not Celery's own: if a message has this header, the others are found in it, and a retry sends them.
 RESERVED = (PARCEL, region.FROM_REGION, 'headers')
 
+#: Other headers that a publisher may not set. Those of limits and of unique jobs concern the tasks of others, too. Each
+#: header becomes an attribute of Celery's request: `callbacks`, `chain` and others of them say what the worker does
+#: next. Celery writes only those in `HEADERS` into headers.
+_FORBIDDEN = {JOB_KEY, CONCURRENCY_KEY, CONCURRENCY_LIMIT, RATE_KEY} | {*dir(Context)} - HEADERS.keys()
+
+#: Headers that Celery only prints. The mover makes them printable: they contain line breaks if the arguments do.
+PRINTED = frozenset({'argsrepr', 'kwargsrepr'})
+
+#: Members with one signature, and members with a list of them. The others have either.
+_SINGLE, _SEVERAL = ('chord', 'body'), ('callbacks', 'errbacks', 'chain', 'tasks')
+
+#: The members of a signature.
+_MEMBERS = {'task', 'args', 'kwargs', 'options', 'subtask_type', 'immutable'}
+
 #: Options of a signature that choose its queue.
 _DESTINATIONS = ('exchange', 'queue', 'routing_key')
 
 #: Options of a signature that contain signatures.
-_LINKS = ('chord', 'link', 'link_error')
+_LINKS = ('chain', 'chord', 'link', 'link_error')
 
-#: Members of a message's body that contain signatures.
-_EMBEDDED = ('callbacks', 'chain', 'chord', 'errbacks')
+#: What a publisher may choose as a name or an id.
+_LINE = 'printable text of at most 255 characters'
+ID = f'{_LINE} that does not begin with {MESSAGE!r}'
 
 #: Signatures that contain others: for each type the name of the task, and the arguments with signatures.
 _COMPOSITES = {
@@ -48,7 +71,7 @@ class Accept:
     def __init__(self, tasks: Sequence[str], queues: Collection[str]) -> None:
         self._tasks, self._queues = tasks, queues
 
-    def refusal(self, task: Any, embedded: Any) -> str | None:
+    def refusal(self, task: Any, embedded: Any = None) -> str | None:
         """Return one sentence that says why a task, or a task that follows it, is not accepted; None if all are.
 
         `embedded` is the third part of a task's body: callbacks, errbacks, chain and chord.
@@ -59,9 +82,10 @@ class Accept:
             for signature in _signatures(embedded):
                 if not signature.get('subtask_type') and not self._is_listed(signature.get('task')):
                     return _not_listed(signature.get('task'))
-                if _is_redirected(signature.get('options') or {}):
-                    return 'its callbacks, chain or chord name a region or a parcel'
-                for destination in filter(None, map((signature.get('options') or {}).get, _DESTINATIONS)):
+                options = signature.get('options') or {}
+                if reason := _wrong_options(options):
+                    return f'its callbacks, chain or chord are not accepted: {reason}'
+                for destination in filter(None, map(options.get, _DESTINATIONS)):
                     if reason := self.wrong_queue(destination):
                         return reason
         except _Malformed:
@@ -75,16 +99,47 @@ class Accept:
         return f'queue {queue!r:.80} is not in task_queues of the app that moves parcels'
 
     def _is_listed(self, task: Any) -> bool:
-        return isinstance(task, str) and any(fnmatchcase(task, pattern) for pattern in self._tasks)
+        return bool(task) and is_line(task) and any(fnmatchcase(task, pattern) for pattern in self._tasks)
 
 
-def _is_redirected(options: dict[str, Any]) -> bool:
-    """Tell whether a signature says in which region its task runs, or where the result goes."""
-    headers = options.get('headers') or {}
-    if not isinstance(headers, dict):
-        raise _Malformed
-    named, _ = region.route({'properties': options, 'headers': headers})
-    return named is not None or not headers.keys().isdisjoint(RESERVED)
+def is_id(value: Any) -> bool:
+    """Tell whether a publisher may choose a task id: workers log it, and a result's document id contains it.
+
+    The ids of tasks of parcels without an id begin with `parcel:`. Nobody may choose one: a task that ends first would
+    store its result under the id.
+    """
+    return bool(value) and is_line(value) and not value.startswith(MESSAGE)
+
+
+def wrong_header(name: Any, value: Any) -> str | None:
+    """Return why a publisher may not set this header; None if it may. Those that are `RESERVED` are removed instead."""
+    if name in _FORBIDDEN:
+        return f'the header {name} is not for publishers'
+    if name not in HEADERS:
+        return None
+    if name not in PRINTED and isinstance(value, str) and not is_line(value):
+        return f'the header {name} must be {_LINE}'
+    return type_flaw(name, value)
+
+
+def _wrong_options(options: dict[str, Any]) -> str | None:
+    """Return what a publisher may not write into the options of a signature; None if nothing."""
+    for name, value in options.items():
+        if name in _LINKS:
+            continue
+        if name not in OPTIONS:
+            return f'the option {name!r:.80} is not for publishers'
+        if isinstance(value, str) and not is_line(value):
+            return f'the option {name} must be {_LINE}'
+        if reason := type_flaw(name, value, OPTIONS):
+            return reason
+    if (own_id := options.get('task_id')) is not None and not is_id(own_id):
+        return f'the option task_id must be {ID}'
+    # These headers replace those that Celery writes, the name of the task, for example.
+    for name in options.get('headers') or {}:
+        if name in HEADERS or name in RESERVED or name in _FORBIDDEN or region.named({}, {name: True}):
+            return f'the header {name!r:.80} is not for publishers'
+    return None
 
 
 def _not_listed(task: Any) -> str:
@@ -93,25 +148,31 @@ def _not_listed(task: Any) -> str:
 
 def _signatures(embedded: Any) -> Iterator[dict[str, Any]]:
     """Yield all signatures at any depth; *raises* `_Malformed` for a value that is not a signature."""
-    if embedded is None:
-        return
-    if not isinstance(embedded, dict):
-        raise _Malformed
-    pending = [embedded.get(name) for name in _EMBEDDED]  # a list, because nesting must not exhaust Python's stack
+    pending = _contained(embedded or {}, EMBEDDED)  # a list, because nesting must not exhaust Python's stack
     while pending:
         signature = pending.pop()
-        if signature is None:
-            continue
-        if isinstance(signature, (list, tuple)):
-            pending += signature
-            continue
-        if not isinstance(signature, dict) or not isinstance(options := signature.get('options') or {}, dict):
+        if not isinstance(signature, dict) or not signature.keys() <= _MEMBERS:
+            raise _Malformed
+        args, kwargs, options = (signature.get(name) for name in ('args', 'kwargs', 'options'))
+        if not all(map(isinstance, (args or [], kwargs or {}, options or {}), (list, dict, dict))):
             raise _Malformed
         yield signature
-        pending += [options.get(name) for name in _LINKS]
+        pending += _contained(options or {}, _LINKS)
         if kind := signature.get('subtask_type'):
             task, names = _COMPOSITES.get(kind, (None, ())) if isinstance(kind, str) else (None, ())
-            kwargs = signature.get('kwargs')
-            if task is None or signature.get('task') != task or signature.get('args') or not isinstance(kwargs, dict):
+            if task is None or signature.get('task') != task or args or not kwargs:
                 raise _Malformed
-            pending += [kwargs.get(name) for name in names]
+            pending += _contained(kwargs, names)
+
+
+def _contained(holder: dict[str, Any], names: Collection[str]) -> list[Any]:
+    """Return the signatures in these members; Celery would take the keys of an object as names of tasks."""
+    found = list[Any]()
+    for name in names:
+        if isinstance(value := holder.get(name), list) and name not in _SINGLE:
+            found += value
+        elif isinstance(value, dict) and name not in _SEVERAL:
+            found.append(value)
+        elif value is not None:
+            raise _Malformed
+    return found

@@ -5,22 +5,22 @@ A parcel contains either a Celery message (`checked`), or, if a program wrote it
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from kombu.exceptions import ContentDisallowed, DecodeError
-from kombu.serialization import loads, prepare_accept_content
+from kombu.exceptions import DecodeError
+from kombu.serialization import prepare_accept_content
 
-from kombu_couchdb.documents import malformed, workitem
+from kombu_couchdb.documents import malformed, parcel, workitem
 from kombu_couchdb.documents.body import decoded
-from kombu_couchdb.documents.compressed import unpacked
+from kombu_couchdb.documents.compressed import loaded
 from kombu_couchdb.documents.job_key import JOB_KEY
+from kombu_couchdb.documents.task_message import body_flaw
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
 
-from .accept import RESERVED, Accept
+from .accept import ID, RESERVED, Accept, is_id, wrong_header
 
 __all__ = ['UNSAFE_CONTENT', 'Call', 'Refused', 'call_in', 'checked']
 
@@ -29,15 +29,15 @@ Document = dict[str, Any]
 #: The properties that a publisher may set. The others belong to transports and remote control, and are removed.
 _PROPERTIES = ('body_encoding', 'correlation_id', 'delivery_mode', 'expiration', 'priority')
 
-#: Content types that are never accepted: decoding them runs code of the publisher.
-UNSAFE_CONTENT = frozenset({'application/x-python-serialize', 'pickle'})
+#: Headers that are removed: the task's own time limits and number of retries hold.
+_REMOVED = (*RESERVED, 'timelimit', 'retries')
 
-#: The maximum length of a task id.
+#: Content types that are never accepted: decoding pickle runs code of the publisher, and 400 bytes of YAML with merge
+#: keys take minutes.
+UNSAFE_CONTENT = frozenset({'application/x-python-serialize', 'pickle', 'application/x-yaml', 'yaml'})
+
+#: The maximum length of the id of a document that has a call.
 _MAX_ID_CHARACTERS = 255
-_WRONG_ID = f'id must be printable text of at most {_MAX_ID_CHARACTERS} characters'
-
-#: The namespace for task ids that are derived from document ids.
-_NAMESPACE = uuid.UUID('5c9e8a0e-5f0b-4a3f-9a63-0d2f6f3a8f52')
 
 
 class Refused(Exception):
@@ -57,7 +57,7 @@ class Call(NamedTuple):
 def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
     """Return the call in a parcel without a message; *raises* `Refused` if it is malformed or not accepted.
 
-    Without an id in the parcel, the task's id is derived from the document's id, so that it is the same in each try.
+    Without an id in the parcel, the task's id is that of its message, so that it is the same in each try.
     """
     if not isinstance(doc.get('task'), str):
         raise Refused('it has neither a message nor the name of a task')
@@ -70,10 +70,10 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         check_value('the arguments', [args, kwargs])
     except Unstorable as exc:
         raise Refused(str(exc)) from exc
-    own_id = doc.get('id')
-    options: dict[str, Any] = {'task_id': str(uuid.uuid5(_NAMESPACE, doc['_id'])) if own_id is None else own_id}
-    if not _is_id(options['task_id']):
-        raise Refused(_WRONG_ID)
+    default_id = parcel.moved_id(doc['_id'])
+    options: dict[str, Any] = {'task_id': default_id if doc.get('id') is None else doc['id']}
+    if options['task_id'] != default_id and not is_id(options['task_id']):
+        raise Refused(f'id must be {ID}')
     if (queue := doc.get('queue')) is not None:
         if reason := accept.wrong_queue(queue):
             raise Refused(reason)
@@ -85,7 +85,7 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= workitem.HIGHEST:
             raise Refused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
         options['priority'] = priority
-    if reason := accept.refusal(doc['task'], None):
+    if reason := accept.refusal(doc['task']):
         raise Refused(reason)
     return Call(doc['task'], args, kwargs, options)
 
@@ -102,23 +102,22 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
     properties = {name: message['properties'][name] for name in _PROPERTIES if name in message['properties']}
     if JOB_KEY in headers:
         raise Refused('a unique job has to be published to the database of the broker')
-    if not isinstance(headers.get('task'), str) or not isinstance(headers.get('id'), str):
-        raise Refused('its headers name no task and its id')
-    if not _is_id(headers['id']):
-        raise Refused(_WRONG_ID)
+    if 'task' not in headers:
+        raise Refused('its headers name no task')
+    if not is_id(headers['id']):
+        raise Refused(f'id must be {ID}')
+    own = {name: value for name, value in headers.items() if name not in _REMOVED}
+    for name, value in own.items():
+        if reason := wrong_header(name, value):
+            raise Refused(reason)
+    accepted = prepare_accept_content(set(content) - UNSAFE_CONTENT)
+    if message.get('content-type') not in accepted:  # kombu also decodes `application/data`, whatever is accepted
+        raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted')
     try:
         check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))
         check_value('the message', {**message, 'body': None})
         sent = decoded(message['body'] if body is None else body, properties.pop('body_encoding', None))
-        plain = unpacked(sent, headers['compression']) if headers.get('compression') else sent
-        _, _, embedded = loads(
-            plain,
-            message.get('content-type'),
-            message.get('content-encoding'),
-            accept=prepare_accept_content(set(content) - UNSAFE_CONTENT),
-        )
-    except ContentDisallowed as exc:
-        raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted') from exc
+        task_body = loaded(message, sent, accepted)
     except (
         DecodeError,
         Unstorable,
@@ -130,15 +129,9 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         RecursionError,
     ) as exc:
         raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
-    if reason := accept.refusal(headers['task'], embedded):
+    if reason := body_flaw(task_body) or accept.refusal(headers['task'], task_body[2]):
         raise Refused(reason)
-    own = {name: value for name, value in headers.items() if name not in RESERVED}
     return {**message, 'body': sent, 'headers': own, 'properties': properties}
-
-
-def _is_id(value: Any) -> bool:
-    """Tell whether a value may be a task id. Workers log the id, and a result's document id contains it."""
-    return isinstance(value, str) and 0 < len(value) <= _MAX_ID_CHARACTERS and value.isprintable()
 
 
 def _datetime(name: str, date: Any) -> datetime:

@@ -3,7 +3,8 @@
 Nobody stores a result for such a message. So the leader looks up the messages of open receipts in the broker's database
 by their ids: first after a minute, then after pauses that double up to ten minutes. The tombstone of a message that
 nobody has acknowledged says so (`workitem.dropped`). That of an acknowledged one says nothing about its task, which may
-still run, may have been sent again, or may ignore its result; it is not looked up again.
+still run, may have been sent again, or may ignore its result; it is not looked up again. If the broker's database has
+no trace of a message, a vacuum has purged its tombstone, or its publisher has forged the receipt.
 """
 
 from __future__ import annotations
@@ -45,15 +46,18 @@ class Messages:
         self._checks: dict[str, tuple[float, float]] = {}
         self._next_at = -inf
 
-    def ends(self, open_ids: Collection[str]) -> dict[str, End]:
-        """Return how those of these parcels have ended whose tasks store no result; no request in most calls."""
+    def ends(self, open_ids: Collection[str]) -> dict[str, End | None]:
+        """Return how those of these parcels have ended whose tasks store no result; no request in most calls.
+
+        None is for a parcel of which the broker's database has no trace.
+        """
         now = time.monotonic()
         if now < self._next_at:
             return {}
         self._next_at = now + _FIRST_SECONDS
         first = (now + _FIRST_SECONDS, _FIRST_SECONDS)
         self._checks = {doc_id: self._checks.get(doc_id, first) for doc_id in open_ids}
-        found: dict[str, End] = {}
+        found: dict[str, End | None] = {}
         try:
             for part in chunks([doc_id for doc_id, (at, _) in self._checks.items() if at <= now], _BATCH_DOCS):
                 found |= self._look_up(part, now)
@@ -61,7 +65,7 @@ class Messages:
             logger.debug('the messages of receipts cannot be looked up just now: %s', exc)
         return found
 
-    def _look_up(self, doc_ids: Sequence[str], now: float) -> dict[str, End]:
+    def _look_up(self, doc_ids: Sequence[str], now: float) -> dict[str, End | None]:
         of = {parcel.moved_id(doc_id): doc_id for doc_id in doc_ids}
         docs = dict(zip(of, self._broker.find(list(of)), strict=True))
         gone = sorted(self._broker.known([name for name, doc in docs.items() if doc is None]))
@@ -70,7 +74,7 @@ class Messages:
         found = self._broker.fetch_leaves(gone, **everywhere)
         # `_bulk_get` of the embedded server leaves out deleted documents.
         leaves = {name: of_one or self._broker.leaves(name) for name, of_one in zip(gone, found, strict=True)}
-        ends: dict[str, End] = {}
+        ends: dict[str, End | None] = {}
         for name, doc_id in of.items():
             pause = min(2 * self._checks[doc_id][1], _MAX_SECONDS)
             self._checks[doc_id] = now + pause, pause
@@ -79,6 +83,8 @@ class Messages:
                 ends[doc_id] = states.FAILURE, f'the message of the task is a dead letter: {doc.get("reason")}'
             elif name in leaves and _is_dropped(leaves[name]):
                 ends[doc_id] = _DROPPED
+            elif doc is None and name not in leaves:
+                ends[doc_id] = None
             elif (doc is not None and workitem.is_done(doc)) or (name in leaves and _is_deleted(leaves[name])):
                 self._checks[doc_id] = inf, pause
         return ends

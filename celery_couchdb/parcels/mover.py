@@ -34,10 +34,10 @@ from kombu_couchdb.errors import (
     Unstorable,
 )
 from kombu_couchdb.leases.leader import Leader
-from kombu_couchdb.log import get_logger
+from kombu_couchdb.log import get_logger, printable
 from kombu_couchdb.options import Options
 
-from .accept import Accept
+from .accept import PRINTED, Accept
 from .check import Refused, call_in, checked
 from .collecting import CollectingChannel
 from .inherited import PARCEL
@@ -273,6 +273,8 @@ class Mover(LedJob):
         for item in self._channel.items:
             if reason := self._accept.wrong_queue(item['queue']):
                 raise Refused(reason)
+            headers = item['message']['headers']
+            headers.update({name: printable(headers[name]) for name in PRINTED if headers.get(name)})
 
     def _publish_message(self, doc: Document, check: Callable[[Document, bytes | None], Document]) -> None:
         """Publish the message that `check` returns for a parcel and its attached body."""

@@ -148,6 +148,7 @@ class Receipts:
             keys = {'startkey': start, 'endkey': ['open', {}], 'limit': _OPEN_ROWS}
             rows = self._client.view(design.RECEIPTS, 'receipts', members(id=text), **keys)
             found |= {row['id']: row['value'] for row in rows if _OPEN(row)}
+            self._bound([row['id'] for row in rows if not _OPEN(row)])
             if len(rows) < _OPEN_ROWS:
                 break
             start = ['open', rows[-1]['id']]  # this row is read twice
@@ -167,13 +168,23 @@ class Receipts:
             self._unread |= unread
 
     def _end_without_results(self) -> None:
-        if ends := self._messages.ends(self._open):
+        found = self._messages.ends(self._open)
+        self._bound([doc_id for doc_id, end in found.items() if end is None])
+        if ends := {doc_id: end for doc_id, end in found.items() if end is not None}:
             self._unread |= {doc_id: self._open[doc_id] for doc_id in ends}
             self._look_up()  # a result that was stored before the message ended comes first
             open_ids = self._open.keys() - self._unread.keys()
             self._close(
                 {doc_id: _End(state, None, error) for doc_id, (state, error) in ends.items() if doc_id in open_ids}
             )
+
+    def _bound(self, doc_ids: Sequence[str]) -> None:
+        """Let receipts of unknown messages be deleted in time, whatever publishers have written into `kept_until`."""
+        for part in chunks(doc_ids, _BATCH_DOCS):
+            until = self._client.clock.now() + self._keep
+            docs = [doc for doc in self._client.fetch(part) if doc and receipt.outlasts(doc, until)]
+            write(self._client, [{**doc, 'kept_until': until} for doc in docs])
+            self._sweep_at = min(self._sweep_at, until)
 
     def _watch(self) -> None:
         if self._feed is None:

@@ -37,7 +37,7 @@ def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:
     if body is None and message['body'] is None:
         raise Refused('its body is missing')
     properties = {name: value for name, value in message['properties'].items() if name not in _OF_TRANSPORTS}
-    if not isinstance(message['headers'].get('task'), str):
+    if 'task' not in message['headers']:
         raise Refused('its headers name no task')
     try:
         check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))

@@ -1,4 +1,4 @@
-"""Decompression of bodies, with a limit of their size.
+"""Decompression of bodies, with a limit of their size, and their decoding.
 
 A few kilobytes may decompress to gigabytes, and every publisher can send such a body. kombu has no limit, and
 decompresses a body before it checks anything else, the signature included.
@@ -10,14 +10,16 @@ import bz2
 import io
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kombu.compression import get_decoder
+from kombu.serialization import loads
 
 from ..errors import Unstorable
+from .task_message import content_flaw
 
-__all__ = ['TooLarge', 'check_unpacked', 'unpacked']
+__all__ = ['TooLarge', 'check_unpacked', 'loaded', 'unpacked']
 
 #: A body may decompress to this number of bytes, or to this many times its own size if that is more. JSON of many
 #: similar rows is compressed to 5 % of its size. A worker has one such body in memory for each prefetched message.
@@ -56,6 +58,18 @@ def unpacked(body: Any, compression: Any) -> Any:
             f'it decompresses to more than {limit:,} bytes, {_MAX_RATIO} times its size or {_MIN_LIMIT_BYTES:,}'
         )
     return found
+
+
+def loaded(message: Mapping[str, Any], body: Any, accept: Any) -> Any:
+    """Return the decompressed and decoded `body` of a message; `accept` are the content types that kombu may decode.
+
+    *Raises* `ValueError`, kombu's `ContentDisallowed` and `DecodeError`, and what a serializer raises.
+    """
+    if reason := content_flaw(message):
+        raise ValueError(reason)
+    if compression := message['headers'].get('compression'):
+        body = unpacked(body, compression)
+    return loads(body, message.get('content-type'), message.get('content-encoding'), accept=accept)
 
 
 def check_unpacked(body: Any, compression: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from . import concurrency, rates, reasons, workitem
+from . import concurrency, rates, reasons, task_message, workitem
 from .types import Document, WorkItem
 from .validation import is_deeper
 
@@ -32,7 +32,8 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
             return reasons.malformed(f'message.{name} is missing or of a wrong type')
     if not isinstance(message['properties'].get('delivery_info', {}), dict):
         return reasons.malformed('message.properties.delivery_info is not an object')
-    if reason := concurrency.flaw(message['headers']) or rates.flaw(message['headers']):
+    headers = message['headers']
+    if reason := task_message.flaw(message) or concurrency.flaw(headers) or rates.flaw(headers):
         return reasons.malformed(reason)
     if doc.get('claimed') is not None and workitem.claimant(doc) is None:
         return reasons.malformed('claimed is neither null nor names a consumer')

@@ -22,9 +22,11 @@ def headers_of(doc: Mapping[str, Any]) -> Mapping[str, Any]:
 def due_date(message: Mapping[str, Any]) -> float | None:
     """Return when a Celery message with an `eta` header is due, in seconds since the epoch; None for at once.
 
-    A header that is not a date is ignored: Celery refuses the task with a clear error of its own.
+    A header that is not a date is ignored: Celery refuses the task with a clear error of its own. So is that of a
+    message without the header `task`: it belongs to a program that uses kombu without Celery.
     """
-    eta = (message.get('headers') or {}).get('eta')
+    headers = message.get('headers') or {}
+    eta = headers.get('eta') if 'task' in headers else None
     if isinstance(eta, str):
         try:
             eta = datetime.fromisoformat(eta[:-1] + '+00:00' if eta.endswith('Z') else eta)

@@ -26,7 +26,7 @@ from ..errors import Unstorable
 from .types import Document, Receipt
 from .validation import check_value
 
-__all__ = ['MAX_RESULT_CHARACTERS', 'closed', 'is_open', 'opened']
+__all__ = ['MAX_RESULT_CHARACTERS', 'closed', 'is_open', 'opened', 'outlasts']
 
 #: The state of a task that has not ended, as Celery names it.
 _PENDING = 'PENDING'
@@ -76,6 +76,12 @@ def closed(
 def is_open(doc: Mapping[str, Any]) -> bool:
     """Tell whether a document is a receipt that does not tell how its task ended."""
     return doc.get('type') == 'Receipt' and 'done' not in doc
+
+
+def outlasts(doc: Mapping[str, Any], date: float) -> bool:
+    """Tell whether a document is an open receipt that is kept longer than until `date`."""
+    until = doc.get('kept_until')
+    return is_open(doc) and isinstance(until, (int, float)) and until > date
 
 
 def _value(result: Any) -> dict[str, Any]:

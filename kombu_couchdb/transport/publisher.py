@@ -20,9 +20,10 @@ from ..documents.body import decoded, encoded
 from ..documents.compressed import check_unpacked
 from ..documents.done import KEEP_DONE, check_seconds
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
+from ..documents.task_message import content_flaw
 from ..documents.types import Published, WorkItem
 from ..documents.validation import check_names, check_value
-from ..errors import ServerUnavailable
+from ..errors import ServerUnavailable, Unstorable
 from .collector import collector
 from .exchanges import EXCHANGE_TYPES
 from .publish_batch import PublishBatch
@@ -108,6 +109,8 @@ class Publisher(virtual.Channel):
         """Return the message as it is stored, with its id; `message` itself is not changed, so that kombu can retry."""
         body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
         check_value('the message', {**message, 'body': body})
+        if reason := content_flaw(message):
+            raise Unstorable(f'the message would become a dead letter: {reason}')
         if compression := (message.get('headers') or {}).get('compression'):
             check_unpacked(message['body'], compression)
         if (keep := message['properties'].get(KEEP_DONE)) is not None:

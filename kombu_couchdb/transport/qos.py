@@ -9,6 +9,7 @@ from kombu.transport import virtual
 
 from ..documents.compressed import unpacked
 from ..documents.reasons import REJECTED, rejected, undecodable
+from ..documents.task_message import content_flaw
 
 __all__ = ['Message', 'QoS']
 
@@ -87,10 +88,13 @@ class QoS:
 class Message(virtual.Message):
     """A message that becomes a dead letter if it cannot be decoded or its content type is not accepted.
 
-    *Raises* `ValueError` if its body cannot be decompressed, or would be too large then: kombu has no limit.
+    *Raises* `ValueError` if its body has an encoding that may not be decoded, if it cannot be decompressed, or would be
+    too large then: kombu has no limit.
     """
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
+        if reason := content_flaw(payload):  # of a broadcast: nothing has checked this yet
+            raise ValueError(reason)
         headers = payload.get('headers') or {}
         if not (payload.get('body') and headers.get('compression')):
             super().__init__(payload, channel, **kwargs)

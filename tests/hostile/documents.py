@@ -11,7 +11,7 @@ __all__ = ['BROKER', 'RESULTS', 'WORKITEM']
 NOW = 1_790_000_000.0
 
 _MESSAGE: dict[str, Any] = {
-    'body': '[[1], {}, {}]',
+    'body': '[[1], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]',
     'content-type': 'application/json',
     'content-encoding': 'utf-8',
     'headers': {'id': 'task-1', 'task': 'add', 'eta': None, 'expires': None, 'lang': 'py'},

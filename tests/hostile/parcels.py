@@ -31,7 +31,16 @@ _HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     'no properties': ({'message': {**MESSAGE, 'properties': None}}, 'properties'),
     'no headers': ({'message': {**MESSAGE, 'headers': []}}, 'headers'),
     'no task': ({'message': {**MESSAGE, 'headers': {'id': 'a'}}}, 'no task'),
-    'a task that is a list': ({'message': {**MESSAGE, 'headers': {'id': 'a', 'task': ['add']}}}, 'no task'),
+    'a task that is a list': (
+        {'message': {**MESSAGE, 'headers': {'id': 'a', 'task': ['add']}}},
+        'the header task must',
+    ),
+    'no id': ({'message': {**MESSAGE, 'headers': {'task': 'add'}}}, 'the header id is missing'),
+    'time limits that are text': (
+        {'message': {**MESSAGE, 'headers': {**MESSAGE['headers'], 'timelimit': ['x', 'y']}}},
+        'the header timelimit must',
+    ),
+    'an encoding that is a compression': ({'message': {**MESSAGE, 'content-encoding': 'bz2'}}, 'content-encoding must'),
     'no body': ({'message': {**MESSAGE, 'body': None}}, 'body'),
     'a body that is a number': ({'message': {**MESSAGE, 'body': 7}}, 'body'),
     'not base64': (

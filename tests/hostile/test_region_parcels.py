@@ -88,7 +88,8 @@ def test_documents_of_a_forged_sender_do_not_travel(regions: Regions) -> None:
 
 def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry: Ferry) -> None:
     eu = regions['eu']
-    forged = {'delivery_tag': 'broker:consumer:x', 'delivery_info': {'exchange': 'celery.pidbox'}, 'priority': 99}
+    info = {'exchange': 'celery.pidbox', 'claimed': {'by': 'broker:consumer:x'}}
+    forged = {'delivery_tag': 'broker:consumer:x', 'delivery_info': info, 'priority': 99}
     store(
         eu.regions,
         [{**GOOD, '_id': 'p:eu:us:1', 'message': {**MESSAGE, 'properties': {**MESSAGE['properties'], **forged}}}],

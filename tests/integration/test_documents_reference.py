@@ -111,7 +111,7 @@ def test_documents_of_messages(connect: Callable[..., Connection], client: Clien
     publish(connection, 'x' * 150_000, 'other', headers={'id': 'large', 'task': 'report', 'job_key': 'large'})
     job = {'id': 'a', 'task': 'report', 'job_key': 'k'}
     publish(connection, 'job', 'jobs', headers=job)
-    publish(connection, 'job', 'jobs', headers={**job, 'id': 'b', **eta(3600)})
+    publish(connection, 'job', 'jobs', headers={**eta(3600), **job, 'id': 'b'})
     publish(connection, 'job', 'jobs', headers={**job, 'id': 'c'})
     worker = Inbox(connect(), 'jobs', ack=False)
     worker.wait(1)

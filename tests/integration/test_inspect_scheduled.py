@@ -41,7 +41,7 @@ def shown(connection: Connection, *queues: str) -> list[dict[str, Any]]:
 
 
 def headers(task_id: str, seconds: float) -> dict[str, Any]:
-    return {'id': task_id, 'task': 'add', 'argsrepr': '(1, 2)', 'kwargsrepr': '{}', **eta(seconds)}
+    return {**eta(seconds), 'id': task_id, 'task': 'add', 'argsrepr': '(1, 2)', 'kwargsrepr': '{}'}
 
 
 def test_command_replaces_celerys_command() -> None:

@@ -12,6 +12,7 @@ from kombu.exceptions import DecodeError
 
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import Unstorable
 from tests.conftest import wait_for
 from tests.hostile.worst import deep, store
 from tests.support import Inbox, Peer, items, publish
@@ -56,6 +57,12 @@ SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
     'unknown encoding': lambda item: item['message']['properties'].update(body_encoding='rot13'),
     'delivery_info is text': lambda item: item['message']['properties'].update(delivery_info='x'),
+    'content-type is a list': message(**{'content-type': [1]}),
+    'content-encoding is a number': message(**{'content-encoding': 5}),
+    'content-encoding is a compression': message(**{'content-encoding': 'bz2', 'content-type': 'application/data'}),
+    'a task without an id': message(headers={'task': 'add'}),
+    'time limits are text': message(headers={'task': 'add', 'id': 'a', 'timelimit': ['x', 'y']}),
+    'stamps are in a list': message(headers={'task': 'add', 'id': 'a', 'stamped_headers': [[1]]}),
     'attempts is text': lambda item: item.update(attempts='three'),
     'attempts is missing': lambda item: item.pop('attempts'),
     'attempts is below zero': lambda item: item.update(attempts=-5),
@@ -171,6 +178,31 @@ def test_foreign_documents_are_not_changed(connect: Callable[..., Connection], c
     publish(connection, 'again')
     assert inbox.wait(2) == ['hello', 'again']
     assert client.get('invoice')['total'] == 5
+
+
+@pytest.mark.parametrize('encoding', ['bz2', 'punycode'])
+def test_message_whose_encoding_is_never_decoded_is_not_published(
+    connection: Connection, client: Client, encoding: str
+) -> None:
+    with pytest.raises(Unstorable, match=f'a dead letter: content-encoding must be .*, not {encoding!r}'):
+        publish(connection, b'x', serializer=None, content_type='text/plain', content_encoding=encoding)
+    assert items(client) == []
+
+
+@pytest.mark.parametrize('encoding', ['zlib', 'idna'])
+def test_broadcast_whose_encoding_is_never_decoded_is_left_out(
+    connect: Callable[..., Connection], client: Client, encoding: str
+) -> None:
+    fan = Queue('fan', Exchange('fan', type='fanout'))
+    inbox, producer = Inbox(connect(), fan), connect().Producer()
+    producer.publish('first', exchange=fan.exchange, serializer='json')
+    assert inbox.wait(1) == ['first']
+    [row] = client.id_range('broker:broadcast:', docs=True)
+    message = {**row['doc']['message'], 'content-type': 'application/data', 'content-encoding': encoding}
+    del row['doc']['_rev']
+    client.put({**row['doc'], '_id': row['id'] + 'x', 'message': message})
+    producer.publish('last', exchange=fan.exchange, serializer='json')
+    assert inbox.wait(2) == ['first', 'last']
 
 
 def test_undecodable_body_is_delivered_to_the_application(connection: Connection) -> None:

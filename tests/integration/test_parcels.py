@@ -96,6 +96,16 @@ def test_parcel_with_a_reused_id_is_not_moved_again(
     assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
 
 
+def test_arguments_cannot_forge_lines_of_the_log(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+    """Celery prints `argsrepr` and `kwargsrepr` as they are."""
+    parcels.put({'_id': 'a', 'task': 'add', 'args': ['a\n[forged]'], 'kwargs': {'y': '\x1b[2J'}})
+    mover().step()
+    [item] = items(client)
+    headers = item['message']['headers']
+    assert (headers['argsrepr'], headers['kwargsrepr']) == ("['a\\n[forged]']", "{'y': '\\x1b[2J'}")
+    assert json.loads(item['message']['body'])[:2] == [['a\n[forged]'], {'y': '\x1b[2J'}]
+
+
 def test_moved_and_refused_parcels_are_logged_with_their_ids(
     mover: Callable[[], Mover], client: Client, parcels: Client, caplog: pytest.LogCaptureFixture
 ) -> None:

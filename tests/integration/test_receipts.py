@@ -246,6 +246,20 @@ def test_deletion_that_another_node_does_not_have(one: Mover, client: Client, pa
     assert 'done' not in parcels.get('a')
 
 
+@pytest.mark.parametrize('forged_id', ['nobody', 'x' * 100_000])
+def test_forged_receipt_is_deleted_in_time(one: Mover, parcels: Client, forged_id: str) -> None:
+    """Nothing in the broker's database belongs to it. Otherwise each leader would look up its message for ever."""
+    scheduled = parcels.get('a')['kept_until'] + 1e9
+    parcels.put({**parcels.get('a'), 'kept_until': scheduled})
+    parcels.put({'_id': 'forged', 'type': 'Receipt', 'task': 'add', 'id': forged_id, 'kept_until': 1e300})
+    receipts_of(one).reset()
+    look_up(one)
+    until = parcels.get('forged')['kept_until']
+    assert 0 < until - one._client.clock.now() <= one._keep
+    assert parcels.get('a')['kept_until'] == scheduled
+    assert receipts_of(one)._sweep_at <= until
+
+
 def test_open_receipts_are_read_in_pages_and_forged_ones_are_ignored(
     app: Celery, mover: Callable[[], Mover], parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ JOB = 'job:["q","report","k"]'
 def send(connection: Connection, task_id: str, key: str = 'k', **headers: Any) -> Outcome:
     """Publish a message with a job key and return the outcome."""
     with told() as outcomes:
-        publish(connection, task_id, headers={'id': task_id, 'task': 'report', 'job_key': key, **headers})
+        publish(connection, task_id, headers={**headers, 'id': task_id, 'task': 'report', 'job_key': key})
     [outcome] = outcomes
     return outcome
 

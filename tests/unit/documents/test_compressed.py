@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +46,16 @@ def test_decompression_stops_at_the_limit(method: str) -> None:
         tracemalloc.stop()
     with pytest.raises(Unstorable, match='the message is compressed too well'):
         check_unpacked(packed, kind)
+
+
+def test_decompression_that_needs_too_much_memory() -> None:
+    """One byte in the header of a tiny body says how much memory it takes to decompress it."""
+    packed = bytearray(lzma.compress(b'hello', filters=[{'id': lzma.FILTER_LZMA2, 'dict_size': 1 << 16}]))
+    block = packed[12 : 12 + 4 * (packed[12] + 1)]
+    block[4] = 36  # 1 GiB
+    packed[12 : 12 + len(block)] = block[:-4] + zlib.crc32(block[:-4]).to_bytes(4, 'little')
+    with pytest.raises(ValueError, match='it cannot be decompressed: Memory usage limit exceeded'):
+        unpacked(bytes(packed), 'xz')
 
 
 def test_large_body_may_grow_thirtyfold() -> None:

@@ -13,7 +13,12 @@ HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'conc
 
 
 def item(published: float = 1.0, **headers: Any) -> Any:
-    message = {'body': '', 'headers': {**HEADERS, **headers}, 'properties': {'delivery_tag': str(published)}}
+    message = {
+        'body': '',
+        'headers': {**HEADERS, **headers},
+        'properties': {'delivery_tag': str(published)},
+        'content-type': 'text/plain',
+    }
     return {**workitem.new('id', 'q', message, published), '_rev': '1-a'}
 
 

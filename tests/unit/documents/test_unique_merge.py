@@ -35,7 +35,8 @@ def job(
         'eta': eta,
         'expires': f'{expiration} ms' if expiration else None,
     }
-    return workitem.new('plain', queue, {'body': task_id, 'headers': headers, 'properties': properties}, now)
+    message = {'body': task_id, 'headers': headers, 'properties': properties, 'content-type': 'text/plain'}
+    return workitem.new('plain', queue, message, now)
 
 
 def stored(doc: Any) -> Any:

@@ -132,27 +132,30 @@ def test_eta_in_any_notation_is_the_same_moment(eta: Any, monkeypatch: pytest.Mo
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv('TZ', 'XST+5')  # the time zone of the machine must not matter
         time.tzset()
-        found = due_date(message(headers={'eta': eta}))
+        found = due_date(message(headers={'task': 'add', 'eta': eta}))
     time.tzset()
     assert found == 1_763_717_400.0
 
 
 def test_eta_keeps_fractions_of_seconds() -> None:
-    assert due_date(message(headers={'eta': '1970-01-01T00:00:01.250000Z'})) == 1.25
+    assert due_date(message(headers={'task': 'add', 'eta': '1970-01-01T00:00:01.250000Z'})) == 1.25
 
 
 @pytest.mark.parametrize('eta', [None, '', 'Z', 'tomorrow', '2025-13-01T00:00:00Z', 5, 1.5, [], {}, True])
 def test_invalid_eta_is_ignored(eta: Any) -> None:
-    assert due_date(message(headers={'eta': eta})) is None
+    assert due_date(message(headers={'task': 'add', 'eta': eta})) is None
 
 
-@pytest.mark.parametrize('given', [{}, {'headers': None}, {'headers': {}}])
+@pytest.mark.parametrize(
+    'given', [{}, {'headers': None}, {'headers': {}}, {'headers': {'eta': '2099-01-01T00:00:00Z'}}]
+)
 def test_message_without_an_eta_is_due_at_once(given: dict[str, Any]) -> None:
+    """A header `eta` of a message that is not Celery's belongs to its application."""
     assert due_date(given) is None
 
 
 def test_eta_becomes_the_date_of_the_item() -> None:
-    doc = workitem.new('id', 'q', message(headers={'eta': '1970-01-01T00:00:10Z'}), 4.0)
+    doc = workitem.new('id', 'q', message(headers={'task': 'add', 'eta': '1970-01-01T00:00:10Z'}), 4.0)
     assert (doc['date'], doc['published']) == (10.0, 4.0)
     assert not workitem.is_due(doc, 9.999)
     assert workitem.is_due(doc, 10.0)

@@ -1,0 +1,171 @@
+"""The format of Celery's messages: which types the headers, the content and the body of a task's message have.
+
+Celery's worker relies on these types: a header of another type raises in the worker's main process, outside the task.
+Everything that receives messages checks them here: consumers (`malformed`), and the processes that move messages from
+other databases, which are stricter about what publishers may write.
+
+A message with the header `task` is a task of protocol 2. Other messages, those of protocol 1 and those of programs that
+use kombu without Celery, may have any headers. No function here imports Celery.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import MAXYEAR, MINYEAR, datetime
+from typing import Any, NamedTuple
+
+__all__ = ['EMBEDDED', 'HEADERS', 'OPTIONS', 'body_flaw', 'content_flaw', 'flaw', 'is_line', 'type_flaw']
+
+#: Encodings that a body may have: those of kombu's serializers, and other character sets that are decoded in linear
+#: time and memory. Python knows more: `bz2` and `zlib` decode 1 kB to gigabytes, `punycode` and `idna` need quadratic
+#: time.
+_ENCODINGS = frozenset(
+    {
+        *('binary', 'ascii-8bit', 'utf-8', 'utf8', 'us-ascii', 'ascii', 'utf-16'),
+        *('iso-8859-1', 'iso-8859-15', 'latin-1', 'latin1', 'windows-1252', 'cp1252'),
+    }
+)
+
+#: The maximum of numbers of seconds and of counts; seconds are about 31 years.
+_MAX_NUMBER = 10**9
+
+#: The maximum length of an id or a name that a publisher chooses.
+_MAX_LINE_CHARACTERS = 255
+
+#: The members of the third part of a task's body. They contain signatures of other tasks.
+EMBEDDED = frozenset({'callbacks', 'chain', 'chord', 'errbacks'})
+
+
+class _Kind(NamedTuple):
+    """The values that a header or an option may have, beside null, and a description of them."""
+
+    accepts: Callable[[Any], bool]
+    words: str
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_NUMBER
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_NUMBER
+
+
+def _is_id(value: Any) -> bool:
+    """Tell whether a value is text, or a UUID as kombu writes it."""
+    if isinstance(value, dict) and value.keys() == {'__type__', '__value__'} and value['__type__'] == 'uuid':
+        inner = value['__value__']
+        value = inner.get('hex') if isinstance(inner, dict) and len(inner) == 1 else None
+        return isinstance(value, str) and re.fullmatch('[0-9a-f]{32}', value) is not None
+    return isinstance(value, str)
+
+
+def _is_date(value: Any) -> bool:
+    """Tell whether Celery can compare a date. It rejects text that is not a date, with an error of its own."""
+    is_kombus = (
+        isinstance(value, dict) and value.keys() == {'__type__', '__value__'} and value['__type__'] == 'datetime'
+    )
+    text = value['__value__'] if is_kombus else value
+    if not isinstance(text, str) or not text:
+        return False
+    try:
+        return MINYEAR < datetime.fromisoformat(text.removesuffix('Z')).year < MAXYEAR
+    except ValueError:
+        return not is_kombus
+
+
+def _is_time_limit(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(each is None or _is_seconds(each) for each in value)
+
+
+_TEXT = _Kind(lambda value: isinstance(value, str), 'text')
+_ID = _Kind(_is_id, 'text')
+_DATE = _Kind(_is_date, f'an ISO date of the years {MINYEAR + 1} to {MAXYEAR - 1}')
+_COUNT = _Kind(_is_count, f'a whole number from 0 to {_MAX_NUMBER}')
+_SECONDS = _Kind(_is_seconds, f'a number of seconds from 0 to {_MAX_NUMBER}')
+_FLAG = _Kind(lambda value: isinstance(value, bool), 'true or false')
+_OBJECT = _Kind(lambda value: isinstance(value, dict), 'an object')
+
+#: The headers that Celery's producers write, and `headers`, which Celery's worker reads.
+HEADERS: Mapping[str, _Kind] = {
+    **dict.fromkeys(('lang', 'task', 'shadow', 'argsrepr', 'kwargsrepr', 'origin', 'compression'), _TEXT),
+    **dict.fromkeys(('id', 'root_id', 'parent_id', 'group'), _ID),
+    **dict.fromkeys(('eta', 'expires'), _DATE),
+    **dict.fromkeys(('retries', 'group_index', 'replaced_task_nesting'), _COUNT),
+    **dict.fromkeys(('stamps', 'headers'), _OBJECT),
+    'ignore_result': _FLAG,
+    'timelimit': _Kind(_is_time_limit, f'a list of two numbers of seconds from 0 to {_MAX_NUMBER}, or nulls'),
+    'stamped_headers': _Kind(
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), 'a list of names'
+    ),
+}
+
+#: Options of a signature that contain no signatures and that change only how its own task is sent.
+OPTIONS: Mapping[str, _Kind] = {
+    **{name: HEADERS[name] for name in ('eta', 'group_index', 'ignore_result', 'parent_id', 'root_id', 'shadow')},
+    **dict.fromkeys(('task_id', 'group_id'), _ID),
+    **dict.fromkeys(('compression', 'exchange', 'queue', 'reply_to', 'routing_key', 'serializer'), _TEXT),
+    **dict.fromkeys(('add_to_parent', 'immediate', 'mandatory', 'retry'), _FLAG),
+    **dict.fromkeys(('delivery_mode', 'max_retries', 'priority'), _COUNT),
+    **dict.fromkeys(('countdown', 'interval'), _SECONDS),
+    'expires': _Kind(lambda value: _is_seconds(value) or _is_date(value), f'{_SECONDS.words}, or {_DATE.words}'),
+    'headers': _OBJECT,
+}
+
+#: Headers that may not be null, and one that would replace a function of Celery's request.
+_NEEDED, _NEVER = ('task', 'id'), '_get_custom_headers'
+
+
+def flaw(message: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the content type, the encoding or the headers of a message; None if nothing is.
+
+    The headers and the properties of the message are objects.
+    """
+    headers = message['headers']
+    if (reason := content_flaw(message)) or 'task' not in headers:
+        return reason
+    for name in _NEEDED:
+        if headers.get(name) is None:
+            return f'the header {name} is missing'
+    if not message.get('content-type'):
+        return 'content-type is missing'
+    if _NEVER in headers:
+        return f'the header {_NEVER} is not for messages'
+    return next(filter(None, (type_flaw(name, headers[name]) for name in HEADERS if name in headers)), None)
+
+
+def type_flaw(name: str, value: Any, kinds: Mapping[str, _Kind] = HEADERS) -> str | None:
+    """Return what is wrong with the value of one of the `HEADERS`, or of another mapping; None if nothing is."""
+    kind = kinds[name]
+    if value is None or kind.accepts(value):
+        return None
+    return f'the {"header" if kinds is HEADERS else "option"} {name} must be {kind.words}, not {value!r:.80}'
+
+
+def content_flaw(message: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the content type or encoding of a message; None if the body may be decoded."""
+    content_type, encoding = message.get('content-type'), message.get('content-encoding')
+    if content_type is not None and not isinstance(content_type, str):
+        return f'content-type must be text, not {content_type!r:.80}'
+    if encoding is not None and not (isinstance(encoding, str) and encoding.lower() in _ENCODINGS):
+        return f'content-encoding must be binary, utf-8 or us-ascii, not {encoding!r:.80}'
+    return None
+
+
+def body_flaw(body: Any) -> str | None:
+    """Return what is wrong with the decoded body of a task; None if it is exactly what Celery writes.
+
+    Celery's worker takes the members that the third part lacks from the headers, and all that it has beside these four
+    replace headers.
+    """
+    if not isinstance(body, list) or [type(part) for part in body] != [list, dict, dict]:
+        return 'its body must be a list of the arguments, the keyword arguments, and an object'
+    if body[2].keys() != EMBEDDED:
+        return f'the third part of its body must have exactly the members {", ".join(sorted(EMBEDDED))}'
+    return None
+
+
+def is_line(value: Any) -> bool:
+    """Tell whether a value is text that may be logged: printable, at most 255 characters."""
+    return isinstance(value, str) and len(value) <= _MAX_LINE_CHARACTERS and value.isprintable()

@@ -1,0 +1,142 @@
+"""The types in Celery's messages (`kombu_couchdb.documents.task_message`)."""
+
+from __future__ import annotations
+
+import bz2
+import zlib
+from datetime import datetime, timezone
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Celery
+from kombu.utils.json import dumps, loads
+
+from kombu_couchdb.documents import malformed, task_message
+from kombu_couchdb.documents.compressed import loaded
+from kombu_couchdb.transport.qos import Message
+
+from .test_workitem import item, message
+
+TASK = {'task': 'add', 'id': 'a'}
+
+#: Text, numbers and so on of which each header accepts some.
+ANYTHING: list[Any] = ['x', 5, -5, 1.5, 1e300, True, [], [1], ['x', 'y'], [[1]], [1, 2, 3], {}, {'__type__': 'uuid'}]
+
+
+def flaw(headers: dict[str, Any], **changes: Any) -> str | None:
+    return malformed.flaw(item(message={**message(headers=headers), **changes}))
+
+
+def test_what_celery_writes_has_no_flaw() -> None:
+    app = Celery(set_as_current=False)
+    eta = datetime(2030, 1, 1, tzinfo=timezone.utc)
+    for options in (
+        {},
+        {'eta': eta, 'expires': eta, 'time_limit': 5, 'soft_time_limit': 1.5, 'group_id': 'g', 'group_index': 0},
+        {'countdown': 5, 'expires': 5.5, 'retries': 3, 'shadow': 'x', 'parent_id': 'a', 'root_id': 'b', 'now': eta},
+        {'stamped_headers': ['who'], 'who': ['me'], 'ignore_result': True, 'replaced_task_nesting': 2},
+        {'group_id': UUID(int=5), 'root_id': UUID(int=5)},
+    ):
+        task = app.amqp.as_task_v2('a', 'add', **options)
+        assert flaw(loads(dumps(task.headers), object_hook=lambda found: found)) is None
+        assert task_message.body_flaw(loads(dumps(task.body))) is None
+        assert {*task.headers} <= {*task_message.HEADERS}
+
+
+@pytest.mark.parametrize(
+    ('name', 'accepted'),
+    [
+        ('task', ['x']),
+        ('id', ['x', {'__type__': 'uuid', '__value__': {'hex': '0' * 32}}]),
+        ('shadow', ['x']),
+        ('compression', ['x']),
+        ('group', ['x']),
+        ('eta', ['x', '2030-01-01', '9998-12-31T23:59:59Z', {'__type__': 'datetime', '__value__': '2030-01-01'}]),
+        ('expires', ['x', '2030-01-01T00:00:00+00:00']),
+        ('retries', [5]),
+        ('group_index', [5]),
+        ('timelimit', [[None, None], [5, 1.5]]),
+        ('ignore_result', [True]),
+        ('stamped_headers', [[], ['x', 'y']]),
+        ('stamps', [{}, {'__type__': 'uuid'}]),
+        ('headers', [{}, {'__type__': 'uuid'}]),
+    ],
+)
+def test_header_of_a_task_has_its_type(name: str, accepted: list[Any]) -> None:
+    for value in [*accepted, *ANYTHING]:
+        reason = flaw({**TASK, name: value})
+        assert (reason is None) == (value in accepted and not (value is True and True not in accepted)), value
+        assert flaw({name: value} if name != 'task' else {}) is None  # not a task of protocol 2
+    assert (flaw({**TASK, name: None}) is None) == (name not in TASK)
+
+
+@pytest.mark.parametrize('name', TASK)
+def test_missing_name_or_id_is_a_flaw(name: str) -> None:
+    headers = {'task': 'add', 'id': 'a', name: None}
+    assert flaw(headers) == f'malformed: the header {name} is missing'
+
+
+@pytest.mark.parametrize('date', ['', '9999-12-31T23:59:59', '0001-01-01T00:00:00+23:59', '9999-01-01'])
+def test_date_that_celery_cannot_compare_is_a_flaw(date: str) -> None:
+    assert 'expires must be an ISO date' in (flaw({**TASK, 'expires': date}) or '')
+
+
+@pytest.mark.parametrize('limits', [[5], [1, 2, 3], [-1, 5], [True, 5], ['5', None], [1e300, None], 'ab', 5, {}])
+def test_time_limits_are_two_numbers(limits: Any) -> None:
+    assert 'timelimit must be a list of two numbers' in (flaw({**TASK, 'timelimit': limits}) or '')
+
+
+@pytest.mark.parametrize('changes', [{'content-type': [1]}, {'content-type': 5}, {'content-encoding': 5}])
+@pytest.mark.parametrize('headers', [{}, TASK])
+def test_content_is_text(changes: dict[str, Any], headers: dict[str, Any]) -> None:
+    assert 'content-' in (flaw(headers, **changes) or '')
+
+
+@pytest.mark.parametrize('encoding', ['utf-8', 'UTF-8', 'us-ascii', 'latin-1', 'iso-8859-15', 'cp1252', 'utf-16'])
+def test_text_is_decoded(encoding: str) -> None:
+    content = {'content-encoding': encoding, 'content-type': 'text/plain'}
+    assert flaw({}, **content) is None
+    assert loaded({**message(), **content}, 'text'.encode(encoding), None) == 'text'
+
+
+@pytest.mark.parametrize('encoding', [None, 'binary', 'ascii-8bit'])
+def test_bytes_and_missing_encodings_have_no_flaw(encoding: str | None) -> None:
+    assert flaw({}, **{'content-encoding': encoding, 'content-type': None}) is None
+
+
+@pytest.mark.parametrize('encoding', ['bz2', 'zlib', 'zip', 'hex', 'base64', 'punycode', 'idna', 'unicode_escape', 'x'])
+def test_other_encodings_are_never_decoded(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(*_: Any) -> Any:
+        raise AssertionError('it was decoded')
+
+    monkeypatch.setattr(bz2, 'decompress', decode)
+    monkeypatch.setattr(zlib, 'decompress', decode)
+    monkeypatch.setattr('kombu.serialization._decode', decode)
+    spoilt = {**message('x' * 1000), 'content-encoding': encoding, 'content-type': 'application/data'}
+    assert 'content-encoding must be' in (malformed.flaw(item(message=spoilt)) or '')
+    with pytest.raises(ValueError, match='content-encoding must be'):
+        Message(spoilt)
+    with pytest.raises(ValueError, match='content-encoding must be'):
+        loaded(spoilt, b'x' * 1000, None)
+
+
+@pytest.mark.parametrize(
+    'body',
+    [
+        None,
+        5,
+        'abc',
+        [],
+        {},
+        [[], {}],
+        [[], {}, None],
+        [[], {}, {}],
+        [{}, {}, dict.fromkeys(task_message.EMBEDDED)],
+        [[], [], dict.fromkeys(task_message.EMBEDDED)],
+        [[], {}, dict.fromkeys([*task_message.EMBEDDED, 'x-parcel'])],
+        {'args': 1, 'kwargs': 2, 'embed': dict.fromkeys(task_message.EMBEDDED)},
+    ],
+)
+def test_body_that_celery_does_not_write_is_a_flaw(body: Any) -> None:
+    assert task_message.body_flaw(body) is not None
