@@ -30,7 +30,7 @@ from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
 from .parcels.inherited import pass_on
 from .parcels.origin import parcel_of
-from .patches import brevity, groups, next_tasks, redaction
+from .patches import brevity, groups, lifecycle, next_tasks, redaction
 from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
@@ -48,6 +48,7 @@ __all__ = ['CouchDBBackend', 'ResultTooLarge']
 redaction.install()
 groups.install()
 next_tasks.install()
+lifecycle.install()
 
 logger = get_logger(__name__)
 
@@ -98,8 +99,10 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         self.resolver = ConflictResolver(self.client, conflicted(), RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
         self._is_fork = self._is_checked = False
-        signals.worker_ready.connect(self._on_worker_ready)
-        signals.worker_shutdown.connect(self._on_worker_shutdown)
+        for signal in lifecycle.READY:
+            signal.connect(self._on_worker_ready)
+        for signal in lifecycle.SHUTDOWN:
+            signal.connect(self._on_worker_shutdown)
         signals.worker_before_create_process.connect(self._on_before_create_process)
         reset_in_child(self)
 

@@ -1,0 +1,75 @@
+"""Messages that cause errors in the worker's own process: each becomes a dead letter, and the worker goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conftest import PATIENCE, wait_for
+from tests.hostile.documents import WORKITEM
+
+from .conftest import Site
+from .test_command import couchdb, succeeded
+
+HEADERS: dict[str, Any] = {'id': 'one', 'task': 'add', 'lang': 'py'}
+
+#: By name: the members of a message that Celery cannot use.
+HARMFUL: dict[str, dict[str, Any]] = {
+    **{
+        f'{name}={json.dumps(value)}': {'headers': {**HEADERS, name: value}}
+        for name, value in [
+            ('timelimit', ['x', 'y']),
+            ('timelimit', 'abc'),
+            ('timelimit', 5),
+            ('timelimit', [1]),
+            ('stamped_headers', [[1]]),
+            ('expires', []),
+            ('expires', 5),
+            ('eta', {}),
+            ('id', [1]),
+            ('task', ['add']),
+            ('task', None),
+        ]
+    },
+    **{
+        f'body={body}': {'headers': HEADERS, 'body': body}
+        for body in ('5', 'null', '[]', '{}', '[1, 2]', '{"task": []}', '{')
+    },
+    'no headers': {'headers': {}},
+    'no id': {'headers': {'task': 'add'}},
+    'no task': {'headers': {'id': 'one'}, 'body': '5'},
+    'protocol 1 without arguments': {'headers': {}, 'body': '{"task": "add"}'},
+    'content-type': {'headers': HEADERS, 'content-type': [1]},
+    'content-encoding': {'headers': HEADERS, 'content-encoding': 5},
+}
+
+
+def items() -> list[dict[str, Any]]:
+    return [
+        {**WORKITEM, '_id': f'{number:032x}', 'queue': 'celery', 'message': {**WORKITEM['message'], **message}}
+        for number, message in enumerate(HARMFUL.values())
+    ]
+
+
+@pytest.mark.parametrize(
+    ('pool', 'results'), [('prefork', None), ('threads', 'cache+memory://')], ids=['prefork', 'threads, no results']
+)
+def test_harmful_messages_become_dead_letters(site: Site, pool: str, results: str | None) -> None:
+    site.set_up()
+    docs = items()
+    for doc in docs:
+        site.client.put(doc)
+    if results:
+        site.environment['RESULT_URL'] = results
+    worker = site.worker('-l', 'INFO', pool=pool)
+    ids = [doc['_id'] for doc in docs]
+    wait_for(lambda: all(doc and doc.get('status') for doc in site.client.find(ids)), 'the dead letters')
+    site.send('nap', str(site.journal), 'good', 0)
+    wait_for(lambda: 'end good' in site.journalled(), 'the good task')
+    listed = [json.loads(line) for line in succeeded(couchdb(site, 'dead', 'list', '--json')).splitlines()]
+    assert len(listed) == len(HARMFUL)
+    assert all(1 < len(letter['reason']) <= 300 and '\n' not in letter['reason'] for letter in listed)
+    assert worker.container.terminate(PATIENCE) == 0
+    assert 'Unrecoverable' not in worker.logs()
