@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from celery_couchdb.testing import LocalWorkerContainer
 from tests.conftest import PATIENCE, wait_for
 from tests.hostile.documents import WORKITEM
 
-from .conftest import Site
+from .conftest import APP, Site
 from .test_command import couchdb, succeeded
 
 HEADERS: dict[str, Any] = {'id': 'one', 'task': 'add', 'lang': 'py'}
@@ -53,17 +54,33 @@ def items() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ('pool', 'results'), [('prefork', None), ('threads', 'cache+memory://')], ids=['prefork', 'threads, no results']
-)
-def test_harmful_messages_become_dead_letters(site: Site, pool: str, results: str | None) -> None:
+#: An app without results that imports nothing of these packages.
+PLAIN = b"""
+import os
+from pathlib import Path
+from celery import Celery
+
+app = Celery('plain', broker=os.environ['BROKER_URL'])
+
+@app.task(name='add')
+def add(x, y):
+    pass
+
+@app.task(name='nap')
+def nap(journal, name, seconds):
+    Path(journal).write_text(f'end {name}')
+"""
+
+
+@pytest.mark.parametrize(('pool', 'app'), [('prefork', APP['app.py']), ('threads', PLAIN)], ids=['prefork', 'threads'])
+def test_harmful_messages_become_dead_letters(site: Site, pool: str, app: bytes) -> None:
     site.set_up()
     docs = items()
     for doc in docs:
         site.client.put(doc)
-    if results:
-        site.environment['RESULT_URL'] = results
-    worker = site.worker('-l', 'INFO', pool=pool)
+    command = LocalWorkerContainer.command('--pool', pool, '--concurrency', '2', '-l', 'INFO')
+    worker = site.run(command, {**site.environment, 'SETTINGS': '{}'}, {'app.py': app})
+    worker.ready()
     ids = [doc['_id'] for doc in docs]
     wait_for(lambda: all(doc and doc.get('status') for doc in site.client.find(ids)), 'the dead letters')
     site.send('nap', str(site.journal), 'good', 0)
