@@ -24,6 +24,7 @@ from kombu_couchdb.couchdb.redaction import redacted
 from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.queues.harmful import Harmful
 
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
@@ -98,6 +99,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         self.outbox = self.new_outbox(self.store)
         self.resolver = ConflictResolver(self.client, conflicted(), RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
+        self._harmful = Harmful(self.client, lambda text, reason, now: None)
         self._is_fork = self._is_checked = False
         for signal in lifecycle.READY:
             signal.connect(self._on_worker_ready)
@@ -247,6 +249,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         self._sweep(lambda: False)
 
     def _sweep(self, is_over: Callable[[], bool]) -> None:
+        self._harmful.replace()
         try:
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         except (NotFound, DatabaseMissing):
