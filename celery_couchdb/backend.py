@@ -24,13 +24,14 @@ from kombu_couchdb.couchdb.redaction import redacted
 from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.queues.harmful import Harmful
 
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
 from .parcels.inherited import pass_on
 from .parcels.origin import parcel_of
-from .patches import brevity, groups, next_tasks, redaction
+from .patches import brevity, groups, lifecycle, next_tasks, redaction
 from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
@@ -48,6 +49,7 @@ __all__ = ['CouchDBBackend', 'ResultTooLarge']
 redaction.install()
 groups.install()
 next_tasks.install()
+lifecycle.install()
 
 logger = get_logger(__name__)
 
@@ -97,9 +99,12 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         self.outbox = self.new_outbox(self.store)
         self.resolver = ConflictResolver(self.client, conflicted(), RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
+        self._harmful = Harmful(self.client, lambda text, reason, now: None)
         self._is_fork = self._is_checked = False
-        signals.worker_ready.connect(self._on_worker_ready)
-        signals.worker_shutdown.connect(self._on_worker_shutdown)
+        for signal in lifecycle.READY:
+            signal.connect(self._on_worker_ready)
+        for signal in lifecycle.SHUTDOWN:
+            signal.connect(self._on_worker_shutdown)
         signals.worker_before_create_process.connect(self._on_before_create_process)
         reset_in_child(self)
 
@@ -244,6 +249,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         self._sweep(lambda: False)
 
     def _sweep(self, is_over: Callable[[], bool]) -> None:
+        self._harmful.replace()
         try:
             unfinished = expiry.sweep(self.store, self.chords, is_over)
         except (NotFound, DatabaseMissing):

@@ -4,6 +4,8 @@
 
     CouchDBError
      ├── ServerUnavailable      no usable response: refused, cut off, timed out, 5xx, 429, account locked    retried
+     │    ├── IndexNotReady     CouchDB builds the index of a view, and the request had to wait too long     retried
+     │    ├── ViewFailed        CouchDB cannot process a document for a view                                 retried
      │    └── BrokenAnswer      the response is not one that CouchDB sends                                   retried
      │         └── AnswerTooLarge  the response is larger than the client reads                              retried
      ├── DatabaseMissing        404: the database does not exist; reconnecting creates it                    retried
@@ -37,12 +39,14 @@ __all__ = [
     'CouchDBError',
     'DatabaseMissing',
     'DocumentTooLarge',
+    'IndexNotReady',
     'NestedTooDeeply',
     'NotCouchDB',
     'NotFound',
     'RequestRefused',
     'ServerUnavailable',
     'Unstorable',
+    'ViewFailed',
 ]
 
 
@@ -62,6 +66,17 @@ class ServerUnavailable(CouchDBError, ConnectionError):
 
     #: The HTTP status of the response; None if no readable response arrived.
     status: int | None = None
+
+
+class IndexNotReady(ServerUnavailable):
+    """CouchDB builds the index of a view, and the request had to wait for longer than its limit. Retried."""
+
+
+class ViewFailed(ServerUnavailable):
+    """CouchDB's view server ended or ran out of time, usually because of one document. Retried.
+
+    The next workers that use the database look for the document, and set it aside.
+    """
 
 
 class BrokenAnswer(ServerUnavailable):

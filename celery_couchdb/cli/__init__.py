@@ -14,11 +14,12 @@ from typing import Any
 import click
 from celery import signals
 
-from ..patches import brevity, redaction
+from ..patches import brevity, lifecycle, redaction
 
 __all__ = ['couchdb']
 
 redaction.install()
+lifecycle.install()
 brevity.shorten_traceback()
 
 _COMMANDS = (

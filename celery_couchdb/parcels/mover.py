@@ -36,6 +36,7 @@ from kombu_couchdb.errors import (
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger, printable
 from kombu_couchdb.options import Options
+from kombu_couchdb.queues.harmful import Harmful
 
 from .accept import PRINTED, Accept
 from .check import Refused, call_in, checked
@@ -83,6 +84,7 @@ class Mover(LedJob):
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
         self._channel = CollectingChannel(transport)
         transport.channels.append(self._channel)
+        self._harmful = Harmful(self._client, lambda text, reason, now: parcel.refused({}, reason, now))
         self._deleted = set[str]()  # the ids of the parcels that were deleted last
         self._receipts: Receipts | None = None
         self._receipts_error = ''
@@ -115,6 +117,7 @@ class Mover(LedJob):
 
     def do_batch(self) -> Batch:
         """Move or refuse the oldest parcels."""
+        self._harmful.replace()
         batch, size = list[ParcelRow](), 0
         for row in map(ParcelRow.of, self._rows(limit=_BATCH_DOCS, shape=_ROW, reduce=False)):
             if batch and size + row.size > _BATCH_CHARACTERS:

@@ -4,8 +4,7 @@ With CouchDB, planned tasks stay in the database until they are due; the worker 
 them from the database. `stats` also says how long CouchDB took to respond.
 
 Importing this module replaces Celery's commands. The `celery` program imports it when it starts a worker, and the
-result backend when a worker is ready. Import it yourself if you create workers by `app.Worker()` with another result
-backend.
+result backend when a worker is ready.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 If this module is imported, they start in each worker whose transport has the option `parcels` or `region`, when the
 worker is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready.
-Import it yourself if you create workers by `app.Worker()` with another result backend.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from celery import signals
-
 from kombu_couchdb.transport import Transport
 
 from ..parcels.mover import Mover
 from ..parcels.thread import MovingThread
+from ..patches import lifecycle
 from ..regions.ferry import Ferry
 
 __all__ = ['on_worker_ready', 'start']
@@ -40,7 +38,6 @@ def start(app: Any, concurrency: int = 1) -> None:
             _threads[app] = [MovingThread(app, moves) for moves in wanted]
 
 
-@signals.worker_ready.connect
 def on_worker_ready(sender: Any = None, **_: Any) -> None:
     """Start the threads for a worker that is ready."""
     if sender is not None:
@@ -48,7 +45,12 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
         start(sender.app, getattr(controller, 'concurrency', None) or 1)
 
 
-@signals.worker_shutdown.connect
 def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
     for thread in _threads.pop(sender.app, ()) if sender is not None else ():
         thread.stop()
+
+
+for signal in lifecycle.READY:
+    signal.connect(on_worker_ready)
+for signal in lifecycle.SHUTDOWN:
+    signal.connect(_on_worker_shutdown)

@@ -20,7 +20,8 @@ from ..leases.lease import Lease
 from ..leases.sweeper import Sweeper
 from ..log import get_logger
 from ..options import Options
-from ..queues.set_aside import set_aside
+from ..queues.harmful import Harmful
+from ..queues.set_aside import set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .announced import Announced
@@ -43,6 +44,9 @@ __all__ = ['Cycle']
 
 logger = get_logger(__name__)
 
+#: How long a cycle looks for documents because of which views fail, in seconds: heartbeats must go on.
+_SEARCH_SECONDS = 2.0
+
 #: How often a consumer that closes tries to store the outcome of a unique job that publishers keep changing.
 _MAX_LAST_TRIES = 20
 
@@ -63,7 +67,7 @@ class Cycle:
         topology: Topology,
     ) -> None:
         self._client, self._options, self._notifier, self._topology = client, options, notifier, topology
-        self._store = Store(client)
+        self._store, self._harmful = Store(client), Harmful(client, stub)
         self.lease = Lease(options.visibility_timeout)
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         #: The subscriptions, the unacknowledged messages and the decisions about them.
@@ -136,6 +140,7 @@ class Cycle:
     def run(self) -> None:
         """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""
         self.unacked.pace.begin()
+        self._harmful.replace(_SEARCH_SECONDS)
         set_aside(self._client)
         self.unacked.retry_changed(self._client.fetch)
         pulls = list(self._claims.pulls)

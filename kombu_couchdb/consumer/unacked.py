@@ -142,13 +142,13 @@ class Unacked(HeldMessages):
         """Release a message to its old position in the queue; its delivery counts as an attempt."""
         self._decide(tag, workitem.release, _RELEASED)
 
-    def release_at_close(self, tag: str) -> None:
-        """Release a message of a consumer that stops.
+    def release_at_close(self, tag: str, *, crashed: bool = False) -> None:
+        """Release a message of a consumer that stops; `crashed` says that an error ends the program.
 
-        The delivery counts as an attempt unless kombu's callback for it returned without an error.
+        The delivery counts as an attempt if it crashed, or if kombu's callback for the message has not returned.
         """
         with self._lock:
-            if tag in self._held and self._held[tag].received_by_kombu:
+            if not crashed and tag in self._held and self._held[tag].received_by_kombu:
                 doc = self._held[tag].doc
                 if limit_of(doc) is not None and may_run(doc):
                     self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout

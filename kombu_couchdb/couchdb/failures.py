@@ -22,6 +22,7 @@ from ..errors import (
     RequestRefused,
     ServerUnavailable,
     Unstorable,
+    ViewFailed,
     account_locked,
     describe_user,
 )
@@ -48,6 +49,9 @@ _ALERT = '\x15\x03'
 
 #: The texts of a connection that the server closes before the alert can be read.
 _HUNG_UP = re.compile('reset by peer|without response')
+
+#: CouchDB's error if the process that runs the functions of views ends, or does not respond.
+_VIEW_FAILED = 'os_process_error'
 
 _WRITE_TLS = 'write couchdbs:// for couchdb:// in the URL'
 _TLS_WANTED = f'the server speaks TLS at this port; {_WRITE_TLS}'
@@ -145,7 +149,8 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
     if status == 500 and reason == _NO_NUMBER:
         return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
     if status >= 500 or status == 429:
-        error = ServerUnavailable(f'{where} responded with status {status}: {reason}')
+        kind = ViewFailed if _json(response).get('error') == _VIEW_FAILED else ServerUnavailable
+        error = kind(f'{where} responded with status {status}: {reason}')
         error.status = status
         return error
     if status == 400 and where.startswith('http:') and re.search(b'HTTPS|SSL', response.content):

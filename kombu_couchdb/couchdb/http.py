@@ -30,6 +30,8 @@ class Http:
     def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
         self.address = address
         self._clock = ServerClock.of(one.server for one in (address, *address.others))
+        #: How often requests to views have failed, see `views.query`.
+        self.failed_views = 0
         #: Seconds to connect, and seconds to wait for a response.
         self.timeouts = (connect_timeout, request_timeout)
         self._nodes = Nodes(address, self._clock, self.timeouts)
@@ -91,6 +93,11 @@ class Http:
         """
         text, status = self._exchange(method, path, params, body, repeat=repeat)
         return self.decode(text, status, f'{method} {path or "/"}', shape)
+
+    def get_within(self, path: str, timeout: float, *, shape: Shape) -> Any:
+        """Return the JSON of the response to a `GET`, with a time limit of `timeout` seconds."""
+        response = self._send('GET', path, None, None, timeout)
+        return self.decode(response.content, response.status_code, f'GET {path}', shape)
 
     def content(self, path: str, params: Mapping[str, Any], size: int) -> bytes:
         """Return the bytes of an attachment, which has `size` bytes; *raises* `BrokenAnswer` for another size."""

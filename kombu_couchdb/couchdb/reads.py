@@ -8,6 +8,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from .. import errors
+from . import views
 from .address import Address
 from .failures import from_answer
 from .http import Http
@@ -224,13 +225,13 @@ class Reads(Http):
         )
         if separate:
             del params['include_docs']
-        path, shape = f'/_design/{design}/_view/{view}', members(rows=items(row))
+        shape = members(rows=items(row))
         try:
-            response = self.request('GET', path, params, repeat=True, shape=shape)
+            response = views.query(self, design, 'GET', view, params, shape=shape)
         except errors.NestedTooDeeply:
             if not params.pop('include_docs', False):
                 raise
-            separate, response = True, self.request('GET', path, params, repeat=True, shape=shape)
+            separate, response = True, views.query(self, design, 'GET', view, params, shape=shape)
         found = cast('list[Row]', response['rows'])
         return self._with_docs(found) if separate else found
 

@@ -39,6 +39,11 @@ class Unusable:
         self._new.append((doc_id, reason))
         logger.error('document %s is skipped: %s', doc_id, reason)
 
+    def forget(self, doc_id: str) -> None:
+        """Remove a document that was replaced."""
+        self._known.pop(doc_id, None)
+        self._new = [(name, reason) for name, reason in self._new if name != doc_id]
+
     def has(self, doc_id: str, rev: str | None) -> bool:
         """Return whether `note` was called with this id and revision."""
         return doc_id in self._known and self._known[doc_id][0] == rev

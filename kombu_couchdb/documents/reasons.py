@@ -19,6 +19,10 @@ DELIVERY_LIMIT = 'delivery limit'
 NO_QUEUE = f'{MALFORMED}: queue is not text'
 
 
+#: The maximum number of characters of the text of an error in a reason.
+_MAX_LENGTH = 280
+
+
 def malformed(detail: str) -> str:
     """Return the reason of a message that cannot be delivered."""
     return f'{MALFORMED}: {detail}'
@@ -26,9 +30,18 @@ def malformed(detail: str) -> str:
 
 def undecodable(error: object) -> str:
     """Return the reason of a message whose body cannot be decoded."""
-    return malformed(f'the body cannot be decoded ({error})')
+    return malformed(f'the body cannot be decoded ({_one_line(str(error))})')
 
 
-def rejected(detail: str) -> str:
+def rejected(detail: object) -> str:
     """Return the reason of a message that a worker rejected."""
-    return f'{REJECTED}: {detail}'
+    return f'{REJECTED}: {_one_line(detail)}'
+
+
+def _one_line(detail: object) -> str:
+    """Return a text, or the type and text of an exception, in one line that CouchDB can store."""
+    try:
+        text = f'{type(detail).__name__}: {detail}' if isinstance(detail, BaseException) else str(detail)
+    except Exception:  # the text of another package's exception may fail
+        text = type(detail).__name__
+    return ' '.join(text.split())[:_MAX_LENGTH].encode('utf-8', 'replace').decode('utf-8')

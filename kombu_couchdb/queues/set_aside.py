@@ -6,19 +6,39 @@ CouchDB keeps the last member.
 
 from __future__ import annotations
 
-from ..couchdb.client import Client
+import json
+import re
+
+from ..couchdb.client import Client, Document
 from ..documents import dead_letter
 from ..documents.ids import BROKER
 from ..documents.reasons import malformed
 from ..errors import Conflict, DocumentTooLarge, NotFound, RequestRefused
 from ..log import get_logger
 
-__all__ = ['set_aside']
+__all__ = ['set_aside', 'stub']
 
 logger = get_logger(__name__)
 
 #: The type of a WorkItem in CouchDB's JSON.
 _ITEM = b'"type":"WorkItem"'
+
+#: The name of its queue.
+_QUEUE = re.compile(rb'"queue":("(?:[^"\\]|\\.)*")')
+
+
+def stub(text: bytes, reason: str, now: float) -> Document | None:
+    """Return a dead letter without a message for a WorkItem whose JSON is `text`; None for another document."""
+    if _ITEM not in text:
+        return None
+    queue = _QUEUE.search(text)
+    return {
+        'type': 'WorkItem',
+        'queue': json.loads(queue[1]) if queue else None,
+        'attempts': 0,
+        'published': now,
+        **dead_letter.members(malformed(reason), now),
+    }
 
 
 def set_aside(client: Client) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import design
+from ..couchdb import views
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
@@ -110,12 +111,13 @@ def query(
     """Return the rows for each of several queries of a view, in one request; `row` is the shape of a row."""
     if not queries:
         return []
-    response = client.request(
+    response = views.query(
+        client,
+        design.NAME,
         'POST',
-        f'/_design/{design.NAME}/_view/{view}/queries',
+        f'{view}/queries',
         params,
         {'queries': queries},
-        repeat=True,
         shape=members(results=exactly(*[members(rows=items(row))] * len(queries))),
     )
     return [result['rows'] for result in response['results']]

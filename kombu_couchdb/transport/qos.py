@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from amqp.exceptions import AMQPError
 from kombu.transport import virtual
 
 from ..documents.compressed import unpacked
 from ..documents.reasons import REJECTED, rejected, undecodable
 from ..documents.task_message import content_flaw
+from ..errors import CouchDBError
 
 __all__ = ['Message', 'QoS']
 
@@ -72,9 +74,14 @@ class QoS:
             self.channel.unacked.release(tag)
 
     def restore_unacked_once(self) -> None:
-        """Release all unacknowledged messages of a channel that closes."""
+        """Release all unacknowledged messages of a channel that closes.
+
+        If an error ends the program, their deliveries count as attempts, because one of them may have caused it.
+        """
+        exc = sys.exc_info()[1]
+        crashed = isinstance(exc, Exception) and not isinstance(exc, (AMQPError, CouchDBError, OSError))
         for tag in self._all():
-            self.channel.unacked.release_at_close(tag)
+            self.channel.unacked.release_at_close(tag, crashed=crashed)
 
     def _all(self) -> list[str]:
         tags, self._tags = list(self._tags), {}
@@ -114,20 +121,21 @@ class Message(virtual.Message):
         """
         exc = sys.exc_info()[1]
         if exc is not None and not requeue:
-            self.channel.qos.note_rejection(self.delivery_tag, self._why(exc))
+            self.channel.qos.note_rejection(self.delivery_tag, self.reason_for(exc))
         super().reject(requeue)
 
-    def _why(self, exc: BaseException) -> str:
+    def reason_for(self, exc: BaseException) -> str:
+        """Return the reason of a dead letter that an error causes: one line."""
         task = self.headers.get('task')
         if isinstance(exc, KeyError) and task is not None and exc.args == (task,):
-            return rejected(f'the worker that received it does not know the task {task}')[:300]
+            return rejected(f'the worker that received it does not know the task {task}')
         if isinstance(exc, KeyError) and task is None and exc.args == ('task',):
             return rejected('the message names no task')
-        return rejected(f'{type(exc).__name__}: {exc}')[:300]
+        return rejected(exc)
 
     def _decode(self) -> Any:
         try:
             return super()._decode()
         except Exception as exc:
-            self.channel.qos.note_malformed(self.delivery_tag, undecodable(str(exc)[:300]))
+            self.channel.qos.note_malformed(self.delivery_tag, undecodable(exc))
             raise

@@ -30,7 +30,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.results': {'design'},
     'celery_couchdb.waiting': {'results', 'design'},
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
-    'celery_couchdb.worker': {'results', 'chords', 'parcels', 'regions'},
+    'celery_couchdb.worker': {'results', 'chords', 'parcels', 'regions', 'patches'},
     'celery_couchdb.patches': set(),
     'celery_couchdb.jobs': {'backend', 'results'},
     'celery_couchdb.parcels': {'backend', 'results'},

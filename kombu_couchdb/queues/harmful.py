@@ -1,0 +1,127 @@
+"""Documents that end CouchDB's view server: while one is in a database, none of the views of this database responds.
+
+CouchDB does not report the id of such a document (seen with 3.5). One that is nested in 20,000 levels ends the process
+of the view server; one with millions of lists needs more time than the view server has. So this module reads the
+documents, the latest ones first, looks for these two kinds, and replaces what it finds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any
+
+from ..couchdb.client import CHANGES, Client, Document, chunks
+from ..documents.ids import BROKER
+from ..errors import Conflict, NotFound
+from ..log import get_logger
+
+__all__ = ['Harmful']
+
+logger = get_logger(__name__)
+
+#: How many of the latest documents are read first, and the number of documents in one request.
+_LATEST_DOCS, _BATCH_DOCS = 1000, 100
+
+#: If the views fail, documents with more levels are replaced, or the one with the most lists and objects, if it has
+#: more of them than this.
+_MAX_LEVELS, _MAX_CONTAINERS = 1000, 300_000
+
+#: The longest random pause before all documents are read, because other workers look for the same document. After
+#: `_AGAIN_SECONDS` a database in which nothing was found is searched again.
+_PAUSE_SECONDS, _AGAIN_SECONDS = 20.0, 600.0
+
+_TOO_DEEP = 'it is nested too deeply for the views of CouchDB; its content was removed'
+_TOO_MANY = f'it has more than {_MAX_CONTAINERS:,} lists and objects, too many for the views; its content was removed'
+
+
+class Harmful:
+    """Replaces the harmful documents of one database. Use it in one thread."""
+
+    def __init__(self, client: Client, stub: Callable[[bytes, str, float], Document | None]) -> None:
+        """`stub(text, reason, now)` returns the new members of a document, whose JSON is `text`; None deletes it."""
+        self._client, self._stub = client, stub
+        self._seen, self._not_before = client.failed_views, -inf
+        self._batches: Iterator[Sequence[str]] | None = None
+        self._heaviest = (_MAX_CONTAINERS, '')
+
+    def replace(self, seconds: float = inf) -> None:
+        """Look for harmful documents if a view has failed, for about `seconds`, and replace them.
+
+        Call it again and again; no request while no view fails. *Raises* the errors of `Client`.
+        """
+        if self._client.failed_views == self._seen or time.monotonic() < self._not_before:
+            return
+        until = time.monotonic() + seconds
+        self._batches = self._batches or self._all_ids()
+        for ids in self._batches:
+            found = dict.fromkeys(self._too_deep(ids), _TOO_DEEP)
+            if not ids and self._heaviest[1]:
+                found = {self._heaviest[1]: _TOO_MANY}
+            for doc_id, reason in found.items():
+                self._replace(doc_id, reason)
+            if found:
+                self._start_again()
+            if found or time.monotonic() > until or time.monotonic() < self._not_before:
+                return
+        logger.error('%s: no document was found because of which the views fail', self._client.url)
+        self._start_again()
+        self._not_before = time.monotonic() + _AGAIN_SECONDS
+
+    def _start_again(self) -> None:
+        self._batches, self._heaviest = None, (_MAX_CONTAINERS, '')
+        self._seen = self._client.failed_views
+
+    def _all_ids(self) -> Iterator[Sequence[str]]:
+        """Yield the ids of the latest documents, then those of all; an empty list at the end of each."""
+        params = {'descending': True, 'limit': _LATEST_DOCS}
+        latest = self._client.request('GET', '/_changes', params, repeat=True, shape=CHANGES)['results']
+        yield from chunks([row['id'] for row in latest], _BATCH_DOCS)
+        yield []
+        self._not_before = time.monotonic() + random.uniform(0, _PAUSE_SECONDS)
+        yield []
+        after = None
+        while rows := self._client.id_range('', limit=_LATEST_DOCS, after=after):
+            after = rows[-1]['id']
+            yield from chunks([row['id'] for row in rows], _BATCH_DOCS)
+        yield []
+
+    def _too_deep(self, ids: Sequence[str]) -> list[str]:
+        """Return the ids of those documents that are nested too deeply, and remember the largest of the others."""
+        found = []
+        for doc_id, doc in zip(ids, self._client.fetch(ids) if ids else (), strict=True):
+            levels, containers = _size(doc)
+            if levels > _MAX_LEVELS or (doc is None and self._client.unusable.has(doc_id, None)):
+                found.append(doc_id)
+            self._heaviest = max(self._heaviest, (containers, doc_id))
+        return found
+
+    def _replace(self, doc_id: str, reason: str) -> None:
+        now = self._client.clock.now()
+        try:
+            rev = self._client.rev(doc_id)
+            members = None if doc_id.startswith(BROKER) else self._stub(self._client.raw(doc_id), reason, now)
+            self._client.put({'_id': doc_id, '_rev': rev, **({'_deleted': True} if members is None else members)})
+        except (Conflict, NotFound):
+            return  # another worker was faster
+        finally:
+            self._client.unusable.forget(doc_id)
+        logger.error(
+            'document %s of %s was %s: %s',
+            doc_id,
+            self._client.url,
+            'deleted' if members is None else 'replaced',
+            reason,
+        )
+
+
+def _size(value: Any) -> tuple[int, int]:
+    """Return how many levels a JSON value has, and how many lists and objects, without recursion."""
+    levels = containers = 0
+    level = [value]
+    while level := [item for item in level if isinstance(item, (dict, list))]:
+        levels, containers = levels + 1, containers + len(level)
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return levels, containers
