@@ -120,7 +120,7 @@ print(*[name for name in sys.modules if name.startswith('celery_couchdb')])
     )
     assert done.stdout.splitlines() == [
         'True celery.app.amqp celery.app.utils',
-        'celery_couchdb celery_couchdb.registration',
+        'celery_couchdb celery_couchdb.patches celery_couchdb.patches.registration',
     ]
 
 

@@ -20,7 +20,7 @@ _TRANSPORT = 'kombu_couchdb.transport:Transport'
 def _resolve() -> str:
     """Install the patches, and return the name of the transport; kombu calls this instead of reading an alias."""
     if 'celery' in sys.modules:
-        from .patches import groups, next_tasks, redaction
+        from . import groups, next_tasks, redaction
 
         for patch in (groups, next_tasks, redaction):
             patch.install()
