@@ -31,7 +31,7 @@ from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
 from .parcels.inherited import pass_on
 from .parcels.origin import parcel_of
-from .patches import brevity, groups, lifecycle, next_tasks, redaction
+from .patches import brevity, lifecycle, redaction
 from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
@@ -47,8 +47,6 @@ from .worker.handover import HandOverMixin
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
 redaction.install()
-groups.install()
-next_tasks.install()
 lifecycle.install()
 
 logger = get_logger(__name__)

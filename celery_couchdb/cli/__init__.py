@@ -14,12 +14,11 @@ from typing import Any
 import click
 from celery import signals
 
-from ..patches import brevity, lifecycle, redaction
+from ..patches import brevity, redaction
 
 __all__ = ['couchdb']
 
 redaction.install()
-lifecycle.install()
 brevity.shorten_traceback()
 
 _COMMANDS = (

@@ -1,11 +1,18 @@
 """Groups and the headers of chords are published in few requests.
 
-`group.apply_async` publishes its tasks one by one, through one producer. This module gives it a producer that collects
-the messages, if the broker is CouchDB. Celery calls the same method for the header of a chord and for `chunks`.
+`group._apply_tasks` publishes the tasks of a group one by one, through one producer. If the broker is CouchDB, this
+module gives it a producer that collects the messages. Celery calls that method for the header of a chord and for
+`chunks`, too.
+
+In a fresh process the first group makes the first connection, which installs this module. A method that is running
+cannot be replaced. So this module replaces the function that it calls next, `itertools.tee`: the tasks in the iterator
+that the method gets from there are published when the method takes them.
 """
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -21,37 +28,73 @@ from . import chord_headers
 
 __all__ = ['install']
 
-#: Celery's own method.
-_apply_one_by_one = group._apply_tasks
+#: The other parameters of `group._apply_tasks`, except the barrier, to which Celery's method adds the results. Older
+#: versions have no `group_index`.
+_PASSED_ON = ('add_to_parent', 'chord', 'args', 'kwargs', 'group_index')
 
 #: Set by Celery 5.7 while a worker publishes the next tasks of one that has ended. Celery then retries each message.
 _is_next_task = getattr(amqp, '_callback_publish_retry', None)
 
 
+class _Published:
+    """Takes the place of a task that is published already. It has what `group._apply_tasks` uses of a signature."""
+
+    options: dict[str, Any] = {}
+
+    def apply_async(self, **options: Any) -> None:
+        """Do nothing."""
+
+    def __len__(self) -> int:
+        return 0  # the number of its tasks in a chord, which are counted already
+
+
+class _Itertools:
+    """The module `itertools` for `celery.canvas`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(itertools, name)
+
+    def tee(self, tasks: Iterable[Any], n: int = 2) -> tuple[Iterator[Any], ...]:
+        """Return `n` iterators over `tasks`; for `group._apply_tasks`, iterators that publish the tasks."""
+        caller = sys._getframe(1)
+        given = caller.f_locals
+        if (
+            caller.f_code.co_name != '_apply_tasks'
+            or isinstance(given['producer'], CollectingProducer)
+            or not isinstance(given['producer'].connection.transport, Transport)
+        ):
+            return itertools.tee(tasks, n)
+        results = _apply_tasks(
+            given['self'],
+            tasks,
+            given['producer'],
+            given['app'],
+            given['options'],
+            **{name: given[name] for name in _PASSED_ON if name in given},
+        )
+        published = _Published()
+        # The method looks one task ahead to find the end, where it stores the size of a chord: that is done already.
+        return itertools.repeat(published), ((published, result, None) for result in results)
+
+
 def _apply_tasks(
-    self: group, tasks: Iterable[Any], producer: Any = None, app: Any = None, *args: Any, **kwargs: Any
+    self: group, tasks: Iterable[Any], producer: Any, app: Any, options: dict[str, Any], **arguments: Any
 ) -> Iterator[Any]:
     """Publish the tasks of a group and yield their results. All tasks are stored when the iterator is exhausted.
 
     *Raises* the errors of publishing one task. If a task cannot be published, those that are not stored yet are
     dropped.
     """
-    app = app or self.app
-    if kwargs.get('chord') is not None:
+    if arguments['chord'] is not None:
         if isinstance(self.tasks, list):
-            _check(app, self.tasks, kwargs)
+            _check(app, self.tasks, options)
         else:  # a generator, which must not be exhausted
-            tasks = _checked(tasks, app, kwargs)
-    with app.producer_or_acquire(producer) as own:
-        if isinstance(own, CollectingProducer) or not isinstance(own.connection.transport, Transport):
-            yield from _apply_one_by_one(self, tasks, own, app, *args, **kwargs)
-            return
-        retries = app.conf.task_publish_retry if kwargs.get('retry') is None else kwargs['retry']
-        collecting = CollectingProducer(own, always_retry=bool(retries and _is_next_task and _is_next_task.get()))
-        results = _apply_one_by_one(self, _bound(tasks, collecting), collecting, app, *args, **kwargs)
-        yield from results
-        with own.connection._reraise_as_library_errors():
-            collecting.flush()
+            tasks = _checked(tasks, app, options)
+    retries = app.conf.task_publish_retry if options.get('retry') is None else options['retry']
+    collecting = CollectingProducer(producer, always_retry=bool(retries and _is_next_task and _is_next_task.get()))
+    yield from self._apply_tasks(_bound(tasks, collecting), collecting, app, None, **arguments, **options)
+    with producer.connection._reraise_as_library_errors():
+        collecting.flush()
 
 
 def _checked(tasks: Iterable[Any], app: Any, options: dict[str, Any]) -> Iterator[Any]:
@@ -85,5 +128,6 @@ def _bound(tasks: Iterable[Any], producer: CollectingProducer) -> Iterator[Any]:
 
 
 def install() -> None:
-    """Replace Celery's method. The result backend calls this when it is imported."""
-    group._apply_tasks = _apply_tasks
+    """Replace `itertools` in `celery.canvas`."""
+    if not isinstance(canvas.itertools, _Itertools):
+        canvas.itertools = _Itertools()

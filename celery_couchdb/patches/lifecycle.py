@@ -27,10 +27,7 @@ READY, SHUTDOWN = (signals.worker_ready, _started), (signals.worker_shutdown, _s
 
 
 def install() -> None:
-    """Complete Celery's methods when a worker starts. The backend and the commands call this.
-
-    The backend may be imported by a worker that is just starting.
-    """
+    """Complete Celery's methods in a process that starts a worker, perhaps just now. The backend calls this, too."""
     signals.worker_init.connect(_install)
     if 'celery.worker.consumer' in sys.modules:
         _install()

@@ -26,6 +26,6 @@ def _retry_publish(self: Any, publish: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def install() -> None:
-    """Replace Celery's method. The result backend calls this when it is imported."""
+    """Replace Celery's method."""
     if _publish is not None:
         AMQP._retry_publish = _retry_publish

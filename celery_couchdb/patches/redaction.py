@@ -52,7 +52,7 @@ def _mask(value: Any) -> Any:
 
 
 def install() -> None:
-    """Replace Celery's functions. The `celery` program and the result backend call this."""
+    """Replace Celery's functions. The `celery` program and the result backend call this, too."""
     utils.filter_hidden_settings = filter_hidden_settings
     if _sanitize:  # before 5.7 Celery calls kombu's function, which `kombu_couchdb.registration` wraps
         utils.sanitize_url = _sanitize_url

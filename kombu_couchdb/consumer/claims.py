@@ -168,6 +168,8 @@ class Claims:
         if max_attempts and doc['attempts'] >= max_attempts:
             return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
         claimed = workitem.acked(doc, now) if final else workitem.claim(malformed.checked(doc), self._lease.id, now)
+        if not final and self._topology.declarations.is_temporary(doc['queue']):
+            claimed = {**claimed, 'temporary': True}  # also if the publisher did not know that
 
         def on_result(result: WriteResult) -> None:
             # An unproven claim may have lost against another one on other nodes, so it is not delivered. But a message

@@ -169,7 +169,9 @@ class Cycle:
                 # before the messages behind it. A completed unique job may have a successor under the same id to be
                 # claimed, and one request cannot write one document twice.
                 self._commits.write(pending)
-                self._offer(self.unacked.take_released())
+                released = self.unacked.take_released()
+                self._store.delete_without_queue(released)
+                self._offer(released)
             self._claims.claim_for_pulls(pulls, claims)
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
             self._slots.free(claims)
@@ -221,6 +223,7 @@ class Cycle:
             elif self.lease.rev:
                 changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
             self._commits.write(changes)
+            self._store.delete_without_queue(self.unacked.take_released())
             self._commits.write(self._slots.wake_last())
         except CouchDBError as exc:
             logger.warning('%s; other workers receive the messages of this one when its lease expires', exc)

@@ -96,7 +96,12 @@ class Pause(Stored):
     reason: str | None
 
 
-class Binding(Stored):
+class _BindingOptions(TypedDict, total=False):
+    #: Only if the queue is temporary, that is, has a lifetime: its message TTL in seconds, or None.
+    temporary: float | None
+
+
+class Binding(_BindingOptions, Stored):
     """A binding of a queue to an exchange. `pattern` is a regular expression; None if it is not a topic exchange."""
 
     _id: str

@@ -115,6 +115,8 @@ class _WorkItemOptions(TypedDict, total=False):
     consumer: str
     #: Only while the item waits for a slot of its concurrency key, or for a start of its rate key.
     parked: Parked
+    #: Only if the queue has a lifetime: without its queue the message is deleted.
+    temporary: bool
     #: The job key. This member and the four below are of unique jobs only.
     key: str
     #: When the job was last sent again, or when its message was taken from `next`. A queue's message TTL counts from

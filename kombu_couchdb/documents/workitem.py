@@ -8,6 +8,7 @@
      "attempts": 0,                    how often it was delivered; see `release` for deliveries that do not count
      "claimed": null,                  or {"by": the id of a Consumer document, "date": when}
      "expires": 1763709060.1,          only if the message expires: from then on it is not delivered
+     "temporary": true,                only if its queue has a lifetime: without the queue the message is deleted
      "consumer": "broker:consumer:…",  only after a release or in a dead letter: the consumer that held it last
      "parked": {"key", "date"},        only while it waits for a slot or a start: see `concurrency`, `rates`
      "key": "customer-42",             only of a unique job, which may also have `next`, `sent` and `done`; see `types`

@@ -18,13 +18,14 @@ from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared, reset_in_child
-from ..couchdb.shapes import equal, maybe, members, text
+from ..couchdb.shapes import equal, maybe, members, number, text
 from ..documents.coordination import FanoutExchange
 from ..documents.ids import BINDING
 from ..documents.types import FANOUT
 
 __all__ = [
     'Routes',
+    'TemporaryQueue',
     'binding_id',
     'exchange_id',
     'exchange_in',
@@ -42,6 +43,14 @@ _MAX_AGE_SECONDS = 0.05
 
 #: For how many seconds the time of an update is remembered: longer than any read of the bindings takes.
 _MEMORY_SECONDS = 60.0
+
+
+class TemporaryQueue(str):
+    """The name of a queue that has a lifetime, and the seconds that a message may wait in it; None: no limit."""
+
+    __slots__ = ('ttl',)
+
+    ttl: float | None
 
 
 class Routes:
@@ -123,11 +132,11 @@ class Routes:
         return _is_fanout(self._bindings.get(exchange_id(exchange)))
 
     def match(self, exchange: str, routing_key: str) -> set[str]:
-        """Return the queues whose bindings match a routing key."""
+        """Return the queues whose bindings match a routing key; those with a lifetime are a `TemporaryQueue`."""
         with self._lock:
             table = [b for b in self._bindings.values() if b.get('exchange') == exchange]
         return {
-            b['queue']
+            _queue_of(b)
             for b in table
             if is_binding(b)
             and (topic_matches(b['routing_key'], routing_key) if b.get('pattern') else b['routing_key'] == routing_key)
@@ -169,6 +178,14 @@ def topic_matches(binding: str, routing_key: str) -> bool:
         matching = [index for index in positions if index < len(wanted) and wanted[index] in ('#', '*', word)]
         positions = skip_empty({index if wanted[index] == '#' else index + 1 for index in matching})
     return len(wanted) in positions
+
+
+def _queue_of(binding: Mapping[str, Any]) -> str:
+    if 'temporary' not in binding:
+        return str(binding['queue'])
+    queue = TemporaryQueue(binding['queue'])
+    queue.ttl = binding['temporary'] if number(binding['temporary']) else None
+    return queue
 
 
 is_binding = members(exchange=text, routing_key=text, queue=text, pattern=maybe(text))

@@ -14,7 +14,7 @@ from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
 from ..design.rows import Lease, WaitingRow
 from ..documents import conflict_rules, dead_letter, malformed, workitem
-from ..documents.ids import CONSUMER
+from ..documents.ids import CONSUMER, QUEUE
 from ..documents.types import Parcel, Published, WorkItem
 from ..errors import ServerUnavailable
 from ..log import get_logger
@@ -109,6 +109,23 @@ class Store(Purge):
         missing = {doc['_id'] for doc in never_stored(self.client, docs)}
         return [doc for doc in docs if 'key' in doc or doc['_id'] in missing]
 
+    def delete_without_queue(self, docs: Collection[Mapping[str, Any]]) -> None:
+        """Delete those of the messages `docs` that wait in a temporary queue which does not exist any more.
+
+        Whoever has stored messages as waiting calls this: a publisher, and a consumer that has released them. Who
+        deletes a queue deletes its messages after that. So whatever happens at the same time, no message is left. No
+        request if no queue is temporary, else one, and two more for messages without a queue.
+        """
+        queues = sorted({doc['queue'] for doc in docs if doc.get('temporary') is True})
+        found = self.client.find([QUEUE + queue for queue in queues]) if queues else []
+        missing = {queue for queue, doc in zip(queues, found, strict=True) if doc is None}
+        if ids := [doc['_id'] for doc in docs if doc['queue'] in missing and doc.get('temporary') is True]:
+            now = self.client.clock.now()
+            self._write(
+                [workitem.dropped(doc, now) for doc in self.client.find(ids) if doc and workitem.is_waiting(doc)]
+            )
+            logger.debug('deleted %d messages of temporary queues that were deleted before', len(ids))
+
     # -- consume
 
     def ready(self, queue: str, limit: int) -> list[WaitingRow]:
@@ -192,9 +209,14 @@ class Store(Purge):
         now = self.client.clock.now()
         for doc in docs:
             if part and (len(part) >= MAX_BATCH_DOCS or size + workitem.size(doc) > self.client.request_bytes):
-                count, size, part = count + self._write(part), 0, []
+                count, size, part = count + self._write_released(part), 0, []
             size, part = size + workitem.size(doc), [*part, *dead_letter.apart(_released(doc, now))]
-        return count + self._write(part)
+        return count + self._write_released(part)
+
+    def _write_released(self, docs: Sequence[Mapping[str, Any]]) -> int:
+        count = self._write(docs)
+        self.delete_without_queue([doc for doc in docs if workitem.is_waiting(doc)])
+        return count
 
     def decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
         """Decide about an unproven claim of a message, and write the decision; return False if it must be tried again.

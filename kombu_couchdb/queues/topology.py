@@ -17,7 +17,7 @@ from ..couchdb.client import Client, Document, Row
 from ..documents.coordination import Binding, FanoutExchange, Queue
 from ..documents.ids import BINDING, PAUSE, QUEUE
 from .declarations import Declarations
-from .limits import LIMITS, Limit, check_limits, limits_of
+from .limits import LIMITS, Limit, check_limits, limit_in, limits_of
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
 
 __all__ = ['BINDING', 'QUEUE', 'Topology']
@@ -210,6 +210,8 @@ class Topology:
             'pattern': pattern,
             'queue': queue,
         }
+        if self.declarations.is_temporary(queue):
+            doc['temporary'] = limit_in(self.declarations.get(QUEUE + queue) or {}).ttl
         self.declarations.add(doc)
         self._store_once(doc, is_new=self.declarations.is_temporary(queue))
         if exchange == queue == routing_key:  # see `is_broadcast`
@@ -223,9 +225,9 @@ class Topology:
             found = self._declared_before(doc['_id'], is_new=is_new)
             if not found and not self.client.try_put(doc):
                 found = self.client.find([doc['_id']])[0]
-            if found and doc != {name: value for name, value in found.items() if name != '_rev'}:
-                # The stored document is malformed. If this write is in conflict, another process has repaired the
-                # document.
+            if found and doc != {name: value for name, value in found.items() if name in doc}:
+                # The stored document is malformed, or its queue was not temporary then. If this write is in conflict,
+                # another process has repaired the document.
                 self.client.bulk([{**doc, '_rev': found['_rev']}])
         self.routes.update(doc)
 

@@ -222,9 +222,8 @@ class Channel(Publisher):
             return 0
         self.connection.temporary_queues.forget(queue)
         self.connection.listener.unbind(queue)
-        purged = self._purge(queue)
         self.connection.topology.delete_queue(queue)
-        return purged
+        return self._purge(queue)
 
     def after_reply_message_received(self, queue: str) -> None:
         """Delete a reply queue, unless it was deleted when its subscription was cancelled."""

@@ -258,6 +258,7 @@ class Transport(virtual.Transport):
                     logger.debug('published message %s to queue %s', doc['_id'], doc['queue'])
         try:
             self._trim({doc['queue'] for doc in docs})
+            self.store.delete_without_queue(docs)
         except CouchDBError as exc:
             # The messages are stored, so an error would make the caller publish them twice.
             logger.warning('messages over the length limit of a queue are left to a sweep: %s', exc)

@@ -10,6 +10,7 @@ the dead letters of this transport.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import inf
 from typing import Any, ClassVar
 
 from kombu.transport import virtual
@@ -24,6 +25,7 @@ from ..documents.task_message import content_flaw
 from ..documents.types import Published, WorkItem
 from ..documents.validation import check_names, check_value
 from ..errors import ServerUnavailable, Unstorable
+from ..queues.routing import TemporaryQueue
 from .collector import collector
 from .exchanges import EXCHANGE_TYPES
 from .publish_batch import PublishBatch
@@ -207,11 +209,15 @@ class Publisher(virtual.Channel):
         """Return the WorkItems of a message, one for each queue."""
         now, properties = self.connection.couchdb.clock.now(), message['properties']
         tag, exchange = properties['delivery_tag'], properties['delivery_info']['exchange']
-        return [
-            workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now)
-            for queue in sorted(queues)
-            if queue
-        ]
+        items = []
+        for queue in sorted(filter(None, queues)):
+            item = workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now)
+            if isinstance(queue, TemporaryQueue):
+                item['temporary'] = True
+                if queue.ttl is not None:
+                    item['expires'] = min(now + queue.ttl, item.get('expires', inf))
+            items.append(item)
+        return items
 
 
 def _copied(value: Any) -> Any:

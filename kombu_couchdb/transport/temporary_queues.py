@@ -63,7 +63,7 @@ class TemporaryQueues:
             else:
                 self.forget(queue)
                 connection.listener.unbind(queue)
-                connection.store.purge(queue)
                 connection.topology.delete_queue(queue)
+                connection.store.purge(queue)  # last: see `Store.delete_without_queue`
         except CouchDBError as exc:
             logger.warning('temporary queue %r could not be deleted; it is deleted when it expires: %s', queue, exc)

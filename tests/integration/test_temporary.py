@@ -16,7 +16,7 @@ from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import temporary
 from kombu_couchdb.leases.watch import OverdueQueues
 from tests.conftest import wait_for
-from tests.support import Inbox, Peer, Request, eta, items, publish, run_python
+from tests.support import Inbox, Peer, Request, eta, items, publish, replace_in_clients, run_python
 
 DIRECT, NEWS = Exchange('direct', type='direct'), Exchange('news', type='fanout')
 
@@ -84,6 +84,89 @@ def test_explicitly_deleted_queues_are_not_declared_again(connect: Callable[...,
     client.bulk([{'_id': last['id'], '_rev': last['doc']['_rev'], '_deleted': True}])
     wait_for(lambda: 'last' in queues(client), 'the last queue to be declared again')
     assert queues(client) == {'last'}
+
+
+# -- messages that come too late
+
+
+def reply_queue(**options: Any) -> Queue:
+    """Return a queue as kombu declares it for replies to remote control."""
+    return Queue('reply', DIRECT, routing_key='k', auto_delete=True, expires=10, **options)
+
+
+@pytest.mark.parametrize('moment', ['before it is stored', 'after it is stored'])
+def test_reply_to_a_queue_that_is_deleted_meanwhile_is_dropped(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    receiver, worker = connect().channel(), connect()
+    reply_queue()(receiver).declare()
+    store = worker.default_channel.connection.store
+    name = 'publish' if moment == 'before it is stored' else 'delete_without_queue'
+    original = getattr(store, name)
+
+    def late(docs: Any) -> Any:
+        assert [doc['queue'] for doc in docs] == ['reply']
+        receiver.queue_delete('reply')
+        return original(docs)
+
+    monkeypatch.setattr(store, name, late)
+    worker.Producer().publish('pong', exchange='direct', routing_key='k', serializer='json')
+    assert (items(client), queues(client), bindings(client)) == ([], set(), [])
+
+
+def test_reply_to_a_queue_that_is_declared_again_is_kept(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, worker = connect(), connect()
+    reply_queue()(receiver.default_channel).declare()
+    store = worker.default_channel.connection.store
+    publish_docs = store.publish
+
+    def late(docs: Any) -> None:
+        receiver.default_channel.queue_delete('reply')
+        publish_docs(docs)
+        reply_queue()(receiver.default_channel).declare()
+
+    monkeypatch.setattr(store, 'publish', late)
+    worker.Producer().publish('pong', exchange='direct', routing_key='k', serializer='json')
+    assert Inbox(receiver, reply_queue()).wait(1) == ['pong']
+
+
+@pytest.mark.parametrize('exchange', ['direct', ''], ids=['direct exchange', 'default exchange'])
+@pytest.mark.parametrize('release', [lambda inbox: inbox.consumer.cancel(), lambda inbox: inbox.connection.release()])
+def test_message_that_a_consumer_releases_late_is_deleted_with_its_queue(
+    connect: Callable[..., Connection],
+    client: Client,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    exchange: str,
+    release: Callable[[Inbox], object],
+) -> None:
+    """The consumer has claimed a message that kombu never received; it writes the release after the queue is gone."""
+    bulk = Client.bulk
+
+    def late(self: Client, docs: Any, **kwargs: Any) -> Any:
+        if any(doc.get('type') == 'WorkItem' and doc.get('claimed') is None for doc in docs):
+            wait_for(lambda: not queues(client), 'the queue to be deleted')
+        return bulk(self, docs, **kwargs)
+
+    inbox = Inbox(connect(), reply_queue())
+    key = 'k' if exchange else 'reply'
+    connect().Producer().publish('pong', exchange=exchange, routing_key=key, serializer='json')
+    wait_for(lambda: items(client)[0]['claimed'], 'the claim')
+    replace_in_clients(monkeypatch, database, 'bulk', late)
+    release(inbox)
+    wait_for(lambda: not items(client), 'the message to be deleted')
+
+
+def test_message_for_a_temporary_queue_expires_as_its_queue_says(
+    connect: Callable[..., Connection], client: Client
+) -> None:
+    reply_queue(message_ttl=300)(connect().channel()).declare()
+    connect().Producer().publish('pong', exchange='direct', routing_key='k', serializer='json')
+    connect().Producer().publish('pong', exchange='direct', routing_key='k', serializer='json', expiration=7)
+    lifetimes = sorted(round(item['expires'] - item['published']) for item in items(client))
+    assert lifetimes == [7, 300]
 
 
 # -- consumers that start and end at the same time

@@ -102,6 +102,28 @@ def test_only_workers_load_the_remote_control_command(before: str, start: str) -
     assert done.stdout.split() == ['False', 'celery_couchdb.worker.control']
 
 
+def test_app_without_couchdb_is_unchanged() -> None:
+    code = """
+import itertools, sys
+from celery import Celery, canvas, group
+from celery.app import utils
+app = Celery('shop', broker='memory://', backend='cache+memory://')
+@app.task(name='add')
+def add(left, right):
+    return left + right
+group(add.s(1, 1), add.s(2, 2)).apply_async()
+print(canvas.itertools is itertools, app.amqp._retry_publish.__module__, utils.filter_hidden_settings.__module__)
+print(*[name for name in sys.modules if name.startswith('celery_couchdb')])
+"""
+    done = subprocess.run(
+        [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout.splitlines() == [
+        'True celery.app.amqp celery.app.utils',
+        'celery_couchdb celery_couchdb.patches celery_couchdb.patches.registration',
+    ]
+
+
 def test_versions_agree() -> None:
     import kombu_couchdb
 
