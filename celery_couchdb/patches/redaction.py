@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import click
 from celery.app import utils
 from kombu.utils.encoding import safe_repr
 
@@ -64,16 +63,15 @@ def mask_graph() -> None:
     """
     from celery.bin.graph import workers
 
-    show = workers.callback
+    show = workers.invoke
 
-    def masked(*args: Any, **kwargs: Any) -> Any:
-        context = click.get_current_context()
+    def masked(context: Any) -> Any:
         url = context.obj.app.conf.result_backend
         if isinstance(url, str) and _OURS.search(url):
             context.args.insert(0, f'backend:{redacted(url)}')
-        return show(*args, **kwargs)
+        return show(context)
 
-    workers.callback = masked
+    workers.invoke = masked
 
 
 def install() -> None:
