@@ -13,6 +13,7 @@ from typing import Any
 from celery import states
 from kombu.exceptions import KombuError
 
+from kombu_couchdb.admin.pages import paged
 from kombu_couchdb.couchdb.client import LAST, Client, Document
 from kombu_couchdb.couchdb.shapes import items, members, number
 from kombu_couchdb.documents.idempotency import idempotent
@@ -28,9 +29,6 @@ __all__ = ['NotSent', 'StoredResult', 'StoredResults']
 
 #: How long a request may take. Reading a view first brings its index up to date, which may take long.
 _REQUEST_SECONDS = 120.0
-
-#: The maximum number of results that are read in one request.
-_BATCH_DOCS = 200
 
 #: The shapes of the rows of the views, and of their reductions.
 _ROW, _COUNT = members(key=items(lambda part: True)), members(value=number)
@@ -102,21 +100,12 @@ class StoredResults:
             'endkey': [*first, *([] if since is None else [since])],
             'descending': True,
             'reduce': False,
-            'limit': _BATCH_DOCS + 1,
+            'include_docs': True,
         }
-        seen = set[str]()
-        while rows := self.client.view(design.NAME, view, _ROW, **where, include_docs=True):
-            new = [row for row in rows[:_BATCH_DOCS] if row['id'] not in seen]
-            seen |= {row['id'] for row in new}
-            now = self.client.clock.now()
-            yield from (
-                self.of(row['doc'])
-                for row in new
-                if row['doc'] and row['doc'].get('status') == state and not is_expired(row['doc'], now)
-            )
-            if len(rows) <= _BATCH_DOCS or not new:
-                return  # `new` is empty if more results than a batch have one date: the embedded server ignores ids
-            where = {**where, 'startkey': rows[-1]['key'], 'startkey_docid': rows[-1]['id']}
+        for row in paged(self.client, design.NAME, view, _ROW, **where):
+            doc = row['doc']
+            if doc and doc.get('status') == state and not is_expired(doc, self.client.clock.now()):
+                yield self.of(doc)
 
     def count(self, state: str = states.FAILURE, *, task: str | None = None, since: float | None = None) -> int:
         """Return the number of results that `listing` yields. Expired results that are not deleted yet count, too."""

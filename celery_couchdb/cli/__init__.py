@@ -19,6 +19,7 @@ from ..patches import brevity, redaction
 __all__ = ['couchdb']
 
 redaction.install()
+redaction.mask_graph()
 brevity.shorten_traceback()
 
 _COMMANDS = (

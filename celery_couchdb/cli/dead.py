@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 
 import click
@@ -17,9 +18,9 @@ from kombu_couchdb.documents.workitem import task_id
 from ..jobs import Jobs
 from .databases import jobs_of
 from .job_ids import resolve_id
-from .job_view import dead_letters_table, describe_all, format_jobs
+from .job_view import DEAD_LETTER_COLUMNS, dead_letter_row, describe_all, format_jobs
 from .selection import print_dropped, print_replayed, selection_options
-from .tables import confirm, echo, echo_styled, json_line, terminal_width
+from .tables import confirm, echo_styled, print_list
 
 __all__ = ['command']
 
@@ -43,17 +44,16 @@ def command() -> None:
 def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the oldest of each queue first."""
     jobs = jobs_of(ctx)
-    docs = list(islice(dead.letters(jobs.client, queue), limit))
-    if as_json:
-        for job in describe_all(jobs, docs):
-            echo_styled(json_line(job))
-        return
-    if not docs:
-        echo('There are no dead letters.')
-        return
-    echo_styled(dead_letters_table(docs, jobs.client.clock.now(), terminal_width()))
-    if (total := dead.count(jobs.client, queue)) > len(docs):
-        echo(f'These are {len(docs)} of {total:,} (--limit).', err=True)
+    now = jobs.client.clock.now()
+    print_list(
+        dead.letters(jobs.client, queue),
+        limit,
+        partial(describe_all, jobs) if as_json else None,
+        DEAD_LETTER_COLUMNS,
+        lambda docs: [dead_letter_row(doc, now) for doc in docs],
+        empty='There are no dead letters.',
+        more=lambda: f'These are {limit} of {dead.count(jobs.client, queue):,} (--limit).',
+    )
 
 
 @command.command('show')

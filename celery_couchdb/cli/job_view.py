@@ -18,9 +18,30 @@ from kombu_couchdb.errors import CouchDBError
 
 from ..jobs import Jobs, Unreadable
 from ..worker.history import LAST_ERROR
-from .tables import NO_VALUE, Cell, Column, echo, format_duration, format_table, json_line, printable
+from .tables import NO_VALUE, Cell, Column, echo, format_duration, json_line, printable
 
-__all__ = ['dead_letters_table', 'describe_all', 'format_jobs', 'jobs_table']
+__all__ = ['DEAD_LETTER_COLUMNS', 'JOB_COLUMNS', 'dead_letter_row', 'describe_all', 'format_jobs', 'job_rows']
+
+#: The columns of `job_rows`.
+JOB_COLUMNS = [
+    Column('ID', min_width=36),
+    Column('TASK', min_width=8),
+    Column('QUEUE', min_width=6),
+    Column('STATE'),
+    Column('WHEN', right=True),
+    Column('TRY', right=True),
+    Column('WORKER OR ERROR', min_width=15),
+]
+
+#: The columns of `dead_letter_row`.
+DEAD_LETTER_COLUMNS = [
+    Column('ID', min_width=36),
+    Column('TASK', min_width=6),
+    Column('QUEUE', min_width=6),
+    Column('AGE', right=True),
+    Column('TRY', right=True),
+    Column('REASON', min_width=10),
+]
 
 #: The maximum length of one value in the details of a job; longer values are cut.
 _MAX_VALUE_CHARACTERS = 2000
@@ -164,10 +185,10 @@ def _error(doc: Document) -> str | None:
     return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
 
 
-def jobs_table(jobs: Jobs, docs: Sequence[Document], now: float, max_width: int) -> str:
-    """Return jobs as a table; `now` is in seconds since the epoch, `max_width` in characters."""
+def job_rows(jobs: Jobs, docs: Sequence[Document], now: float) -> list[list[Cell | str]]:
+    """Return jobs as rows of a table; `now` is in seconds since the epoch."""
     workers, results = workers_of(jobs.client, docs), _results_of(jobs, docs)
-    rows = []
+    rows: list[list[Cell | str]] = []
     for doc in docs:
         state = workitem.state(doc, now)
         rows.append(
@@ -181,19 +202,7 @@ def jobs_table(jobs: Jobs, docs: Sequence[Document], now: float, max_width: int)
                 _note(doc, state, workers),
             ]
         )
-    return format_table(
-        [
-            Column('ID', min_width=36),
-            Column('TASK', min_width=8),
-            Column('QUEUE', min_width=6),
-            Column('STATE'),
-            Column('WHEN', right=True),
-            Column('TRY', right=True),
-            Column('WORKER OR ERROR', min_width=15),
-        ],
-        rows,
-        max_width,
-    )
+    return rows
 
 
 def _state(state: str, result: str | None) -> Cell:
@@ -207,31 +216,16 @@ def _note(doc: Document, state: str, workers: Mapping[str, str]) -> str:
     return str(doc.get('reason') or '') if state == 'dead' else _error(doc) or ''
 
 
-def dead_letters_table(docs: Sequence[Document], now: float, max_width: int) -> str:
-    """Return dead letters as a table; `now` is in seconds since the epoch, `max_width` in characters."""
-    rows = [
-        [
-            workitem.task_id(doc) or doc['_id'],
-            workitem.task_name(doc) or NO_VALUE,
-            str(doc.get('queue')),
-            _ago(doc.get('failed'), now),
-            _attempts(doc),
-            Cell(str(doc.get('reason')), {'fg': 'red'}),
-        ]
-        for doc in docs
+def dead_letter_row(doc: Document, now: float) -> list[Cell | str]:
+    """Return a dead letter as a row of a table; `now` is in seconds since the epoch."""
+    return [
+        workitem.task_id(doc) or doc['_id'],
+        workitem.task_name(doc) or NO_VALUE,
+        str(doc.get('queue')),
+        _ago(doc.get('failed'), now),
+        _attempts(doc),
+        Cell(str(doc.get('reason')), {'fg': 'red'}),
     ]
-    return format_table(
-        [
-            Column('ID', min_width=36),
-            Column('TASK', min_width=6),
-            Column('QUEUE', min_width=6),
-            Column('AGE', right=True),
-            Column('TRY', right=True),
-            Column('REASON', min_width=10),
-        ],
-        rows,
-        max_width,
-    )
 
 
 def _attempts(doc: Document) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -17,8 +18,8 @@ from kombu_couchdb.couchdb.client import Document
 from ..jobs import Jobs, Unreadable
 from .databases import jobs_of
 from .job_ids import resolve_id
-from .job_view import describe_all, format_jobs, jobs_table
-from .tables import Number, echo, echo_styled, json_line, seconds_of, terminal_width
+from .job_view import JOB_COLUMNS, describe_all, format_jobs, job_rows
+from .tables import Number, echo_styled, print_list, seconds_of
 
 __all__ = ['command']
 
@@ -66,17 +67,15 @@ def list_(
     jobs = jobs_of(ctx)
     now = jobs.client.clock.now()
     wanted = Wanted(states or STATES[:3], queue, task, None if since is None else now - since, args)
-    docs = listing(jobs.client, wanted, limit + 1)
-    if as_json:
-        for job in describe_all(jobs, docs[:limit]):
-            echo_styled(json_line(job))
-        return
-    if not docs:
-        echo('There are none.')
-        return
-    echo_styled(jobs_table(jobs, docs[:limit], now, terminal_width()))
-    if len(docs) > limit:
-        echo(f'These are the first {limit}; there are more (--limit).', err=True)
+    print_list(
+        listing(jobs.client, wanted, limit + 1),
+        limit,
+        partial(describe_all, jobs) if as_json else None,
+        JOB_COLUMNS,
+        lambda docs: job_rows(jobs, docs, now),
+        empty='There are none.',
+        more=lambda: f'These are the first {limit}; there are more (--limit).',
+    )
 
 
 @command.command('show')

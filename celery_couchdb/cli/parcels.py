@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import click
 
@@ -21,9 +20,8 @@ from .tables import (
     echo,
     echo_styled,
     format_duration,
-    format_table,
     json_line,
-    terminal_width,
+    print_list,
 )
 
 __all__ = ['command']
@@ -33,6 +31,14 @@ _BETWEEN_REGIONS = f'{__name__}.between_regions'
 
 #: The maximum length of a result in a table, in characters.
 _MAX_DETAIL_CHARACTERS = 200
+
+_COLUMNS = [
+    Column('ID', min_width=12),
+    Column('TASK', min_width=10),
+    Column('STATE'),
+    Column('SINCE', right=True),
+    Column('', min_width=20),
+]
 
 #: The member with the date of a document, and its colour, by state.
 _DATES = {'waiting': 'published', 'refused': 'failed', 'moved': 'moved', 'done': 'done'}
@@ -66,17 +72,16 @@ def command(ctx: click.Context, between_regions: bool) -> None:
 def list_(ctx: click.Context, states: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List parcels that wait, refused ones with the reason, and receipts with what the tasks returned."""
     parcels = _parcels(ctx)
-    docs = list(islice(parcels.listing(*(states or STATES)), limit + 1))
-    if as_json:
-        for doc in docs[:limit]:
-            echo_styled(json_line({'state': state_of(doc), 'document': doc}))
-        return
-    if not docs:
-        echo('There are no parcels.')
-        return
-    echo_styled(_table(docs[:limit], parcels.client.clock.now(), terminal_width()))
-    if len(docs) > limit:
-        echo(f'There are more than these {limit} (--limit).', err=True)
+    now = parcels.client.clock.now()
+    print_list(
+        parcels.listing(*(states or STATES)),
+        limit,
+        (lambda docs: ({'state': state_of(doc), 'document': doc} for doc in docs)) if as_json else None,
+        _COLUMNS,
+        lambda docs: [_row(doc, now) for doc in docs],
+        empty='There are no parcels.',
+        more=lambda: f'There are more than these {limit} (--limit).',
+    )
 
 
 @command.command('show')
@@ -154,17 +159,6 @@ def _find(parcels: Parcels, name: str) -> Document:
     if len(found) > 1:
         raise click.ClickException(f'several ids begin with {name!r}: {", ".join(doc["_id"] for doc in found)}')
     return found[0]
-
-
-def _table(docs: Sequence[Document], now: float, width: int) -> str:
-    columns = [
-        Column('ID', min_width=12),
-        Column('TASK', min_width=10),
-        Column('STATE'),
-        Column('SINCE', right=True),
-        Column('', min_width=20),
-    ]
-    return format_table(columns, [_row(doc, now) for doc in docs], width)
 
 
 def _row(doc: Document, now: float) -> list[Cell | str]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timezone
-from itertools import islice
 from typing import Any
 
 import click
@@ -22,10 +21,8 @@ from .tables import (
     Column,
     confirm,
     echo,
-    echo_styled,
-    format_table,
     json_line,
-    terminal_width,
+    print_list,
 )
 
 __all__ = ['command']
@@ -86,18 +83,20 @@ def _selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def list_(ctx: click.Context, since: float | None, task: str | None, state: str, limit: int, as_json: bool) -> None:
     """List the stored results in one state, the newest first: by default what failed, with the error."""
     results = _results(ctx)
-    found = list(islice(results.listing(state, task=task, since=since), limit + 1))
-    if as_json:
-        for each in found[:limit]:
-            echo_styled(json_line(each.described()))
-        return
-    if not found:
-        echo(f'There are no results in the state {state}.')
-        return
-    echo_styled(_table(found[:limit], terminal_width()))
-    if len(found) > limit:
-        total = results.count(state, task=task, since=since)
-        echo(f'These are the newest {limit} of {total:,} (--limit).', err=True)
+    print_list(
+        results.listing(state, task=task, since=since),
+        limit,
+        (lambda part: (result.described() for result in part)) if as_json else None,
+        [
+            Column('ID', min_width=36),
+            Column('TASK', min_width=8),
+            Column('DATE (UTC)'),
+            Column('ERROR' if state in states.EXCEPTION_STATES else 'RESULT', min_width=10),
+        ],
+        lambda part: [_row(result) for result in part],
+        empty=f'There are no results in the state {state}.',
+        more=lambda: f'These are the newest {limit} of {results.count(state, task=task, since=since):,} (--limit).',
+    )
 
 
 @command.command('retry')
@@ -158,25 +157,13 @@ def _find(results: StoredResults, name: str) -> StoredResult:
     return found
 
 
-def _table(found: list[StoredResult], max_width: int) -> str:
-    return format_table(
-        [
-            Column('ID', min_width=36),
-            Column('TASK', min_width=8),
-            Column('DATE (UTC)'),
-            Column('ERROR' if any(each.error for each in found) else 'RESULT', min_width=10),
-        ],
-        [
-            [
-                each.id,
-                each.task or NO_VALUE,
-                _format_date(each.date),
-                Cell(each.error, {'fg': 'red'}) if each.error is not None else json_line(each.result),
-            ]
-            for each in found
-        ],
-        max_width,
-    )
+def _row(result: StoredResult) -> list[Cell | str]:
+    return [
+        result.id,
+        result.task or NO_VALUE,
+        _format_date(result.date),
+        Cell(result.error, {'fg': 'red'}) if result.error is not None else json_line(result.result),
+    ]
 
 
 def _format_date(date: float | None) -> str:

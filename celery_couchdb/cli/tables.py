@@ -11,9 +11,10 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import click
 from kombu.utils.json import JSONEncoder
@@ -25,6 +26,7 @@ __all__ = [
     'Cell',
     'Column',
     'Number',
+    'Table',
     'confirm',
     'count_cell',
     'echo',
@@ -33,6 +35,7 @@ __all__ = [
     'format_size',
     'format_table',
     'json_line',
+    'print_list',
     'printable',
     'rate_cell',
     'redraw',
@@ -46,6 +49,11 @@ __all__ = [
 NO_VALUE = '-'
 
 _GAP = '  '
+
+#: The rows of a list that are read and printed together.
+_PART_ROWS = 200
+
+_Item = TypeVar('_Item')
 
 #: The width of a file or a pipe, in characters: wider than any table.
 _UNLIMITED_WIDTH = 1_000_000
@@ -147,24 +155,39 @@ def shorten(text: str, length: int) -> str:
 # -- tables
 
 
-def format_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], max_width: int) -> str:
-    """Return a table with a line of titles.
+class Table:
+    """A table with a line of titles, whose rows may come in parts.
 
     Columns are shortened, the widest first, until the table has at most `max_width` characters in a line, or no column
-    may become narrower.
+    may become narrower. A part is at least as wide as the parts before it.
     """
-    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    cells = [[Cell(printable(cell.text), cell.style) for cell in row] for row in cells]
-    titles = [Cell(column.title, {'bold': True}) for column in columns]
-    widths = [max(len(row[i].text) for row in [titles, *cells]) for i in range(len(columns))]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
-        flexible = [
-            i for i, column in enumerate(columns) if column.min_width is not None and widths[i] > column.min_width
-        ]
-        if not flexible:
-            break
-        widths[max(flexible, key=widths.__getitem__)] -= 1
-    return '\n'.join(_line(columns, widths, row) for row in [titles, *cells])
+
+    def __init__(self, columns: Sequence[Column], max_width: int) -> None:
+        self._columns, self._max_width = columns, max_width
+        self._titles = [[Cell(column.title, {'bold': True}) for column in columns]]
+        self._widths = [len(column.title) for column in columns]
+
+    def format(self, rows: Sequence[Sequence[Cell | str]]) -> str:
+        """Return the next rows; the first time below the titles."""
+        cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+        cells = [[Cell(printable(cell.text), cell.style) for cell in row] for row in cells]
+        widths = [max([width, *(len(row[i].text) for row in cells)]) for i, width in enumerate(self._widths)]
+        while sum(widths) + len(_GAP) * (len(widths) - 1) > self._max_width:
+            flexible = [
+                i
+                for i, column in enumerate(self._columns)
+                if column.min_width is not None and widths[i] > column.min_width
+            ]
+            if not flexible:
+                break
+            widths[max(flexible, key=widths.__getitem__)] -= 1
+        lines, self._titles, self._widths = [*self._titles, *cells], [], widths
+        return '\n'.join(_line(self._columns, widths, line) for line in lines)
+
+
+def format_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], max_width: int) -> str:
+    """Return a whole table."""
+    return Table(columns, max_width).format(rows)
 
 
 def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> str:
@@ -208,6 +231,34 @@ def echo(text: str, *, err: bool = False) -> None:
 def echo_styled(text: str) -> None:
     """Print text that may have colours and several lines. Its parts must be escaped already, as tables and JSON are."""
     click.echo(remove_unwanted_colours(text))
+
+
+def print_list(
+    found: Iterator[_Item],
+    limit: int,
+    describe: Callable[[Sequence[_Item]], Iterable[Any]] | None,
+    columns: Sequence[Column],
+    rows: Callable[[Sequence[_Item]], Sequence[Sequence[Cell | str]]],
+    *,
+    empty: str,
+    more: Callable[[], str],
+) -> None:
+    """Print up to `limit` of the items `found`, as they are read: a table, or one JSON object per line.
+
+    `describe` returns what to print as JSON for some items, and `rows` their rows of the table; `describe` is None for
+    a table. `empty` is printed below a table if there is no item, and `more` to stderr if there are more.
+    """
+    table, left = Table(columns, terminal_width()), limit
+    while part := list(islice(found, min(left, _PART_ROWS))):
+        left -= len(part)
+        if describe is None:
+            echo_styled(table.format(rows(part)))
+        for value in describe(part) if describe else ():
+            echo_styled(json_line(value))
+    if describe is None and left == limit:
+        echo(empty)
+    elif describe is None and next(found, None) is not None:
+        echo(more(), err=True)
 
 
 def redraw(text: str) -> None:

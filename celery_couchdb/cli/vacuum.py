@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,10 @@ import click
 from kombu_couchdb import design
 from kombu_couchdb.admin.devices import compact_devices
 from kombu_couchdb.admin.parcels import Parcels, moving
-from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, vacuum
+from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, mark, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.region import database
-from kombu_couchdb.errors import DatabaseMissing
+from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 
 from .databases import (
     admin_option,
@@ -86,6 +87,9 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
         confirm(f'Purge and compact {names}?')
+    for client in clients:
+        with suppress(CouchDBError):  # its vacuum raises it again
+            mark(client, min_age)
     reports = []
     for client in clients:
         echo(client.address.url, err=True)
@@ -187,6 +191,11 @@ def _remarks(report: Report, min_age: float) -> Iterator[str]:
         )
     elif report.young:
         yield f'tombstones that are too young were left for another run: {report.young:,}'
+    if report.purged and report.without_views:
+        yield (
+            f'CouchDB keeps a note of each purge because of design documents without a view; give each of them a view: '
+            f'{", ".join(report.without_views)}'
+        )
 
 
 class _Bars:

@@ -1,4 +1,6 @@
-"""Masks for passwords in our URLs when Celery shows settings: `inspect conf`, `inspect report`, `celery report`.
+"""Masks for passwords in our URLs when Celery shows settings.
+
+These are `inspect conf`, `inspect report`, `celery report` and `celery graph workers`.
 
 Celery masks settings by name, and each version misses some: before 5.7 `broker_read_url` and `broker_write_url`, in 5.7
 `CELERY_BROKER_URL` of Django's settings. This module finds our URLs in the values.
@@ -11,10 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery.app import utils
+from kombu.utils.encoding import safe_repr
 
 from kombu_couchdb.couchdb.redaction import redacted
 
-__all__ = ['filter_hidden_settings', 'install']
+__all__ = ['filter_hidden_settings', 'install', 'mask_graph']
 
 #: Celery's mask.
 _MASK = '*' * 8
@@ -40,15 +43,35 @@ def _sanitize_url(url: Any, mask: str = _MASK) -> Any:
 
 
 def _mask(value: Any) -> Any:
-    """Return a masked copy of a value with our URLs; any other value itself."""
-    if isinstance(value, str) and _OURS.search(value):
-        return redacted(value, _MASK)
+    """Return a masked copy of a value with our URLs; any other value itself. Of an object that is what is shown."""
+    if isinstance(value, str):
+        return redacted(value, _MASK) if _OURS.search(value) else value
+    if not _OURS.search(shown := safe_repr(value)):
+        return value
     if isinstance(value, Mapping):
-        masked = {key: _mask(member) for key, member in value.items()}
-        return masked if any(masked[key] is not member for key, member in value.items()) else value
-    if isinstance(value, (list, tuple)) and any(isinstance(one, str) and _OURS.search(one) for one in value):
-        return [_mask(one) for one in value]
-    return value
+        return {_mask(key): _mask(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        masked = map(_mask, value)
+        return [*masked] if isinstance(value, list) else (*masked,)
+    return redacted(shown, _MASK)
+
+
+def mask_graph() -> None:
+    """Let `celery graph workers` show the URL of our result backend without passwords. The `celery` program calls this.
+
+    Celery takes the URL from the settings as it is, unless the command has an argument `backend:…`.
+    """
+    from celery.bin.graph import workers
+
+    show = workers.invoke
+
+    def masked(context: Any) -> Any:
+        url = context.obj.app.conf.result_backend
+        if isinstance(url, str) and _OURS.search(url):
+            context.args.insert(0, f'backend:{redacted(url)}')
+        return show(context)
+
+    workers.invoke = masked
 
 
 def install() -> None:

@@ -49,17 +49,15 @@ class Indexes:
 
     def designs(self) -> dict[str, str]:
         """Return the names of the design documents that have views, each with the name of one of its views."""
-        found = {}
-        for row in self._client.id_range('_design/', docs=True):
-            views = (row.get('doc') or {}).get('views')
-            names = (
-                [name for name, view in views.items() if isinstance(view, dict) and 'map' in view]
-                if isinstance(views, dict)
-                else []
-            )
-            if names:
-                found[row['id'].removeprefix('_design/')] = names[0]
-        return found
+        return {name: view for name, view in self._designs() if view is not None}
+
+    def without_views(self) -> list[str]:
+        """Return the names of the design documents without a view.
+
+        CouchDB keeps a note of each purge until the index of every design document has confirmed it. An index without
+        a view never does, and no request can make it.
+        """
+        return [name for name, view in self._designs() if view is None]
 
     def size(self) -> int:
         """Return the size of the files of all indexes, in bytes."""
@@ -110,6 +108,16 @@ class Indexes:
         self._client.request('POST', '/_view_cleanup', shape=DONE)
         for name in self.designs():
             self._client.request('POST', f'/_compact/{quote(name, safe="")}', shape=DONE)
+
+    def _designs(self) -> Iterator[tuple[str, str | None]]:
+        for row in self._client.id_range('_design/', docs=True):
+            views = (row.get('doc') or {}).get('views')
+            names = (
+                [name for name, view in views.items() if isinstance(view, dict) and 'map' in view]
+                if isinstance(views, dict)
+                else []
+            )
+            yield row['id'].removeprefix('_design/'), names[0] if names else None
 
     def _process_changes(self, path: str, view: str) -> Iterator[int]:
         """Yield the number of an index's pending changes again and again, until they are few."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
+from heapq import merge
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document
-from ..couchdb.shapes import anything, exactly, members, number, text
-from ..design.rows import QueueCount
+from ..couchdb.shapes import Shape, anything, exactly, members, number, text
+from ..design.rows import QueueCount, Row, WaitingRow
 from ..documents import workitem
 from ..documents.ids import CONSUMER
-from ..queues.store import Store
+from ..documents.workitem import HIGHEST
+from ..queues import waiting
 from .jobs import items_in, needs_jobs_view
-from .pages import paged
+from .pages import BATCH_ROWS, paged
 
 __all__ = ['Wanted', 'listing', 'workers_of']
 
 #: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
 _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
-_HISTORY = members(id=text, key=anything)
+_ROW = members(id=text, key=anything)
 
 
 class Wanted(NamedTuple):
@@ -50,8 +52,8 @@ class Wanted(NamedTuple):
         )
 
 
-def listing(client: Client, wanted: Wanted, limit: int) -> list[Document]:
-    """Return up to `limit` jobs.
+def listing(client: Client, wanted: Wanted, limit: int) -> Iterator[Document]:
+    """Yield up to `limit` jobs, in batches that are read when they are needed.
 
     If only states and a queue are `wanted`, and `done` is not: running items come first, then pending, scheduled and
     dead ones; pending items in the order in which workers claim them, those that wait for a slot of their concurrency
@@ -59,14 +61,12 @@ def listing(client: Client, wanted: Wanted, limit: int) -> list[Document]:
     brings its index up to date.
     """
     now = client.clock.now()
-    found = _history(client, wanted, now) if wanted.needs_history else iter(_queued(client, wanted, limit))
-    return list(islice((doc for doc in found if wanted.matches(doc, now)), limit))
+    found = _history(client, wanted, now) if wanted.needs_history else _queued(client, wanted, now)
+    return islice((doc for doc in found if wanted.matches(doc, now)), limit)
 
 
-def _queued(client: Client, wanted: Wanted, limit: int) -> list[Document]:
-    found: list[Document] = []
-    states, queue, store = wanted.states, wanted.queue, Store(client)
-    with_docs = {'include_docs': True, 'reduce': False}
+def _queued(client: Client, wanted: Wanted, now: float) -> Iterator[Document]:
+    states, queue = wanted.states, wanted.queue
     queues = (
         [queue]
         if queue
@@ -76,29 +76,44 @@ def _queued(client: Client, wanted: Wanted, limit: int) -> list[Document]:
             if (name := QueueCount.of(row).queue) is not None
         ]
     )
+    rows: list[Iterator[Row]] = []
     if 'running' in states:
-        found += _rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST], **with_docs)
+        rows.append(_rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST]))
     for name in queues:
+        key = design.key_of(name)
         if 'pending' in states:
-            found += [row.doc for row in store.ready(name, limit) if row.doc]
-            found += _rows(client, 'waiting', limit=limit, **design.rows_of(name, design.PARKED), **with_docs)
+            at_once = _rows(client, 'waiting', waiting.is_row, startkey=[key], endkey=[key, HIGHEST, LAST])
+            range_of_due = {'startkey': [key, design.PLANNED], 'endkey': [key, design.PLANNED, now]}
+            due = _rows(client, 'waiting', waiting.is_row, **range_of_due)
+            rows.append(merge(at_once, _by_priority(due), key=_order))
+            rows.append(_rows(client, 'waiting', **design.rows_of(name, design.PARKED)))
         if 'scheduled' in states:
-            found += store.planned([name], limit)
+            rows.append(_rows(client, 'waiting', **design.planned_rows(name, now)))
     if 'dead' in states:
-        where = design.rows_of(queue) if queue else {}
-        found += _rows(client, 'dead', limit=limit, **where, **with_docs)
-    return found
+        rows.append(_rows(client, 'dead', **(design.rows_of(queue) if queue else {})))
+    return (row['doc'] for row in chain.from_iterable(rows) if row.get('doc'))
 
 
-def _rows(client: Client, view: str, **where: Any) -> list[Document]:
-    return [row['doc'] for row in client.view(design.NAME, view, **where) if row.get('doc')]
+def _rows(client: Client, view: str, row: Shape = _ROW, **where: Any) -> Iterator[Row]:
+    return paged(client, design.NAME, view, row, **where, include_docs=True, reduce=False)
+
+
+def _by_priority(rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield the rows of messages that are due, which the view sorts by date only. Workers sort a part of them, too."""
+    while part := sorted(islice(rows, BATCH_ROWS), key=_order):
+        yield from part
+
+
+def _order(row: Row) -> tuple[int, float, str]:
+    found = WaitingRow.of(row)
+    return found.rank, found.date, found.id
 
 
 def _history(client: Client, wanted: Wanted, now: float) -> Iterator[Document]:
     task = wanted.task or ''
     where = {'startkey': [task, {}], 'endkey': [task, wanted.since or 0], 'descending': True, 'include_docs': True}
     with needs_jobs_view(client):
-        for row in paged(client, design.JOBS, 'history', _HISTORY, **where):
+        for row in paged(client, design.JOBS, 'history', _ROW, **where):
             if row.get('doc'):
                 yield from items_in(row['doc'], now)
 

@@ -9,20 +9,20 @@ from ..couchdb.client import Client
 from ..couchdb.shapes import Shape
 from ..design.rows import Row
 
-__all__ = ['paged']
+__all__ = ['BATCH_ROWS', 'paged']
 
 #: The rows that one request reads.
-_BATCH_ROWS = 200
+BATCH_ROWS = 200
 
 
 def paged(client: Client, design: str, view: str, row: Shape, **where: Any) -> Iterator[Row]:
     """Yield the rows of a view, each document once. You may change or delete the documents while you iterate."""
     seen = set[str]()
-    while rows := client.view(design, view, row, **where, limit=_BATCH_ROWS + 1):
-        new = [row for row in rows[:_BATCH_ROWS] if row['id'] not in seen]
+    while rows := client.view(design, view, row, **where, limit=BATCH_ROWS + 1):
+        new = [row for row in rows[:BATCH_ROWS] if row['id'] not in seen]
         seen.update(row['id'] for row in new)
         yield from new
-        if len(rows) <= _BATCH_ROWS or not new:
+        if len(rows) <= BATCH_ROWS or not new:
             # `new` is empty if more rows than a page have the same key: the embedded server ignores startkey_docid.
             return
-        where = {**where, 'startkey': rows[_BATCH_ROWS]['key'], 'startkey_docid': rows[_BATCH_ROWS]['id']}
+        where = {**where, 'startkey': rows[BATCH_ROWS]['key'], 'startkey_docid': rows[BATCH_ROWS]['id']}

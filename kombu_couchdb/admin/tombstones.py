@@ -29,6 +29,9 @@ __all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours', 'is_replica
 #: The document with the marks. Only administrators of the server or of the database can write design documents.
 _MARKS = '_design/celery-marks'
 
+#: A view without rows beside the marks, because of `Indexes.without_views`. Only a vacuum brings it up to date.
+_EMPTY_VIEW = {'views': {'none': {'map': 'function (doc) {}'}}, 'autoupdate': False}
+
 #: The document with the ids that are being purged. It is not replicated and not in `_changes`. Members can write it; a
 #: forged one only causes some of our documents to be written once more, unchanged.
 _PURGING = '_local/celery-vacuum'
@@ -92,7 +95,7 @@ class Marks:
         now = self._client.clock.now()
         marks = [*self._marks(), {'seq': seq, 'date': now}]
         usable = [mark for mark in marks if mark['date'] <= now - age]
-        self._write(_MARKS, marks=[*usable[-1:], *marks[len(usable) :]])
+        self._write(_MARKS, marks=[*usable[-1:], *marks[len(usable) :]], **_EMPTY_VIEW)
 
     def latest(self, age: float) -> Any | None:
         """Return the latest mark that is at least `age` seconds old, as a sequence of `_changes`; None without one."""

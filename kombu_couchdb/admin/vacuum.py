@@ -23,7 +23,7 @@ from .cluster import Cluster
 from .indexes import Indexes
 from .tombstones import Marks, Tombstone, Tombstones, is_replicated
 
-__all__ = ['AGE', 'Progress', 'Report', 'longest_lease', 'vacuum']
+__all__ = ['AGE', 'Progress', 'Report', 'longest_lease', 'mark', 'vacuum']
 
 #: Called with the name of the step (`wait`, `index`, `purge`, `prove` or `compact`), how much is done, and the total.
 Progress = Callable[[str, int, int], None]
@@ -70,6 +70,8 @@ class Report:
     marked: bool = True
     #: Whether nothing was purged because the database is replicated.
     replicated: bool = False
+    #: The names of design documents without a view. They make CouchDB keep a note of each purge.
+    without_views: list[str] = field(default_factory=list)
     seconds: float = 0.0
     #: The duration of each step, in seconds.
     steps: dict[str, float] = field(default_factory=dict)
@@ -91,6 +93,15 @@ def longest_lease(client: Client) -> float:
         if all(isinstance(doc.get(name), (int, float)) for name in ('date', 'expires')) and doc['expires'] > now
     ]
     return max((lease for lease in leases if lease <= _MAX_LEASE_SECONDS), default=0.0)
+
+
+def mark(client: Client, age: float) -> None:
+    """Mark the present in a database's history, so that a later `vacuum` with this `age` waits less, or not at all.
+
+    Mark several databases before you vacuum the first one. *Raises* the same errors as `vacuum`.
+    """
+    Cluster(client).check()
+    Marks(client).add(age)
 
 
 def vacuum(
@@ -148,6 +159,7 @@ class _Vacuum:
             self._report.steps[step.__name__.strip('_')] = time.monotonic() - since
         self._report.tombstones_after, self._report.young = self._tombstones.count(), self._tombstones.young
         self._report.data_after, self._report.indexes_after = self._file(), self._indexes.size()
+        self._report.without_views = self._indexes.without_views()
         self._report.seconds = time.monotonic() - began
         return self._report
 

@@ -35,8 +35,6 @@ class WaitingRow(NamedTuple):
     date: float
     rev: str
     planned: bool
-    #: The document as it is now, if it was read and exists.
-    doc: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, row: Row) -> WaitingRow:

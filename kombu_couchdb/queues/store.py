@@ -12,7 +12,7 @@ from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
-from ..design.rows import Lease, WaitingRow
+from ..design.rows import Lease
 from ..documents import conflict_rules, dead_letter, malformed, workitem
 from ..documents.ids import CONSUMER, QUEUE
 from ..documents.types import Parcel, Published, WorkItem
@@ -128,22 +128,12 @@ class Store(Purge):
 
     # -- consume
 
-    def ready(self, queue: str, limit: int) -> list[WaitingRow]:
-        """Return rows of up to `limit` due messages, each with its document as it is now; two requests.
-
-        The highest priority is first, then the oldest message. A message may have been claimed or deleted since the
-        view was read: check the document.
-        """
-        [page] = waiting.read(self.client, [waiting.Ask(queue, limit)], self.client.clock.now())
-        rows = page.rows[:limit]
-        return [
-            row._replace(doc=doc) for row, doc in zip(rows, self.client.fetch([row.id for row in rows]), strict=True)
-        ]
-
     def each_ready(self, queue: str, sizes: Iterable[int]) -> Iterator[Document]:
-        """Yield the documents of due messages, as `ready` does; it reads as many as the caller needs.
+        """Yield the documents of due messages as they are now; it reads as many as the caller needs.
 
-        `sizes` are the numbers of messages up to which it reads, one after the other, each from the beginning.
+        The highest priority is first, then the oldest message. A message may have been claimed since the view was read:
+        check the document. `sizes` are the numbers of messages up to which it reads, one after the other, each from the
+        beginning.
         """
         seen = set[str]()
         for size in sizes:

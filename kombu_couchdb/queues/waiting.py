@@ -17,13 +17,13 @@ from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.workitem import HIGHEST
 
-__all__ = ['BEGIN', 'HORIZON_SECONDS', 'Ask', 'Cursor', 'Page', 'count', 'planned', 'query', 'read']
+__all__ = ['BEGIN', 'HORIZON_SECONDS', 'Ask', 'Cursor', 'Page', 'count', 'is_row', 'planned', 'query', 'read']
 
 #: Consumers read planned messages this many seconds before they are due, to have them in time.
 HORIZON_SECONDS = 5.0
 
 
-def _row(row: Any) -> bool:
+def is_row(row: Any) -> bool:
     """Shape of a row; without `members` and `exactly`, which need three times as long for thousands of rows."""
     if not isinstance(row, dict) or not isinstance(row.get('id'), str):
         return False
@@ -85,14 +85,14 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     check its document. *Raises* the errors of `Client`.
     """
     queries = [query for ask in asks for query in _queries(ask, until)]
-    results = iter(query(client, queries, _row, {'update': update} if update != 'true' else {}))
+    results = iter(query(client, queries, is_row, {'update': update} if update != 'true' else {}))
     return [_page(ask, results) for ask in asks]
 
 
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
     """Return rows of up to `limit` messages of these queues with due dates from `after` on, the soonest first."""
     ranges = [{**design.planned_rows(queue, after), 'limit': limit, 'reduce': False} for queue in queues]
-    rows = [WaitingRow.of(row) for rows in query(client, ranges, _row) for row in rows]
+    rows = [WaitingRow.of(row) for rows in query(client, ranges, is_row) for row in rows]
     return sorted(rows, key=lambda row: (row.date, row.id))[:limit]
 
 

@@ -129,7 +129,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'ensure': lambda c: ensure(c, True),
     'publish': lambda c: Store(c).client.bulk([WORKITEM]),
     'unpublished': lambda c: Store(c).unpublished([WORKITEM]),
-    'ready': lambda c: Store(c).ready('q', 50),
+    'each_ready': lambda c: list(Store(c).each_ready('q', [50])),
     'planned': lambda c: Store(c).planned(['q'], 50),
     'candidates': taken,
     'leases': lambda c: Store(c).leases(),
@@ -156,7 +156,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'vacuum': lambda c: vacuum.vacuum(c, lambda step, done, total: None, age=0.0, wait=False),
     'jobs': lambda c: [
         jobs.find(c, 'task-1'),
-        history.listing(c, history.Wanted(jobs.STATES), 5),
+        list(history.listing(c, history.Wanted(jobs.STATES), 5)),
         jobs.state(c, 'task-1'),
     ],
     'read a result': lambda c: chords(c)[0].read_many(['celery-task-meta-t', 'x']),

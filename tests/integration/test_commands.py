@@ -13,8 +13,10 @@ from celery import Celery
 from click.testing import Result
 from kombu import Connection
 
+from celery_couchdb.cli import tables
+from celery_couchdb.stored_results import StoredResults
 from kombu_couchdb.couchdb.client import Client
-from tests.support import Inbox, items, publish
+from tests.support import Inbox, items, publish, record_requests
 
 from .conftest import Run
 
@@ -172,3 +174,43 @@ def test_malformed_dead_letters_are_shown_and_dropped(run: Run, client: Client, 
     assert 'it cannot be delivered: malformed: queue is not text' in run('dead', 'replay', '--yes', 'odd').output
     assert f'{len(ids)} dropped.' in run('dead', 'drop', '--all', '--yes').output
     assert client.fetch(ids) == [None] * len(ids)
+
+
+# -- long lists
+
+
+@pytest.mark.parametrize(
+    'command', ['jobs list', 'jobs list --json', 'dead list', 'results list', 'results list --json']
+)
+def test_list_is_printed_while_it_is_read(
+    app: Celery, client: Client, run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    app.backend.store.database.set_up()
+    app.send_task('add', task_id='x')
+    app.backend.mark_as_failure('x', ValueError('broken'))
+    results = StoredResults(app).client
+    [job], [result] = items(client), results.fetch(['celery-task-meta-x'])
+    assert result is not None
+    state = dead('it failed') if command == 'dead list' else {}
+    for stored, like in ((client, {**job, **state}), (results, result)):
+        del like['_rev']
+        dates = [name for name in ('published', 'failed', 'date') if isinstance(like.get(name), float)]
+        stored.bulk(
+            [
+                {**like, '_id': f'{like["_id"]}-{number:03}', **{name: like[name] + number for name in dates}}
+                for number in range(450)
+            ]
+        )
+    sent = [record_requests(monkeypatch, one.address.database) for one in (client, results)]
+    printed: list[tuple[int, int]] = []  # lines, and how many documents had been read then
+
+    def echo(text: str) -> None:
+        read = sum(len(request.body['docs']) for log in sent for request in log if request.path == '/_bulk_get')
+        printed.append((text.count('\n') + 1, read))
+
+    monkeypatch.setattr(tables, 'echo_styled', echo)
+    done = run(*command.split(), '--limit', '430')
+    assert done.exit_code == 0, done.output
+    assert sum(count for count, _ in printed) == 430 + ('--json' not in command)
+    assert printed[0][1] < 250
+    assert printed[-1][1] > 400

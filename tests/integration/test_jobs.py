@@ -268,7 +268,7 @@ def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection
     Inbox(connect(), 'q1', ack=False).wait(2)
 
     def count(*states: str, queue: str | None = None, limit: int = 50) -> int:
-        return len(listing(client, Wanted(states, queue), limit))
+        return len(list(listing(client, Wanted(states, queue), limit)))
 
     wait_for(
         lambda: (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs'
@@ -279,3 +279,19 @@ def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection
     assert [workitem.task_id(doc) for doc in listing(client, Wanted(('scheduled',), 'q0'), 10)] == [later.id]
     app.send_task('soon', queue='q0', countdown=600)
     assert (count('pending', queue='q0'), count('pending', 'scheduled', queue='q0')) == (3, 5)
+
+
+def test_pending_jobs_are_listed_in_the_order_of_claims(app: Celery, client: Client) -> None:
+    """Jobs that were planned and are due now are between the others, over several pages."""
+    app.send_task('task')
+    [like] = items(client)
+    del like['_rev']
+    now = client.clock.now()
+    docs = [
+        {**like, '_id': f'{number:030x}', 'priority': number % 2, 'published': now - 900 + number}
+        for number in range(500)
+    ]
+    client.bulk([{**doc, **({'date': doc['published']} if number % 3 == 0 else {})} for number, doc in enumerate(docs)])
+    found = [doc['_id'] for doc in listing(client, Wanted(('pending',)), 600)]
+    assert found[:-1] == [doc['_id'] for doc in sorted(docs, key=lambda doc: (-doc['priority'], doc['published']))]
+    assert [doc['_id'] for doc in listing(client, Wanted(('pending',)), 300)] == found[:300]

@@ -129,7 +129,7 @@ def test_kept_message_is_in_no_count_and_no_list_of_the_queue(
     assert store.drop_expired() == 0
     assert dead.count(client) == 0
     assert not store.leases()['claim']
-    assert listing(client, Wanted(jobs.STATES[:4]), 10) == []
+    assert list(listing(client, Wanted(jobs.STATES[:4]), 10)) == []
     [doc] = jobs.find(client, task_id)
     assert not dead.is_letter(doc)
     assert dead.replay(client, [doc]) == ([], {doc['_id']: 'it is no dead letter (any more)'})
@@ -314,10 +314,10 @@ def test_history_of_more_than_a_page(app: Celery, connect: Callable[..., Connect
         for number in range(450)
     ]
     client.bulk(docs)
-    found = listing(client, Wanted(('done',), task='many'), 1000)
+    found = list(listing(client, Wanted(('done',), task='many'), 1000))
     assert len({doc['_id'] for doc in found}) == len(found) == 450
     assert [doc['finished'] for doc in found] == sorted((doc['finished'] for doc in docs), reverse=True)
-    assert len(listing(client, Wanted(('done',), since=1063.0), 1000)) == 9
+    assert len(list(listing(client, Wanted(('done',), since=1063.0), 1000))) == 9
 
 
 def test_wait_for_many_jobs_shares_one_feed(

@@ -11,9 +11,9 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
+from kombu_couchdb.queues import waiting
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
@@ -354,20 +354,20 @@ def test_scheduled_and_claimed_messages_do_not_count(connect: Callable[..., Conn
     assert {doc['message']['body'] for doc in items(client)} == {'"planned"', '"held"', '1', '2'}
 
 
-def test_concurrent_publishers_do_not_drop_too_many(connect: Callable[..., Connection], client: Client) -> None:
-    connection = connect()
-    store = Store(client)
-    publish_many(connection, range(30))
-    # Another publisher drops messages between the count and the reading of this one.
-    ready = store.ready
+def test_concurrent_publishers_do_not_drop_too_many(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_many(connect(), range(30))
+    read = waiting.read
 
-    def slow(*args: Any, **kwargs: Any) -> list[WaitingRow]:
-        rows = ready(*args, **kwargs)
-        Store(client).trim('q', 10)
-        return rows
+    def late(*args: Any) -> list[waiting.Page]:
+        monkeypatch.setattr(waiting, 'read', read)
+        # Another publisher drops messages between the count and the reading of this one.
+        assert Store(client).trim('q', 10) == 20
+        return read(*args)
 
-    store.ready = slow  # type: ignore[method-assign]
-    store.trim('q', 10)
+    monkeypatch.setattr(waiting, 'read', late)
+    assert Store(client).trim('q', 10) == 0
     assert [doc['message']['body'] for doc in items(client)] == [str(number) for number in range(20, 30)]
 
 

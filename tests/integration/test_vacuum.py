@@ -19,7 +19,7 @@ from kombu_couchdb import design
 from kombu_couchdb.admin import vacuum as module
 from kombu_couchdb.admin.cluster import Refused
 from kombu_couchdb.admin.tombstones import Tombstone, Tombstones
-from kombu_couchdb.admin.vacuum import Report, longest_lease, vacuum
+from kombu_couchdb.admin.vacuum import Progress, Report, longest_lease, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied
@@ -338,6 +338,16 @@ def test_unread_index_does_not_make_couchdb_keep_all_purges(couch: Client) -> No
     )  # 56,000 to 72,000; with all purges 189,000 (CouchDB 3.5)
 
 
+def test_marks_do_not_make_couchdb_keep_all_purges(couch: Client) -> None:
+    finish(couch, 10)
+    vacuum(couch, quiet, age=0)  # its compaction takes all design documents into account, also the one with the marks
+    couch.request('PUT', '/_purged_infos_limit', body=10)
+    finish(couch, 1500)
+    report = vacuum(couch, quiet, age=0)
+    assert couch.request('GET', '')['sizes']['active'] < 100_000  # 40,000; with all purges 200,000 (CouchDB 3.5)
+    assert report.without_views == []
+
+
 def test_index_that_cannot_be_built_stops_the_vacuum(couch: Client) -> None:
     couch.put({'_id': '_design/odd', 'language': 'cobol', 'views': {'all': {'map': 'MOVE'}}, 'autoupdate': False})
     finish(couch, 10)
@@ -346,11 +356,15 @@ def test_index_that_cannot_be_built_stops_the_vacuum(couch: Client) -> None:
     assert len(tombstones(couch)) == 10
 
 
-def test_design_documents_without_views_do_not_matter(couch: Client) -> None:
+def test_design_documents_without_views_do_not_stop_the_vacuum(couch: Client, run: Callable[..., Result]) -> None:
     couch.put({'_id': '_design/filters', 'filters': {'a': 'function () { return true; }'}})
     couch.request('POST', '/_index', body={'index': {'fields': ['queue']}, 'ddoc': 'mango'})
     finish(couch, 10)
-    assert vacuum(couch, quiet, age=0).purged == 10
+    done = run('--yes', '--age', '0.6')
+    assert done.exit_code == 0, done.output
+    assert tombstones(couch) == set()
+    assert 'keeps a note of each purge because of design documents without a view; ' in done.stdout
+    assert done.stdout.endswith('give each of them a view: filters\n')
 
 
 # -- interruptions, and running workers
@@ -476,6 +490,35 @@ def test_command_skips_a_missing_database(couch: Client, server: Server, url: st
     assert done.exit_code == 0, done.output
     assert 'does not exist yet' in done.output
     assert couch.address.database in done.stdout
+
+
+def test_databases_wait_together(couch: Client, server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = f'{couch.address.database}-results'
+    app = Celery('two', set_as_current=False, broker=url, backend=server.couchdb_url(results))
+    app.conf.broker_transport_options = {'visibility_timeout': 0.5}
+    shown: list[tuple[str, str]] = []
+
+    def recorded(client: Client, progress: Progress, **options: Any) -> Report:
+        def show(step: str, done: int, total: int) -> None:
+            shown.append((client.address.database, step))
+            progress(step, done, total)
+
+        return vacuum(client, show, **options)
+
+    monkeypatch.setattr('celery_couchdb.cli.vacuum.vacuum', recorded)
+    second = server.client(results)
+    second.create()
+    try:
+        finish(second, 3)
+        done = CliRunner().invoke(
+            couchdb, ['vacuum', '--yes', '--age', '0.6'], obj=SimpleNamespace(app=app, no_color=True)
+        )
+        assert done.exit_code == 0, done.output
+        assert (couch.address.database, 'wait') in shown
+        assert (results, 'purge') in shown
+        assert (results, 'wait') not in shown
+    finally:
+        second.delete()
 
 
 def test_interrupted_command_says_how_to_continue(

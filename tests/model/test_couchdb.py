@@ -94,7 +94,7 @@ def story(client: Client) -> list[Any]:
         return answer
 
     tell(lambda: client.bulk([item('a', 1.0), item('b', 2.0, priority=5), item('c', 3.0, date=9e9), consumer('w')]))
-    tell(lambda: store.ready(QUEUE, 10))
+    tell(lambda: list(store.each_ready(QUEUE, [10])))
     [page] = tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 1)], START))
     tell(lambda: waiting.read(client, [waiting.Ask(QUEUE, 2, page.last)], START))
     tell(lambda: store.planned([QUEUE], 1))
@@ -114,7 +114,7 @@ def story(client: Client) -> list[Any]:
     tell(lambda: client.known(['a', 'unknown']))
     tell(lambda: client.put(item('b', 1.0)))  # a conflict: it exists
     tell(lambda: client.put(item('a', 7.0)).partition('-')[0])  # after its deletion
-    tell(lambda: store.ready(QUEUE, 10))
+    tell(lambda: list(store.each_ready(QUEUE, [10])))
     tell(lambda: client.id_range('w', docs=True))
     tell(client.is_cluster)
     return told

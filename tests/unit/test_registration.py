@@ -84,7 +84,8 @@ def test_hook_is_a_serializer_without_a_codec() -> None:
     [
         ('import celery_couchdb.cli', 'signals.worker_init.send(sender=None)'),
         (
-            "app = Celery(broker='memory://', backend='couchdb://'); app.backend",
+            # No server listens at this port.
+            "app = Celery(broker='memory://', backend='couchdb://127.0.0.1:1'); app.backend",
             'app.app = app; signals.worker_ready.send(sender=app); app.backend.sweeper.stop()',
         ),
     ],

@@ -16,6 +16,7 @@ from celery_couchdb.cli.tables import (
     format_size,
     format_table,
     json_line,
+    print_list,
     printable,
     rate_cell,
     remove_unwanted_colours,
@@ -142,3 +143,43 @@ def test_colours_can_be_switched_off(no_color: bool) -> None:
     Celery.no_color = no_color  # type: ignore[attr-defined]
     with click.Context(click.Command('status'), obj=Celery()):
         assert ('\x1b' in remove_unwanted_colours(click.style('red', fg='red'))) is not no_color
+
+
+def test_long_list_is_printed_in_parts_of_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [f'{number:03}' for number in range(450)] + ['longer', 'left']
+    columns = [Column('NUMBER', right=True), Column('X')]
+    for limit, more in ((451, 'more\n'), (452, '')):
+        print_list(
+            iter(texts),
+            limit,
+            None,
+            columns,
+            lambda part: [[text, '|'] for text in part],
+            empty='none',
+            more=lambda: 'more',
+        )
+        printed, errors = capsys.readouterr()
+        assert printed.splitlines()[:3] == ['NUMBER  X', '   000  |', '   001  |']
+        assert len(printed.splitlines()) == limit + 1
+        assert 'longer  |' in printed.splitlines()
+        assert errors == more
+
+
+def test_short_list(capsys: pytest.CaptureFixture[str]) -> None:
+    def show(texts: list[str], *, as_json: bool) -> str:
+        print_list(
+            iter(texts),
+            2,
+            (lambda part: ([text] for text in part)) if as_json else None,
+            [Column('NAME')],
+            lambda part: [[text] for text in part],
+            empty='none',
+            more=lambda: 'more',
+        )
+        return '+'.join(capsys.readouterr())
+
+    assert show([], as_json=False) == 'none\n+'
+    assert show([], as_json=True) == '+'
+    assert show(['a', 'b'], as_json=False) == 'NAME\na\nb\n+'
+    assert show(['a', 'b', 'c'], as_json=False) == 'NAME\na\nb\n+more\n'
+    assert show(['a', 'b', 'c'], as_json=True) == '["a"]\n["b"]\n+'

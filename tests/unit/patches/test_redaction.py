@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.bin.graph import graph
+from click.testing import CliRunner
 from kombu import Connection
 from kombu.utils.url import maybe_sanitize_url
 
@@ -60,6 +64,13 @@ class Django:
     CELERY_RESULT_BACKEND = SAME
 
 
+@dataclass(frozen=True)
+class Node:
+    """An object that shows a URL."""
+
+    url: str
+
+
 def app_of(settings: Any, **how: Any) -> Celery:
     app = Celery('app', set_as_current=False)
     app.config_from_object(settings, **how)
@@ -74,9 +85,12 @@ def app_of(settings: Any, **how: Any) -> Celery:
         app_of({'broker_url': SAME.split(';'), 'result_backend': ONE, 'broker_read_url': SAME.split(';')}),
         app_of({'BROKER_URL': SAME, 'CELERY_RESULT_BACKEND': SAME}),
         app_of({'broker_url': ONE, 'result_backend': ONE, 'beat_scheduler_options': {'store': SAME}}),
+        app_of({'broker_url': ONE, 'nodes': SAME.encode()}),
+        app_of({'broker_url': ONE, 'nodes': [[ONE], ({SAME: [SAME.encode()]}, {SAME})], 'others': {'a': [[SAME]]}}),
+        app_of({'broker_url': ONE, 'nodes': [Node(SAME)], 'node': Node(ONE), 'by_node': {Node(ONE): 1}}),
         app_of({'broker_url': f'couchdb://me:{SECRET}/@a/db', 'result_backend': f'couchdb://me:{SECRET}#@a/db'}),
     ],
-    ids=['Django', 'lower case', 'lists', 'old names', 'nested', 'not quoted'],
+    ids=['Django', 'lower case', 'lists', 'old names', 'nested', 'bytes', 'nested lists', 'objects', 'not quoted'],
 )
 def test_settings_are_shown_without_passwords(app: Celery) -> None:
     table = app.conf.table(with_defaults=True)
@@ -100,6 +114,29 @@ def test_other_settings_are_shown_as_by_celery() -> None:
     assert shown['broker_url'] == 'memory://me:********@a//'
     assert shown['task_default_queue'] == 'couchdb'
     assert shown['security_key'] == '********'
+
+
+def test_object_that_cannot_be_shown_does_not_matter() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise ValueError('broken')
+
+    broken = Broken()
+    assert app_of({'broker_url': ONE, 'odd': broken}).conf.table()['odd'] is broken
+
+
+@pytest.mark.parametrize('url', [ONE, SAME])
+def test_graph_of_workers_is_shown_without_passwords(url: str) -> None:
+    app = app_of({'broker_url': url, 'result_backend': url.replace('/db', '/results')})
+    done = CliRunner().invoke(graph, ['workers', 'nodes:w', 'threads:1'], obj=SimpleNamespace(app=app))
+    assert done.exit_code == 0, done.output
+    assert SECRET not in done.output
+    assert OTHER not in done.output
+    assert '"couchdb://me:**@a:1/db' in done.output
+    assert '"couchdb://me:**@a:1/results' in done.output
+    asked = CliRunner().invoke(graph, ['workers', 'nodes:w', 'backend:redis'], obj=SimpleNamespace(app=app))
+    assert 'redis' in asked.output
+    assert 'results' not in asked.output
 
 
 def test_connection_masks_passwords_of_alternates_and_keeps_using_them() -> None:
