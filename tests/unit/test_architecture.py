@@ -236,4 +236,4 @@ def test_only_testing_modules_import_pytest() -> None:
 
 @pytest.mark.parametrize('module', FILES)
 def test_no_file_is_too_long(module: str) -> None:
-    assert len(FILES[module].read_text('utf-8').splitlines()) <= 330
+    assert len(FILES[module].read_text('utf-8').splitlines()) <= 600
