@@ -62,7 +62,10 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_date(value: Any) -> bool:
-    """Tell whether Celery can compare a date. It rejects text that is not a date, with an error of its own."""
+    """Tell whether Celery can compare a date. It rejects text that is not a date, with an error of its own.
+
+    It converts a date without a time zone, which fails at both ends of the calendar.
+    """
     is_kombus = (
         isinstance(value, dict) and value.keys() == {'__type__', '__value__'} and value['__type__'] == 'datetime'
     )
@@ -70,7 +73,8 @@ def _is_date(value: Any) -> bool:
     if not isinstance(text, str) or not text:
         return False
     try:
-        return MINYEAR < datetime.fromisoformat(text.removesuffix('Z')).year < MAXYEAR
+        date = datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith('Z') else text)
+        return date.tzinfo is not None or MINYEAR < date.year < MAXYEAR
     except ValueError:
         return not is_kombus
 
@@ -81,7 +85,7 @@ def _is_time_limit(value: Any) -> bool:
 
 _TEXT = _Kind(lambda value: isinstance(value, str), 'text')
 _ID = _Kind(_is_id, 'text')
-_DATE = _Kind(_is_date, f'an ISO date of the years {MINYEAR + 1} to {MAXYEAR - 1}')
+_DATE = _Kind(_is_date, f'an ISO date; without a time zone, of the years {MINYEAR + 1} to {MAXYEAR - 1}')
 _COUNT = _Kind(_is_count, f'a whole number from 0 to {_MAX_NUMBER}')
 _SECONDS = _Kind(_is_seconds, f'a number of seconds from 0 to {_MAX_NUMBER}')
 _FLAG = _Kind(lambda value: isinstance(value, bool), 'true or false')

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
+from celery.worker import state
 from celery.worker.strategy import default
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,8 +81,9 @@ def add(x: int, y: int) -> int:
 class Worker:
     """What Celery's worker does in its main process with a message, up to the pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, zone: str) -> None:
         self.app = Celery('worker', set_as_current=False, broker='memory://')
+        self.app.conf.timezone = zone
         task = self.app.task(name='add')(add)
         self.app.finalize()
         consumer = SimpleNamespace(
@@ -115,13 +117,14 @@ class Worker:
         except ValueError:
             return  # the channel makes it a dead letter
         message.accept = {'application/json'}
+        state.revoked.clear()  # what expires is revoked
         with suppress(InvalidTaskError, ContentDisallowed, DecodeError):  # Celery rejects the message with a reason
             self._handle(message, None, lambda *_: None, lambda *_: None, [str, lambda request: request.stamps])
 
 
-@pytest.fixture(scope='module')
-def worker() -> Worker:
-    return Worker()
+@pytest.fixture(scope='module', params=['UTC', 'Pacific/Kiritimati', 'Pacific/Pago_Pago'])
+def worker(request: pytest.FixtureRequest) -> Worker:
+    return Worker(request.param)
 
 
 @pytest.mark.parametrize('name', [*NAMES, 'content-type', 'content-encoding'])
