@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any, TypeVar
 
 import click
@@ -16,6 +18,7 @@ from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
 from ..jobs import Jobs, client_of
+from .tables import echo
 
 __all__ = [
     'admin_option',
@@ -33,6 +36,9 @@ F = TypeVar('F', bound=Callable[..., Any])
 
 #: How long a request of a command may take. Bringing an index up to date may take longer than a worker would wait.
 _REQUEST_SECONDS = 120.0
+
+#: The pause between two reports of an index that CouchDB builds.
+_REPORT_SECONDS = 10.0
 
 #: The environment variable with the administrator's password. Other users could read it on the command line.
 _PASSWORD_VARIABLE = 'COUCHDB_ADMIN_PASSWORD'
@@ -109,7 +115,20 @@ def admin_option(command: F) -> F:
 
 
 def _client(client: Client, admin: tuple[str, str] | None, seconds: float = _REQUEST_SECONDS) -> Client:
-    return Client(_with_user(client.address, *admin) if admin else client.address, seconds)
+    address = _with_user(client.address, *admin) if admin else client.address
+    return (_PatientClient if seconds >= _REQUEST_SECONDS else Client)(address, seconds)
+
+
+class _PatientClient(Client):
+    """A client that waits while CouchDB builds an index, and reports how far it is."""
+
+    waits_for_indexes = True
+    _reported = -inf
+
+    def building_index(self, design: str, changes: int) -> None:
+        if time.monotonic() >= self._reported + _REPORT_SECONDS:
+            self._reported = time.monotonic()
+            echo(f'CouchDB builds the index {design}: {changes:,} changes remain', err=True)
 
 
 def _with_user(address: Address, user: str, password: str) -> Address:

@@ -30,6 +30,8 @@ class Http:
     def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
         self.address = address
         self._clock = ServerClock.of(one.server for one in (address, *address.others))
+        #: The indexes that `building_index` need not report any more.
+        self.built_indexes = set[str]()
         #: How often requests to views have failed, see `views.query`.
         self.failed_views = 0
         #: Seconds to connect, and seconds to wait for a response.
@@ -72,6 +74,12 @@ class Http:
     def close(self) -> None:
         """Close idle connections. Later requests open new ones."""
         self._nodes.close()
+
+    #: Whether requests to views wait while CouchDB builds an index. Subclasses for people set it.
+    waits_for_indexes = False
+
+    def building_index(self, design: str, changes: int) -> None:
+        """Report that CouchDB builds an index, which lacks so many changes; called again and again meanwhile."""
 
     def request(
         self,

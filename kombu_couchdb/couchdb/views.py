@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from .. import errors
 from .http import Http
-from .shapes import Shape, flag, members, number
+from .shapes import Shape, flag, members, number, rows
 
 __all__ = ['query']
 
 #: The shape of CouchDB's information about an index, and how long to wait for it, in seconds.
 _INFO = members(view_index=members(updater_running=flag, updates_pending=members(total=number)))
 _INFO_SECONDS = 2.0
+
+#: An index that lacks more changes than this is built before a command reads it: the request for rows waits for at most
+#: 60 seconds. A request with these parameters starts that, and returns at once.
+_FEW_CHANGES, _START = 10_000, {'limit': 0, 'reduce': False, 'update': 'lazy'}
+
+#: The pause between two questions how far the index is, in seconds.
+_PAUSE_SECONDS = 0.5
 
 
 def query(
@@ -32,6 +40,8 @@ def query(
     server has failed twice. `client.failed_views` then counts it, see `queues.harmful`.
     """
     path = f'/_design/{design}/_view/{view}'
+    if client.waits_for_indexes and design not in client.built_indexes:
+        _wait(client, design, view.partition('/')[0])
     try:
         try:
             return client.request(method, path, params, body, repeat=True, shape=shape)
@@ -43,17 +53,26 @@ def query(
             f'{exc}; one of the documents may be the reason: the workers look for it and set it aside'
         ) from None
     except errors.ServerUnavailable as exc:
-        if exc.was_cut or exc.status not in (None, 500) or not (pending := _pending(client, design)):
+        if exc.was_cut or exc.status not in (None, 500) or not (pending := _pending(client, design, if_running=True)):
             raise
         raise errors.IndexNotReady(
             f'{client.address.url}: CouchDB builds the index {design}, and {pending:,} changes remain'
         ) from None
 
 
-def _pending(client: Http, design: str) -> int:
-    """Return how many changes an index lacks while CouchDB builds it, otherwise 0."""
+def _wait(client: Http, design: str, view: str) -> None:
+    """Let CouchDB build an index that lacks many changes, and wait until it has."""
+    while (pending := _pending(client, design)) > _FEW_CHANGES:
+        client.building_index(design, pending)
+        client.request('GET', f'/_design/{design}/_view/{view}', _START, repeat=True, shape=rows())
+        time.sleep(_PAUSE_SECONDS)
+    client.built_indexes.add(design)
+
+
+def _pending(client: Http, design: str, *, if_running: bool = False) -> int:
+    """Return how many changes an index lacks; with `if_running`, 0 if CouchDB does not work on it just now."""
     try:
         info = client.get_within(f'/_design/{design}/_info', _INFO_SECONDS, shape=_INFO)['view_index']
     except errors.CouchDBError:
         return 0
-    return int(info['updates_pending']['total']) if info['updater_running'] else 0
+    return int(info['updates_pending']['total']) if info['updater_running'] or not if_running else 0

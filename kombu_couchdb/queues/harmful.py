@@ -108,13 +108,7 @@ class Harmful:
             return  # another worker was faster
         finally:
             self._client.unusable.forget(doc_id)
-        logger.error(
-            'document %s of %s was %s: %s',
-            doc_id,
-            self._client.url,
-            'deleted' if members is None else 'replaced',
-            reason,
-        )
+        logger.error('document %s of %s made the views fail and was replaced: %s', doc_id, self._client.url, reason)
 
 
 def _size(value: Any) -> tuple[int, int]:

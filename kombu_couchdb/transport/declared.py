@@ -8,13 +8,16 @@ from typing import Any
 
 from amqp.protocol import queue_declare_ok_t
 
+from ..errors import IndexNotReady
+
 __all__ = ['Declared']
 
 
 class Declared(queue_declare_ok_t):  # type: ignore[misc]
     """`(queue, message_count, consumer_count)`; the messages are counted when `message_count` is first read.
 
-    Publishers declare their queues and do not read it, and counting takes up to two requests.
+    Publishers declare their queues and do not read it, and counting takes up to two requests. If the result is unpacked
+    while CouchDB builds the index, the number is 0.
     """
 
     def __new__(cls, queue: str, count: Callable[[], int]) -> Declared:
@@ -29,7 +32,12 @@ class Declared(queue_declare_ok_t):  # type: ignore[misc]
         return int(self._count())
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+        # kombu unpacks the result for each reply queue, and does not use the number. It must not have to connect again.
+        try:
+            count = self.message_count
+        except IndexNotReady:
+            count = 0
+        return iter((self.queue, count, 0))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

@@ -35,7 +35,9 @@ class FakeStore:
         self.passed = 0.0
         self.asked: list[tuple[str, Any]] = []
         clock = SimpleNamespace(now=lambda: NOW + self.passed)
-        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, request=self.request, unusable=Unusable())
+        self.client = SimpleNamespace(
+            clock=clock, fetch=self.fetch, request=self.request, unusable=Unusable(), waits_for_indexes=False
+        )
         self.begun = time.monotonic()
 
     def monotonic(self) -> float:
