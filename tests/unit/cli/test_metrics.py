@@ -274,7 +274,7 @@ def test_metrics_are_served(server: Server, capsys: pytest.CaptureFixture[str]) 
 
 def connected(server: Server) -> socket.socket:
     """Return a client that has sent a part of a request."""
-    client = socket.create_connection(server.server_address[:2], timeout=PATIENCE / 6)
+    client = socket.create_connection(server.socket.getsockname()[:2], timeout=PATIENCE / 6)
     client.sendall(b'GET /metrics HTTP/1.0\r\n')
     return client
 
