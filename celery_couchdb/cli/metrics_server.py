@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -24,8 +25,11 @@ from .time_limit import result_of, start
 
 __all__ = ['Exporter', 'Server']
 
-#: How long a client may take to send its request, in seconds.
-_REQUEST_SECONDS = 10.0
+#: How long a client may take to send its request and to read the response, in seconds, beside the time of a reading.
+_CLIENT_SECONDS = 10.0
+
+#: The most clients at a time, each of which has a thread. The server closes the connections of others at once.
+_MAX_CLIENTS = 20
 
 
 class Exporter(Collector):
@@ -36,7 +40,7 @@ class Exporter(Collector):
     """
 
     def __init__(self, read: Callable[[], Reading], queues: Collection[str], timeout: float, keep: float) -> None:
-        self._read, self._queues, self._timeout, self._keep = read, queues, timeout, keep
+        self._read, self._queues, self.timeout, self._keep = read, queues, timeout, keep
         self._lock = threading.Lock()
         self._reading: Future[Reading] | None = None
         self._ended = float('-inf')
@@ -66,7 +70,7 @@ class Exporter(Collector):
             if self._reading is None or (self._reading.done() and time.monotonic() - self._ended >= self._keep):
                 self._reading = start(self._make)
             reading = self._reading
-        return result_of(reading, self._timeout)
+        return result_of(reading, self.timeout)
 
     def _make(self) -> Reading:
         try:
@@ -96,6 +100,29 @@ class Server(ThreadingMixIn, WSGIServer):
         self.address_family, _, _, _, where = found[0]
         super().__init__(where[:2], _Handler)  # type: ignore[arg-type]
         self.set_app(make_wsgi_app(exporter.registry))
+        self._client_seconds = _CLIENT_SECONDS + exporter.timeout
+        #: The monotonic time from which a client is cut off, by its connection.
+        self._clients: dict[Any, float] = {}
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a client in a thread, unless there are too many."""
+        if len(self._clients) >= _MAX_CLIENTS:
+            self.shutdown_request(request)
+        else:
+            self._clients[request] = time.monotonic() + self._client_seconds
+            super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off the clients that take too long; the server calls this twice a second."""
+        for request, until in self._clients.copy().items():
+            if time.monotonic() >= until:
+                with suppress(OSError):  # it is closed at this moment
+                    request.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
@@ -110,7 +137,5 @@ class Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _REQUEST_SECONDS
-
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: a line for each scrape would hide the others."""

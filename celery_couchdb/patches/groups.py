@@ -32,6 +32,9 @@ __all__ = ['install']
 #: versions have no `group_index`.
 _PASSED_ON = ('add_to_parent', 'chord', 'args', 'kwargs', 'group_index')
 
+#: How long a task from a generator is collected: the generator may take long to yield the next one.
+_GENERATOR_SECONDS = 0.1
+
 #: Set by Celery 5.7 while a worker publishes the next tasks of one that has ended. Celery then retries each message.
 _is_next_task = getattr(amqp, '_callback_publish_retry', None)
 
@@ -82,19 +85,29 @@ def _apply_tasks(
 ) -> Iterator[Any]:
     """Publish the tasks of a group and yield their results. All tasks are stored when the iterator is exhausted.
 
+    A task from a generator is stored within 100 ms, also while the generator does not yield another one.
+
     *Raises* the errors of publishing one task. If a task cannot be published, those that are not stored yet are
     dropped.
     """
+    is_generator = isinstance(self.tasks, canvas._regen)
     if arguments['chord'] is not None:
-        if isinstance(self.tasks, list):
-            _check(app, self.tasks, options)
-        else:  # a generator, which must not be exhausted
+        if is_generator:  # which must not be exhausted
             tasks = _checked(tasks, app, options)
+        else:
+            _check(app, self.tasks, options)
     retries = app.conf.task_publish_retry if options.get('retry') is None else options['retry']
-    collecting = CollectingProducer(producer, always_retry=bool(retries and _is_next_task and _is_next_task.get()))
-    yield from self._apply_tasks(_bound(tasks, collecting), collecting, app, None, **arguments, **options)
-    with producer.connection._reraise_as_library_errors():
-        collecting.flush()
+    collecting = CollectingProducer(
+        producer,
+        always_retry=bool(retries and _is_next_task and _is_next_task.get()),
+        max_seconds=_GENERATOR_SECONDS if is_generator else None,
+    )
+    try:
+        yield from self._apply_tasks(_bound(tasks, collecting), collecting, app, None, **arguments, **options)
+        with producer.connection._reraise_as_library_errors():
+            collecting.flush()
+    finally:
+        collecting.discard()
 
 
 def _checked(tasks: Iterable[Any], app: Any, options: dict[str, Any]) -> Iterator[Any]:

@@ -214,6 +214,10 @@ class Claims:
             writes += self._claim_for_pull(pull)
 
     def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
+        if delivery := self._unacked.take_broadcast(pull):
+            self.pulls.remove(pull)
+            pull.set_result(delivery)
+            return []
         now = self._store.client.clock.now()
         docs: Iterable[Document] = ()
         if pull.queue not in self._topology.paused:

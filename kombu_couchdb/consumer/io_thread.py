@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from kombu.utils.compat import detect_environment
+
 from ..couchdb.client import Client
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
 from ..log import get_logger
@@ -57,6 +59,7 @@ class Consumer:
         self._abandoned = False
         self._idle_since: float | None = None
         self._failures = 0
+        self._was_late = False
         self._began = time.monotonic()
         self._outage_since: float | None = None  # a monotonic time
         self._closing = threading.Event()
@@ -123,8 +126,10 @@ class Consumer:
         at = self._cycle.next_at()
         if self._idle_since is not None:
             at = min(at, self._idle_since + _IDLE_SECONDS)
-        self.unacked.wakeup.wait(max(0.0, at - time.monotonic()))
+        at = max(at, time.monotonic())
+        self.unacked.wakeup.wait(at - time.monotonic())
         self._began = time.monotonic()
+        self._warn_if_late(self._began - at)
         if self._cycle.is_busy:
             self._idle_since = None
         self._cycle.run()
@@ -137,6 +142,20 @@ class Consumer:
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() >= self._idle_since + _IDLE_SECONDS:
                 self.unacked.retire()
+
+    def _warn_if_late(self, seconds: float) -> None:
+        """Warn once if this thread is a greenlet, and a task has kept it from running for the time of a heartbeat."""
+        lease = self._cycle.lease.timeout
+        if seconds > lease / 3 and not self._was_late and (library := detect_environment()) != 'default':
+            self._was_late = True
+            logger.warning(
+                'a task has blocked the event loop of %s for %.1f s, and no heartbeat could be written meanwhile: '
+                'let the task yield, use the pool prefork or threads, or set a longer visibility_timeout than %g s, '
+                'or other workers run the same messages, too',
+                library,
+                seconds,
+                lease,
+            )
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:

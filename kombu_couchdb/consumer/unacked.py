@@ -257,6 +257,12 @@ class Unacked(HeldMessages):
             else:
                 self._waiting_broadcasts.setdefault(queue, deque(maxlen=_MAX_WAITING_BROADCASTS)).append(message)
 
+    def take_broadcast(self, pull: Pull) -> Delivery | None:
+        """Return the next broadcast that waits in the queue of a `basic_get`, or None."""
+        with self._lock:
+            waiting = self._waiting_broadcasts.get(pull.queue)
+            return broadcast(waiting.popleft(), Subscription(pull.queue, pull.credit)) if waiting else None
+
     def release_all(self) -> None:
         """Release all claimed messages: the consumer stops."""
         with self._lock:

@@ -184,7 +184,7 @@ class Channel(Publisher):
                 )
         else:
             temporary = self.connection.topology.declare_queue(queue, arguments or {}, auto_delete or exclusive)
-            self.connection.temporary_queues.declared(queue, temporary=temporary)
+            self.connection.temporary_queues.declared(queue, temporary=temporary, exclusive=exclusive)
         return Declared(queue, partial(self.connection.store.size, queue))
 
     def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:

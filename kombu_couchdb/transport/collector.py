@@ -3,13 +3,15 @@
 `Producer.batch()` of kombu 5.7 does not work with the option `retry`, and older versions of kombu have no batches. A
 `CollectingProducer` takes the place of a producer, and each of its requests is retried as the messages in it ask for.
 
-Unique jobs and broadcasts are not collected: their publisher learns at once what happened to them.
+Unique jobs and broadcasts are not collected: their publisher learns at once what happened to them. If it may take long
+until the next message comes, a thread stores what was collected.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 from ..documents.types import Published
@@ -37,10 +39,14 @@ class CollectingProducer:
     `producer` is a kombu producer of a connection to CouchDB; all other attributes are those of `producer`. A producer
     that failed to store messages cannot be used again. With `always_retry` it retries also the messages that were
     published without the option `retry`, as their `retry_policy` says, but not for ever.
+
+    `max_seconds` is for how long a message may be collected; None: until `flush`.
     """
 
-    def __init__(self, producer: Any, *, always_retry: bool = False) -> None:
-        self._producer, self._always_retry = producer, always_retry
+    def __init__(self, producer: Any, *, always_retry: bool = False, max_seconds: float | None = None) -> None:
+        self._producer, self._always_retry, self._max_seconds = producer, always_retry, max_seconds
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
         self._docs: list[Published] = []
         self._characters = 0
         self._policy: dict[str, Any] | None = None
@@ -60,21 +66,27 @@ class CollectingProducer:
 
         *Raises* the errors of `flush`, and those of kombu if the message cannot be encoded or its queue declared.
         """
-        if self._failure is not None:
-            raise self._failure
         policy = dict(retry_policy or {}) if retry or self._always_retry else None
         if policy and self._always_retry and policy.get('max_retries', 0) is None:
             policy['max_retries'] = _MAX_RETRIES
-        if policy != self._policy:
-            self.flush()
-        self._policy = policy
-        token = _collector.set(self)
-        try:
-            self._producer.publish(body, *args, retry=retry, retry_policy=retry_policy, **options)
-        finally:
-            _collector.reset(token)
-        if len(self._docs) >= _MAX_DOCS or self._characters >= _MAX_CHARACTERS:
-            self.flush()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if policy != self._policy:
+                self.flush()
+            self._policy = policy
+            token = _collector.set(self)
+            try:
+                self._producer.publish(body, *args, retry=retry, retry_policy=retry_policy, **options)
+            finally:
+                _collector.reset(token)
+            if len(self._docs) >= _MAX_DOCS or self._characters >= _MAX_CHARACTERS:
+                self.flush()
+            elif self._docs and self._timer is None and self._max_seconds is not None:
+                # The context says whether the messages have fixed ids, and who takes them: it is that of this call.
+                self._timer = threading.Timer(self._max_seconds, copy_context().run, [self._flush_late])
+                self._timer.daemon = True
+                self._timer.start()
 
     def add(self, docs: Sequence[Published], characters: int) -> None:
         """Add the documents of a message whose body has this many characters. The channel calls this."""
@@ -86,20 +98,37 @@ class CollectingProducer:
 
         *Raises* what `kombu.Producer.publish` raises. Then some of the messages may be stored and others not.
         """
-        if not self._docs:
-            return
-        self._tried = False
-        connection = self._producer.connection
-        try:
-            if self._policy is None:
-                self._store()
-            else:
-                connection.ensure(self._producer, self._store, **self._policy)()
-        except BaseException as exc:
-            self._failure = exc
-            raise
-        finally:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if not self._docs:
+                return
+            self._tried = False
+            connection = self._producer.connection
+            try:
+                if self._policy is None:
+                    self._store()
+                else:
+                    connection.ensure(self._producer, self._store, **self._policy)()
+            except BaseException as exc:
+                self._failure = exc
+                raise
+            finally:
+                self.discard()
+
+    def discard(self) -> None:
+        """Drop the messages that are not stored yet."""
+        with self._lock:
             self._docs, self._characters = [], 0
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _flush_late(self) -> None:
+        try:
+            self.flush()
+        except BaseException:
+            pass  # the next call of `publish` or `flush` raises it
 
     def _store(self) -> None:
         again, self._tried = self._tried, True

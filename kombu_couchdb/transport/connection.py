@@ -152,6 +152,7 @@ class Transport(virtual.Transport):
         if self._pid != os.getpid():
             return  # in a forked child: the messages and threads belong to the parent
         super().close_connection(connection)
+        self.temporary_queues.close()
         self._abandon.detach()
         if self._consumer is not None:
             self._consumer.close(self.options.request_timeout + self.options.connect_timeout)

@@ -1,5 +1,7 @@
 """Temporary queues of a connection: a queue that is deleted when its last subscription is cancelled.
 
+An exclusive queue is deleted when its connection is closed, also if nothing has subscribed to it.
+
 If several connections have subscribed to such a queue, or if a process is killed, a sweep deletes the queue (see
 `leases.temporary`).
 """
@@ -23,21 +25,29 @@ class TemporaryQueues:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._queues: set[str] = set()
+        #: Those that no other connection may use: they are deleted when this one is closed.
+        self._exclusive: set[str] = set()
         self._pid = os.getpid()
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
 
-    def declared(self, queue: str, *, temporary: bool) -> None:
-        """Record whether a queue that this connection has declared is temporary."""
+    def declared(self, queue: str, *, temporary: bool, exclusive: bool) -> None:
+        """Record whether a queue that this connection has declared is temporary, and exclusive."""
+        self.forget(queue)
         if temporary:
             self._queues.add(queue)
-        else:
-            self._queues.discard(queue)
+            self._exclusive |= {queue} if exclusive else set()
 
     def forget(self, queue: str) -> None:
         """Record that a queue was deleted."""
         self._queues.discard(queue)
+        self._exclusive.discard(queue)
+
+    def close(self) -> None:
+        """Delete the exclusive queues that are left: nothing has subscribed to them."""
+        for queue in sorted(self._exclusive):
+            self.subscription_cancelled(queue)
 
     def subscription_added(self, queue: str) -> None:
         """If the queue is temporary, wait until the heartbeat document names it: then no other process deletes it.

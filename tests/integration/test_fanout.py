@@ -37,6 +37,23 @@ def test_every_queue_gets_every_broadcast(connect: Callable[..., Connection], cl
         inbox.stays(3, 0.3)
 
 
+@pytest.mark.parametrize('no_ack', [False, True])
+def test_broadcasts_are_received_one_at_a_time(
+    connect: Callable[..., Connection], client: Client, no_ack: bool
+) -> None:
+    """`basic_get` from a queue that is bound to a fanout exchange, without a subscription."""
+    queue = Queue('alone', NEWS)(connect().channel())
+    queue.declare()
+    assert queue.get(no_ack=no_ack) is None
+    broadcast(connect(), 1, 2)
+    for expected in (1, 2):
+        message = wait_for(lambda: queue.get(no_ack=no_ack), 'the broadcast')
+        assert message.payload == expected
+        if not no_ack:
+            message.ack()
+    assert queue.get(no_ack=no_ack) is None
+
+
 def test_broadcasts_across_processes(url: str, connect: Callable[..., Connection], client: Client) -> None:
     here = listen(connect(), 'here')
     with (

@@ -10,14 +10,23 @@ from celery import Celery, chain, chord, group, signals
 from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError, OperationalError
 
+from celery_couchdb.patches import groups
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.transport import collector
+from tests.conftest import wait_for
 from tests.support import Inbox, Request, items, replace_in_clients
 
 RETRIES = {'interval_start': 0, 'interval_step': 0, 'max_retries': 3}
+
+
+@pytest.fixture(autouse=True)
+def fast_generators(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """On a busy machine any generator may be slow. Only tests with `slow` in their names are about that."""
+    if 'slow' not in request.node.name:
+        monkeypatch.setattr(groups, '_GENERATOR_SECONDS', 3600.0)
 
 
 @pytest.fixture
@@ -109,6 +118,56 @@ def test_generator_is_stored_in_parts(
     group(signatures()).apply_async()
     assert writes(sent) == [10, 10, 10, 5]
     assert all(number - count <= 12 for number, count in zip(made, stored, strict=True))
+
+
+@pytest.mark.parametrize('kind', ['group', 'chord'])
+def test_tasks_of_a_slow_generator_are_stored_while_it_runs(add: Any, client: Client, kind: str) -> None:
+    before = len(items(client))
+
+    def signatures() -> Iterator[Any]:
+        yield add.s(0, 1)
+        yield add.s(1, 1)
+        wait_for(lambda: len(items(client)) > before, 'the first task')  # Celery looks some tasks ahead
+        yield add.s(2, 1)
+
+    (group(signatures()) if kind == 'group' else chord(signatures(), add.si(0, 0))).apply_async()
+    assert len(items(client)) == before + 3
+
+
+def test_slow_generator_that_fails_ends_the_group(add: Any, client: Client) -> None:
+    before = task_ids(client)
+
+    def signatures() -> Iterator[Any]:
+        yield add.s(1, 1)
+        yield add.s(2, 1)
+        wait_for(lambda: len(task_ids(client)) > len(before), 'the first task')
+        raise LookupError('no more')
+
+    with pytest.raises(LookupError):
+        group(signatures()).apply_async()
+    assert len(task_ids(client)) == len(before) + 1
+
+
+def test_failure_while_a_slow_generator_runs_is_raised(
+    add: Any, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, failed = Client.request, list[str]()
+
+    def fail(self: Client, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        if method == 'PUT' or path == '/_bulk_docs':
+            failed.append(path)
+            raise ServerUnavailable('no response')
+        return request(self, method, path, *args, **kwargs)
+
+    def signatures() -> Iterator[Any]:
+        yield add.s(1, 1)
+        yield add.s(2, 1)
+        wait_for(lambda: failed, 'the failure')
+        yield add.s(3, 1)
+
+    replace_in_clients(monkeypatch, database, 'request', fail)
+    with pytest.raises(OperationalError):
+        group(signatures()).apply_async(retry=False)
 
 
 def test_large_messages_are_stored_in_parts(

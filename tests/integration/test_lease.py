@@ -14,7 +14,7 @@ from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import wait_for
-from tests.support import Inbox, Peer, Request, items, publish, publish_many, replace_in_clients
+from tests.support import Inbox, Peer, Request, items, publish, publish_many, replace_in_clients, run_python
 
 #: The lease in seconds of consumers that lose it. The consumers that take over have the default lease and keep it.
 LEASE = 2.0
@@ -34,6 +34,42 @@ def test_long_task_is_not_redelivered_while_its_consumer_runs(
     assert items(client)[0]['attempts'] == 1
     holder.messages[0].ack()
     wait_for(lambda: not items(client), 'the ack to be written')
+
+
+#: A consumer in greenlets, and a task that computes without yielding, again and again until the log says so.
+BLOCKED = """
+import logging, sys, time
+block = time.sleep
+if LIBRARY == 'gevent':
+    from gevent import monkey; monkey.patch_all()
+else:
+    import eventlet; eventlet.monkey_patch()
+from kombu import Connection, Consumer, Queue
+
+logged = []
+class Collect(logging.Handler):
+    def emit(self, record):
+        logged.append(record.getMessage())
+logging.getLogger('kombu_couchdb').addHandler(Collect())
+
+with Connection(URL, transport_options={'visibility_timeout': 1.5}) as connection:
+    with Consumer(connection, [Queue('q')], accept=['json']):
+        for _ in range(30):
+            block(0.7)
+            time.sleep(0.2)
+            if blocked := [text for text in logged if 'has blocked the event loop' in text]:
+                break
+print(*blocked, sep='\\n')
+"""
+
+
+@pytest.mark.parametrize('library', ['gevent', 'eventlet'])
+def test_task_that_blocks_the_heartbeat_of_greenlets_is_logged(url: str, client: Client, library: str) -> None:
+    pytest.importorskip(library)
+    code = f'URL, LIBRARY = {url!r}, {library!r}\n{BLOCKED}'
+    [line] = run_python(code).stdout.splitlines()
+    assert f'a task has blocked the event loop of {library} for' in line
+    assert 'a longer visibility_timeout than 1.5 s' in line
 
 
 def test_messages_of_a_killed_consumer_are_redelivered(

@@ -86,6 +86,31 @@ def test_explicitly_deleted_queues_are_not_declared_again(connect: Callable[...,
     assert queues(client) == {'last'}
 
 
+@pytest.mark.parametrize('exclusive', [True, False])
+def test_exclusive_queue_ends_with_its_connection(
+    connect: Callable[..., Connection], client: Client, exclusive: bool
+) -> None:
+    """Also if nothing has subscribed to it; a queue that is only deleted with its last consumer stays, as in AMQP."""
+    connection = connect()
+    Queue('own', DIRECT, routing_key='k', exclusive=exclusive, auto_delete=True)(connection.channel()).declare()
+    publish(connection, 'hello', 'own')
+    connection.release()
+    assert (queues(client), len(bindings(client)), len(items(client))) == (
+        (set(), 0, 0) if exclusive else ({'own'}, 1, 1)
+    )
+
+
+def test_exclusive_queue_that_another_connection_consumes_stays(
+    connect: Callable[..., Connection], client: Client
+) -> None:
+    connection, queue = connect(), Queue('own', exclusive=True)
+    queue(connection.channel()).declare()
+    inbox = Inbox(connect(), queue)
+    connection.release()
+    publish(connect(), 'hello', 'own')
+    assert inbox.wait(1) == ['hello']
+
+
 # -- messages that come too late
 
 
