@@ -22,7 +22,7 @@ from kombu_couchdb.errors import ConfigurationError, CouchDBError
 
 from . import design
 from .backend import CouchDBBackend
-from .jobs import client_of
+from .jobs.api import backend_of, client_of
 from .results.documents import error_text, is_expired, pack, unpack
 
 __all__ = ['NotSent', 'StoredResult', 'StoredResults']
@@ -77,7 +77,7 @@ class StoredResults:
 
         *Raises* `ConfigurationError` if the result backend of the app is not CouchDB.
         """
-        if not isinstance(app.backend, CouchDBBackend):
+        if not isinstance(backend_of(app), CouchDBBackend):
             raise ConfigurationError(
                 'the result backend of this app is not CouchDB: set result_backend to couchdb://…, '
                 'or name the app with celery -A'

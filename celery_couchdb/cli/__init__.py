@@ -14,12 +14,13 @@ from typing import Any
 import click
 from celery import signals
 
-from ..patches import brevity, redaction
+from ..patches import brevity, migrate, redaction
 
 __all__ = ['couchdb']
 
 redaction.install()
 redaction.mask_graph()
+migrate.warn()
 brevity.shorten_traceback()
 
 _COMMANDS = (

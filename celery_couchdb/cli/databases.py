@@ -17,7 +17,8 @@ from kombu_couchdb.documents.region import database
 from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
-from ..jobs import Jobs, client_of
+from ..jobs import Jobs
+from ..jobs.api import backend_of, client_of
 from .tables import echo
 
 __all__ = [
@@ -77,7 +78,8 @@ def jobs_of(ctx: click.Context) -> Jobs:
 
 def results_of(app: Any, admin: tuple[str, str] | None = None, *, seconds: float = _REQUEST_SECONDS) -> Client | None:
     """Return a client for the database of results; None if the app's result backend is not CouchDB."""
-    return _client(app.backend.store.client, admin, seconds) if isinstance(app.backend, CouchDBBackend) else None
+    backend = backend_of(app)
+    return _client(backend.store.client, admin, seconds) if isinstance(backend, CouchDBBackend) else None
 
 
 def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:

@@ -97,7 +97,7 @@ def purge(ctx: click.Context, patterns: tuple[str, ...], yes: bool) -> None:
 
     QUEUE is a name, or a pattern such as "mail.*". Messages that workers hold, and dead letters, are kept.
     """
-    _for_each(ctx, patterns, yes, 'Delete all waiting messages of', queues.purge)
+    _for_each(ctx, patterns, yes, 'Delete all waiting messages of', queues.purge, '{} deleted')
 
 
 @command.command('delete')
@@ -111,19 +111,30 @@ def delete(ctx: click.Context, patterns: tuple[str, ...], force: bool, yes: bool
     QUEUE is a name, or a pattern such as "mail.*". Messages that workers hold, and dead letters, are kept. A queue that
     workers consume is kept unless you give --force: they would go on to consume what is published to this name.
     """
-    _for_each(ctx, patterns, yes, 'Delete', lambda client, name: queues.delete(client, name, force=force))
+    _for_each(
+        ctx, patterns, yes, 'Delete', lambda client, name: queues.delete(client, name, force=force), 'deleted, with {}'
+    )
 
 
 def _for_each(
-    ctx: click.Context, patterns: tuple[str, ...], yes: bool, question: str, act: Callable[[Client, str], int]
+    ctx: click.Context,
+    patterns: tuple[str, ...],
+    yes: bool,
+    question: str,
+    act: Callable[[Client, str], int],
+    outcome: str,
 ) -> None:
-    """Ask for confirmation, and call `act` for each selected queue; it returns the number of deleted messages."""
+    """Ask for confirmation, and call `act` for each selected queue; it returns the number of deleted messages.
+
+    `outcome` is what is printed of a queue, with `{}` for the messages.
+    """
     client = broker_of(app_of(ctx))
     selected = _select(queues.names(client), patterns, every=False)
     if not yes:
         confirm(f'{question} {_enumerate(selected)}?')
     for name in selected:
-        echo(f'{name}: {act(client, name):,} messages deleted')
+        count = act(client, name)
+        echo(f'{name}: ' + outcome.format(f'{count:,} message{"" if count == 1 else "s"}'))
 
 
 def _select(known: Mapping[str, bool], patterns: Sequence[str], every: bool) -> list[str]:

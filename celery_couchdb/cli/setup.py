@@ -15,6 +15,7 @@ from kombu_couchdb.queues.database import REVS_LIMIT
 from kombu_couchdb.transport import Transport
 
 from .. import design
+from ..jobs.api import transport_of
 from .databases import admin_option, app_of, broker_of, parcels_of, results_of
 from .tables import echo, echo_styled, printable
 
@@ -115,9 +116,8 @@ def _run(step: Step, dry_run: bool) -> str:
 
 
 def _broker(app: Any, members: tuple[str, ...], admin: Admin, *, needed: bool) -> Wanted | None:
-    with app.connection_for_write() as connection:
-        if not needed and not issubclass(connection.get_transport_cls(), Transport):
-            return None  # the app uses CouchDB for results only
+    if not needed and not issubclass(transport_of(app), Transport):
+        return None  # the app uses CouchDB for results only
     client, user = broker_of(app, admin), broker_of(app).user
     return Wanted(client, kombu_couchdb.design.documents(), members_of(user, members, admin), not user, REVS_LIMIT)
 

@@ -34,7 +34,10 @@ from ..results.documents import is_expired
 from .editing import with_arguments
 from .held import holds
 
-__all__ = ['Jobs', 'Unreadable', 'client_of']
+__all__ = ['Jobs', 'Unreadable', 'backend_of', 'client_of', 'transport_of']
+
+#: What kombu and Celery raise if the package that a transport or a result backend needs is missing.
+_NOT_LOADED = (ImportError, AttributeError)
 
 #: How long a request may take. Reading the index of tasks first brings it up to date, which may take long.
 _REQUEST_SECONDS = 120.0
@@ -207,7 +210,7 @@ class Jobs:
 
         One request for every 100 ids, or none if the app's results are not in CouchDB: then nothing is returned.
         """
-        backend = self.app.backend
+        backend = backend_of(self.app)
         if not isinstance(backend, CouchDBBackend):
             return {}
         ids = {backend.get_key_for_task(task_id): task_id for task_id in task_ids}
@@ -249,7 +252,7 @@ class Jobs:
 
     def _is_running(self, task_id: str, *, if_unknown: bool = False) -> bool:
         """Tell whether the result says that a task has started, or has not ended: then `if_unknown` is returned."""
-        if isinstance(self.app.backend, DisabledBackend):
+        if isinstance(backend_of(self.app), DisabledBackend):
             return if_unknown
         state = self.app.AsyncResult(task_id).state
         return state == states.STARTED or (if_unknown and state not in states.READY_STATES)
@@ -264,17 +267,42 @@ class Jobs:
         except (Unreadable, LookupError, TypeError):
             embedded = {}
         request = Context(headers, chord=embedded.get('chord') if isinstance(embedded, dict) else None)
-        self.app.backend.mark_as_revoked(
+        backend_of(self.app).mark_as_revoked(
             task_id, 'removed', request=request, store_result=not headers.get('ignore_result')
         )
 
     def _forget_result_of(self, doc: Document) -> None:
         task_id = task_id_of(doc)
-        if task_id and not isinstance(self.app.backend, DisabledBackend):
+        if task_id and not isinstance(backend_of(self.app), DisabledBackend):
             try:
-                self.app.backend.forget(task_id)
+                backend_of(self.app).forget(task_id)
             except NotImplementedError:
                 pass  # a backend without `forget` overwrites its results
+
+
+def backend_of(app: Any) -> Any:
+    """Return the result backend of an app; *raises* `ConfigurationError` if it cannot be loaded."""
+    try:
+        return app.backend
+    except _NOT_LOADED as exc:
+        raise ConfigurationError(
+            f'the result backend of this app cannot be loaded ({exc}): install the package that it needs, or correct '
+            f'result_backend'
+        ) from exc
+
+
+def transport_of(app: Any) -> Any:
+    """Return kombu's transport class for the broker of an app; *raises* `ConfigurationError` if there is none."""
+    try:
+        with app.connection_for_write() as connection:
+            return connection.get_transport_cls()
+    except KeyError as exc:
+        raise ConfigurationError(f'{exc.args[0]}; broker_url must be couchdb://…') from exc
+    except _NOT_LOADED as exc:
+        raise ConfigurationError(
+            f'the transport of broker_url cannot be loaded ({exc}): install the package that it needs, or set '
+            f'broker_url to couchdb://…'
+        ) from exc
 
 
 def client_of(app: Any) -> Client:
@@ -282,14 +310,11 @@ def client_of(app: Any) -> Client:
 
     *Raises* `ConfigurationError` if the app's broker is not CouchDB.
     """
-    try:
-        opened = app.connection_for_write()
-    except KeyError as exc:
-        raise ConfigurationError(f'{exc.args[0]}; broker_url must be couchdb://…') from exc
-    with opened as connection:
-        if not isinstance(connection.transport, Transport):
-            raise ConfigurationError(
-                f'the broker of this app is {connection.transport.driver_type}, not CouchDB: '
-                f'set broker_url to couchdb://…, or name the app with celery -A'
-            )
+    transport = transport_of(app)
+    if not issubclass(transport, Transport):
+        raise ConfigurationError(
+            f'the broker of this app is {transport.driver_type}, not CouchDB: '
+            f'set broker_url to couchdb://…, or name the app with celery -A'
+        )
+    with app.connection_for_write() as connection:
         return Client(connection.transport.address, _REQUEST_SECONDS)

@@ -10,6 +10,8 @@ import sys
 from traceback import walk_tb
 from types import TracebackType
 
+from kombu.exceptions import OperationalError
+
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import printable
 
@@ -30,13 +32,16 @@ def shorten_log() -> None:
 
 
 def _remove_traceback(record: logging.LogRecord) -> bool:
-    if (
-        record.exc_info
-        and isinstance(record.exc_info[1], CouchDBError)
-        and not logging.getLogger(_LOGGER).isEnabledFor(logging.DEBUG)
-    ):
+    if record.exc_info and _is_ours(record.exc_info[1]) and not logging.getLogger(_LOGGER).isEnabledFor(logging.DEBUG):
         record.exc_info = None
     return True
+
+
+def _is_ours(exc: BaseException | None) -> bool:
+    """Tell whether an error is ours. kombu replaces one of the connection by its own, with the same text."""
+    return isinstance(exc, CouchDBError) or (
+        isinstance(exc, OperationalError) and isinstance(exc.__cause__, CouchDBError)
+    )
 
 
 def shorten_traceback() -> None:
@@ -44,9 +49,7 @@ def shorten_traceback() -> None:
     original = sys.excepthook
 
     def excepthook(kind: type[BaseException], exc: BaseException, traceback: TracebackType | None) -> None:
-        if isinstance(exc, CouchDBError) and any(
-            frame.f_globals.get('__name__') == _PROGRAM for frame, _ in walk_tb(traceback)
-        ):
+        if _is_ours(exc) and any(frame.f_globals.get('__name__') == _PROGRAM for frame, _ in walk_tb(traceback)):
             sys.stderr.write(f'Error: {printable(str(exc))}\n')
         else:
             original(kind, exc, traceback)

@@ -48,6 +48,11 @@ class Address:
             raise ConfigurationError(
                 'host, user or password contains half of a surrogate pair, which cannot be encoded as UTF-8'
             ) from None
+        if set('/?#@') & set(self.host):
+            raise ConfigurationError(
+                'the host is not valid; write couchdb://user:password@host:port/db, or couchdbs:// for TLS, with user '
+                'and password percent-encoded'
+            )
         if '@' in self.database:
             # The error does not quote the name, which may contain a part of the password.
             raise ConfigurationError(

@@ -68,6 +68,14 @@ _TLS = {
     r'': 'TLS failed; does the server speak TLS at this port, or want a client certificate (certfile and keyfile)?',
 }
 
+#: Patterns of the texts of connections that were not made, and what each means for the user.
+_UNREACHABLE = {
+    'Failed to resolve|Name or service not known|nodename nor servname|getaddrinfo': (
+        'the host name cannot be resolved; correct it, or check the name server'
+    ),
+    'Connection refused|actively refused': 'no server listens at this port; start CouchDB, or correct host and port',
+}
+
 #: CouchDB's reason if the password is right but the user is not a member of the database.
 _NO_MEMBER = 'You are not allowed to access this db.'
 
@@ -104,6 +112,9 @@ def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDB
         return ServerUnavailable(f'{where}: no response within the time limit (transport option request_timeout)')
     if isinstance(exc, (http.InvalidURL, http.InvalidSchema, http.MissingSchema)):
         return ConfigurationError(f'{where}: host or port is not valid in the URL')
+    for pattern, meaning in _UNREACHABLE.items():
+        if re.search(pattern, text) and not isinstance(exc, http.ProxyError):
+            return _cut(f'{where}: {meaning} ({text})', True)
     if not known and where.startswith('http:') and _HUNG_UP.search(text):
         text = f'{text}; if the server speaks TLS at this port, {_WRITE_TLS}'
     return _cut(f'{where}: {text}', isinstance(exc, http.ConnectionError))

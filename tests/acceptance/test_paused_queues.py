@@ -122,7 +122,7 @@ def test_purge_and_delete(site: Site) -> None:
     refused = sentence(couchdb(site, 'queues', 'delete', 'celery', '--yes'))
     assert refused.startswith("Error: queue 'celery' is in use by ")
     end_worker(worker)
-    assert succeeded(couchdb(site, 'queues', 'delete', 'celery', '--yes')) == 'celery: 0 messages deleted\n'
+    assert succeeded(couchdb(site, 'queues', 'delete', 'celery', '--yes')) == 'celery: deleted, with 0 messages\n'
     assert 'celery' not in listed(site)
 
 

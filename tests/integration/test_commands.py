@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +16,11 @@ from click.testing import Result
 from kombu import Connection
 
 from celery_couchdb.cli import tables
-from celery_couchdb.stored_results import StoredResults
 from kombu_couchdb.couchdb.client import Client
-from tests.support import Inbox, items, publish, record_requests
+from tests.conftest import PATIENCE
+from tests.support import ROOT, Inbox, items, publish, record_requests
 
-from .conftest import Run
+from .conftest import Run, command_of
 
 #: Characters that clear the screen or start a new line.
 EVIL = 'x\x1b[2J\x9b2J\r\nforged: removed\u202e'
@@ -129,7 +131,9 @@ def test_prefix_of_an_id_selects_a_job(run: Run, queue: Callable[..., None], cli
     assert 'id         3f2a-waits' in run('jobs', 'show', 'doc of 3f2a').stdout
     assert run('jobs', 'show', '3f2b').stderr == "Error: several ids begin with '3f2b': 3f2b-died, 3f2b-waits\n"
     assert 'id         3f2b-died' in run('dead', 'show', '3f2b').stdout
-    assert "job '3f2' is not in a queue" in run('jobs', 'show', '3f2').stderr  # too few characters
+    short = "Error: '3f2' is too short: give at least 4 characters of an id\n"
+    assert run('jobs', 'show', '3f2').stderr == run('remove', '3f2', '--yes').stderr == short
+    assert "job 'x' is not in a queue" in run('jobs', 'show', 'x').stderr
     assert "there is no dead letter '3f2a'" in run('dead', 'show', '3f2a').stderr
 
     assert 'Replay dead letter 3f2b-died? [y/N]' in run('dead', 'replay', '3f2b', answer='n\n').stdout
@@ -176,6 +180,62 @@ def test_malformed_dead_letters_are_shown_and_dropped(run: Run, client: Client, 
     assert client.fetch(ids) == [None] * len(ids)
 
 
+# -- brokers and result backends that cannot be used
+
+
+@pytest.fixture
+def no_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package redis is not installed."""
+    for name in [name for name in sys.modules if name in ('kombu.transport.redis', 'celery.backends.redis')]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'redis', None)
+    monkeypatch.setattr('kombu.transport._transport_cache', {})
+
+
+@pytest.mark.parametrize('command', ['status', 'check', 'setup --dry-run', 'results list', 'jobs list'])
+@pytest.mark.parametrize(
+    ('settings', 'sentence'),
+    [
+        ({'broker_url': 'redis://127.0.0.1/0'}, 'the transport of broker_url cannot be loaded ('),
+        ({'result_backend': 'redis://127.0.0.1/0'}, 'the result backend of this app cannot be loaded ('),
+        ({'result_backend': 'nix://'}, 'the result backend of this app cannot be loaded ('),
+        ({'broker_url': 'nix://'}, 'No such transport: nix; broker_url must be couchdb://'),
+        ({'broker_url': 'couchdb+http://me:tell-nobody@a/db'}, 'the host is not valid; write couchdb://'),
+        ({'broker_url': 'couchdb://me:tell-nobody@a.invalid/db'}, 'the host name cannot be resolved; correct it'),
+        ({'broker_url': 'couchdb://me:tell-nobody@127.0.0.1:1/db'}, 'no server listens at this port; start CouchDB'),
+    ],
+    ids=lambda value: ''.join(value.values()).partition(':')[0] if isinstance(value, dict) else '',
+)
+def test_broker_or_result_backend_that_cannot_be_used_is_one_sentence(
+    client: Client, url: str, no_redis: None, settings: dict[str, str], sentence: str, command: str
+) -> None:
+    if command.startswith('results') and 'broker_url' in settings:
+        pytest.skip('does not use the broker')
+    if command == 'jobs list' and 'broker_url' not in settings:
+        pytest.skip('does not use the result backend')
+    app = Celery('other', set_as_current=False)
+    app.conf.update({'broker_url': url, 'result_backend': url, **settings})
+    done = command_of(app)(*command.split())
+    [line] = lines(done)
+    assert (done.exit_code, sentence in line, 'tell-nobody' in line) == (1, True, False), line
+
+
+def test_migrate_tells_of_scheduled_messages(app: Celery, client: Client, url: str) -> None:
+    def moved() -> str:
+        command = [sys.executable, '-m', 'celery', 'migrate', url, 'memory://', '--ack-messages', '--timeout', '1']
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, cwd=ROOT)
+        assert 'Migrating task 1/1' in done.stdout
+        return done.stderr
+
+    app.send_task('add', (1, 2))
+    assert ' keeps ' not in moved()
+    app.send_task('add', (1, 2))
+    for number in range(2):
+        app.send_task('add', (number,), countdown=900)
+    assert f'{client.address.url} keeps 2 scheduled messages: only messages that are due are moved; ' in moved()
+    assert len(items(client)) == 2
+
+
 # -- long lists
 
 
@@ -188,7 +248,7 @@ def test_list_is_printed_while_it_is_read(
     app.backend.store.database.set_up()
     app.send_task('add', task_id='x')
     app.backend.mark_as_failure('x', ValueError('broken'))
-    results = StoredResults(app).client
+    results = app.backend.store.client
     [job], [result] = items(client), results.fetch(['celery-task-meta-x'])
     assert result is not None
     state = dead('it failed') if command == 'dead list' else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.queues.database import REVS_LIMIT
 from tests.conftest import wait_for
-from tests.support import Inbox, publish
+from tests.support import ROOT, Inbox, publish
 
 
 def wanted(client: Client, *members: str, **more: Any) -> Wanted:
@@ -236,3 +237,13 @@ def test_setup_without_rights_says_what_to_do(
     # An administrator of an existing database suffices, but cannot check which users exist.
     assert notices(set_up(wanted(member, 'whoever'))) == []
     assert to_do(wanted(member, 'whoever')) == []
+
+
+@pytest.mark.parametrize('page', ['start/couchdb.rst', 'production/maintenance.rst'])
+def test_sample_output_names_all_design_documents(server: Server, page: str) -> None:
+    text = (ROOT / 'docs' / page).read_text('utf-8')
+    sample = text[text.index('couchdb setup --admin admin\n') :].partition('\n\n')[0]
+    new = server.client(f'test-{uuid.uuid4().hex}')
+    results = Wanted(new, [design.conflicted(), celery_couchdb.design.document()], ())
+    goals = [step.goal for what in (wanted(new), results) for step in plan(what, {})]
+    assert re.findall(r'  done     (_design/.*)', sample) == [goal for goal in goals if goal.startswith('_design/')]

@@ -176,7 +176,7 @@ def test_ports_of_the_metrics_agree() -> None:
         service['targetPort'] == port['name'] == template['spec']['containers'][0]['livenessProbe']['tcpSocket']['port']
     )
     assert METRICS['Service']['spec']['selector'].items() <= template['metadata']['labels'].items()
-    assert "'celery-couchdb[metrics]'" in text('Dockerfile')
+    assert "/celery-couchdb[metrics]'" in text('Dockerfile')
 
 
 @pytest.mark.parametrize('name', UNITS)

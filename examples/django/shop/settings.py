@@ -12,6 +12,8 @@ ALLOWED_HOSTS = ['localhost', '127.0.0.1']
 INSTALLED_APPS = ['shop']
 ROOT_URLCONF = 'shop.urls'
 USE_TZ = True
+# Django sets the time zone of its processes: of the worker's log, too. Its default is America/Chicago.
+TIME_ZONE = 'UTC'
 DEFAULT_AUTO_FIELD = 'django.db.models.BigAutoField'
 DATABASES = {
     'default': {

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kombu.exceptions import OperationalError
 
 from celery_couchdb.patches import brevity
-from kombu_couchdb.errors import AccessDenied, ConfigurationError
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, ServerUnavailable
 
 LOGGER = logging.getLogger('celery.worker')
 
@@ -59,6 +60,16 @@ def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[A
 def test_program_ends_with_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(monkeypatch, ConfigurationError('write it otherwise'), 'celery.bin.celery') == []
     assert capsys.readouterr().err == 'Error: write it otherwise\n'
+
+
+def test_errors_that_kombu_has_replaced_are_shortened(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replaced = OperationalError('no server listens')
+    replaced.__cause__ = ServerUnavailable('no server listens')
+    assert told(monkeypatch, replaced, 'celery.bin.celery') == []
+    assert capsys.readouterr().err == 'Error: no server listens\n'
+    assert told(monkeypatch, OperationalError('of another broker'), 'celery.bin.celery') != []
 
 
 @pytest.mark.parametrize(('exc', 'module'), [(ConfigurationError('x'), 'shop'), (ValueError('x'), 'celery.bin.celery')])
