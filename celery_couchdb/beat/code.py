@@ -21,7 +21,7 @@ from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import Unstorable
 
 from .entries import CODE_MEMBERS, MAX_NAME_CHARACTERS, CodeEntry, error_of
-from .schedules import described, digest_of, rule_of_code
+from .schedules import Asked, described, digest_of
 
 __all__ = ['code_entries', 'description_of', 'split_options', 'to_write']
 
@@ -51,7 +51,7 @@ def _code_entry(app: Any, name: str, given: Any) -> CodeEntry:
         entry = ScheduleEntry(**{**members, 'name': name, 'app': app})
         description = description_of(entry)
         json.dumps([name, description], ensure_ascii=False, allow_nan=False).encode()
-        return CodeEntry(name, entry, description, rule_of_code(entry.schedule, app))
+        return CodeEntry(name, entry, description, Asked(entry.schedule, app))
     except Exception as exc:  # the code can contain anything
         return CodeEntry(name, error=error_of(exc))
 

@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from bisect import bisect_left, bisect_right
 from datetime import date, datetime, time, timedelta, tzinfo
+from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = ['Fields', 'count_dates', 'next_date']
@@ -23,11 +24,11 @@ _MAX_DAYS = 41 * 366
 class Fields(NamedTuple):
     """The sorted numbers in the five fields. Sunday is the weekday 0."""
 
-    minutes: list[int]
-    hours: list[int]
-    days: Collection[int]
-    months: Collection[int]
-    weekdays: Collection[int]
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    days: tuple[int, ...]
+    months: tuple[int, ...]
+    weekdays: tuple[int, ...]
 
 
 def next_date(fields: Fields, zone: tzinfo, after: float) -> float | None:
@@ -36,9 +37,9 @@ def next_date(fields: Fields, zone: tzinfo, after: float) -> float | None:
     day = datetime.fromtimestamp(after, zone).date() - _DAY
     for _ in range(_MAX_DAYS):
         if _is_on(fields, day):
-            found = _first_on(fields, zone, day, after)
-            if found is not None:
-                return found
+            dates = _dates_on(fields, zone, day)
+            if dates[-1] > after:
+                return dates[bisect_right(dates, after)]
         day += _DAY
     return None
 
@@ -46,18 +47,11 @@ def next_date(fields: Fields, zone: tzinfo, after: float) -> float | None:
 def count_dates(fields: Fields, zone: tzinfo, first: float, last: float) -> int:
     """Return the number of dates from `first` to `last`, both included."""
     day, end = (datetime.fromtimestamp(date, zone).date() + more for date, more in ((first, -_DAY), (last, _DAY)))
-    count, a_day = 0, len(fields.hours) * len(fields.minutes)
+    count = 0
     while day <= end:
         if _is_on(fields, day):
-            midnight, next_midnight = (datetime.combine(one, time(), zone) for one in (day, day + _DAY))
-            start = midnight.timestamp()
-            if midnight.utcoffset() != next_midnight.utcoffset():
-                count += len({found for found in _on_changing_day(fields, zone, day) if first <= found <= last})
-            elif first <= start and start + 86400 <= last:
-                count += a_day
-            else:
-                dates = (start + 3600 * hour + 60 * minute for hour in fields.hours for minute in fields.minutes)
-                count += sum(first <= found <= last for found in dates)
+            dates = _dates_on(fields, zone, day)
+            count += bisect_right(dates, last) - bisect_left(dates, first)
         day += _DAY
     return count
 
@@ -66,28 +60,21 @@ def _is_on(fields: Fields, day: date) -> bool:
     return day.month in fields.months and day.day in fields.days and day.isoweekday() % 7 in fields.weekdays
 
 
-def _first_on(fields: Fields, zone: tzinfo, day: date, after: float) -> float | None:
+@lru_cache(maxsize=200)
+def _dates_on(fields: Fields, zone: tzinfo, day: date) -> list[float]:
+    """Return all dates that the clock calls a day, in their order."""
     midnight, end = (datetime.combine(one, time(), zone) for one in (day, day + _DAY))
-    if midnight.utcoffset() != end.utcoffset():
-        return min((found for found in _on_changing_day(fields, zone, day) if found > after), default=None)
-    start = midnight.timestamp()
-    for hour in fields.hours:
-        if start + 3600 * (hour + 1) > after:
-            for minute in fields.minutes:
-                if (found := start + 3600 * hour + 60 * minute) > after:
-                    return found
-    return None
-
-
-def _on_changing_day(fields: Fields, zone: tzinfo, day: date) -> Iterator[float]:
-    """Yield all dates on a day on which the clock changes."""
-    is_hourly = len(fields.hours) == 24
+    if midnight.utcoffset() == end.utcoffset():
+        start = midnight.timestamp()
+        return [start + 3600 * hour + 60 * minute for hour in fields.hours for minute in fields.minutes]
+    found, is_hourly = set[float](), len(fields.hours) == 24
     for hour in fields.hours:
         for minute in fields.minutes:
             wall = datetime.combine(day, time(hour, minute))
             first, second = (wall.replace(tzinfo=zone, fold=fold).timestamp() for fold in (0, 1))
             exists = datetime.fromtimestamp(first, zone).replace(tzinfo=None, fold=0) == wall
             if exists or not is_hourly:
-                yield first
+                found.add(first)
             if exists and is_hourly:
-                yield second
+                found.add(second)
+    return sorted(found)

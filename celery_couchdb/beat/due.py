@@ -77,20 +77,20 @@ def decide(entry: Entry, state: ScheduleState, now: float, limit: int) -> Decisi
     assert rule is not None
     send = [due]
     try:
+        is_late = now - due > max(entry.grace, LEAST_GRACE_SECONDS)
         if isinstance(rule, Asked):
             send = []
-            is_due, seconds = rule.ask(due, state['last'] or anchor, now)
-            return Decision([due] if is_due else [], 0, now + seconds)
-        after = due
-        if now - due > max(entry.grace, LEAST_GRACE_SECONDS) and not (
-            entry.missed == 'all' and rule.count(due, now) <= MAX_MISSED
-        ):
-            if rule.fixed and (last := _latest(rule, anchor, due, now)) > due:
+            # A class that is asked a moment late must not drift.
+            moment = now if is_late else due
+            is_due, seconds = rule.ask(due, state['last'] or anchor, moment)
+            is_skipped = is_due and is_late and entry.missed == 'skip'
+            return Decision([due] if is_due and not is_skipped else [], int(is_skipped), moment + seconds)
+        if is_late and not (entry.missed == 'all' and rule.count(due, now) <= MAX_MISSED):
+            if (last := _latest(rule, anchor, due, now)) > due:
                 return Decision([], rule.count(due, last) - 1, last)
             if entry.missed == 'skip':
-                return Decision([], 1, _next(rule, anchor, now))
-            after = now
-        following = _next(rule, anchor, after)
+                return Decision([], 1, _next(rule, anchor, due))
+        following = _next(rule, anchor, due)
         while rule.exact and following is not None and following <= now and len(send) < limit:
             send.append(following)
             following = _next(rule, anchor, following)

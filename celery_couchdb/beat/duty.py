@@ -30,7 +30,7 @@ _READ_DOCS = 1000
 
 #: The most entries and the most tasks in one round, and how long it computes, and then sends, in seconds. The requests
 #: come in addition; all together should take a third of the lease at most.
-_ROUND_ENTRIES, _ROUND_SECONDS = 500, 1.0
+_ROUND_ENTRIES, _ROUND_SECONDS = 250, 1.0
 
 
 class LeadLost(Exception):

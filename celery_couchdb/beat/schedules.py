@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, tzinfo
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from celery import schedules
@@ -28,7 +28,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from .crontabs import Fields, count_dates, next_date
 
-__all__ = ['LATEST', 'Asked', 'Malformed', 'Rule', 'described', 'digest_of', 'is_number', 'rule_of', 'rule_of_code']
+__all__ = ['LATEST', 'Asked', 'Malformed', 'Rule', 'described', 'digest_of', 'is_number', 'rule_of']
 
 #: The latest date in documents: the beginning of the year 3000.
 LATEST = 32_503_680_000.0
@@ -58,27 +58,25 @@ class Malformed(ValueError):
     """A part of an entry is wrong. The text is a sentence that names it."""
 
 
-class Rule(Protocol):
+class Rule:
     """The due dates of a schedule."""
 
     #: Whether all processes compute the same dates.
-    exact: bool
-    #: Whether a date does not depend on what was sent before.
-    fixed: bool
+    exact = True
     #: What the dates depend on beside the document: a time zone of the app.
-    basis: str
+    basis = ''
 
     def next(self, anchor: float, after: float) -> float | None:
         """Return the first due date after `after`, or None. The entry's first date is after `anchor`."""
+        raise NotImplementedError
 
     def count(self, first: float, last: float) -> int:
         """Return the number of due dates from `first`, which is one, to `last`; about, if `exact` is false."""
+        return math.floor((last - first) / ((self.next(first, first) or math.inf) - first)) + 1
 
 
-class Every:
+class Every(Rule):
     """A fixed interval. The due dates are on a grid that begins at the anchor, so that they do not drift."""
-
-    exact, fixed, basis = True, True, ''
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -90,45 +88,11 @@ class Every:
         return due
 
     def count(self, first: float, last: float) -> int:
-        return math.floor((last - first) / self._seconds + 1e-6) + 1
+        return math.floor((last - first) / self._seconds + 1e-3) + 1
 
 
-class Relative:
-    """Celery's `relative`: the date after an interval, rounded down to the full second, minute, hour or day.
-
-    If an interval is not one of these, its dates depend on the one before: after an interruption they may be others.
-    """
-
-    exact, fixed = True, True
-
-    def __init__(self, seconds: float, zone: tzinfo) -> None:
-        self._seconds, self._zone, self.basis = seconds, zone, str(zone)
-        self._step = next((step for step in (86400, 3600, 60) if seconds >= step), 1)
-
-    def next(self, anchor: float, after: float) -> float | None:
-        # Days are those of the calendar, which may have 23 or 25 hours; all else is elapsed time.
-        start, days = datetime.fromtimestamp(after, self._zone), 0
-        if self._step == 86400:
-            while (due := self._rounded(start + timedelta(seconds=self._seconds, days=days))) <= after:
-                days += 1
-            return due
-        end = after + self._seconds
-        while (due := self._rounded(datetime.fromtimestamp(end, self._zone))) <= after:
-            end += self._step
-        return due
-
-    def count(self, first: float, last: float) -> int:
-        return round((last - first) / max(self._seconds, self._step)) + 1
-
-    def _rounded(self, end: datetime) -> float:
-        parts = {86400: ('hour', 'minute', 'second'), 3600: ('minute', 'second'), 60: ('second',), 1: ()}[self._step]
-        return end.replace(microsecond=0, **dict.fromkeys(parts, 0)).timestamp()  # type: ignore[arg-type]
-
-
-class Crontab:
+class Crontab(Rule):
     """A crontab in a time zone, see `crontabs`."""
-
-    exact, fixed = True, True
 
     def __init__(self, fields: Fields, zone: tzinfo) -> None:
         self._fields, self._zone, self.basis = fields, zone, str(zone)
@@ -140,10 +104,8 @@ class Crontab:
         return count_dates(self._fields, self._zone, first, last)
 
 
-class At:
+class At(Rule):
     """One date."""
-
-    exact, fixed = True, True
 
     def __init__(self, date: float) -> None:
         self._date, self.basis = date, str(date)
@@ -151,80 +113,59 @@ class At:
     def next(self, anchor: float, after: float) -> float | None:
         return self._date if self._date > after else None
 
-    def count(self, first: float, last: float) -> int:
-        return 1
 
+class Computed(Rule):
+    """A schedule that Celery computes: `solar` and `relative`. Its dates are rounded up to whole seconds."""
 
-class Object:
-    """One of Celery's schedule objects. The dates of `solar` are rounded up to whole seconds."""
-
-    exact, basis = False, ''
-
-    def __init__(self, schedule: Any, app: Any, *, is_solar: bool = False) -> None:
-        self._schedule, self._app, self.fixed = schedule, app, is_solar
-        #: The last answer: a class may take longer than the lease of the leader, and is not asked again for that.
-        self._known: tuple[float, float] | None = None
-
-    def next(self, anchor: float, after: float) -> float | None:
-        if self._known is not None and self._known[0] <= after < self._known[1]:
-            return self._known[1]
-        with _time_of(self._schedule, self._app, after) as last:
-            # Classes of an app may ignore `nowfun`.
-            now = self._schedule.maybe_make_aware(self._schedule.now()).timestamp()
-            due = now + self._schedule.remaining_estimate(last).total_seconds()
-        due = float(math.ceil(due) if self.fixed else round(due, 3))
-        self._known = after, due if due > after else after + _LEAST_PAUSE_SECONDS
-        return self._known[1]
-
-    def count(self, first: float, last: float) -> int:
-        return round((last - first) / ((self.next(0.0, first) or last) - first)) + 1 if last > first else 1
-
-
-class Asked:
-    """A schedule object of a class with an `is_due` of its own: it is asked at dates that it names."""
-
-    exact, fixed, basis = False, False, ''
+    exact = False
 
     def __init__(self, schedule: Any, app: Any) -> None:
         self._schedule, self._app = schedule, app
-        self._known: tuple[float, tuple[bool, float]] | None = None  # see `Object`
+        self.basis = '' if isinstance(schedule, schedules.solar) else str(app.timezone)
+
+    def next(self, anchor: float, after: float) -> float | None:
+        with _at(self._schedule, self._app, after) as last:
+            due = math.ceil(round(after + self._schedule.remaining_estimate(last).total_seconds(), 3))
+        return float(due) if due > after else math.floor(after) + 1.0
+
+
+class Asked(Rule):
+    """A schedule object of a class in the code of the app. It is asked at the dates that it names."""
+
+    exact = False
+
+    def __init__(self, schedule: Any, app: Any) -> None:
+        self._schedule, self._app = schedule, app
+        #: The date of the last question, and the answer: a class may take longer than the lease of the leader.
+        self._known: tuple[float, tuple[bool, float]] | None = None
 
     def next(self, anchor: float, after: float) -> float | None:
         """Return when the class is asked first."""
         return after + _LEAST_PAUSE_SECONDS
 
-    def count(self, first: float, last: float) -> int:
-        return 1
-
     def ask(self, due: float, last: float, now: float) -> tuple[bool, float]:
         """Ask at the date `due`; return whether the task is due, and in how many seconds to ask again.
 
-        `last` is the last date that was due. *Raises* what the class raises.
+        `last` is the last date that was due, and `now` is what the class takes for now. *Raises* what the class raises.
         """
         if self._known is None or self._known[0] != due:
-            with _time_of(self._schedule, self._app, now, last) as last_run_at:
-                is_due, seconds = self._schedule.is_due(last_run_at)
+            with _at(self._schedule, self._app, now):
+                is_due, seconds = self._schedule.is_due(datetime.fromtimestamp(last, self._app.timezone))
             if not is_number(seconds):
                 raise Malformed(f'is_due of its schedule returned {seconds!r:.80}, which is not a number of seconds')
-            self._known = due, (bool(is_due), min(max(float(seconds), _LEAST_PAUSE_SECONDS), _MOST_SECONDS))
+            self._known = due, (bool(is_due), min(max(seconds, _LEAST_PAUSE_SECONDS), _MOST_SECONDS))
         return self._known[1]
 
 
 @contextmanager
-def _time_of(schedule: Any, app: Any, now: float, last: float | None = None) -> Iterator[datetime]:
-    """Let a schedule object believe that it is `now`; yield the date `last` (or now) in the app's time zone."""
+def _at(schedule: Any, app: Any, now: float) -> Iterator[datetime]:
+    """Let a schedule object believe that it is `now`, in the app's time zone."""
     moment = datetime.fromtimestamp(now, app.timezone)
     nowfun, schedule.nowfun = schedule.nowfun, lambda: moment
     try:
-        yield moment if last is None else datetime.fromtimestamp(last, app.timezone)
+        yield moment
     finally:
         schedule.nowfun = nowfun
-
-
-def rule_of_code(schedule: Any, app: Any) -> Rule:
-    """Return the rule for a schedule object in the code of the app."""
-    owner = next(kind for kind in type(schedule).__mro__ if 'is_due' in vars(kind))
-    return Object(schedule, app) if owner.__module__ == schedules.__name__ else Asked(schedule, app)
 
 
 def rule_of(doc: Any, app: Any, code: Rule | None = None) -> Rule:
@@ -267,22 +208,16 @@ def described(schedule: Any) -> dict[str, Any]:
         if kind is schedules.solar:
             return {'solar': schedule.event, 'latitude': schedule.lat, 'longitude': schedule.lon}
     parameters = {name: value for name, value in vars(schedule).items() if name not in _NO_PARAMETERS}
-    return {'code': f'{kind.__module__}.{kind.__qualname__}', 'parameters': digest_of(_plain(parameters))}
+    text = json.dumps(parameters, default=_named, sort_keys=True, skipkeys=True)
+    return {'code': f'{kind.__module__}.{kind.__qualname__}', 'parameters': digest_of(text)}
 
 
-def _plain(value: Any, levels: int = 5) -> Any:
-    """Return a parameter of a class as a JSON value that is the same in all processes."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, (date, time)):
-        return value.isoformat()
-    if levels and isinstance(value, Mapping):
-        return {str(name): _plain(member, levels - 1) for name, member in value.items()}
-    if levels and isinstance(value, (list, tuple, set, frozenset)):
-        found = [_plain(member, levels - 1) for member in value]
-        return sorted(found, key=json.dumps) if isinstance(value, (set, frozenset)) else found
+def _named(value: Any) -> Any:
+    """Return a parameter that JSON cannot hold as text that is the same in all processes."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(member, default=_named) for member in value)
+    if isinstance(value, (timedelta, date, time)):
+        return str(value)
     return f'{type(value).__module__}.{type(value).__qualname__}'
 
 
@@ -309,7 +244,7 @@ def _every(value: Any, relative: Any, app: Any) -> Rule:
         raise Malformed(f'schedule.every must be a number of seconds from {_LEAST_SECONDS} to {_MOST_SECONDS:.0f}')
     if not isinstance(relative, bool):
         raise Malformed('schedule.relative must be true or false')
-    return Relative(value, app.timezone) if relative else Every(value)
+    return Computed(schedules.schedule(timedelta(seconds=value), True, app=app), app) if relative else Every(value)
 
 
 def _fields(value: Any, app: Any) -> Fields:
@@ -320,7 +255,7 @@ def _fields(value: Any, app: Any) -> Fields:
         parsed = schedules.crontab(**dict(zip(_CRONTAB, texts, strict=True)), app=app)
     except (schedules.ParseException, ValueError, TypeError, LookupError) as exc:
         raise Malformed(f'schedule.crontab is not valid: {exc}') from exc
-    numbers: list[list[int]] = [sorted(getattr(parsed, name)) for name in _CRONTAB]
+    numbers = [tuple(sorted(getattr(parsed, name))) for name in _CRONTAB]
     if not all(numbers):
         raise Malformed('schedule.crontab is not valid: a field has no number')
     return Fields(*numbers)
@@ -356,7 +291,7 @@ def _date(value: Any, doc: Mapping[str, Any], app: Any) -> float:
 
 def _solar(event: Any, doc: Mapping[str, Any], app: Any) -> Rule:
     try:
-        return Object(schedules.solar(event, doc['latitude'], doc['longitude'], app=app), app, is_solar=True)
+        return Computed(schedules.solar(event, doc['latitude'], doc['longitude'], app=app), app)
     except KeyError as exc:
         raise Malformed(f'schedule.solar needs the member {exc.args[0]!r}') from exc
     except ImproperlyConfigured as exc:

@@ -230,7 +230,7 @@ def _show(schedules: Schedules, name: str, as_json: bool) -> None:
         return
     for member, value in found.items():
         if member in ('next', 'last', 'sent', 'start'):
-            dates = value if isinstance(value, list) else [value]
+            dates = value if member == 'next' else [value]
             value = ', '.join(_date(date) for date in dates if date is not None) or NO_VALUE
         elif value is None:
             value = NO_VALUE
@@ -286,6 +286,9 @@ def _row(item: Item, now: float) -> list[Cell | str]:
     ]
 
 
-def _date(seconds: float) -> str:
-    """Return a date in the local time zone."""
-    return datetime.fromtimestamp(seconds).astimezone().strftime('%Y-%m-%d %H:%M:%S %z')
+def _date(seconds: Any) -> str:
+    """Return a date in the local time zone; that of a malformed document may be anything."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime('%Y-%m-%d %H:%M:%S %z')
+    except (TypeError, ValueError, OverflowError, OSError):
+        return json_line(seconds)

@@ -344,6 +344,10 @@ def test_malformed_entries_in_the_list(run: Callable[..., Result], client: Clien
         'a\x1b[2J': {'schedule': {'crontab': '* *'}, 'type': 'Schedule', 'task': 'x'},
         'b': {'type': 'Schedule', 'task': ['\n'], 'schedule': 7},
         'c': {},
+        **{
+            f'd{number}': {'type': 'Schedule', 'task': 'x', 'schedule': {'every': 5}, 'start': start}
+            for number, start in enumerate(['', [], {}, False, {'a': 1}, [5], 1e300])
+        },
     }
     for name, members in malformed.items():
         client.put({'_id': f'beat:entry:{name}', **members})
@@ -354,6 +358,8 @@ def test_malformed_entries_in_the_list(run: Callable[..., Result], client: Clien
     assert '\x1b' not in done.stdout
     assert 'malformed: task must be the name of a task' in lines[2]
     assert 'malformed: type must be "Schedule"' in lines[3]
-    assert run('show', 'c').exit_code == 0
+    assert all('malformed: start must be a date' in line for line in lines[4:])
+    for name in malformed:
+        assert run('show', name).exit_code == 0
     assert 'is malformed' in run('run', 'c').stderr
     assert run('disable', 'b').exit_code == 0

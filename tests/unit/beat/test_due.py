@@ -22,7 +22,7 @@ from celery_couchdb.beat.entries import (
     state_of,
     task_id_of,
 )
-from celery_couchdb.beat.schedules import rule_of_code
+from celery_couchdb.beat.schedules import Asked
 
 from .conftest import STATE, Make
 
@@ -244,61 +244,66 @@ def test_computed_dates_are_those_that_steps_would_find(
         )
 
 
-def test_date_is_sent_only_after_it_was_stored(app: Celery, entry: Make) -> None:
-    """Of a schedule whose dates differ between processes, at most the stored date is sent at once."""
-    found = Entry.of('x', CODE, app, CodeEntry('x', rule=rule_of_code(Hourly(app=app), app)))
-    first = decide(found, state(due=4600.0), 4600.0 + 50, 500)
-    assert first.send == [4600.0]
-    late = decide(entry(missed='once'), state(due=1010.0), 5005.0, 500)
-    assert late == Decision([], 399, 5000.0)
+def test_date_is_sent_only_after_it_was_stored(entry: Make) -> None:
+    """Of a schedule whose dates may differ between processes, at most the stored date is sent at once."""
+    relative = entry(schedule={'every': 10, 'relative': True}, missed='all')
+    assert decide(relative, state(due=1010.0), 1055.0, 500) == Decision([1010.0], 0, 1020.0)
+    assert decide(entry(missed='once'), state(due=1010.0), 5005.0, 500) == Decision([], 399, 5000.0)
 
 
 CODE: dict[str, Any] = {'type': 'Schedule', 'task': 't', 'schedule': {'code': 'x.Hourly'}}
 
 
 class Hourly(BaseSchedule):
-    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        return last_run_at + timedelta(hours=1) - self.now()
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        return True, 3600
 
 
 class Broken(BaseSchedule):
-    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        raise LookupError('no table')
-
     def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
         raise LookupError('no table')
 
 
-class BrokenEstimate(Hourly):
-    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        raise LookupError('no table')
-
-
 def in_code(app: Celery, schedule: Any, **members: Any) -> Entry:
-    return Entry.of('x', {**CODE, **members}, app, CodeEntry('x', rule=rule_of_code(schedule, app)))
+    return Entry.of('x', {**CODE, **members}, app, CodeEntry('x', rule=Asked(schedule, app)))
 
 
 def test_class_of_the_app_is_late(app: Celery) -> None:
     """What it would have answered meanwhile is not known: only the stored date is missed."""
-    for missed, expected in (('once', [4600.0]), ('skip', [])):
+    for missed, expected in (('once', [4600.0]), ('skip', []), ('all', [4600.0])):
         sent, left = run(in_code(app, Hourly(app=app), missed=missed), state(due=4600.0), 1e6)
-        assert (sent, left['due']) == (expected, 1e6 + 3600)
+        assert (sent, left['due'], left['skipped']) == (expected, 1e6 + 3600, 1 - len(expected))
 
 
-def test_class_that_raises_an_error_makes_its_entry_malformed(app: Celery) -> None:
-    broken = in_code(app, BrokenEstimate(app=app))
-    fresh = planned(broken, None, 'i', None, 1000.0)
-    assert (fresh['plan'], fresh['due']) == (MALFORMED, None)
-    assert 'no table' in str(fresh['error'])
-    # The stored date was due, whatever comes after it.
+def test_class_of_the_app_does_not_drift(app: Celery) -> None:
+    assert decide(in_code(app, Hourly(app=app)), state(due=4600.0), 4600.7, 500) == Decision([4600.0], 0, 8200.0)
+
+
+@pytest.mark.parametrize('kind', [Broken, BaseSchedule])
+def test_class_that_raises_an_error_makes_its_entry_malformed(app: Celery, kind: Any) -> None:
+    broken = in_code(app, kind(app=app))
     decision = decide(broken, state(due=4600.0), 4700.0, 500)
-    assert (decision.send, decision.due) == ([4600.0], None)
-    assert noted(state(due=4600.0), decision, {}, 4700.0)['plan'] == MALFORMED
-    asked = in_code(app, Broken(app=app))
-    assert decide(asked, state(due=4600.0), 4700.0, 500)[:3] == ([], 0, None)
-    assert upcoming(broken, fresh, 1000.0, 3) == []
+    assert decision[:3] == ([], 0, None)
+    noticed = noted(state(due=4600.0), decision, {}, 4700.0)
+    assert noticed['plan'] == MALFORMED
+    assert 'its next due date cannot be computed' in str(noticed['error'])
+    assert upcoming(broken, noticed, 1000.0, 3) == []
     # The next leader tries again.
-    assert planned(in_code(app, Hourly(app=app)), fresh, 'i', None, 5000.0)['due'] == 8600.0
+    assert planned(in_code(app, Hourly(app=app)), noticed, 'i', None, 5000.0)['due'] == 5001.0
+
+
+def test_schedule_that_cannot_be_computed_makes_its_entry_malformed(
+    entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError('no table')
+
+    daily = entry(schedule={'every': 86400})
+    monkeypatch.setattr(daily.rule, 'next', fail)
+    fresh = planned(daily, None, 'i', None, 1000.0)
+    assert (fresh['plan'], fresh['due']) == (MALFORMED, None)
+    # The stored date was due, whatever comes after it.
+    assert decide(daily, state(due=4600.0), 4605.0, 500)[:3] == ([4600.0], 0, None)
 
 
 class Weekdays(schedule):
@@ -326,12 +331,12 @@ def test_class_with_is_due_of_its_own_is_asked(app: Celery, weekdays: Weekdays) 
     asks = in_code(app, weekdays)
     fresh = planned(asks, None, 'i', None, 1000.0)
     assert fresh['due'] == 1001.0
-    assert decide(asks, fresh, 1001.5, 500) == Decision([], 0, 1006.5)  # not due; asked again in 5 seconds
+    assert decide(asks, fresh, 1001.5, 500) == Decision([], 0, 1006.0)  # not due; asked again in 5 seconds
     weekdays.answer = schedstate(True, 30)
-    assert decide(asks, {**fresh, 'due': 1006.5, 'last': 900.0}, 1007.0, 500) == Decision([1006.5], 0, 1037.0)
+    assert decide(asks, {**fresh, 'due': 1006.5, 'last': 900.0}, 1007.0, 500) == Decision([1006.5], 0, 1036.5)
     berlin = ZoneInfo('Europe/Berlin')
     assert weekdays.asked == [datetime.fromtimestamp(date, berlin) for date in (1000, 900)]
-    assert weekdays.times == [datetime.fromtimestamp(date, berlin) for date in (1001.5, 1007.0)]
+    assert weekdays.times == [datetime.fromtimestamp(date, berlin) for date in (1001, 1006.5)]
     assert all(date.utcoffset() == timedelta(hours=1) for date in weekdays.asked + weekdays.times)
     assert upcoming(asks, {**fresh, 'due': 1037.0, 'plan': asks.plan}, 1000.0, 3) == [1037.0]
 
@@ -347,7 +352,7 @@ def test_class_that_answers_nonsense_makes_its_entry_malformed(app: Celery, week
 
 def test_class_that_was_asked_is_not_asked_again_for_the_same_date(app: Celery, weekdays: Weekdays) -> None:
     """It may take longer than the lease: then the next leader, in the same process, knows the answer."""
-    rule = rule_of_code(weekdays, app)
+    rule = Asked(weekdays, app)
     for _ in range(3):
         found = Entry.of('x', CODE, app, CodeEntry('x', rule=rule))
         assert decide(found, state(due=1001.0), 1002.0, 500).error is None
