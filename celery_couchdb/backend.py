@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
@@ -55,6 +56,9 @@ logger = get_logger(__name__)
 #: tasks per second, measured on two cores with and without: 4 children 151 and 154, 8 children 197 and 171, 16 children
 #: 254 and 188.
 _MIN_CONFIRMING_CHILDREN = 6
+
+#: Whether the current thread stores the result of a task.
+_stores: ContextVar[bool] = ContextVar('stores', default=False)
 
 #: How long a chord is unchanged, at least, before another worker ends it, because its own worker may be lost.
 _MIN_CHORD_PAUSE_SECONDS = 30.0
@@ -114,8 +118,8 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         return (self.url or '') if include_password else redacted(self.url or '')
 
     def exception_safe_to_retry(self, exc: Exception) -> bool:
-        """Tell whether the setting `result_backend_always_retry` covers this error."""
-        return isinstance(exc, RETRIED)
+        """Tell whether the setting `result_backend_always_retry` covers this error: only while a result is stored."""
+        return isinstance(exc, RETRIED) and _stores.get()
 
     def reset(self) -> None:
         """Reset the state after a fork: threads and waiting callers exist in the parent process only."""
@@ -186,6 +190,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         If CouchDB refuses a worker's result for lack of rights, the result is lost and the worker logs one line. For a
         part of a chord the error is raised: Celery then counts the part as failed, so that the chord can end.
         """
+        token = _stores.set(True)
         try:
             return super().store_result(task_id, result, state, traceback, request=request, **kwargs)
         except AccessDenied as exc:
@@ -193,6 +198,8 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
                 raise
             logger.error('the result of %s[%s] (%s) is lost: %s', getattr(request, 'task', None), task_id, state, exc)
             return result
+        finally:
+            _stores.reset(token)
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         return self.decode_document(self.read_ahead.read(self.get_key_for_task(task_id)))

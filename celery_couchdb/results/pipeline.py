@@ -145,13 +145,17 @@ class Pipeline:
         """Tell whether all results up to this number are done."""
         return self._backlog.is_done(mark)
 
-    def wait(self) -> None:
-        """Wait until all results handed over before are done; a worker that must stop at once waits 5 seconds only."""
+    def wait(self) -> bool:
+        """Wait until all results handed over before are done, and return whether they are.
+
+        A worker that must stop at once waits 5 seconds only.
+        """
         self._intake.take_in()
         with self._backlog.changed:
             mark = self._backlog.number
             while not self._backlog.is_done(mark) and not self._gives_up():
                 self._backlog.changed.wait(_CHECK_SECONDS)
+            return self._backlog.is_done(mark)
 
     def close(self) -> None:
         """Store what was handed over, see `wait`, and end the thread. What cannot be stored is logged."""
@@ -160,7 +164,7 @@ class Pipeline:
         self.wait()
         self._closing = True
         self._intake.signal()
-        self._thread.join(_COLD_SECONDS)
+        self._thread.join(_CHECK_SECONDS if self._gives_up() else _COLD_SECONDS)
         write_order.unregister(self)
         atexit.unregister(self._at_exit)
         if lost := self._backlog.unstored():

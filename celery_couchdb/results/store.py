@@ -299,5 +299,8 @@ class Store:
             logger.log(level, 'results are not stored: %s; trying again in %.1f s', exc, pause)
             return pause
 
-        result: T = retry_over_time(request, RETRIED, args, {}, failed, **self._options.retry_policy)
+        # The pauses alone would not limit the time: a server that hangs costs each attempt its time limit.
+        policy, limit = self._options.retry_policy, sum(self.client.timeouts)
+        timeout = policy['max_retries'] is not None and policy['max_retries'] * policy['interval_max'] + limit
+        result: T = retry_over_time(request, RETRIED, args, {}, failed, **policy, timeout=timeout)
         return result

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.exceptions import TimeoutError
 
+from kombu_couchdb.couchdb.bounds import time_limit
 from kombu_couchdb.errors import RETRIED
 
 from ..results.documents import Document, is_final
@@ -180,14 +181,15 @@ class PushMixin:
         ids = {self.get_key_for_task(task_id): task_id for task_id in (*task_ids, *before)}
         found: list[Document | None] = []
         try:
-            if len(awaited) == 1 and not before and self._is_covered(next(iter(awaited)), timeout):
-                pass  # the subscriber has read it, and delivers every change
-            elif len(awaited) == 1:  # earlier tasks matter only if this result is not ready
-                found = [doc := self.read_ahead.read(next(iter(awaited)))]
-                if before and not is_final(doc or {}):
-                    found += self.store.read_many(self.get_key_for_task(task_id) for task_id in before)
-            else:
-                found = self.store.read_many(ids)
+            with _time_limit(timeout):
+                if len(awaited) == 1 and not before and self._is_covered(next(iter(awaited)), timeout):
+                    pass  # the subscriber has read it, and delivers every change
+                elif len(awaited) == 1:  # earlier tasks matter only if this result is not ready
+                    found = [doc := self.read_ahead.read(next(iter(awaited)))]
+                    if before and not is_final(doc or {}):
+                        found += self.store.read_many(self.get_key_for_task(task_id) for task_id in before)
+                else:
+                    found = self.store.read_many(ids)
         except RETRIED:
             if not self.always_retry:
                 raise
@@ -216,7 +218,12 @@ class PushMixin:
                     ahead = self.read_ahead.next_ids(next(iter(awaited))) if len(awaited) == 1 else ()
                     self.subscriber.watch(mailbox, ids, ahead)
                 elif on_interval is not None:
-                    on_interval()
+                    try:
+                        with _time_limit(remaining):
+                            on_interval()
+                    except RETRIED:
+                        if not self.always_retry:
+                            raise
                 pause = interval or 0.5
                 found = [*mailbox.receive(pause if remaining is None else min(remaining, pause))]
         finally:
@@ -231,6 +238,11 @@ class PushMixin:
     def _is_covered(self, doc_id: str, timeout: float | None) -> bool:
         """Tell whether the subscriber would deliver a result long before `timeout` if it were stored already."""
         return (timeout is None or timeout >= _MIN_TIMEOUT_SECONDS) and self.subscriber.covers(doc_id)
+
+
+def _time_limit(seconds: float | None) -> AbstractContextManager[None]:
+    """Return the time limit of the reads of a caller that waits for up to `seconds`, and at least for one second."""
+    return time_limit(None if seconds is None else max(seconds, _MIN_TIMEOUT_SECONDS))
 
 
 def _ancestors(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:

@@ -29,8 +29,8 @@ _DUE = members(id=text, value=exactly(text, revision))
 #: Documents deleted in one go, before a pause.
 _BATCH_DOCS = 500
 
-#: How long a worker that stops waits for a sweep to end.
-_STOP_SECONDS = 5.0
+#: How long a worker that stops waits for the last request of a sweep, which another worker would repeat.
+_STOP_SECONDS = 0.5
 
 
 def sweep(store: Store, chords: Chords, is_over: Callable[[], bool]) -> list[str]:
@@ -86,7 +86,7 @@ class Sweeper:
             self._thread = thread
 
     def stop(self) -> None:
-        """Stop the thread and wait up to 5 seconds for its last request."""
+        """Stop the thread and wait up to half a second for its last request."""
         self._end.set()
         thread, self._thread = self._thread, None
         if thread is not None:

@@ -202,31 +202,28 @@ class Cycle:
             self._notifier.peers.keep(living)
 
     def finish(self) -> None:
-        """Release all unacknowledged messages and end the lease."""
+        """Release all unacknowledged messages and end the lease; *raises* the errors of `Client`."""
         self.unacked.release_all()
         changes: list[PendingWrite] = []
-        try:
-            # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other
-            # consumer can write an outcome before the lease ends.
-            for _ in range(_MAX_LAST_TRIES):
-                self.unacked.retry_changed(self._client.fetch)
-                # A decision that still waits is not written: other consumers get the message, as if it had none.
-                changes = self.order.writable(self.unacked.take_writes())
-                if not any(workitem.is_unique(doc) for doc, _ in changes):
-                    break
-                self._commits.write(changes)
-                changes = []
-            keeps_slots = self._slots.finish(changes)
-            if keeps_slots:
-                # Tasks with a concurrency key may still be running: their slots are freed when the lease expires.
-                changes.append(self._heartbeat.next_write(set()))
-            elif self.lease.rev:
-                changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
+        # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other consumer
+        # can write an outcome before the lease ends.
+        for _ in range(_MAX_LAST_TRIES):
+            self.unacked.retry_changed(self._client.fetch)
+            # A decision that still waits is not written: other consumers get the message, as if it had none.
+            changes = self.order.writable(self.unacked.take_writes())
+            if not any(workitem.is_unique(doc) for doc, _ in changes):
+                break
             self._commits.write(changes)
-            self._store.delete_without_queue(self.unacked.take_released())
-            self._commits.write(self._slots.wake_last())
-        except CouchDBError as exc:
-            logger.warning('%s; other workers receive the messages of this one when its lease expires', exc)
+            changes = []
+        keeps_slots = self._slots.finish(changes)
+        if keeps_slots:
+            # Tasks with a concurrency key may still be running: their slots are freed when the lease expires.
+            changes.append(self._heartbeat.next_write(set()))
+        elif self.lease.rev:
+            changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
+        self._commits.write(changes)
+        self._store.delete_without_queue(self.unacked.take_released())
+        self._commits.write(self._slots.wake_last())
 
     @property
     def _poll_at(self) -> float:

@@ -52,15 +52,17 @@ class Heartbeat:
             refused, self._refused = self._refused, None
             raise refused
         if self._conflicted:
-            if not self._lease.prove_by(self._leaves()):
-                self._begin_anew()
+            leaves = self._leaves()
+            if not self._lease.prove_by(leaves):
+                self._begin_anew(is_new_database=not leaves)
             self._conflicted = False
 
     def _leaves(self) -> list[Document]:
         try:
             return self._client.leaves(self._lease.id)
         except NestedTooDeeply:
-            return []  # somebody else has overwritten the document: that ends the lease, as its deletion does
+            # Somebody else has overwritten the document: that ends the lease, as its deletion does.
+            return [{'_id': self._lease.id, '_deleted': True}]
 
     def _on_result(self, result: WriteResult) -> None:
         if result.is_stored:
@@ -78,10 +80,15 @@ class Heartbeat:
         if self._conflicted or self._refused:
             self._unacked.wakeup.set()
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, *, is_new_database: bool) -> None:
         """Start a new lease without the messages of the old one: another process has released them."""
         self._lease.begin_anew()
         lost = self._unacked.drop_all()
+        if is_new_database:  # a deleted document leaves a revision, and this one has none
+            logger.warning(
+                'the database was deleted and created again: %d messages that this consumer held are gone', len(lost)
+            )
+            return
         self._suspects.add(lost)
         logger.warning(
             'this consumer was silent for longer than the visibility timeout of %g s and lost its lease; '

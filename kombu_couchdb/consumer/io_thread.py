@@ -8,9 +8,11 @@ that a person must correct: missing rights and wrong options.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 from kombu.utils.compat import detect_environment
@@ -35,8 +37,17 @@ logger = get_logger(__name__)
 #: another one.
 _IDLE_SECONDS = 5.0
 
+#: How long a consumer that closes waits for a request without a response, in seconds: if it has decided nothing about
+#: messages, or during an outage; and if both is true, or the results of its tasks are given up.
+_CLOSE_SECONDS, _GIVE_UP_SECONDS = 3.0, 0.5
+
 #: The first and the longest pause between two attempts while CouchDB does not respond, in seconds.
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
+
+_RECEIVED_LATER = '%s; other workers receive the messages of this one when its lease expires'
+
+
+_running: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
 
 class Consumer:
@@ -66,7 +77,13 @@ class Consumer:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        _running.add(self)
         atexit.register(self._at_exit)
+
+    @classmethod
+    def runs_here(cls) -> bool:
+        """Tell whether any consumer runs in this process. A forked child has none of its parent's."""
+        return any(each._thread.is_alive() for each in list(_running))
 
     @property
     def id(self) -> str:
@@ -78,6 +95,11 @@ class Consumer:
         """Whether the thread has given up; it has put the reason into the mailbox."""
         return not (self._thread.is_alive() or self.unacked.retired)
 
+    @property
+    def in_outage(self) -> bool:
+        """Whether CouchDB did not respond to the last request."""
+        return bool(self._failures)
+
     def wait(self, pull: Pull) -> Delivery | None:
         """Return the message that a `basic_get` asked for, or None if there is none; *raises* `CouchDBError`."""
         return pull.wait(self._thread)
@@ -86,14 +108,26 @@ class Consumer:
         """Delete a temporary queue later, when no consumer uses it any more."""
         self._cycle.sweeper.unused.abandoned.add(queue)
 
-    def close(self, timeout: float) -> None:
-        """Release all messages, end the lease and the thread; wait up to `timeout` seconds for that."""
+    def close(self, timeout: float, *, in_outage: bool = False) -> None:
+        """Release all messages, end the lease and the thread; wait up to `timeout` seconds for that.
+
+        If CouchDB does not respond this waits for 0.5 to 3 seconds only. Then other consumers get the messages when the
+        lease expires. `in_outage` says that another request got no response.
+        """
         atexit.unregister(self._at_exit)
-        if self.unacked.unwritten:
-            self._cycle.order.wait()
+        in_outage, began = in_outage or self.in_outage, time.monotonic()
+        if has_decided := self.unacked.unwritten:
+            if not self._cycle.order.wait():
+                timeout = _GIVE_UP_SECONDS
+            elif in_outage and time.monotonic() - began < _GIVE_UP_SECONDS:  # else CouchDB has responded just now
+                timeout = min(timeout, _CLOSE_SECONDS)
+        else:
+            timeout = min(timeout, _GIVE_UP_SECONDS if in_outage else _CLOSE_SECONDS)
         self._closing.set()
         self.unacked.wakeup.set()
         self._thread.join(timeout)
+        if self._thread.is_alive() and has_decided:
+            logger.warning(_RECEIVED_LATER, f'{self._client.url} does not respond')
 
     def abandon(self) -> None:
         """End as with `close`, without waiting: the connection was dropped. Takes no lock: a finalizer calls it."""
@@ -111,7 +145,7 @@ class Consumer:
         try:
             while not (self._closing.is_set() or self._abandoned or self.unacked.retired):
                 self._guard(self._work)
-            self._guard(self._cycle.finish)
+            self._guard(self._finish)
         finally:
             self._notifier.close()
             self.announced.close()
@@ -138,6 +172,9 @@ class Consumer:
             self._outage_since = None
         self._cycle.deliver_bodies()
         self._cycle.sweep()
+        if self._failures:
+            logger.warning('%s responds again', self._client.url)
+            self._failures = 0
         if not self._cycle.is_busy:
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() >= self._idle_since + _IDLE_SECONDS:
@@ -157,6 +194,13 @@ class Consumer:
                 lease,
             )
 
+    def _finish(self) -> None:
+        holds = bool(self.unacked.ids())
+        try:
+            self._cycle.finish()
+        except CouchDBError as exc:
+            logger.log(logging.WARNING if holds else logging.DEBUG, _RECEIVED_LATER, exc)
+
     def _guard(self, step: Callable[[], None]) -> None:
         try:
             step()
@@ -167,10 +211,6 @@ class Consumer:
         except Exception as exc:
             logger.exception('the consumer thread failed')
             self._give_up(exc)
-        else:
-            if self._failures:
-                logger.warning('%s responds again', self._client.url)
-                self._failures = 0
 
     def _give_up(self, exc: Exception) -> None:
         self._closing.set()

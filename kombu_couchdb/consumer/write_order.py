@@ -28,8 +28,8 @@ class Precondition(Protocol):
     def is_stored(self, mark: int) -> bool:
         """Tell whether everything up to a mark is stored."""
 
-    def wait(self) -> None:
-        """Wait until everything is stored that was handed over before, or until it is given up."""
+    def wait(self) -> bool:
+        """Wait until everything is stored that was handed over before; return False if it is given up."""
 
 
 class _Registry:
@@ -108,10 +108,9 @@ class WriteOrder:
                 self._wake()
                 return
 
-    def wait(self) -> None:
-        """Wait until all decisions can be written, or what they wait for is given up: the consumer is closed."""
-        for each in tuple(self._preconditions):
-            each.wait()
+    def wait(self) -> bool:
+        """Wait until all decisions can be written; return False if what they wait for is given up."""
+        return all(each.wait() for each in tuple(self._preconditions))
 
     def _is_ready(self, marks: dict[Precondition, int | None]) -> bool:
         for each, mark in marks.items():

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http.client import HTTPResponse
+from math import inf
 from ssl import SSLError
 from typing import Any
 
@@ -30,6 +31,8 @@ __all__ = [
     'Bounds',
     'Upload',
     'response_bounds',
+    'seconds_left',
+    'time_limit',
 ]
 
 #: The minimum rate at which requests and responses must be transferred, in bytes per second.
@@ -64,6 +67,27 @@ def response_bounds(bounds: Bounds) -> Iterator[None]:
         yield
     finally:
         _bounds.reset(token)
+
+
+_until: ContextVar[float] = ContextVar('until', default=inf)
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Let all requests that the current thread sends inside the `with` block end within `seconds`; None: no limit.
+
+    They have the time limits of their clients as well, and an outer limit.
+    """
+    token = _until.set(min(_until.get(), inf if seconds is None else time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
+
+def seconds_left() -> float:
+    """Return the seconds that `time_limit` leaves for requests of the current thread; infinity without a limit."""
+    return _until.get() - time.monotonic()
 
 
 class Upload(io.BytesIO):

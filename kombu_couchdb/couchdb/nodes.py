@@ -19,7 +19,7 @@ from ..log import get_logger
 from . import failures
 from .address import Address
 from .auth import Auth, Headers
-from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds
+from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds, seconds_left
 from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
 from .latency import LATENCY
@@ -125,16 +125,18 @@ class Node:
         The caller raises the error: the frame of this method contains the authentication headers.
         """
         adapter, settings = self._connected()
-        if (pause := self._not_before - time.monotonic()) > 0:
+        if (pause := min(self._not_before - time.monotonic(), seconds_left())) > 0:
             time.sleep(pause)
         size = len(data or b'')
         transfer_seconds = size // MIN_BYTES_PER_SECOND
-        timeout = (self.timeouts[0], (read_timeout or self.timeouts[1]) + transfer_seconds)
+        if (left := seconds_left()) <= 0:
+            return errors.ServerUnavailable(f'{self.address.url}: no response within the time limit of the caller')
+        timeout = (min(left, self.timeouts[0]), min(left, (read_timeout or self.timeouts[1]) + transfer_seconds))
         prepared = requests.PreparedRequest()
         prepared.method, prepared.url = method, url
         if data and size > _SEND_IN_BLOCKS_FROM_BYTES:
             # A new file-like object for each attempt: a repeated request starts from its first byte.
-            prepared.body = Upload(data, sum(self.timeouts) + transfer_seconds)  # type: ignore[assignment]
+            prepared.body = Upload(data, min(left, sum(self.timeouts) + transfer_seconds))  # type: ignore[assignment]
         else:
             prepared.body = data
         prepared.headers = {**_HEADERS}  # type: ignore[assignment]

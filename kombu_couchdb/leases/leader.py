@@ -7,9 +7,9 @@ sent its last successful request. So two processes never lead at the same time, 
 not compared. (A process that has just started does not wait if the document is 5 seconds older than a lease by the
 server's time, and its own clock agrees with the server's.)
 
-A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that is
-paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it alone:
-a leader's writes must be safe to repeat (see `Bulk.create_once`).
+A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that
+is paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
+alone: a leader's writes must be safe to repeat (see `Bulk.create_once`).
 """
 
 from __future__ import annotations

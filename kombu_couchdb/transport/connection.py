@@ -155,7 +155,8 @@ class Transport(virtual.Transport):
         self.temporary_queues.close()
         self._abandon.detach()
         if self._consumer is not None:
-            self._consumer.close(self.options.request_timeout + self.options.connect_timeout)
+            timeout = self.options.request_timeout + self.options.connect_timeout
+            self._consumer.close(timeout, in_outage=self.temporary_queues.in_outage)
             self._consumer = None
         self._mailbox.close()
         self.store.close()
@@ -180,6 +181,11 @@ class Transport(virtual.Transport):
     def unacked(self) -> Unacked:
         """The unacknowledged messages of this connection."""
         return (self._consumer or self.consumer).unacked
+
+    @property
+    def in_outage(self) -> bool:
+        """Whether CouchDB did not respond to the last request of the I/O thread."""
+        return self._consumer is not None and self._consumer.in_outage
 
     def _engage(self, take: Callable[[Unacked], bool]) -> Consumer:
         """Give work to the I/O thread and return the thread.

@@ -13,8 +13,12 @@ from collections.abc import Collection, Sequence
 from math import inf
 from typing import Any, ClassVar
 
+from kombu.exceptions import OperationalError
 from kombu.transport import virtual
+from kombu.utils.functional import retry_over_time
 
+from ..consumer.io_thread import Consumer
+from ..couchdb.bounds import time_limit
 from ..couchdb.client import Document
 from ..documents import workitem
 from ..documents.body import decoded, encoded
@@ -24,15 +28,20 @@ from ..documents.idempotency import copy_id, fixed_id, is_fixed
 from ..documents.task_message import content_flaw
 from ..documents.types import Published, WorkItem
 from ..documents.validation import check_names, check_value
-from ..errors import ServerUnavailable, Unstorable
+from ..errors import RETRIED, ServerUnavailable, Unstorable
 from ..queues.routing import TemporaryQueue
 from .collector import collector
 from .exchanges import EXCHANGE_TYPES
 from .publish_batch import PublishBatch
 from .republished import Republished
 from .taker import Taker, taker
+from .transient import TransientMessages, is_transient
 
 __all__ = ['Publisher', 'closed']
+
+
+#: How the names of the exchanges of remote control end, see `kombu.pidbox`.
+_REMOTE_CONTROL = '.pidbox'
 
 
 class _PublishTag(str):
@@ -51,6 +60,7 @@ class Publisher(virtual.Channel):
     """Publishes messages to queues and exchanges."""
 
     exchange_types: ClassVar[dict[str, type[Any]]] = EXCHANGE_TYPES  # kombu makes a dictionary of instances of it
+    _transient: TransientMessages | None = None
 
     def basic_publish(
         self,
@@ -62,6 +72,8 @@ class Publisher(virtual.Channel):
         **kwargs: Any,
     ) -> None:
         """Store a message: one document for each of its queues, all in one request; or add it to a batch.
+
+        A process that consumes stores events and replies of remote control in a thread, see `transient`.
 
         `message` is as `prepare_message` returns it. *Raises* `ConfigurationError` for names that are not valid,
         `Unstorable` for a message that CouchDB cannot hold, and the errors of `Store.publish`. After
@@ -86,6 +98,8 @@ class Publisher(virtual.Channel):
         try:
             if parcels:
                 self._store_or_add(parcels, message, again=again, batch=_publish_batch)
+            elif exchange and _publish_batch is None and self._may_wait(message):
+                self._store_soon((_copied(message), exchange, routing_key))
             elif exchange:
                 self.typeof(exchange).deliver(message, exchange, routing_key, again=again, batch=_publish_batch)
             else:  # AMQP's default exchange: the routing key is the name of the queue
@@ -94,6 +108,12 @@ class Publisher(virtual.Channel):
             failed.note(given, exchange, routing_key, properties['delivery_tag'])
             raise
         properties['delivery_tag'] = str(properties['delivery_tag'])
+
+    def close(self) -> None:
+        """Store the transient messages that wait, if CouchDB responds, and close the channel."""
+        if self._transient is not None:
+            self._transient.close()
+        super().close()
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return a batch for `Producer.batch()` (kombu 5.7)."""
@@ -124,6 +144,25 @@ class Publisher(virtual.Channel):
         info = {**message['properties'].get('delivery_info', {}), 'exchange': exchange, 'routing_key': routing_key}
         properties = {**message['properties'], 'delivery_tag': tag, 'body_encoding': encoding, 'delivery_info': info}
         return {**message, 'body': body, 'properties': properties}
+
+    def _may_wait(self, message: Document) -> bool:
+        """Tell whether a thread stores a message: a program that only publishes may end before that."""
+        return is_transient(message) and (self._transient is not None or Consumer.runs_here())
+
+    def _store_soon(self, routed: tuple[Document, str, str]) -> None:
+        if self._transient is None:
+            self._transient = TransientMessages(self._store_transient)
+        self._transient.add(routed)
+
+    def _store_transient(self, messages: Sequence[tuple[Document, str, str]]) -> None:
+        docs: list[WorkItem] = []
+        for message, exchange, routing_key in messages:
+            queues = self._lookup(exchange, routing_key)
+            if queues is None:
+                self._put_fanout(exchange, message, routing_key)
+            else:
+                docs += self._items(queues, message)
+        self.store_docs(docs)
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> Collection[str] | None:
         """Return the queues of a message for a named exchange, or None if it is broadcast.
@@ -199,11 +238,23 @@ class Publisher(virtual.Channel):
         again: bool = False,
         batch: PublishBatch | None = None,
     ) -> None:
-        """Broadcast a message, or add it to a batch. Listeners ignore the copy that a retry may make."""
+        """Broadcast a message, or add it to a batch. Listeners ignore the copy that a retry may make.
+
+        kombu publishes commands of remote control with endless retries. They are tried here for `connect_timeout`
+        instead, and then *raise* `OperationalError`, as other messages do when kombu stops trying.
+        """
+        send, broadcast = self.connection.broadcaster.send, (exchange, routing_key, message)
         if batch is not None:
-            batch.add_broadcast(exchange, routing_key, message)
+            batch.add_broadcast(*broadcast)
+        elif not exchange.endswith(_REMOTE_CONTROL):
+            send(*broadcast)
         else:
-            self.connection.broadcaster.send(exchange, routing_key, message)
+            seconds = self.connection.options.connect_timeout
+            try:
+                with time_limit(2 * seconds):
+                    retry_over_time(send, RETRIED, broadcast, interval_start=0.2, interval_max=1, timeout=seconds)
+            except RETRIED as exc:
+                raise OperationalError(str(exc)) from exc
 
     def _items(self, queues: Collection[str], message: Document) -> list[WorkItem]:
         """Return the WorkItems of a message, one for each queue."""

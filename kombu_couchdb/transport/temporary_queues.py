@@ -11,12 +11,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..errors import CouchDBError
+from ..couchdb.bounds import time_limit
+from ..errors import RETRIED, CouchDBError
 from ..log import get_logger
 
 __all__ = ['TemporaryQueues']
 
 logger = get_logger(__name__)
+
+#: How long the deletion of a queue may take, in seconds.
+_CANCEL_SECONDS = 2.0
 
 
 class TemporaryQueues:
@@ -28,6 +32,8 @@ class TemporaryQueues:
         #: Those that no other connection may use: they are deleted when this one is closed.
         self._exclusive: set[str] = set()
         self._pid = os.getpid()
+        #: Whether CouchDB did not respond when the last queue was to be deleted.
+        self.in_outage = False
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
@@ -60,7 +66,8 @@ class TemporaryQueues:
     def subscription_cancelled(self, queue: str) -> None:
         """If the queue is temporary, delete it; if it has other subscriptions, let the sweep watch it.
 
-        A forked child deletes nothing: its parent may still be subscribed.
+        A forked child deletes nothing: its parent may still be subscribed. A worker that stops calls this, so it waits
+        for at most 2 seconds, and not at all during an outage: the queue is then deleted when it expires.
         """
         if queue not in self._queues or self._pid != os.getpid():
             return
@@ -68,12 +75,15 @@ class TemporaryQueues:
         try:
             if queue in connection.topology.paused:
                 return  # it expires after it is resumed
-            if connection.has_consumer(queue):
-                connection.consumer.watch(queue)  # the other subscriptions may be cancelled at this moment, too
-            else:
-                self.forget(queue)
-                connection.listener.unbind(queue)
-                connection.topology.delete_queue(queue)
-                connection.store.purge(queue)  # last: see `Store.delete_without_queue`
+            with time_limit(0.0 if connection.in_outage else _CANCEL_SECONDS):
+                if connection.has_consumer(queue):
+                    connection.consumer.watch(queue)  # the other subscriptions may be cancelled at this moment, too
+                else:
+                    self.forget(queue)
+                    connection.listener.unbind(queue)
+                    connection.topology.delete_queue(queue)
+                    connection.store.purge(queue)  # last: see `Store.delete_without_queue`
+            self.in_outage = False
         except CouchDBError as exc:
+            self.in_outage = isinstance(exc, RETRIED)
             logger.warning('temporary queue %r could not be deleted; it is deleted when it expires: %s', queue, exc)

@@ -230,6 +230,8 @@ def test_consumer_recreates_a_deleted_database(
     connect().Producer().publish('after', exchange=exchange, routing_key='key', serializer='json')
     inbox.wait(2)
     assert len(complaints(caplog)) == 1
+    assert 'the database was deleted and created again' in caplog.text
+    assert 'was silent for longer' not in caplog.text
 
 
 def test_publisher_recreates_a_deleted_database(connect: Callable[..., Connection], client: Client) -> None:
@@ -271,3 +273,17 @@ def test_all_consumers_resume_after_an_outage_longer_than_their_leases(
         for inbox in inboxes:
             inbox.drain(0.1)
     assert all(len(inbox.messages) > count for inbox, count in zip(inboxes, before, strict=True))
+
+
+def test_consumer_that_closes_during_an_outage_does_not_say_that_the_server_responds(
+    connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = connect(through_proxy=True)
+    inbox = Inbox(connection, ack=False)
+    publish(connect(), 'held')
+    inbox.wait(1)
+    proxy.refuse()
+    wait_for(lambda: complaints(caplog), 'the consumer to notice the failure')
+    connection.close()
+    assert 'other workers receive the messages of this one when its lease expires' in caplog.text
+    assert not returns(caplog)

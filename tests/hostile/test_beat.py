@@ -146,9 +146,7 @@ CODE = st.dictionaries(
         st.builds(
             lambda plan, members: {'task': 'add', 'schedule': plan, **members},
             CODE_SCHEDULE,
-            st.fixed_dictionaries(
-                {}, optional=dict.fromkeys(('task', 'args', 'kwargs', 'options', 'relative'), ANY)
-            ),
+            st.fixed_dictionaries({}, optional=dict.fromkeys(('task', 'args', 'kwargs', 'options', 'relative'), ANY)),
         ),
     ),
     max_size=5,

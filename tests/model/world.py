@@ -436,8 +436,9 @@ class Results:
     def is_stored(self, mark: int) -> bool:
         return self._stored >= mark
 
-    def wait(self) -> None:
-        """A process that ends does not wait here: what is not stored then is lost."""
+    def wait(self) -> bool:
+        """Return False: a process that ends does not wait here, and what is not stored then is lost."""
+        return False
 
 
 class ModelClock:

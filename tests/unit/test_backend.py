@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from typing import Any
 
@@ -128,20 +129,33 @@ def test_backend_can_be_pickled() -> None:
         (OSError(), False),
     ],
 )
-def test_celery_retries_temporary_errors(error: Exception, again: bool) -> None:
-    assert app_of('couchdb://host').backend.exception_safe_to_retry(error) is again
-
-
-def test_always_retry_retries() -> None:
+def test_always_retry_stores_a_result_again_after_temporary_errors(
+    error: Exception, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = app_of('couchdb://host', result_backend_always_retry=True, result_backend_base_sleep_between_retries_ms=1)
-    answers = iter([ServerUnavailable('no'), ServerUnavailable('no'), NotFound('no')])
+    answers = iter([error, error])
 
-    def get(doc_id: str) -> Any:
+    def write(doc: dict[str, Any], **_: Any) -> None:
+        if exc := next(answers, None):
+            raise exc
+
+    monkeypatch.setattr(app.backend.store, 'write', write)
+    with nullcontext() if again else pytest.raises(type(error)):
+        app.backend.store_result('id', 1, 'SUCCESS')
+    assert (next(answers, None) is None) is again
+
+
+def test_always_retry_does_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a program that reads would wait for the end of an outage."""
+    app = app_of('couchdb://host', result_backend_always_retry=True)
+    answers = iter([ServerUnavailable('no')])
+
+    def read(doc_id: str) -> Any:
         raise next(answers)
 
-    app.backend.client.get = get
-    assert app.backend.get_task_meta('id') == {'status': 'PENDING', 'result': None}
-    assert next(answers, None) is None
+    monkeypatch.setattr(app.backend.store, 'read', read)
+    with pytest.raises(ServerUnavailable):
+        app.backend.get_task_meta('id')
 
 
 def test_write_gives_up_after_many_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:

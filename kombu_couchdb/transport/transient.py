@@ -1,0 +1,101 @@
+"""Transient messages: events, and replies of remote control, which a thread stores so that a worker does not wait.
+
+Celery publishes them in a worker's event loop, and tries again without a limit. While CouchDB does not respond, that
+would stop the loop: the worker would start no task, enforce no time limit and obey no signal. Here they wait in memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..couchdb.fork_safety import reset_in_child
+from ..errors import RETRIED
+from ..log import get_logger
+
+__all__ = ['TransientMessages', 'is_transient']
+
+logger = get_logger(__name__)
+
+#: The most messages that wait; of more, the oldest are dropped. And the most that are stored together.
+_MAX_MESSAGES, _MAX_TOGETHER = 1000, 200
+
+#: The pause before messages are stored again after an error, in seconds.
+_RETRY_SECONDS = 1.0
+
+#: The thread ends if no message comes for so long, in seconds.
+_IDLE_SECONDS = 5.0
+
+#: How long a channel that closes waits until its messages are stored, in seconds.
+_CLOSE_SECONDS = 1.0
+
+#: AMQP's delivery mode of a message that may be lost.
+_TRANSIENT = 1
+
+
+def is_transient(message: Any) -> bool:
+    """Tell whether a message may be lost: it has AMQP's delivery mode 1, and is no task."""
+    return message['properties'].get('delivery_mode') == _TRANSIENT and 'task' not in message['headers']
+
+
+class TransientMessages:
+    """Stores the transient messages of one channel in a thread, in their order. Thread-safe."""
+
+    def __init__(self, store: Callable[[Sequence[Any]], None]) -> None:
+        """Store messages with `store(messages)`, which *raises* the errors of `kombu_couchdb.errors`."""
+        self._store = store
+        self.reset()
+        reset_in_child(self)
+
+    def reset(self) -> None:
+        """Forget everything in a forked child: the messages and the thread belong to the parent."""
+        self._changed = threading.Condition()  # reentrant: a signal handler may publish a message, too
+        self._waiting: deque[Any] = deque(maxlen=_MAX_MESSAGES)
+        self._thread: threading.Thread | None = None
+        self._closed = self._fails = False
+
+    def add(self, message: Any) -> None:
+        """Store a message soon."""
+        with self._changed:
+            self._waiting.append(message)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name='transient-messages', daemon=True)
+                self._thread.start()
+                atexit.register(self.close)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread when all messages are stored; wait up to a second, and not at all during an outage."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._thread is None or self._fails, _CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while messages := self._next():
+            try:
+                self._store(messages)
+                self._fails = False
+            except RETRIED as exc:
+                logger.debug('events and replies wait until CouchDB responds: %s', exc)
+                with self._changed:
+                    self._fails = True
+                    self._waiting = deque([*messages, *self._waiting], _MAX_MESSAGES)
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._closed, _RETRY_SECONDS)
+            except Exception as exc:  # the thread must go on
+                logger.error('%d events or replies are lost: %r', len(messages), exc)
+
+    def _next(self) -> list[Any]:
+        """Wait for messages and return some; an empty list if the thread must end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_SECONDS)
+            if not self._waiting or (self._closed and self._fails):
+                self._thread = None
+                atexit.unregister(self.close)
+                self._changed.notify_all()
+                return []
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_TOGETHER))]
