@@ -116,10 +116,11 @@ class Store(Purge):
         deletes a queue deletes its messages after that. So whatever happens at the same time, no message is left. No
         request if no queue is temporary, else one, and two more for messages without a queue.
         """
-        queues = sorted({doc['queue'] for doc in docs if doc.get('temporary') is True})
+        docs = [doc for doc in docs if doc.get('temporary') is True and isinstance(doc.get('queue'), str)]
+        queues = sorted({doc['queue'] for doc in docs})
         found = self.client.find([QUEUE + queue for queue in queues]) if queues else []
         missing = {queue for queue, doc in zip(queues, found, strict=True) if doc is None}
-        if ids := [doc['_id'] for doc in docs if doc['queue'] in missing and doc.get('temporary') is True]:
+        if ids := [doc['_id'] for doc in docs if doc['queue'] in missing]:
             now = self.client.clock.now()
             self._write(
                 [workitem.dropped(doc, now) for doc in self.client.find(ids) if doc and workitem.is_waiting(doc)]

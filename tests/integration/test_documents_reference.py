@@ -108,6 +108,8 @@ def test_documents_of_messages(connect: Callable[..., Connection], client: Clien
     publish(connection, 'planned', headers=eta(3600))
     publish(connection, 'expires', 'other', expiration=3600)
     publish(connection, 'x' * 150_000, 'other')
+    reply = Queue('reply', Exchange('replies', type='direct'), routing_key='k', auto_delete=True)
+    connection.Producer().publish('x', exchange='replies', routing_key='k', declare=[reply])
     publish(connection, 'x' * 150_000, 'other', headers={'id': 'large', 'task': 'report', 'job_key': 'large'})
     job = {'id': 'a', 'task': 'report', 'job_key': 'k'}
     publish(connection, 'job', 'jobs', headers=job)
@@ -156,6 +158,7 @@ def test_other_documents_of_the_broker(
         exchange = Exchange(f'to {kind}', kind)
         Queue(f'of {kind}', exchange, 'a.b', expires=60)(channel).declare()
         connection.Producer().publish('hello', exchange=exchange, routing_key='a.b', declare=[exchange])
+    Queue('permanent', Exchange('to direct', 'direct'), 'c')(channel).declare()
     Inbox(connect(), 'of direct').wait(1)
     monkeypatch.setattr(lease._Process, 'worker', 'worker@host')
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
