@@ -189,8 +189,10 @@ class ChordMixin:
                     self._complete(group_id, chord, body, is_repeated=was_claimed)
             except RETRIED:
                 raise
-            except Exception:  # its body cannot be decoded; the other chords are completed nevertheless
-                logger.exception('chord %s cannot be completed', group_id)
+            except Exception as exc:  # its body cannot be decoded; the other chords are completed nevertheless
+                reason = f'{type(exc).__name__}: {exc}'
+                logger.error('chord %s cannot be completed, and is left until it expires: %.300s', group_id, reason)
+                self.chords.set_aside(chord)
 
     def _complete(self, group_id: str, chord: Chord, body: Any, *, is_repeated: bool = False) -> None:
         """Send the body, or store its failure. After an error of the server, a sweep claims the chord again."""

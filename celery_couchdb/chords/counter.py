@@ -204,6 +204,10 @@ class Chords:
             ):
                 yield group_id, claimed, bool(chord.get('claimed'))
 
+    def set_aside(self, chord: Chord) -> None:
+        """Keep a claimed chord that cannot be completed until it expires. Sweeps do not find it any more."""
+        self._store.put({**chord, 'date': None})
+
     def expire(self, ids: Iterable[str], parts: Iterable[Document]) -> int:
         """Delete expired chords and parts, and return the number of deleted documents.
 

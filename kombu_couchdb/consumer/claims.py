@@ -152,9 +152,14 @@ class Claims:
                     self._store.client.unusable.note(doc['_id'], doc['_rev'], result.reason)
 
         def set_aside(reason: str) -> PendingWrite:
-            logger.error('message %s in queue %r was made a dead letter: %s', doc['_id'], doc.get('queue'), reason)
-            # `failed` also if the write succeeds: no message is delivered, so the credit must be returned.
-            return dead_letter.made_of(doc, reason, now), failed
+            def decided(result: WriteResult) -> None:
+                if result.is_stored:  # otherwise another consumer has made it one, and logs that
+                    logger.error(
+                        'message %s in queue %r was made a dead letter: %s', doc['_id'], doc.get('queue'), reason
+                    )
+                failed(result)  # also if it is stored: no message is delivered, so the credit must be returned
+
+            return dead_letter.made_of(doc, reason, now), decided
 
         now = self._store.client.clock.now()
         if reason := malformed.flaw(doc) or body.reason:

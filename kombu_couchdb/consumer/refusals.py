@@ -70,10 +70,11 @@ class Refusals:
         if refused is None:
             return None
         reason = malformed(f'{self._what} of this message cannot be stored: {refused}')
-        logger.error('message %s in queue %r was made a dead letter: %s', doc['_id'], doc.get('queue'), reason)
 
         def on_result(result: WriteResult) -> None:
-            if result.is_refused:
+            if result.is_stored:
+                logger.error('message %s in queue %r was made a dead letter: %s', doc['_id'], doc.get('queue'), reason)
+            elif result.is_refused:
                 self._client.unusable.note(doc['_id'], doc['_rev'], result.reason)
 
         return dead_letter.made_of(doc, reason, self._client.clock.now()), on_result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -15,6 +16,7 @@ from celery.canvas import Signature
 from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from kombu import Connection
 
+import celery_couchdb.design
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
@@ -638,7 +640,9 @@ def test_body_that_is_a_chord_is_sent_after_its_worker_was_killed(site: Site, mo
     assert site.left() == []
 
 
-def test_malformed_chord_does_not_stop_the_sweep(site: Site, client: Client) -> None:
+def test_malformed_chord_does_not_stop_the_sweep(
+    site: Site, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = site.send('a')
     worker = site.backend()
     worker.chords.claim = lambda *_: None  # type: ignore[method-assign]
@@ -648,6 +652,16 @@ def test_malformed_chord_does_not_stop_the_sweep(site: Site, client: Client) -> 
     client.put({'_id': 'chord-unlock-0001', **malformed, 'body': {'value': {'body': 7}}})
     sweep(site.backend())
     assert site.bodies() == [[[0]]]
+    later = site.backend()
+    monkeypatch.setattr(later.client.clock, 'now', lambda: time.time() + 1000)
+    unfinished = later.client.view(celery_couchdb.design.NAME, 'due')
+    sweep(later)
+    lines = [record for record in caplog.records if 'cannot be completed' in record.message]
+    assert [record.message[:60] for record in lines] == [
+        f'chord {name} cannot be completed, and is left until it expires'[:60] for name in ('0000', '0001')
+    ]
+    assert not any(record.exc_info for record in lines)
+    assert not [row for row in unfinished if row['value'][0] == 'Unfinished']
 
 
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])

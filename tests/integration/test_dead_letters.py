@@ -18,7 +18,7 @@ from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.transport import publisher
 from tests.conftest import wait_for
-from tests.support import Inbox, items, publish
+from tests.support import Inbox, items, publish, publish_many, release_all
 
 from .conftest import kill_all
 
@@ -213,3 +213,17 @@ def test_body_that_decompresses_to_too_much_becomes_a_dead_letter(
     assert doc['reason'].startswith(
         'malformed: the body cannot be decoded (it decompresses to more than 16,000,000 bytes'
     )
+
+
+def test_dead_letter_is_logged_once_by_several_consumers(
+    connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish_many(connect(), range(50))
+    client.bulk([{**item, 'attempts': 1} for item in items(client)])
+    connections = [connect(delivery_limit=1) for _ in range(4)]
+    for connection in connections:
+        Inbox(connection)
+    wait_for(lambda: dead.count(client) == 50, 'the dead letters')
+    release_all(connections)
+    lines = [message for message in caplog.messages if 'was made a dead letter: delivery limit' in message]
+    assert len(lines) == 50
