@@ -44,8 +44,6 @@ _CLOSE_SECONDS, _GIVE_UP_SECONDS = 3.0, 0.5
 #: The first and the longest pause between two attempts while CouchDB does not respond, in seconds.
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 
-_RECEIVED_LATER = '%s; other workers receive the messages of this one when its lease expires'
-
 
 _running: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
@@ -127,7 +125,10 @@ class Consumer:
         self.unacked.wakeup.set()
         self._thread.join(timeout)
         if self._thread.is_alive() and has_decided:
-            logger.warning(_RECEIVED_LATER, f'{self._client.url} does not respond')
+            logger.warning(
+                '%s does not respond; other workers receive the messages of this one when its lease expires',
+                self._client.url,
+            )
 
     def abandon(self) -> None:
         """End as with `close`, without waiting: the connection was dropped. Takes no lock: a finalizer calls it."""
@@ -199,7 +200,8 @@ class Consumer:
         try:
             self._cycle.finish()
         except CouchDBError as exc:
-            logger.log(logging.WARNING if holds else logging.DEBUG, _RECEIVED_LATER, exc)
+            level = logging.WARNING if holds else logging.DEBUG
+            logger.log(level, '%s; other workers receive the messages of this one when its lease expires', exc)
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:

@@ -7,6 +7,7 @@ would stop the loop: the worker would start no task, enforce no time limit and o
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -87,7 +88,8 @@ class TransientMessages:
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._closed, _RETRY_SECONDS)
             except Exception as exc:  # the thread must go on
-                logger.error('%d events or replies are lost: %r', len(messages), exc)
+                level = logging.DEBUG if self._closed else logging.ERROR  # a closed channel cannot store any more
+                logger.log(level, '%d events or replies are lost: %s', len(messages), exc)
 
     def _next(self) -> list[Any]:
         """Wait for messages and return some; an empty list if the thread must end."""
