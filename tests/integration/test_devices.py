@@ -80,6 +80,28 @@ def test_replication_of_others_is_not_replaced(server: Server, name: str) -> Non
         set_up(server, name, 'a-from-b')
 
 
+def test_device_exchanges_only_documents_with_its_own_name(server: Server, name: str) -> None:
+    """The name of one device may be the end of another's."""
+    set_up(server, name, 'alice')
+    parcels, alice = server.client(name), server.client(f'{name}-alice')
+    parcels.create()
+    parcels.bulk([{'_id': 'malice:1'}, {'_id': 'x alice:1'}, {'_id': 'alice-2:1'}, {'_id': 'alice:1'}])
+    alice.bulk([{'_id': 'malice:2'}, {'_id': 'x alice:2'}, {'_id': 'alice-2:2'}, {'_id': 'alice:2'}])
+
+    def ids(client: Client) -> set[str]:
+        return {row['id'] for row in client.id_range('')}
+
+    wait_for(lambda: 'alice:1' in ids(alice) and 'alice:2' in ids(parcels), 'the replications')
+    # The replications read the changes in their order. The last change is behind all others.
+    for number, (source, target) in enumerate([(parcels, alice), (alice, parcels)], 3):
+        for shard in range(20):
+            source.put({'_id': f'alice:{number}-{shard}'})
+        wait_for(lambda t=target, n=number: {f'alice:{n}-{s}' for s in range(20)} <= ids(t), 'the rest')  # type: ignore[misc]
+    for client, number in ((parcels, 1), (alice, 2)):
+        foreign = {doc_id for doc_id in ids(client) if not doc_id.startswith('alice:')}
+        assert foreign == {f'malice:{number}', f'x alice:{number}', f'alice-2:{number}'}
+
+
 @pytest.mark.parametrize('document', [design.documents()[0], design.parcels()])
 def test_database_of_the_app_is_not_given_to_a_device(server: Server, name: str, document: dict[str, Any]) -> None:
     client = server.client(f'{name}-broker')

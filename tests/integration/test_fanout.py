@@ -86,6 +86,26 @@ def test_broadcasts_of_several_publishers(connect: Callable[..., Connection], cl
         assert (sorted(numbers) if client.is_cluster() else numbers) == list(range(20))  # a cluster keeps no order
 
 
+def test_broadcast_that_is_nested_too_deeply_is_left_out(
+    connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    inbox, publisher = listen(connect(), 'listener'), connect()
+    broadcast(publisher, 'first')
+    inbox.wait(1)
+    [row] = client.id_range('broker:broadcast:', docs=True)
+    doc = {name: value for name, value in row['doc'].items() if name != '_rev'}
+    message = doc['message']
+    deep: list[object] = []
+    for _ in range(150):
+        deep = [deep]
+    properties = {**message['properties'], 'delivery_tag': 'another'}
+    forged = {**message, 'headers': {**message['headers'], 'deep': deep}, 'properties': properties}
+    client.put({**doc, '_id': f'{row["id"]}0', 'publisher': 'another', 'message': forged})
+    inbox.drain_until(lambda: 'the message is nested in too many levels' in caplog.text, 'the log line')
+    broadcast(publisher, 'last')
+    assert inbox.wait(2) == ['first', 'last']
+
+
 def test_new_queue_gets_no_old_broadcasts(connect: Callable[..., Connection], client: Client) -> None:
     publisher, early = connect(), listen(connect(), 'early')
     broadcast(publisher, 'old')

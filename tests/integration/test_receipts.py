@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -86,6 +86,41 @@ def test_result_that_was_stored_before_the_leader_changed(
     assert run(second, parcels, 'a')['state'] == 'SUCCESS'
     end(app, item_of(client, 'b'), ValueError('sold out'), 'FAILURE')
     assert run(second, parcels, 'b')['error'] == 'ValueError: sold out'
+
+
+def test_result_of_another_task_does_not_end_a_receipt(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any member can store a result that names a parcel."""
+    one = mover()
+    put(parcels, 'a', 'b')
+    one.step()
+    results = app.backend.store.client
+    end(app, item_of(client, 'b'))
+    assert run(one, parcels, 'b')['state'] == 'SUCCESS'
+    [like] = results.fetch([app.backend.get_key_for_task(parcels.get('b')['id'])])
+    assert like is not None
+    del like['_rev']
+    looked_at: list[str] = []
+    read_many = app.backend.store.read_many
+
+    def recorded(ids: Sequence[str], **how: Any) -> Any:
+        looked_at.extend(ids)
+        return read_many(ids, **how)
+
+    monkeypatch.setattr(app.backend.store, 'read_many', recorded)
+    forged = app.backend.get_key_for_task('forged')
+    results.put({**like, '_id': forged, 'parcel': 'a'})
+
+    def looks_at_it() -> bool:
+        one.step()
+        return forged in looked_at
+
+    wait_for(looks_at_it, 'the forged result to be reported')
+    one.step()
+    assert parcels.get('a')['state'] == 'PENDING'
+    end(app, item_of(client, 'a'), 4)
+    assert run(one, parcels, 'a')['result'] == 4
 
 
 def test_mover_killed_between_its_two_writes_while_the_task_ends(

@@ -200,6 +200,14 @@ def test_message_cannot_say_where_its_result_goes() -> None:
     assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == own
 
 
+@pytest.mark.parametrize(
+    'header', [['order-17', 'another task'], ['order-17'], ['order-17', 'a', 'b'], [17, 'a'], 'order-17', None]
+)
+def test_result_of_another_task_names_no_parcel(header: Any) -> None:
+    """All tasks that a task sends have its header."""
+    assert parcel_of(Context({'task': 'add', 'id': 'a', 'headers': {PARCEL: header}}), 'a') is None
+
+
 def test_long_document_id_is_refused() -> None:
     with pytest.raises(Refused, match='the id of the document has more than 255 characters'):
         call_in({'_id': 'a' * 256, 'task': 'add'}, ACCEPT)
