@@ -19,7 +19,7 @@ from kombu_couchdb.documents.concurrency import CONCURRENCY_KEY, CONCURRENCY_LIM
 from kombu_couchdb.documents.ids import PARCEL as MESSAGE
 from kombu_couchdb.documents.job_key import JOB_KEY
 from kombu_couchdb.documents.rates import RATE_KEY
-from kombu_couchdb.documents.task_message import EMBEDDED, HEADERS, OPTIONS, is_line, type_flaw
+from kombu_couchdb.documents.task_message import EMBEDDED, HEADERS, OPTIONS, STAMPS, is_line, type_flaw
 
 from .inherited import PARCEL
 
@@ -48,6 +48,10 @@ _DESTINATIONS = ('exchange', 'queue', 'routing_key')
 
 #: Options of a signature that contain signatures.
 _LINKS = ('chain', 'chord', 'link', 'link_error')
+
+#: What stamps may not be called. A retry gives each stamp to Celery's `apply_async`, as an option of that name: a stamp
+#: `stamped_headers` would replace the list of stamps, and those called `chain` or `task_id`, for example, would act.
+_NOT_STAMPS = {*Context().as_execution_options(), *OPTIONS, *_LINKS, *RESERVED, *_FORBIDDEN}
 
 #: What a publisher may choose as a name or an id.
 _LINE = 'printable text of at most 255 characters'
@@ -119,13 +123,16 @@ def wrong_header(name: Any, value: Any) -> str | None:
         return None
     if name not in PRINTED and isinstance(value, str) and not is_line(value):
         return f'the header {name} must be {_LINE}'
-    return type_flaw(name, value)
+    return type_flaw(name, value) or (_wrong_stamps(value) if name == STAMPS else None)
 
 
 def _wrong_options(options: dict[str, Any]) -> str | None:
     """Return what a publisher may not write into the options of a signature; None if nothing."""
+    stamps = options.get(STAMPS)
+    if reason := type_flaw(STAMPS, stamps) or _wrong_stamps(stamps):
+        return reason
     for name, value in options.items():
-        if name in _LINKS:
+        if name in _LINKS or name in (stamps or ()):
             continue
         if name not in OPTIONS:
             return f'the option {name!r:.80} is not for publishers'
@@ -139,6 +146,14 @@ def _wrong_options(options: dict[str, Any]) -> str | None:
     for name in options.get('headers') or {}:
         if name in HEADERS or name in RESERVED or name in _FORBIDDEN or region.named({}, {name: True}):
             return f'the header {name!r:.80} is not for publishers'
+    return None
+
+
+def _wrong_stamps(names: list[str] | None) -> str | None:
+    """Return which of these names a publisher may not give to a stamp; None if it may choose all of them."""
+    for name in names or ():
+        if name in _NOT_STAMPS or region.named({name: True}, {name: True}):
+            return f'the stamp {name!r:.80} is not for publishers'
     return None
 
 

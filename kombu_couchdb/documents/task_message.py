@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime
 from typing import Any, NamedTuple
 
-__all__ = ['EMBEDDED', 'HEADERS', 'OPTIONS', 'body_flaw', 'content_flaw', 'flaw', 'is_line', 'type_flaw']
+__all__ = ['EMBEDDED', 'HEADERS', 'OPTIONS', 'STAMPS', 'body_flaw', 'content_flaw', 'flaw', 'is_line', 'type_flaw']
 
 #: Encodings that a body may have: those of kombu's serializers, and other character sets that are decoded in linear
 #: time and memory. Python knows more: `bz2` and `zlib` decode 1 kB to gigabytes, `punycode` and `idna` need quadratic
@@ -32,6 +32,9 @@ _MAX_NUMBER = 10**9
 
 #: The maximum length of an id or a name that a publisher chooses.
 _MAX_LINE_CHARACTERS = 255
+
+#: The header, and the option of a signature, with the names of the stamps.
+STAMPS = 'stamped_headers'
 
 #: The members of the third part of a task's body. They contain signatures of other tasks.
 EMBEDDED = frozenset({'callbacks', 'chain', 'chord', 'errbacks'})
@@ -64,17 +67,19 @@ def _is_id(value: Any) -> bool:
 def _is_date(value: Any) -> bool:
     """Tell whether Celery can compare a date. It rejects text that is not a date, with an error of its own.
 
-    It converts a date without a time zone, which fails at both ends of the calendar.
+    kombu decodes a date in a body, and leaves one in a header as it is. Celery converts a date without a time zone,
+    which fails at both ends of the calendar.
     """
     is_kombus = (
         isinstance(value, dict) and value.keys() == {'__type__', '__value__'} and value['__type__'] == 'datetime'
     )
     text = value['__value__'] if is_kombus else value
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, (str, datetime)) or not text:
         return False
     try:
-        date = datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith('Z') else text)
-        return date.tzinfo is not None or MINYEAR < date.year < MAXYEAR
+        if isinstance(text, str):
+            text = datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith('Z') else text)
+        return text.tzinfo is not None or MINYEAR < text.year < MAXYEAR
     except ValueError:
         return not is_kombus
 
@@ -100,7 +105,7 @@ HEADERS: Mapping[str, _Kind] = {
     **dict.fromkeys(('stamps', 'headers'), _OBJECT),
     'ignore_result': _FLAG,
     'timelimit': _Kind(_is_time_limit, f'a list of two numbers of seconds from 0 to {_MAX_NUMBER}, or nulls'),
-    'stamped_headers': _Kind(
+    STAMPS: _Kind(
         lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), 'a list of names'
     ),
 }
@@ -109,6 +114,7 @@ HEADERS: Mapping[str, _Kind] = {
 OPTIONS: Mapping[str, _Kind] = {
     **{name: HEADERS[name] for name in ('eta', 'group_index', 'ignore_result', 'parent_id', 'root_id', 'shadow')},
     **dict.fromkeys(('task_id', 'group_id'), _ID),
+    **{name: HEADERS[name] for name in ('argsrepr', 'kwargsrepr', STAMPS)},
     **dict.fromkeys(('compression', 'exchange', 'queue', 'reply_to', 'routing_key', 'serializer'), _TEXT),
     **dict.fromkeys(('add_to_parent', 'immediate', 'mandatory', 'retry'), _FLAG),
     **dict.fromkeys(('delivery_mode', 'max_retries', 'priority'), _COUNT),

@@ -6,6 +6,7 @@ import base64
 import json
 import zlib
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -269,6 +270,8 @@ def test_headers_of_a_signature_are_those_of_applications(name: str) -> None:
         {'task_id': 'a\nb'},
         {'shadow': 'a\x1b[2J'},
         {'headers': 'x'},
+        {'stamped_headers': 'x'},
+        {'stamped_headers': ['chain'], 'chain': [{'task': 'subtract'}]},
     ],
 )
 def test_options_of_a_signature(options: dict[str, Any]) -> None:
@@ -295,10 +298,27 @@ def test_what_celery_writes_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None
         ):
             with suppress(TypeError):  # Celery 5.4 refuses links of some chains
                 canvas.apply_async(**options)
-    assert len(sent) > 15
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    for second in (two.clone().set(eta=later, expires=later), two.clone().set(argsrepr='(secret)')):
+        chain(one, second).apply_async()
+    stamped = chain(one, two, group(two, two)) | two.clone().set(link=one)
+    stamped.stamp(customer='x')
+    stamped.apply_async()
+    assert len(sent) > 18
     for task_body, headers in sent:
         moved = message(body=dumps(task_body), headers=headers)
         assert checked({'message': moved}, None, ACCEPT, ['json'])['headers'].items() <= headers.items()
+
+
+@pytest.mark.parametrize('name', ['stamped_headers', 'chain', 'link', 'chord', 'task_id', 'headers', 'queue', 'region'])
+def test_stamps_do_not_become_options_of_a_retry(name: str) -> None:
+    """A retry gives stamps to `apply_async` as options. An empty stamp `stamped_headers` makes them act."""
+    stamps = {'customer': 'x', name: [signature('subtract')]}
+    headers = {'task': 'add', 'id': 'a', 'stamped_headers': list(stamps), 'stamps': stamps}
+    with pytest.raises(Refused, match=f"the stamp '{name}' is not for publishers"):
+        checked({'message': message(headers=headers)}, None, ACCEPT, ['json'])
+    options = {**stamps, 'stamped_headers': list(stamps)}
+    assert f"the stamp '{name}' is" in str(ACCEPT.refusal('add', {'chain': [signature('add', options=options)]}))
 
 
 def test_time_limits_and_retries_are_those_of_the_task() -> None:
