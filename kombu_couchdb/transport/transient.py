@@ -21,8 +21,11 @@ __all__ = ['TransientMessages', 'is_transient']
 
 logger = get_logger(__name__)
 
-#: The most messages that wait; of more, the oldest are dropped. And the most that are stored together.
+#: The most messages that wait; of more, the oldest are dropped during an outage. And the most that are stored together.
 _MAX_MESSAGES, _MAX_TOGETHER = 1000, 200
+
+#: How long a publisher waits for room if there is no outage, in seconds. After that CouchDB counts as not responding.
+_ROOM_SECONDS = 1.0
 
 #: The pause before messages are stored again after an error, in seconds.
 _RETRY_SECONDS = 1.0
@@ -36,10 +39,21 @@ _CLOSE_SECONDS = 1.0
 #: AMQP's delivery mode of a message that may be lost.
 _TRANSIENT = 1
 
+#: The headers that Celery gives to events, and kombu to replies.
+_OF_EVENT, _OF_REPLY = 'hostname', 'ticket'
+
 
 def is_transient(message: Any) -> bool:
-    """Tell whether a message may be lost: it has AMQP's delivery mode 1, and is no task."""
-    return message['properties'].get('delivery_mode') == _TRANSIENT and 'task' not in message['headers']
+    """Tell whether a message is an event or a reply, and may be lost: it has AMQP's delivery mode 1.
+
+    Other messages with this mode are stored before `publish` returns, as all are: in order, or with an error.
+    """
+    headers = message['headers']
+    return (
+        message['properties'].get('delivery_mode') == _TRANSIENT
+        and (_OF_EVENT in headers or _OF_REPLY in headers)
+        and 'task' not in headers
+    )
 
 
 class TransientMessages:
@@ -59,8 +73,10 @@ class TransientMessages:
         self._closed = self._fails = False
 
     def add(self, message: Any) -> None:
-        """Store a message soon."""
+        """Store a message soon. If CouchDB responds, wait until there is room for it."""
         with self._changed:
+            if not self._changed.wait_for(lambda: self._fails or len(self._waiting) < _MAX_MESSAGES, _ROOM_SECONDS):
+                self._fails = True
             self._waiting.append(message)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name='transient-messages', daemon=True)
@@ -100,4 +116,5 @@ class TransientMessages:
                 atexit.unregister(self.close)
                 self._changed.notify_all()
                 return []
+            self._changed.notify_all()
             return [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_TOGETHER))]

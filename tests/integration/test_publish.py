@@ -295,3 +295,15 @@ def test_queue_declare_counts_messages_only_on_demand(
     assert declared[:2] == ('q', 2)
     assert declared._asdict() == {'queue': 'q', 'message_count': 2, 'consumer_count': 0}
     assert len(sent) <= 2
+
+
+def test_consuming_program_stores_transient_messages_before_publish_returns(
+    connection: Connection, client: Client
+) -> None:
+    exchange = Exchange('prices', type='direct', delivery_mode='transient')
+    Queue('prices', exchange, routing_key='all')(connection.channel()).declare()
+    Inbox(connection, 'others').drain(0.1)
+    producer = connection.Producer(exchange=exchange, routing_key='all')
+    for number in range(3):
+        producer.publish(number)
+        assert len(items(client)) == number + 1

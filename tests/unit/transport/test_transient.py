@@ -65,6 +65,26 @@ def test_messages_wait_during_an_outage_and_the_oldest_are_dropped(
     wait_for(lambda: server.stored == [*range(200, 1200)], 'the last 1000 messages to be stored')
 
 
+def test_no_message_is_dropped_while_the_server_responds(messages: TransientMessages, server: Server) -> None:
+    for number in range(5000):
+        messages.add(number)
+    wait_for(lambda: len(server.stored) == 5000, 'all messages to be stored')
+    assert server.stored == [*range(5000)]
+
+
+def test_publisher_waits_for_room_once_in_an_outage(
+    messages: TransientMessages, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transient, '_ROOM_SECONDS', 0.2)
+    server.responds.clear()
+    began = time.monotonic()
+    for number in range(3000):
+        messages.add(number)
+    assert time.monotonic() - began < PATIENCE
+    server.responds.set()
+    wait_for(lambda: server.stored[-1:] == [2999], 'the last messages to be stored')
+
+
 def test_refused_messages_are_dropped_and_logged(
     messages: TransientMessages, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,10 +118,12 @@ def test_close_does_not_wait_for_an_outage_to_end(messages: TransientMessages, s
     server.responds.set()
 
 
-def test_only_messages_that_are_no_tasks_and_may_be_lost_are_transient() -> None:
+def test_only_events_and_replies_that_may_be_lost_are_transient() -> None:
     def message(mode: int, **headers: str) -> dict[str, dict[str, object]]:
         return {'headers': dict(headers), 'properties': {'delivery_mode': mode}}
 
     assert is_transient(message(1, hostname='celery@here'))
+    assert is_transient(message(1, ticket='id', clock='1'))
     assert not is_transient(message(2, hostname='celery@here'))
-    assert not is_transient(message(1, task='add'))
+    assert not is_transient(message(1, hostname='here', task='add'))
+    assert not is_transient(message(1))
