@@ -26,7 +26,8 @@ __all__ = ['Beat', 'Killed', 'World']
 
 START = 1_763_709_000.0
 
-#: The ids of tasks are known for so long after they were completed, in seconds.
+#: The ids of tasks are known for so long, in seconds; those that no beat has noted are known until one has. (See the
+#: limits in docs/howto/beat.rst.)
 _KNOWN_SECONDS = 300.0
 
 
@@ -160,7 +161,9 @@ class ModelClient:
         world = self._world
         for call in calls:
             assert call.due <= world.now + 1e-6 or call.due <= world.latest, f'{call.due} was sent early'
-            if world.elapsed - world.known.get(call.task_id, -1e9) > _KNOWN_SECONDS:
+            last = (world.docs.get(f'beat:state:{call.entry.name}') or {}).get('last') or 0.0
+            age = world.elapsed - world.known.get(call.task_id, -1e9)
+            if call.task_id not in world.known or (age > _KNOWN_SECONDS and last >= call.due):
                 world.sent.append((call.entry.name, call.due))
             world.known.setdefault(call.task_id, world.elapsed)
         self._responded()

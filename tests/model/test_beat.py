@@ -164,9 +164,11 @@ class Beats(RuleBasedStateMachine):
         state = self.world.docs['beat:state:kept']
         last = round((state['last'] - START) / 7) if state['last'] else 0
         dates = {date for name, date in self.world.sent if name == 'kept'}
-        assert dates == {START + 7.0 * count for count in range(1, last + 1)}, 'a due date is missing'
+        # One may have been sent by a beat that was killed before it noted that, before the server's clock was set back.
+        assert dates >= {START + 7.0 * count for count in range(1, last + 1)}, 'a due date is missing'
+        assert all(is_on_grid(date, 7, START) for date in dates)
         for name in ('kept', 'edited'):
-            assert self.world.docs[f'beat:state:{name}']['due'] > self.world.now, f'{name} is not sent any more'
+            assert (self.world.docs[f'beat:state:{name}']['due'] or 0) > self.world.now, f'{name} is not sent any more'
         assert self.world.docs['beat:state:malformed']['error'], 'the malformed entry was not noticed'
 
     def work(self, number: int, at: int, strike: Any, sees: bool) -> None:
