@@ -97,14 +97,12 @@ class Clock:
         self._world, self._offset = world, world.server_step
         #: The error of the local clock in seconds.
         self.local_step = 0.0
-        self.agrees = world.server_step == 0.0
 
     def now(self) -> float:
         return START + self._world.elapsed + self._offset
 
     def observe(self) -> None:
         self._offset = self._world.server_step
-        self.agrees = self.local_step == self._offset
 
 
 class ModelClient:
