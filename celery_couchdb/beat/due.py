@@ -58,7 +58,7 @@ def planned(
     after = max(anchor, earliest, now if rev and state is None else 0.0)  # somebody has edited the state
     if state is not None:
         # What was sent is not sent again: CouchDB may have forgotten its id.
-        after = max(after if anchor > state['anchor'] else max(after, now), min(state['last'] or 0.0, now))
+        after = max(after if anchor > state['anchor'] else max(after, now), state['last'] or 0.0)
     try:
         fresh['due'] = _next(entry.rule, anchor, after)
     except Exception as exc:  # schedules in the code of the app may raise anything

@@ -4,8 +4,7 @@ The document `broker:leader:<name>` names the leader. The leader renews it every
 read it at the same interval. One of them becomes the leader if the document was released, or if its revision has not
 changed for `LEASE_SECONDS` by that process's own monotonic clock. The leader counts its lease from the time before it
 sent its last successful request. So two processes never lead at the same time, and clocks of different machines are
-not compared. (A process that has just started does not wait if the document is 5 seconds older than a lease by the
-server's time, and its own clock agrees with the server's.)
+not compared, and no step of a clock ends a lead.
 
 A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that
 is paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
@@ -32,9 +31,6 @@ logger = get_logger(__name__)
 
 #: The leader's lease, and the interval at which the leader renews it and the other processes read it.
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
-
-#: By how much the server's time may differ between two processes.
-_CLOCK_SECONDS = 5.0
 
 #: The interval at which other processes should read it that want to take over at most 20 seconds after a leader was
 #: killed, see `Leader.next_in`.
@@ -119,22 +115,13 @@ class Leader:
         found = self._client.get_or_none(self._id)
         if found is None:
             return ''
-        rev, is_first = str(found['_rev']), not self._seen_rev
+        rev = str(found['_rev'])
         if rev != self._seen_rev:
             self._seen_rev, self._seen_since = rev, time.monotonic()
         # This process itself may hold it: its lease ended, or the response to its last request was lost.
         released = not isinstance(found.get('holder'), str) or found['holder'] == self._holder
-        silent = asked - self._seen_since >= LEASE_SECONDS or (is_first and self._is_outdated(found.get('date')))
+        silent = asked - self._seen_since >= LEASE_SECONDS
         return rev if released or silent else None
-
-    def _is_outdated(self, date: Any) -> bool:
-        """Tell whether the document is so old by the server's time that its writer's lease must have ended.
-
-        The server's clock may just have been set. So this counts only if this machine's clock agrees with it, and never
-        for a process that could have watched the document.
-        """
-        clock = self._client.clock
-        return isinstance(date, (int, float)) and clock.now() - date > LEASE_SECONDS + _CLOCK_SECONDS and clock.agrees
 
     def _write(self, rev: str, asked: float) -> None:
         [result] = self._client.bulk([{**self._document(self._holder), **({'_rev': rev} if rev else {})}])
@@ -146,8 +133,6 @@ class Leader:
         if self._term is not None:
             self._term.end()
         self._term = Term(result.rev, asked) if result.is_proven else None
-        if result.is_proven:
-            self._seen_rev, self._seen_since = result.rev, asked
 
     def _document(self, holder: str | None) -> coordination.Leader:
         return {'_id': self._id, 'type': 'Leader', 'holder': holder, 'date': self._client.clock.now()}

@@ -20,7 +20,7 @@ from tests.conftest import wait_for
 from tests.integration.conftest import command_of
 from tests.support import items
 
-TEXT = st.text(st.characters(exclude_categories=('Cs',)), max_size=8)
+TEXT = st.text(st.characters(exclude_categories=['Cs']), max_size=8)
 NUMBER = st.one_of(
     st.integers(-(2**53), 2**53),
     st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False),

@@ -410,8 +410,6 @@ def test_forged_state_costs_no_time(entry: Make, forged: dict[str, Any], missed:
     assert state_of(known) == known
     decision = decide(often, known, 1_763_709_000.0, 500)
     assert len(decision.send) <= 500
-    edited = planned(entry(schedule={'every': 5}, start=2000), known, 'i', None, 1_763_709_000.0)
-    assert edited['due'] <= 1_763_709_005.0  # type: ignore[operator]
 
 
 def test_upcoming_dates(entry: Make) -> None:

@@ -1,0 +1,231 @@
+"""Beats in a model: their scheduler, duty and leader as they are, a database in memory, and clocks that a test sets.
+
+A beat stops at each request and before each decision: there it may be killed or cut off, and anything else may happen
+meanwhile. The messages of tasks are only recorded, under the ids that they have in CouchDB.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from celery import Celery
+
+from celery_couchdb.beat import CouchDBScheduler, due, duty, scheduler
+from celery_couchdb.beat.entries import Names
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
+from kombu_couchdb.documents.types import Document
+from kombu_couchdb.leases import leader
+
+__all__ = ['Beat', 'Killed', 'World']
+
+START = 1_763_709_000.0
+
+#: The ids of tasks are known for so long, in seconds; those that no beat has noted are known until one has. (See the
+#: limits in docs/howto/beat.rst.)
+_KNOWN_SECONDS = 300.0
+
+
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+class World:
+    """The database, the time, and what was sent."""
+
+    def __init__(self) -> None:
+        #: The seconds since the start, and how far the server's clock is ahead of the true time.
+        self.elapsed, self.server_step = 0.0, 0.0
+        self.docs: dict[str, Document] = {}
+        self.changed: dict[str, int] = {}
+        self.seq = itertools.count(1)
+        #: The due dates that were sent, as entry and date, and the times at which CouchDB learned the ids of tasks.
+        self.sent: list[tuple[str, float]] = []
+        self.known: dict[str, float] = {}
+        #: The latest time that the server's clock has shown.
+        self.latest = 0.0
+        self.beats: list[Beat] = []
+        #: Called at each request and before each decision of a beat.
+        self.on_stop: Callable[[Beat], None] = lambda beat: None
+
+    @property
+    def now(self) -> float:
+        """The server's time."""
+        return START + self.elapsed + self.server_step
+
+    def put(self, name: str, doc: Document) -> None:
+        """Write an entry, as any program may."""
+        self.write({**doc, '_id': f'beat:entry:{name}'})
+
+    def write(self, doc: Document) -> str:
+        number = next(self.seq)
+        self.docs[doc['_id']], self.changed[doc['_id']] = {**doc, '_rev': f'{number}-x'}, number
+        return f'{number}-x'
+
+    def leaders(self) -> list[Beat]:
+        """Return the beats that lead now."""
+        return [beat for beat in self.beats if beat.site.leader.leads]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the modules of the product the clock of this world."""
+        clock = SimpleNamespace(monotonic=lambda: self.elapsed)
+        stop = due.decide
+
+        def decide(entry: Any, *args: Any) -> Any:
+            self.on_stop(next(beat for beat in self.beats if beat.is_running))
+            return stop(entry, *args)
+
+        with (
+            mock.patch.object(leader, 'time', clock),
+            mock.patch.object(duty, 'time', clock),
+            mock.patch.object(scheduler, 'time', clock),
+            mock.patch.object(duty, 'decide', decide),
+        ):
+            yield
+
+
+class Clock:
+    """The clock of one process, see `ServerClock`: the server's time at the last response, and the time since."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._offset = world, world.server_step
+        #: The error of the local clock in seconds.
+        self.local_step = 0.0
+
+    def now(self) -> float:
+        return START + self._world.elapsed + self._offset
+
+    def observe(self) -> None:
+        self._offset = self._world.server_step
+
+
+class ModelClient:
+    """The methods of `Client` that beat calls."""
+
+    address = SimpleNamespace(url='http://model/celery')
+
+    def __init__(self, beat: Beat) -> None:
+        self._beat, self._world, self.clock = beat, beat.world, Clock(beat.world)
+
+    def _stop(self) -> None:
+        self._world.on_stop(self._beat)
+
+    def bulk(self, docs: Sequence[Document]) -> list[WriteResult]:
+        self._stop()
+        results = []
+        for doc in docs:
+            mine = self._world.docs.get(doc['_id'])
+            if doc.get('_rev') != (mine and mine['_rev']):
+                results.append(WriteResult.conflict(doc['_id']))
+                continue
+            if doc.get('_deleted'):
+                del self._world.docs[doc['_id']]
+                rev = ''
+            else:
+                rev = self._world.write(doc)
+            results.append(WriteResult(doc['_id'], WriteStatus.STORED, rev))
+        self._responded()
+        return results
+
+    def find(self, ids: Sequence[str]) -> list[Document | None]:
+        self._stop()
+        found = [self._world.docs.get(doc_id) for doc_id in ids]
+        self._responded()
+        return found
+
+    fetch = find
+
+    def get_or_none(self, doc_id: str) -> Document | None:
+        return self.find([doc_id])[0]
+
+    def sequence(self) -> int:
+        return max(self._world.changed.values(), default=0)
+
+    def id_range(self, start: str, to: str, limit: int) -> list[Any]:
+        self._stop()
+        found = [{'id': doc_id} for doc_id in sorted(self._world.docs) if start <= doc_id < to + '\uffff']
+        self._responded()
+        return found[:limit]
+
+    def create_once(self, calls: Sequence[Any]) -> None:
+        """Store the messages of tasks, each once while CouchDB knows its id."""
+        self._stop()
+        world = self._world
+        for call in calls:
+            assert call.due <= world.now + 1e-6 or call.due <= world.latest, f'{call.due} was sent early'
+            last = (world.docs.get(f'beat:state:{call.entry.name}') or {}).get('last') or 0.0
+            age = world.elapsed - world.known.get(call.task_id, -1e9)
+            if call.task_id not in world.known or (age > _KNOWN_SECONDS and last >= call.due):
+                world.sent.append((call.entry.name, call.due))
+            world.known.setdefault(call.task_id, world.elapsed)
+        self._responded()
+
+    def _responded(self) -> None:
+        self._stop()
+        self.clock.observe()
+
+
+class ModelSite:
+    """What the scheduler has of its database, see `scheduler._Site`."""
+
+    def __init__(self, beat: Beat) -> None:
+        client: Any = ModelClient(beat)
+        self.client = client
+        self.names, self.leader = Names.of(None), leader.Leader(client, 'beat')
+        self.messages = SimpleNamespace(send=self._send)
+        self.news: deque[Any] = deque()
+        self._since: int | None = None
+
+    def watch(self, since: Any, selector: Document) -> None:
+        self._since = None if since == 'now' else since
+
+    def report(self) -> None:
+        """Report the changes of entries, as the feed does at some time."""
+        world = self.client._world
+        rows = [
+            {'id': doc_id}
+            for doc_id, seq in world.changed.items()
+            if self._since is not None and seq > self._since and doc_id.startswith(self.names.entries)
+        ]
+        if rows:
+            self.news.append((rows, self.client.sequence()))
+
+    def _send(self, calls: Sequence[Any], seconds: float) -> list[str | None]:
+        self.client.create_once(calls)
+        return [None] * len(calls)
+
+    def close(self) -> None:
+        pass
+
+
+class Beat:
+    """A process that runs beat."""
+
+    def __init__(self, world: World, app: Celery) -> None:
+        self.world, self._app, self.is_running = world, app, False
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, also in place of a killed one."""
+        self.site: Any = ModelSite(self)
+        made: Any = CouchDBScheduler(self._app)
+        made._site, made._wake = self.site, SimpleNamespace(wait=lambda _: None, clear=lambda: None)
+        self.scheduler = made
+
+    def tick(self, sees: bool = True) -> None:
+        """Do one step; `sees` says whether the feed has reported the changes."""
+        if sees:
+            self.site.report()
+        self.is_running = True
+        try:
+            self.scheduler.tick()
+        except Killed:
+            self.start()
+        finally:
+            self.is_running = False
