@@ -281,6 +281,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
                 self.open_outbox(serve_children=False)
 
     def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:
+        self.client.clock.now()  # the children inherit the server's time: none of them needs a connection to ask for it
         if not self.options.confirm_results or getattr(sender, '_processes', 0) >= _MIN_CONFIRMING_CHILDREN:
             self.open_outbox(serve_children=True)
 

@@ -56,7 +56,7 @@ def command(
 
     NAME of a worker is the name that it got as --hostname, such as "shop@%h". The check shows that the worker runs and
     reaches CouchDB, not that its tasks make progress. It takes one more request; --max-ready and --max-oldest together
-    take at most five.
+    take at most six.
     """
     limited = (max_ready, max_oldest) != (None, None)
     if queues and not limited:

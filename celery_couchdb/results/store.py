@@ -301,6 +301,8 @@ class Store:
 
         # The pauses alone would not limit the time: a server that hangs costs each attempt its time limit.
         policy, limit = self._options.retry_policy, sum(self.client.timeouts)
-        timeout = policy['max_retries'] is not None and policy['max_retries'] * policy['interval_max'] + limit
+        timeout = (
+            policy.get('max_retries') is not None and policy['max_retries'] * policy.get('interval_max', 30) + limit
+        )
         result: T = retry_over_time(request, RETRIED, args, {}, failed, **policy, timeout=timeout)
         return result

@@ -17,7 +17,6 @@ import os
 import socket
 import time
 import uuid
-from typing import Any
 
 from ..couchdb.client import Client
 from ..documents import coordination

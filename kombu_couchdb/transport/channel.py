@@ -216,6 +216,7 @@ class Channel(Publisher):
         Messages that consumers have claimed are kept. With `if_empty` nothing is deleted if the queue has any message
         (ready, scheduled or claimed), with `if_unused` nothing if any connection has subscribed to the queue.
         """
+        check_names(queue=queue)
         if (if_empty and not self.connection.store.is_empty(queue)) or (
             if_unused and self.connection.has_consumer(queue)
         ):

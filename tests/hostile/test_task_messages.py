@@ -84,7 +84,7 @@ class Worker:
     def __init__(self, zone: str) -> None:
         self.app = Celery('worker', set_as_current=False, broker='memory://')
         self.app.conf.timezone = zone
-        task = self.app.task(name='add')(add)
+        task = self.app.task(name='add', shared=False)(add)
         self.app.finalize()
         consumer = SimpleNamespace(
             hostname='worker',

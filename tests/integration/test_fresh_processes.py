@@ -33,7 +33,7 @@ def publish(kind, count, broker, backend, options):
     app = Celery('shop', broker=broker, backend=backend)
     app.conf.broker_transport_options = options
 
-    @app.task(name='add')
+    @app.task(name='add', shared=False)
     def add(left, right):
         return left + right
 

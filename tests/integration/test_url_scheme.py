@@ -52,6 +52,9 @@ loaded = ('requests', 'kombu_couchdb', 'celery_couchdb')
 print(*sorted(name for name in sys.modules if name.partition('.')[0] in loaded))
 """)
     assert done.stdout.split() == [
+        'celery_couchdb',
+        'celery_couchdb.patches',
+        'celery_couchdb.patches.registration',
         'kombu_couchdb',
         'kombu_couchdb.couchdb',
         'kombu_couchdb.couchdb.redaction',
