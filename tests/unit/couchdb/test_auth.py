@@ -10,11 +10,13 @@ import time
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
 
+from kombu_couchdb.couchdb import auth as module
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import Auth, Headers
 from kombu_couchdb.couchdb.credentials import environment
@@ -225,6 +227,14 @@ def test_an_expired_session_is_replaced_before_the_next_request() -> None:
     # CouchDB executes a request with an expired session as anonymous, instead of refusing it, if anonymous users may.
     auth, sessions = session(), Sessions(age=0)
     assert [shown(auth.headers(sessions))['Cookie'] for _ in range(2)] == ['AuthSession=s1', 'AuthSession=s2']
+
+
+def test_a_session_is_replaced_when_nine_tenths_of_its_lifetime_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A request needs time to arrive, and may arrive after the end of the session.
+    auth, sessions = session(), Sessions(age=600)
+    for now, expected in ((1000.0, 's1'), (1539.0, 's1'), (1541.0, 's2')):
+        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda now=now: now))
+        assert shown(auth.headers(sessions)) == {'Cookie': f'AuthSession={expected}'}
 
 
 @pytest.mark.parametrize('digits', [10, 400, 5000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from base64 import b64decode
@@ -155,6 +156,13 @@ def test_a_read_has_no_body_and_is_authenticated(peer: Peer, client: Client) -> 
     assert request.headers['User-Agent'] == 'celery-couchdb'
     assert b64decode(request.headers['Authorization'].removeprefix('Basic ')).decode() == 'jürgen:p:ß@ /'
     assert 'Cookie' not in request.headers
+
+
+@pytest.mark.parametrize('found', [{'_id': 'y', '_rev': '1-a'}, {'_id': 'x'}, {'_id': 'x', '_rev': 5}, [DOC]])
+def test_another_document_than_the_one_asked_for_is_an_error(peer: Peer, client: Client, found: Any) -> None:
+    peer.responses = [respond(found)]
+    with pytest.raises(errors.BrokenAnswer, match='unexpected response to GET /x'):
+        client.get('x')
 
 
 def test_without_a_user_requests_are_anonymous(peer: Peer) -> None:
@@ -580,6 +588,16 @@ def test_with_tls_a_proxy_sees_only_the_host(peer: Peer, monkeypatch: pytest.Mon
     for request in peer.seen:
         assert (request.method, request.url) == ('CONNECT', 'db.example:6984')
         assert not {'authorization', 'cookie'} & {name.lower() for name in request.headers}
+
+
+def test_a_silent_proxy_is_not_taken_for_a_server_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ('no_proxy', 'NO_PROXY'):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(('127.0.0.1', 0)) as proxy:
+        monkeypatch.setenv('HTTPS_PROXY', f'http://127.0.0.1:{proxy.getsockname()[1]}')
+        with pytest.raises(errors.ServerUnavailable) as caught:
+            Client(Address(host='db.example', port=6984, tls=True), 0.3, 0.3).get('x')
+    assert 'TLS' not in str(caught.value)
 
 
 def test_netrc_is_ignored(peer: Peer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

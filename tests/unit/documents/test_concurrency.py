@@ -36,6 +36,24 @@ def test_limit_of_an_item() -> None:
     assert 'concurrency_limit' in str(malformed.flaw(changed))
 
 
+@pytest.mark.parametrize('limit', [True, False, 0, -1, 1001, 2.0, '2', None, [2]])
+def test_invalid_limit(limit: Any) -> None:
+    assert 'the header concurrency_limit must be a whole number from 1 to 1000' in str(
+        concurrency.flaw({**HEADERS, 'concurrency_limit': limit})
+    )
+
+
+@pytest.mark.parametrize('key', ['', 'x' * 501, 5, ['k'], 'half of a pair \ud800', 'rate:q:k'])
+def test_invalid_key(key: Any) -> None:
+    """Keys that begin with `rate:` are those of messages that wait for a start."""
+    assert 'the header concurrency_key must ' in str(concurrency.flaw({**HEADERS, 'concurrency_key': key}))
+
+
+def test_ids_of_slots_of_a_long_key_are_short() -> None:
+    assert len(concurrency.prefix('é' * 500)) < 100
+    assert concurrency.prefix('é' * 500) != concurrency.prefix('é' * 499)
+
+
 @pytest.mark.parametrize(('one', 'other'), [('a', 'a:0'), ('a', 'a%3A'), ('a/b', 'a%2Fb'), ('é', 'e\u0301')])
 def test_keys_share_no_slot(one: str, other: str) -> None:
     assert not concurrency.prefix(one).startswith(concurrency.prefix(other))

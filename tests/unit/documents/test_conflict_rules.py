@@ -35,6 +35,15 @@ def test_void_deletion_does_not_complete_a_message() -> None:
     assert not doc.get('_deleted')
 
 
+def test_leaf_that_names_nothing_as_done_completes_no_unique_job() -> None:
+    """A unique job whose message has no delivery tag: any member can write one."""
+    job = {**OURS, 'key': 'k', 'queue': 'q'}
+    other = leaf('3-a', None, _deleted=True)
+    [doc] = decide([job, other], '2-b', '2-b', {'us'}, NOW) or []
+    assert not doc.get('_deleted')
+    assert resolve([{**job, 'claimed': None}, other], set(), NOW) == []
+
+
 def test_losing_unproven_claim_is_deleted_as_void() -> None:
     assert decide([OURS, leaf('2-c', 'them')], '2-c', '2-b', {'us', 'them'}, NOW) == [
         {'_id': 'x', '_rev': '2-b', '_deleted': True, 'void': True}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.leases import watch as module
-from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, Watch, expires_of
+from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, OverdueQueues, Watch, expires_of
 
 LEASE, MONTH = 60.0, 30 * 86_400.0
 
@@ -169,3 +169,16 @@ def test_deleted_heartbeat_is_forgotten(world: World) -> None:
     world.watch.observe({}, world.now, lambda names: [])
     assert world.watch.next_in() == float('inf')
     assert world.watch.expires('a') is None
+
+
+def test_dates_that_are_no_numbers_count_as_in_the_view() -> None:
+    """A sweeper deletes a heartbeat only if its document has the `expires` that the view emitted."""
+    assert [expires_of({'expires': value}) for value in (True, 'x', None, 1e300, -1e300)] == [0.0] * 3 + [1e12, -1e12]
+
+
+def test_queue_that_was_prolonged_is_overdue_anew() -> None:
+    queues = OverdueQueues(10.0)
+    assert queues.proven({'a': 5.0, 'b': 5.0}, 100.0) == []
+    assert queues.proven({'a': 5.0, 'b': 6.0}, 110.0) == ['a']
+    assert queues.proven({'b': 6.0}, 119.0) == []
+    assert queues.proven({'a': 5.0, 'b': 6.0}, 120.0) == ['b']
