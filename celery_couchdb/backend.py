@@ -10,15 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from celery import signals, states
-from celery._state import task_join_will_block
+from celery._state import get_current_task, task_join_will_block
 from celery.backends.base import BaseKeyValueStoreBackend
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
+from kombu.utils.functional import retry_over_time
 
+from kombu_couchdb.couchdb.bounds import seconds_left
 from kombu_couchdb.couchdb.conflicts import ConflictResolver
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.couchdb.redaction import redacted
@@ -202,7 +205,14 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
             _stores.reset(token)
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        return self.decode_document(self.read_ahead.read(self.get_key_for_task(task_id)))
+        read = partial(self.read_ahead.read, self.get_key_for_task(task_id))
+        if not self.always_retry or get_current_task() is None or (seconds := seconds_left()) <= 0:
+            return self.decode_document(read())
+        # A program learns of an outage at once. A task would fail for good because of a short one.
+        seconds = min(seconds, self.options.request_timeout)
+        return self.decode_document(
+            retry_over_time(read, RETRIED, interval_start=0.1, interval_step=0.2, interval_max=1, timeout=seconds)
+        )
 
     def _store_result(
         self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
@@ -156,6 +157,28 @@ def test_always_retry_does_not_read_again(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(app.backend.store, 'read', read)
     with pytest.raises(ServerUnavailable):
         app.backend.get_task_meta('id')
+
+
+def test_always_retry_reads_again_in_a_task_for_the_time_limit_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_of(
+        'couchdb://host', result_backend_always_retry=True, result_backend_transport_options={'request_timeout': 0.5}
+    )
+    answers = iter([ServerUnavailable('no'), ServerUnavailable('no')])
+
+    def read(doc_id: str) -> None:
+        if exc := next(answers, None):
+            raise exc
+
+    monkeypatch.setattr(app.backend.store, 'read', read)
+
+    @app.task
+    def state() -> str:
+        return str(app.AsyncResult('id').state)
+
+    assert state() == 'PENDING'
+    answers = itertools.repeat(ServerUnavailable('no'))
+    with pytest.raises(ServerUnavailable):
+        state()
 
 
 def test_write_gives_up_after_many_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
