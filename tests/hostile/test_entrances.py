@@ -52,7 +52,7 @@ def messages(journal: Path, whom: str) -> list[dict[str, Any]]:
     unlisted = {'task': 'nap', 'args': [str(journal), whom, 0], 'kwargs': {}, 'options': {}, 'immutable': True}
     headers: dict[str, Any] = FULL['headers']
     values = [*_VALUES, [unlisted]]
-    changed = [{name: value} for name in NAMES if not name.startswith('__') for value in values]
+    changed: list[dict[str, Any]] = [{name: value} for name in NAMES if not name.startswith('__') for value in values]
     stamps = [{name: [unlisted], 'stamped_headers': []} for name in ('link', 'chain', 'task_id', 'stamped_headers')]
     changed += [{'task': 'flaky', 'stamped_headers': list(found), 'stamps': found} for found in stamps]
     bodies = [*values, *([[1, 0], {}, {**EMBEDDED, name: value}] for name in EMBEDDED for value in values)]
