@@ -1,0 +1,101 @@
+"""A real worker receives wrong headers of each kind: from a member, a publisher, a device and another region."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_couchdb.testing import Server
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import parcel, workitem
+from tests.acceptance.conftest import database, site
+from tests.acceptance.test_regions import start
+from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for
+from tests.parcels import database_of_parcels
+from tests.regions import Regions, regions_on
+
+from .parcels import GOOD, store
+from .test_task_messages import EMBEDDED, FULL, NAMES
+
+__all__ = ['database', 'site', 'start']
+
+#: The members of a device's parcel.
+_CALL = ('task', 'args', 'kwargs', 'id', 'queue', 'date', 'expires', 'priority', 'message', 'type', 'published')
+
+#: Values of which most are wrong for each header.
+_VALUES: list[Any] = ['x', '9999-12-31T23:59:59', -5, 1e300, [[1]], ['x', 'y'], {'x': 'y'}]
+
+#: A message whose task, if it is `flaky`, runs again at once.
+_USUAL: dict[str, Any] = {**FULL, 'body': json.dumps([[1, 0], {}, EMBEDDED])}
+
+
+@pytest.fixture
+def parcels(server: Server) -> Iterator[Client]:
+    with database_of_parcels(server) as client:
+        yield client
+
+
+@pytest.fixture
+def regions(server: Server, parcels: Client) -> Iterator[Regions]:
+    options = {**PATIENT_BROKER, 'parcels': parcels.address.database, 'parcels_accept': ['add', 'flaky']}
+    with regions_on(server, 'eu', 'us', **options) as regions:
+        yield regions
+
+
+def messages(journal: Path, whom: str) -> list[dict[str, Any]]:
+    """Return messages with a wrong header or member each, or with stamps that a retry could take for options."""
+    unlisted = {'task': 'nap', 'args': [str(journal), whom, 0], 'kwargs': {}, 'options': {}, 'immutable': True}
+    headers: dict[str, Any] = FULL['headers']
+    values = [*_VALUES, [unlisted]]
+    changed: list[dict[str, Any]] = [{name: value} for name in NAMES if not name.startswith('__') for value in values]
+    stamps: list[dict[str, Any]] = [
+        {name: [unlisted], 'stamped_headers': []} for name in ('link', 'chain', 'task_id', 'stamped_headers')
+    ]
+    changed += [{'task': 'flaky', 'stamped_headers': list(found), 'stamps': found} for found in stamps]
+    bodies: list[Any] = [*values, *([[1, 0], {}, {**EMBEDDED, name: value}] for name in EMBEDDED for value in values)]
+    return [
+        *({**_USUAL, 'headers': {**headers, 'id': f'{whom}-{n}', **header}} for n, header in enumerate(changed)),
+        *({**_USUAL, name: value} for name in ('content-type', 'content-encoding') for value in values),
+        *({**_USUAL, 'body': json.dumps(body)} for body in bodies),
+    ]
+
+
+def is_waiting(doc: dict[str, Any]) -> bool:
+    """Tell whether a parcel or a message waits or runs now."""
+    if doc.get('type') == 'WorkItem':
+        return not doc.get('status') and workitem.is_due(doc, time.time())
+    return parcel.is_waiting(doc) and 'views' not in doc
+
+
+def test_worker_survives_wrong_headers_from_everybody(
+    regions: Regions, parcels: Client, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    eu, journal = regions['eu'], tmp_path / 'journal'
+    common = {**GOOD, 'routing_key': 'celery'}
+    for client, prefix, whom in ((parcels, 'p:', 'publisher'), (eu.regions, 'p:eu:us:', 'region')):
+        sent = messages(journal, whom)
+        store(client, [{**common, '_id': f'{prefix}{n:06}', 'message': message} for n, message in enumerate(sent)])
+    item = workitem.new('', 'celery', FULL, 1.0)
+    sent = messages(journal, 'member')
+    store(eu.broker, [{**item, '_id': f'{n:06}', 'message': message} for n, message in enumerate(sent)])
+    calls = [{'task': 'add', 'args': [1, 0], name: value} for name in _CALL for value in _VALUES]
+    store(parcels, [{**call, '_id': f'device-{n}'} for n, call in enumerate(calls)])
+    worker = start(eu, '-l', 'INFO')
+
+    def waiting() -> list[dict[str, Any]]:
+        docs = [row['doc'] for client in (parcels, eu.regions, eu.broker) for row in client.id_range('', docs=True)]
+        return list(filter(is_waiting, docs))
+
+    wait_for(lambda: not waiting(), 'all messages to end')
+    assert eu.app.send_task('add', (1, 2)).get(timeout=PATIENCE) == 3
+    assert worker.container.terminate(PATIENCE) == 0
+    assert 'Unrecoverable' not in worker.logs()
+    ran = journal.read_text()  # what the callbacks have written: regions and members may choose any task
+    assert 'end region' in ran
+    assert 'end member' in ran
+    assert 'publisher' not in ran
