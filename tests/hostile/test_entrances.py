@@ -57,7 +57,8 @@ def messages(journal: Path, whom: str) -> list[dict[str, Any]]:
         {name: [unlisted], 'stamped_headers': []} for name in ('link', 'chain', 'task_id', 'stamped_headers')
     ]
     changed += [{'task': 'flaky', 'stamped_headers': list(found), 'stamps': found} for found in stamps]
-    bodies: list[Any] = [*values, *([[1, 0], {}, {**EMBEDDED, name: value}] for name in EMBEDDED for value in values)]
+    embedded: list[dict[str, Any]] = [{**EMBEDDED, name: value} for name in EMBEDDED for value in values]
+    bodies = [*values, *([[1, 0], {}, members] for members in embedded)]
     return [
         *({**_USUAL, 'headers': {**headers, 'id': f'{whom}-{n}', **header}} for n, header in enumerate(changed)),
         *({**_USUAL, name: value} for name in ('content-type', 'content-encoding') for value in values),
