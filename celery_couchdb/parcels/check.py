@@ -16,7 +16,7 @@ from kombu_couchdb.documents import malformed, parcel, workitem
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.documents.compressed import loaded
 from kombu_couchdb.documents.job_key import JOB_KEY
-from kombu_couchdb.documents.task_message import body_flaw
+from kombu_couchdb.documents.task_message import body_flaw, is_task
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
 
@@ -102,8 +102,8 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
     properties = {name: message['properties'][name] for name in _PROPERTIES if name in message['properties']}
     if JOB_KEY in headers:
         raise Refused('a unique job has to be published to the database of the broker')
-    if 'task' not in headers:
-        raise Refused('its headers name no task')
+    if not is_task(headers):
+        raise Refused('its headers name no task, or no id')
     if not is_id(headers['id']):
         raise Refused(f'id must be {ID}')
     own = {name: value for name, value in headers.items() if name not in _REMOVED}

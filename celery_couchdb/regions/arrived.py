@@ -12,6 +12,7 @@ from typing import Any
 
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.documents.malformed import flaw
+from kombu_couchdb.documents.task_message import is_task
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
@@ -37,8 +38,8 @@ def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:
     if body is None and message['body'] is None:
         raise Refused('its body is missing')
     properties = {name: value for name, value in message['properties'].items() if name not in _OF_TRANSPORTS}
-    if 'task' not in message['headers']:
-        raise Refused('its headers name no task')
+    if not is_task(message['headers']):
+        raise Refused('its headers name no task, or no id')
     try:
         check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))
         check_value('the message', {**message, 'body': None})

@@ -4,8 +4,8 @@ Celery's worker relies on these types: a header of another type raises in the wo
 Everything that receives messages checks them here: consumers (`malformed`), and the processes that move messages from
 other databases, which are stricter about what publishers may write.
 
-A message with the header `task` is a task of protocol 2. Other messages, those of protocol 1 and those of programs that
-use kombu without Celery, may have any headers. No function here imports Celery.
+A message with the headers `task` and `id` is a task of protocol 2. Other messages, those of protocol 1 and those of
+programs that use kombu without Celery, may have any headers. No function here imports Celery.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime
 from typing import Any, NamedTuple
 
-__all__ = ['EMBEDDED', 'HEADERS', 'OPTIONS', 'STAMPS', 'body_flaw', 'content_flaw', 'flaw', 'is_line', 'type_flaw']
+__all__ = [
+    'EMBEDDED',
+    'HEADERS',
+    'OPTIONS',
+    'STAMPS',
+    'body_flaw',
+    'content_flaw',
+    'flaw',
+    'is_line',
+    'is_task',
+    'type_flaw',
+]
 
 #: Encodings that a body may have: those of kombu's serializers, and other character sets that are decoded in linear
 #: time and memory. Python knows more: `bz2` and `zlib` decode 1 kB to gigabytes, `punycode` and `idna` need quadratic
@@ -93,7 +104,7 @@ _ID = _Kind(_is_id, 'text')
 _DATE = _Kind(_is_date, f'an ISO date; without a time zone, of the years {MINYEAR + 1} to {MAXYEAR - 1}')
 _COUNT = _Kind(_is_count, f'a whole number from 0 to {_MAX_NUMBER}')
 _SECONDS = _Kind(_is_seconds, f'a number of seconds from 0 to {_MAX_NUMBER}')
-_FLAG = _Kind(lambda value: isinstance(value, bool), 'true or false')
+_FLAG = _Kind(lambda value: isinstance(value, int), 'true or false')
 _OBJECT = _Kind(lambda value: isinstance(value, dict), 'an object')
 
 #: The headers that Celery's producers write, and `headers`, which Celery's worker reads.
@@ -127,17 +138,22 @@ OPTIONS: Mapping[str, _Kind] = {
 _NEEDED, _NEVER = ('task', 'id'), '_get_custom_headers'
 
 
+def is_task(headers: Mapping[str, Any]) -> bool:
+    """Tell whether a message with these headers is a task of protocol 2."""
+    return all(name in headers for name in _NEEDED)
+
+
 def flaw(message: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the content type, the encoding or the headers of a message; None if nothing is.
 
     The headers and the properties of the message are objects.
     """
     headers = message['headers']
-    if (reason := content_flaw(message)) or 'task' not in headers:
+    if (reason := content_flaw(message)) or not is_task(headers):
         return reason
     for name in _NEEDED:
-        if headers.get(name) is None:
-            return f'the header {name} is missing'
+        if headers[name] is None:
+            return f'the header {name} is null'
     if not message.get('content-type'):
         return 'content-type is missing'
     if _NEVER in headers:

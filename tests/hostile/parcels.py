@@ -35,7 +35,7 @@ _HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         {'message': {**MESSAGE, 'headers': {'id': 'a', 'task': ['add']}}},
         'the header task must',
     ),
-    'no id': ({'message': {**MESSAGE, 'headers': {'task': 'add'}}}, 'the header id is missing'),
+    'no id': ({'message': {**MESSAGE, 'headers': {'task': 'add'}}}, 'no id'),
     'time limits that are text': (
         {'message': {**MESSAGE, 'headers': {**MESSAGE['headers'], 'timelimit': ['x', 'y']}}},
         'the header timelimit must',

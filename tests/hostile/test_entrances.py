@@ -31,7 +31,7 @@ _CALL = ('task', 'args', 'kwargs', 'id', 'queue', 'date', 'expires', 'priority',
 _VALUES: list[Any] = ['x', '9999-12-31T23:59:59', -5, 1e300, [[1]], ['x', 'y'], {'x': 'y'}]
 
 #: A message whose task, if it is `flaky`, runs again at once.
-_USUAL = {**FULL, 'body': json.dumps([[1, 0], {}, EMBEDDED])}
+_USUAL: dict[str, Any] = {**FULL, 'body': json.dumps([[1, 0], {}, EMBEDDED])}
 
 
 @pytest.fixture
@@ -53,9 +53,12 @@ def messages(journal: Path, whom: str) -> list[dict[str, Any]]:
     headers: dict[str, Any] = FULL['headers']
     values = [*_VALUES, [unlisted]]
     changed: list[dict[str, Any]] = [{name: value} for name in NAMES if not name.startswith('__') for value in values]
-    stamps = [{name: [unlisted], 'stamped_headers': []} for name in ('link', 'chain', 'task_id', 'stamped_headers')]
+    stamps: list[dict[str, Any]] = [
+        {name: [unlisted], 'stamped_headers': []} for name in ('link', 'chain', 'task_id', 'stamped_headers')
+    ]
     changed += [{'task': 'flaky', 'stamped_headers': list(found), 'stamps': found} for found in stamps]
-    bodies = [*values, *([[1, 0], {}, {**EMBEDDED, name: value}] for name in EMBEDDED for value in values)]
+    embedded: list[dict[str, Any]] = [{**EMBEDDED, name: value} for name in EMBEDDED for value in values]
+    bodies = [*values, *([[1, 0], {}, members] for members in embedded)]
     return [
         *({**_USUAL, 'headers': {**headers, 'id': f'{whom}-{n}', **header}} for n, header in enumerate(changed)),
         *({**_USUAL, name: value} for name in ('content-type', 'content-encoding') for value in values),

@@ -60,7 +60,7 @@ SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'content-type is a list': message(**{'content-type': [1]}),
     'content-encoding is a number': message(**{'content-encoding': 5}),
     'content-encoding is a compression': message(**{'content-encoding': 'bz2', 'content-type': 'application/data'}),
-    'a task without an id': message(headers={'task': 'add'}),
+    'the id of a task is null': message(headers={'task': 'add', 'id': None}),
     'time limits are text': message(headers={'task': 'add', 'id': 'a', 'timelimit': ['x', 'y']}),
     'stamps are in a list': message(headers={'task': 'add', 'id': 'a', 'stamped_headers': [[1]]}),
     'attempts is text': lambda item: item.update(attempts='three'),

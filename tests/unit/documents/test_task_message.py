@@ -57,7 +57,7 @@ def test_what_celery_writes_has_no_flaw() -> None:
         ('retries', [5]),
         ('group_index', [5]),
         ('timelimit', [[None, None], [5, 1.5]]),
-        ('ignore_result', [True]),
+        ('ignore_result', [5, -5, True]),
         ('stamped_headers', [[], ['x', 'y']]),
         ('stamps', [{}, {'__type__': 'uuid'}]),
         ('headers', [{}, {'__type__': 'uuid'}]),
@@ -72,9 +72,13 @@ def test_header_of_a_task_has_its_type(name: str, accepted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize('name', TASK)
-def test_missing_name_or_id_is_a_flaw(name: str) -> None:
-    headers = {'task': 'add', 'id': 'a', name: None}
-    assert flaw(headers) == f'malformed: the header {name} is missing'
+def test_name_or_id_that_is_null_is_a_flaw(name: str) -> None:
+    assert flaw({**TASK, name: None}) == f'malformed: the header {name} is null'
+
+
+@pytest.mark.parametrize('headers', [{'task': 'resize'}, {'task': 5, 'expires': 60}, {'id': 7, 'timelimit': 'x'}])
+def test_program_without_celery_may_use_headers_of_these_names(headers: dict[str, Any]) -> None:
+    assert flaw(headers) is None
 
 
 @pytest.mark.parametrize('date', ['', '9999-12-31T23:59:59', '0001-01-01T00:00:00', '9999-01-01'])

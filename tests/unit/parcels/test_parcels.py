@@ -367,7 +367,7 @@ def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
             'decompresses to more than',
         ),
         ({'headers': {'task': 'add', 'id': 'a', 'job_key': 'k'}}, 'unique job'),
-        ({'headers': {'task': 'add'}}, 'the header id is missing'),
+        ({'headers': {'task': 'add'}}, 'no id'),
         ({'headers': {'id': 'a'}}, 'no task'),
         ({'headers': {'task': 'add', 'id': 'a\nforged'}}, 'id must be printable text'),
         ({'headers': {'task': 'add', 'id': 'a' * 256}}, 'id must be printable text'),
