@@ -8,7 +8,10 @@ If several connections have subscribed to such a queue, or if a process is kille
 
 from __future__ import annotations
 
+import logging
 import os
+import time
+from math import inf
 from typing import Any
 
 from ..couchdb.bounds import time_limit
@@ -19,8 +22,11 @@ __all__ = ['TemporaryQueues']
 
 logger = get_logger(__name__)
 
-#: How long the deletion of a queue may take, in seconds.
-_CANCEL_SECONDS = 2.0
+#: How long the deletion of a queue may take, in seconds: at first, and after one that got no response.
+_CANCEL_SECONDS, _AGAIN_SECONDS = 2.0, 0.5
+
+#: For how long CouchDB counts as not responding after that, in seconds.
+_OUTAGE_SECONDS = 10.0
 
 
 class TemporaryQueues:
@@ -32,8 +38,12 @@ class TemporaryQueues:
         #: Those that no other connection may use: they are deleted when this one is closed.
         self._exclusive: set[str] = set()
         self._pid = os.getpid()
-        #: Whether CouchDB did not respond when the last queue was to be deleted.
-        self.in_outage = False
+        self._outage_until = -inf  # a monotonic time
+
+    @property
+    def in_outage(self) -> bool:
+        """Whether CouchDB did not respond just now, when a queue was to be deleted."""
+        return time.monotonic() < self._outage_until
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
@@ -75,7 +85,8 @@ class TemporaryQueues:
         try:
             if queue in connection.topology.paused:
                 return  # it expires after it is resumed
-            with time_limit(0.0 if connection.in_outage else _CANCEL_SECONDS):
+            seconds = _AGAIN_SECONDS if self.in_outage else _CANCEL_SECONDS
+            with time_limit(0.0 if connection.in_outage else seconds):
                 if connection.has_consumer(queue):
                     connection.consumer.watch(queue)  # the other subscriptions may be cancelled at this moment, too
                 else:
@@ -83,7 +94,8 @@ class TemporaryQueues:
                     connection.listener.unbind(queue)
                     connection.topology.delete_queue(queue)
                     connection.store.purge(queue)  # last: see `Store.delete_without_queue`
-            self.in_outage = False
+            self._outage_until = -inf
         except CouchDBError as exc:
-            self.in_outage = isinstance(exc, RETRIED)
-            logger.warning('temporary queue %r could not be deleted; it is deleted when it expires: %s', queue, exc)
+            level = logging.DEBUG if self.in_outage else logging.WARNING  # one warning for a connection that closes
+            logger.log(level, 'temporary queue %r could not be deleted; it is deleted when it expires: %s', queue, exc)
+            self._outage_until = time.monotonic() + _OUTAGE_SECONDS if isinstance(exc, RETRIED) else -inf

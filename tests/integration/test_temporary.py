@@ -15,6 +15,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import temporary
 from kombu_couchdb.leases.watch import OverdueQueues
+from kombu_couchdb.transport import temporary_queues
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, replace_in_clients, run_python
 
@@ -98,6 +99,25 @@ def test_exclusive_queue_ends_with_its_connection(
     assert (queues(client), len(bindings(client)), len(items(client))) == (
         (set(), 0, 0) if exclusive else ({'own'}, 1, 1)
     )
+
+
+def test_connection_that_closes_in_an_outage_warns_once(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = connect()
+    temporaries = connection.transport.temporary_queues
+    inbox = Inbox(connection, Queue('own', exclusive=True))
+
+    def fail(queue: str) -> bool:
+        raise ServerUnavailable('no')
+
+    monkeypatch.setattr(connection.transport, 'has_consumer', fail)
+    inbox.consumer.cancel()
+    assert temporaries.in_outage
+    monkeypatch.setattr(temporary_queues, '_OUTAGE_SECONDS', 0.0)
+    connection.close()
+    assert caplog.text.count('could not be deleted; it is deleted when it expires') == 1
+    assert not temporaries.in_outage  # that was a while ago
 
 
 def test_exclusive_queue_that_another_connection_consumes_stays(
