@@ -7,8 +7,8 @@ sent its last successful request. So two processes never lead at the same time, 
 not compared, and no step of a clock ends a lead.
 
 A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that is
-paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it alone:
-a leader's writes must be safe to repeat (see `Bulk.create_once`).
+paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
+alone: a leader's writes must be safe to repeat (see `Bulk.create_once`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import socket
 import time
 import uuid
-from typing import Any
 
 from ..couchdb.client import Client
 from ..documents import coordination
