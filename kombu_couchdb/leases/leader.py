@@ -6,8 +6,8 @@ changed for `LEASE_SECONDS` by that process's own monotonic clock. The leader co
 sent its last successful request. So two processes never lead at the same time, and clocks of different machines are
 not compared, and no step of a clock ends a lead.
 
-A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that
-is paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
+A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that is
+paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
 alone: a leader's writes must be safe to repeat (see `Bulk.create_once`).
 """
 
