@@ -397,6 +397,15 @@ def test_final_state_is_not_overwritten(
     assert client.get(f'celery-task-meta-{task_id}') == first
 
 
+def test_expired_final_state_is_overwritten(backend: CouchDBBackend, client: Client, url: str, task_id: str) -> None:
+    """Whoever sends a task with the id of an earlier one does not see the earlier result."""
+    backend.mark_as_done(task_id, 'first')
+    stored = client.get(f'celery-task-meta-{task_id}')
+    client.put({**stored, 'expires': client.clock.now() - 1})
+    elsewhere(url).mark_as_started(task_id)
+    assert backend.get_state(task_id) == states.STARTED
+
+
 def run(task_id: str, delivery: int | None, *, retries: int = 0, redelivered: bool = False) -> Context:
     """Return the request of a delivered task. `delivery` is None for tasks of other brokers."""
     number = {} if delivery is None else {'delivery': delivery}

@@ -192,6 +192,26 @@ def test_renewed_heartbeats_are_kept_after_a_clock_jump(
     assert ids(client, 'broker:consumer:') == ['living']
 
 
+def test_heartbeat_that_is_written_while_the_janitor_looks_is_kept(
+    client: Client, topology: Topology, seconds_ahead: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer was paused, and writes its heartbeat between the janitor's look and its deletion."""
+    put_expired(client, 'broker:consumer:', 'Consumer', paused=2 * HOUR)
+    tidier, fetch = Janitor(client), client.fetch
+    tidier.clean_up(100)
+    seconds_ahead.append(62.0)
+
+    def write_first(names: Any, **others: Any) -> Any:
+        monkeypatch.setattr(client, 'fetch', fetch)
+        beat = client.get('broker:consumer:paused')
+        client.put({**beat, 'expires': time.time() + 60})
+        return fetch(names, **others)
+
+    monkeypatch.setattr(client, 'fetch', write_first)
+    assert tidier.clean_up(100) == NOTHING
+    assert ids(client, 'broker:consumer:') == ['paused']
+
+
 def test_janitor_uses_the_server_clock(client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     put_expired(client, 'broker:broadcast:', 'Broadcast', a=HOUR + 100)
     now = time.time()

@@ -36,6 +36,17 @@ def test_items_without_a_rate() -> None:
     assert 'the header rate must be' in str(malformed.flaw(changed))
 
 
+@pytest.mark.parametrize(
+    'rate',
+    ['10/s\n', '10/seconds', ' 10/s', '10 /s', '1e3', '-1', '٣/s', '', '0', 0, True, -1, 1001, '1001/s', 1e-9, 10**400]
+    + [float('nan'), float('inf'), None, ['10/s']],
+)
+def test_invalid_rate(rate: Any) -> None:
+    assert 'the header rate must be a rate from one a day to 1,000 a second' in str(
+        rates.flaw({'rate': rate, 'rate_key': 'k'})
+    )
+
+
 @pytest.mark.parametrize('rate', [Rate('k', 1, 1), Rate('k', 5, 1), Rate('k', 100, 1), Rate('k', 100, 60)])
 @pytest.mark.parametrize('late', [0.0, 0.04, 3.0])
 def test_no_period_has_more_starts_than_the_rate(rate: Rate, late: float) -> None:

@@ -11,6 +11,13 @@ from kombu_couchdb.documents.validation import check_value
 
 OPEN = receipt.opened({'_id': 'order-17', 'task': 'shop.order', 'customer': 'Zoë', 'error': 'x'}, 'a', None, 5.0, 60.0)
 
+#: A list in 150 lists.
+DEEP: list[Any] = []
+for _ in range(150):
+    DEEP = [DEEP]
+
+UNSTORABLE = ['\udc80', ['\ud800'], 'x' * 64_001, float('nan'), {1: {2: float('inf')}}, 1e-320, DEEP]
+
 
 def closed(result: Any = None, error: str | None = None) -> dict[str, Any]:
     """Return the receipt of a task that has ended."""
@@ -33,7 +40,7 @@ def test_result(result: Any) -> None:
     assert 'error' not in closed(result)
 
 
-@pytest.mark.parametrize('result', ['\udc80', ['\ud800'], 'x' * 64_001, float('nan'), {1: {2: float('inf')}}])
+@pytest.mark.parametrize('result', UNSTORABLE)
 def test_result_that_cannot_be_stored_is_left_out(result: Any) -> None:
     assert 'result' not in closed(result)
     assert closed(result)['left_out']
@@ -45,4 +52,7 @@ def test_error_is_cut_and_can_be_stored() -> None:
 
 
 def test_members_of_an_end_that_a_publisher_wrote_are_replaced() -> None:
-    assert receipt.closed({**OPEN, 'error': 'forged'}, 'SUCCESS', 1, None, 6.0, 7.0, 60.0).get('error') is None
+    forged = {'error': 'forged', 'left_out': 'forged', 'done': 1.0}
+    found = receipt.closed({**OPEN, **forged}, 'SUCCESS', 1, None, 6.0, 7.0, 60.0)
+    assert (found.get('error'), found.get('left_out'), found['done'], found['result']) == (None, None, 6.0, 1)
+    assert receipt.is_open(receipt.opened({'_id': 'a', 'task': 't', **forged}, 'a', None, 5.0, 60.0))

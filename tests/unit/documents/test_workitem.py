@@ -362,3 +362,11 @@ def test_only_tombstones_of_messages_from_parcels_say_that_nobody_acknowledged_t
     tombstones = [workitem.dropped({'_id': doc_id, '_rev': '1-a'}, 5.0) for doc_id in (moved_id('order-17'), '0000647')]
     assert [tombstone.get('dropped') for tombstone in tombstones] == [True, None]
     assert workitem.dropped({'_id': 'job:a', '_rev': '1-a', 'next': [{'message': {}}]}, 5.0)['message'] == {}
+
+
+@pytest.mark.parametrize('removed', ['yes', None, [], {}])
+def test_only_a_date_removes_a_message(removed: Any) -> None:
+    """Any member can write the member `removed`; that of `Jobs.remove` is a date."""
+    held = {'_id': 'a', '_rev': '2-a', 'queue': 'q', 'attempts': 1, 'claimed': {'by': 'c', 'date': 1.0}}
+    assert '_deleted' not in workitem.release({**held, 'removed': removed})
+    assert workitem.release({**held, 'removed': 5.0})['_deleted'] is True
