@@ -72,7 +72,7 @@ class Rule:
 
     def count(self, first: float, last: float) -> int:
         """Return the number of due dates from `first`, which is one, to `last`; about, if `exact` is false."""
-        return math.floor((last - first) / ((self.next(first, first) or math.inf) - first)) + 1
+        return round((last - first) / ((self.next(first, first) or math.inf) - first)) + 1  # a day may have 23 hours
 
 
 class Every(Rule):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,6 +72,7 @@ class TransientMessages:
         self._waiting: deque[Any] = deque(maxlen=_MAX_MESSAGES)
         self._thread: threading.Thread | None = None
         self._closed = self._fails = False
+        self._began = 0.0  # the monotonic time of the last attempt to store messages
 
     def add(self, message: Any) -> None:
         """Store a message soon. If CouchDB responds, wait until there is room for it."""
@@ -85,17 +87,22 @@ class TransientMessages:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread when all messages are stored; wait up to a second, and not at all during an outage."""
+        """End the thread when all messages are stored.
+
+        This waits for up to a second, and not at all during an outage, or for a request that has taken longer already.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._thread is None or self._fails, _CLOSE_SECONDS)
+            waits = _CLOSE_SECONDS if not self._began or time.monotonic() - self._began < _CLOSE_SECONDS else 0.0
+            self._changed.wait_for(lambda: self._thread is None or self._fails, waits)
 
     def _run(self) -> None:
         while messages := self._next():
             try:
+                self._began = time.monotonic()
                 self._store(messages)
-                self._fails = False
+                self._fails, self._began = False, 0.0
             except RETRIED as exc:
                 logger.debug('events and replies wait until CouchDB responds: %s', exc)
                 with self._changed:
