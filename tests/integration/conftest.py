@@ -12,6 +12,7 @@ from celery import Celery
 from click.testing import CliRunner, Result
 from kombu import Connection
 
+from celery_couchdb.beat import CouchDBScheduler, Schedules
 from celery_couchdb.cli import couchdb
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
@@ -129,3 +130,20 @@ def mover(mover_app: Celery) -> Iterator[Callable[[], Mover]]:
     """A function that returns movers, each with a connection of its own."""
     with movers(Mover) as make:
         yield partial(make, mover_app)
+
+
+@pytest.fixture
+def schedules(app: Celery) -> Iterator[Schedules]:
+    schedules = Schedules(app)
+    yield schedules
+    schedules.client.close()
+
+
+def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str = '') -> Any:
+    """Call `tick` until the condition is true."""
+
+    def ticked() -> Any:
+        scheduler.tick()
+        return condition()
+
+    return wait_for(ticked, what)

@@ -20,10 +20,9 @@ from celery_couchdb.beat.messages import Messages
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound, ServerUnavailable
 from kombu_couchdb.queues.store import Store
-from tests.conftest import wait_for
 from tests.support import Request, items, replace_in_clients
 
-from .conftest import command_of
+from .conftest import command_of, until
 
 Beat = Callable[..., CouchDBScheduler]
 
@@ -45,26 +44,9 @@ def beat(app: Celery) -> Iterator[Beat]:
 
 
 @pytest.fixture
-def schedules(app: Celery) -> Iterator[Schedules]:
-    schedules = Schedules(app)
-    yield schedules
-    schedules.client.close()
-
-
-@pytest.fixture
 def run(app: Celery) -> Callable[..., Result]:
     """A function that runs `celery -A app couchdb schedule …`."""
     return partial(command_of(app), 'schedule')
-
-
-def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str = '') -> Any:
-    """Call `tick` until the condition is true."""
-
-    def ticked() -> Any:
-        scheduler.tick()
-        return condition()
-
-    return wait_for(ticked, what)
 
 
 def entry(seconds: Any = 3600, **members: Any) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.leases import leader
-from tests.conftest import wait_for
 from tests.support import Request, items, replace_in_clients
+
+from .conftest import until
 
 Beat = Callable[..., CouchDBScheduler]
 
@@ -45,13 +46,6 @@ def beat(app: Celery) -> Iterator[Beat]:
         one.close()
 
 
-@pytest.fixture
-def schedules(app: Celery) -> Iterator[Schedules]:
-    schedules = Schedules(app)
-    yield schedules
-    schedules.client.close()
-
-
 class Machine:
     """The monotonic clock of the leader, which a test moves forward."""
 
@@ -68,16 +62,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     for module in (leader, duty):
         monkeypatch.setattr(module, 'time', machine)
     return machine
-
-
-def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str = '') -> Any:
-    """Call `tick` until the condition is true."""
-
-    def ticked() -> Any:
-        scheduler.tick()
-        return condition()
-
-    return wait_for(ticked, what)
 
 
 def ticks(scheduler: CouchDBScheduler, seconds: float) -> None:
