@@ -13,9 +13,7 @@ def test_name_of_a_device(name: str) -> None:
     assert database_of('parcels', name) == f'parcels-{name}'
 
 
-@pytest.mark.parametrize(
-    'name', ['', 'a' * 61, '2a', '-a', 'Alice', 'alice.*', 'alice|bob', 'alice:', 'a b', 'a\n']
-)
+@pytest.mark.parametrize('name', ['', 'a' * 61, '2a', '-a', 'Alice', 'alice.*', 'alice|bob', 'alice:', 'a b', 'a\n'])
 def test_wrong_name_of_a_device(name: str) -> None:
     with pytest.raises(ConfigurationError, match='the user of a device must be named with a lower-case letter'):
         database_of('parcels', name)
