@@ -125,6 +125,13 @@ def test_databases_of_devices_are_compacted(server: Server, name: str) -> None:
     assert compact_devices(server.client(name)) == []
 
 
+def test_database_of_somebody_else_is_not_compacted(server: Server, name: str) -> None:
+    set_up(server, f'{name}-from-a', 'b')  # the id of its replication looks like that of a device named a-from-b
+    server.client(f'{name}-a-from-b').create()
+    assert compact_devices(server.client(name)) == []
+    assert compact_devices(server.client(f'{name}-from-a')) == [f'{name}-from-a-b']
+
+
 def test_vacuum_command_compacts_databases_of_devices(
     server: Server, mover_app: Celery, client: Client, parcels: Client, apache_couchdb: bool
 ) -> None:

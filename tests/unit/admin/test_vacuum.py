@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -231,3 +231,11 @@ def test_vacuum_does_not_wait_for_work_on_other_databases(monkeypatch: pytest.Mo
     assert not busy(type='indexer', database='shards/00000000-7fffffff/celery2.1795274911')
     assert not busy(type='indexer', database='shards/00000000-7fffffff/my/celery.1795274911')
     assert not busy(type='replication')
+
+
+def test_only_our_documents_are_written_again() -> None:
+    """Members can write the list of ids that were being purged."""
+    database = Database()
+    ours = ['broker:queue:q', 'celery-task-meta-1']
+    database.docs['_local/celery-vacuum'] = {'_id': '_local/celery-vacuum', 'purging': ['invoice', *ours, '_design/x']}
+    assert Marks(cast(Client, database)).purging() == ours
