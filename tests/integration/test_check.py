@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -117,7 +118,8 @@ def test_fresh_heartbeat_of_a_worker_passes(check: Run, client: Client, sent: li
     heartbeat(client, 'b', HOST, 6, 'celery', mailbox(f'other@{HOST}'), expires_in=-60)
     heartbeat(client, 'c', 'elsewhere', 5, 'celery', expires_in=-60)
     sent.clear()
-    assert passed(check('--worker', 'shop@%h')).endswith(f'; worker shop@{HOST} wrote a heartbeat 7 s ago')
+    said = passed(check('--worker', 'shop@%h'))
+    assert re.search(rf'; worker shop@{re.escape(HOST)} wrote a heartbeat \d+ s ago$', said)
     assert len(sent) == 2
     assert f'worker other@{HOST} is overdue: its last heartbeat is 7 s old' in failed(check('-w', 'other@%h'))
     assert f'worker gone@{HOST} has no consumer: it is not running' in failed(check('-w', 'gone@%h'))
@@ -139,7 +141,7 @@ def test_consumers_that_a_killed_worker_left_do_not_count(check: Run, client: Cl
     assert 'is overdue' in failed(check('-w', 'celery@%h'))
     heartbeat(client, 'new', HOST, pid, mailbox(f'celery@{HOST}'))
     heartbeat(client, 'newer', HOST, pid, 'celery')
-    assert 'wrote a heartbeat 7 s ago' in passed(check('-w', 'celery@%h'))
+    assert re.search(r'wrote a heartbeat \d+ s ago$', passed(check('-w', 'celery@%h')))
 
 
 def test_worker_with_a_host_of_its_own_choice_is_found(check: Run, client: Client) -> None:
