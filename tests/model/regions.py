@@ -155,6 +155,7 @@ class ModelFerry(Ferry):
         others = [other(place.name)]
         self.region, self._client, self._receipts, self._deleted = place.name, client, None, set()
         self._wants = cast(Any, SimpleNamespace(note_arrived=lambda count: None))
+        self._harmful = cast(Any, SimpleNamespace(replace=lambda: None))  # no view of the model fails
         looks = Looks(cast(Any, SimpleNamespace(watch=lambda: None, is_enough=False)))
         self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'], looks)
         self._fallbacks = Fallbacks(client, place.name, others, self._move, self._refuse_unreadable)
