@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -123,8 +124,9 @@ class Worker:
 
 
 @pytest.fixture(scope='module', params=['UTC', 'Pacific/Kiritimati', 'Pacific/Pago_Pago'])
-def worker(request: pytest.FixtureRequest) -> Worker:
-    return Worker(request.param)
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    yield Worker(request.param)
+    state.reset_state()  # the requests of a process, which later tests count
 
 
 @pytest.mark.parametrize('name', [*NAMES, 'content-type', 'content-encoding'])
