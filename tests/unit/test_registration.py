@@ -113,7 +113,8 @@ app = Celery('shop', broker='memory://', backend='cache+memory://')
 def add(left, right):
     return left + right
 group(add.s(1, 1), add.s(2, 2)).apply_async()
-print(canvas.itertools is itertools, app.amqp._retry_publish.__module__, utils.filter_hidden_settings.__module__)
+publish = getattr(app.amqp, '_retry_publish', app.amqp.as_task_v2)  # Celery before 5.7 has no such method
+print(canvas.itertools is itertools, publish.__module__, utils.filter_hidden_settings.__module__)
 print(*[name for name in sys.modules if name.startswith('celery_couchdb')])
 """
     done = subprocess.run(
