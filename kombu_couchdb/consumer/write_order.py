@@ -110,7 +110,8 @@ class WriteOrder:
 
     def wait(self) -> bool:
         """Wait until all decisions can be written; return False if what they wait for is given up."""
-        return all(each.wait() for each in tuple(self._preconditions))
+        waited = [each.wait() for each in tuple(self._preconditions)]  # for each of them, also if one is given up
+        return all(waited)
 
     def _is_ready(self, marks: dict[Precondition, int | None]) -> bool:
         for each, mark in marks.items():
