@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..couchdb.changes import LIMIT, ContinuousFeed
@@ -22,9 +22,11 @@ from ..documents.ids import BINDING, BROADCAST, BROKER, CONSUMER, PAUSE, QUEUE
 from ..documents.workitem import is_waiting
 from ..errors import CouchDBError
 from ..leases.peers import Peers
+from ..queues import waiting
 from ..queues.fanout import Listener
 from ..queues.routing import exchange_in, exchange_prefix
 from ..queues.topology import Topology
+from .attention import Attention
 from .candidates import QueueCandidates
 
 __all__ = ['Notifier']
@@ -39,6 +41,9 @@ _QUEUE_POLL_SECONDS = 1.0
 #: the messages of a queue after the last credit for it is used. In seconds.
 _LINGER_SECONDS = 1.0
 
+_REST_SECONDS = 60.0
+MAY_REST = True
+
 
 class Notifier:
     """What is new in one database, for the I/O thread of one connection.
@@ -48,6 +53,8 @@ class Notifier:
 
     def __init__(self, client: Client, topology: Topology, listener: Listener, name: str) -> None:
         self.listener, self.peers = listener, Peers()
+        #: Whether this consumer follows the feed.
+        self.attention = Attention(self.peers)
         self._client, self._name = client, name
         self._topology, self._routes, self._limits = topology, topology.routes, topology.limits
         self._feed: ContinuousFeed | None = None
@@ -97,10 +104,12 @@ class Notifier:
 
     def due_at(self) -> float | None:
         """Return the monotonic time of the next poll; None while the feed is followed."""
+        if not self.attention.listens:
+            return min(self.attention.look_at, self._polled_at + _REST_SECONDS)
         return self._polled_at + _POLL_SECONDS if self._since is None else None
 
     def take(
-        self, candidates: Mapping[str, QueueCandidates], with_credit: set[str]
+        self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]
     ) -> tuple[list[Document], list[tuple[str, Document]]]:
         """Return the new messages that may be claimed, and the new broadcasts as `(queue, message)`.
 
@@ -108,7 +117,21 @@ class Notifier:
         """
         docs = self._take_received(candidates)
         now = time.monotonic()
-        if any(candidates[queue].is_stale for queue in with_credit):
+        self.peers.set_own(own, candidates.keys())
+        queues = [queue for queue in candidates if not self.listener.receives(queue)]
+        unread = self.attention.update(own, queues, with_credit, may_rest=MAY_REST)
+        if unread:
+            self._checkpoint = None
+        with_credit = self.attention.followed
+        if not self.attention.listens:
+            self._rest(candidates, with_credit)
+            unread = self._look(unread)
+        for queue in unread:
+            candidates[queue].mark_stale()
+        if not self.attention.listens:
+            if now - self._polled_at >= _REST_SECONDS:
+                docs += self._poll(candidates)
+        elif any(candidates[queue].is_stale for queue in with_credit):
             self._stop_feed()
             self._busy_at = now
             if self._checkpoint is None or any(
@@ -124,7 +147,7 @@ class Notifier:
             queue_candidates.is_stale for queue_candidates in candidates.values()
         ):
             docs += self._follow_feed(candidates, with_credit)
-        if self._since is None and now - self._polled_at >= _POLL_SECONDS:
+        if self.attention.listens and self._since is None and now - self._polled_at >= _POLL_SECONDS:
             docs += self._poll(candidates)
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
         for doc in items:
@@ -134,6 +157,22 @@ class Notifier:
         return [
             doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in candidates
         ], self.listener.take(docs)
+
+    def ring(self, queue: str) -> None:
+        """Wake all consumers that rest and have credit for this queue."""
+
+    def _rest(self, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> None:
+        """Follow no feed, and know nothing of queues without credit."""
+        self._stop_feed()
+        self._checkpoint = None
+        for queue, queue_candidates in candidates.items():
+            queue_candidates.next_due = None  # the listeners wait for it
+            if queue not in with_credit and not queue_candidates.is_stale:
+                queue_candidates.clear()
+
+    def _look(self, queues: Collection[str]) -> set[str]:
+        """Return those of the queues in which messages wait."""
+        return waiting.have_work(self._client, sorted(queues), self._client.clock.now()) if queues else set()
 
     def _take_received(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Return the documents that the feed reported, and let it continue."""

@@ -144,6 +144,11 @@ class Listener:
         with self._lock:
             return bool(self._queues.get(exchange))
 
+    def receives(self, queue: str) -> bool:
+        """Tell whether a queue is bound to a fanout exchange."""
+        with self._lock:
+            return any(queue in queues for queues in self._queues.values())
+
     @property
     def binds(self) -> bool:
         """Whether any queue is bound to a fanout exchange."""

@@ -17,7 +17,7 @@ from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.workitem import HIGHEST
 
-__all__ = ['BEGIN', 'HORIZON_SECONDS', 'Ask', 'Cursor', 'Page', 'count', 'is_row', 'planned', 'query', 'read']
+__all__ = ['BEGIN', 'HORIZON_SECONDS', 'Ask', 'Cursor', 'Page', 'count', 'have_work', 'is_row', 'planned', 'query', 'read']
 
 #: Consumers read planned messages this many seconds before they are due, to have them in time.
 HORIZON_SECONDS = 5.0
@@ -89,6 +89,20 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     return [_page(ask, results) for ask in asks]
 
 
+def have_work(client: Client, queues: Sequence[str], until: float) -> set[str]:
+    """Return those of the queues that have messages due at once, or planned for a time up to `until`.
+
+    This is the cheapest read of a queue: its first row, 1 ms of the server's processor time. *Raises* the errors of
+    `Client`.
+    """
+    heads = query(client, [{**design.rows_of(queue), 'limit': 1, 'reduce': False} for queue in queues], is_row)
+    return {
+        queue
+        for queue, rows in zip(queues, heads, strict=True)
+        if any(row['key'][1] < design.PLANNED or (row['key'][1] == design.PLANNED and row['key'][2] <= until) for row in rows)
+    }
+
+
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
     """Return rows of up to `limit` messages of these queues with due dates from `after` on, the soonest first."""
     ranges = [{**design.planned_rows(queue, after), 'limit': limit, 'reduce': False} for queue in queues]
@@ -111,6 +125,9 @@ def query(
     """Return the rows for each of several queries of a view, in one request; `row` is the shape of a row."""
     if not queries:
         return []
+    if len(queries) == 1:
+        response = views.query(client, design.NAME, 'POST', view, params, queries[0], shape=members(rows=items(row)))
+        return [response['rows']]
     response = views.query(
         client,
         design.NAME,
