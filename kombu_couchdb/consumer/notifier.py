@@ -25,6 +25,7 @@ from ..leases.peers import Peers
 from ..queues.fanout import Listener
 from ..queues.routing import exchange_in, exchange_prefix
 from ..queues.topology import Topology
+from .broadcast_feed import BroadcastFeed
 from .candidates import QueueCandidates
 
 __all__ = ['Notifier']
@@ -34,6 +35,10 @@ _POLL_SECONDS = 0.25
 
 #: How often it reads the declarations of its queues, for changed limits, in seconds.
 _QUEUE_POLL_SECONDS = 1.0
+
+#: The same while the consumer follows the broadcasts database: it polls for other consumers, and for everything as a
+#: safety net. In seconds.
+_PEERS_POLL_SECONDS, _SAFETY_POLL_SECONDS = 1.0, 10.0
 
 #: How long a consumer still polls after it was busy, before it follows the feed; and how long the feed still reports
 #: the messages of a queue after the last credit for it is used. In seconds.
@@ -46,8 +51,10 @@ class Notifier:
     It keeps `listener`, `peers`, and what `topology` knows of bindings, limits and pauses up to date.
     """
 
-    def __init__(self, client: Client, topology: Topology, listener: Listener, name: str) -> None:
-        self.listener, self.peers = listener, Peers()
+    def __init__(
+        self, client: Client, topology: Topology, listener: Listener, broadcasts: BroadcastFeed, name: str
+    ) -> None:
+        self.listener, self.peers, self.broadcasts = listener, Peers(), broadcasts
         self._client, self._name = client, name
         self._topology, self._routes, self._limits = topology, topology.routes, topology.limits
         self._feed: ContinuousFeed | None = None
@@ -68,7 +75,7 @@ class Notifier:
         self._followed: frozenset[str] = frozenset()
         #: An update sequence from before the queues were last read, or None.
         self._checkpoint: Any = None
-        self._polled_at = self._queues_polled_at = self._busy_at = float('-inf')
+        self._polled_at = self._polled_all_at = self._queues_polled_at = self._busy_at = float('-inf')
 
     def start(self, on_change: Callable[[], None]) -> None:
         """Start the feed's thread; it calls `on_change()` when `take` has something to return."""
@@ -78,12 +85,14 @@ class Notifier:
             on_change()
 
         self._feed = ContinuousFeed(self._client, lambda rows, seq: receive((rows, seq)), receive, f'{self._name}-feed')
+        self.broadcasts.start(on_change)
 
     def close(self) -> None:
         """End the feed's thread."""
         self._routes.follow(0.0)
         if self._feed is not None:
             self._feed.close()
+        self.broadcasts.close()
 
     def on_outage(self) -> None:
         """Forget everything: CouchDB did not respond, or the database may be a new one."""
@@ -93,11 +102,19 @@ class Notifier:
         self._polled_exchanges.clear()
         self._received.clear()
         self._checkpoint = None
-        self._polled_at = self._queues_polled_at = float('-inf')
+        self._polled_at = self._polled_all_at = self._queues_polled_at = float('-inf')
+        self.broadcasts.on_outage()
 
     def due_at(self) -> float | None:
         """Return the monotonic time of the next poll; None while the feed is followed."""
-        return self._polled_at + _POLL_SECONDS if self._since is None else None
+        at = self.broadcasts.due_at()
+        if self._since is None:
+            at = min(at, self._polled_at + self._poll_seconds)
+        return at if at < math.inf else None
+
+    @property
+    def _poll_seconds(self) -> float:
+        return _PEERS_POLL_SECONDS if self.broadcasts.is_followed else _POLL_SECONDS
 
     def take(
         self, candidates: Mapping[str, QueueCandidates], with_credit: set[str]
@@ -107,6 +124,7 @@ class Notifier:
         `with_credit` names the queues for which a message could be claimed now. *Raises* the error that ended the feed.
         """
         docs = self._take_received(candidates)
+        broadcasts = self.broadcasts.take()
         now = time.monotonic()
         if any(candidates[queue].is_stale for queue in with_credit):
             self._stop_feed()
@@ -124,8 +142,12 @@ class Notifier:
             queue_candidates.is_stale for queue_candidates in candidates.values()
         ):
             docs += self._follow_feed(candidates, with_credit)
-        if self._since is None and now - self._polled_at >= _POLL_SECONDS:
+        if self._since is not None:
+            self.broadcasts.noticed = False  # the feed reports what has changed
+        elif self.broadcasts.noticed or now - self._polled_at >= self._poll_seconds:
             docs += self._poll(candidates)
+        self.broadcasts.saw_elsewhere(docs)
+        broadcasts += self.broadcasts.follow()  # last: in an outage the requests above end the cycle
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
         for doc in items:
             self.on_waiting(parked_key(doc))
@@ -133,7 +155,7 @@ class Notifier:
         # CouchDB's filter also admits a document whose `queue` is a list with the name in it.
         return [
             doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in candidates
-        ], self.listener.take(docs)
+        ], self.listener.take(docs + broadcasts)
 
     def _take_received(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Return the documents that the feed reported, and let it continue."""
@@ -178,7 +200,7 @@ class Notifier:
         if self._since is None:
             # The checkpoint may be old. If no candidates are complete, no queue needs the changes since then.
             since = self._client.sequence() if self._checkpoint is None or not complete else self._checkpoint
-            docs = self._poll(candidates)
+            docs = self._poll(candidates, everything=True)
             self._start_feed(since, complete)
             self._checkpoint = None
             return docs
@@ -209,13 +231,23 @@ class Notifier:
             if self._feed is not None:
                 self._feed.pause()
 
-    def _poll(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
+    def _poll(self, candidates: Mapping[str, QueueCandidates], *, everything: bool = False) -> list[Document]:
         """Return the changed documents that are no messages.
 
         This takes one request, and one more each for bindings, for all changed documents together, and, once a second,
-        for the declarations of the queues.
+        for the declarations of the queues. While the broadcasts database is followed, it reads only the heartbeats,
+        unless `everything` is true, or there was a notice, or the safety net is due.
         """
         self._polled_at = time.monotonic()
+        followed = self.broadcasts.is_followed
+        if (
+            followed
+            and not everything
+            and not self.broadcasts.noticed
+            and self._polled_at - self._polled_all_at < _SAFETY_POLL_SECONDS
+        ):
+            return self._poll_peers()
+        self._polled_all_at, self.broadcasts.noticed = self._polled_at, False
         exchanges = sorted(self._routes.wanted | self.listener.exchanges)
         rows = self._client.id_range(BROADCAST, to=CONSUMER)
         if exchanges:
@@ -234,7 +266,7 @@ class Notifier:
                 self._polled_exchanges.add(exchange)
         docs += [{'_id': name, '_deleted': True} for name in self._known_revs.keys() - revs.keys()]
         self._known_revs = revs
-        if self._polled_at - self._queues_polled_at >= _QUEUE_POLL_SECONDS:
+        if followed or self._polled_at - self._queues_polled_at >= _QUEUE_POLL_SECONDS:
             self._queues_polled_at = self._polled_at
             names = [QUEUE + queue for queue in candidates]
             docs += [
@@ -243,7 +275,19 @@ class Notifier:
             ]
         for doc in docs:
             self._note(doc)
-        self._routes.follow(_POLL_SECONDS * 4, exchanges)
+        self._routes.follow(math.inf if followed else _POLL_SECONDS * 4, exchanges)
+        return docs
+
+    def _poll_peers(self) -> list[Document]:
+        """Take in the changed heartbeats, and return them."""
+        revs = {row['id']: row['value']['rev'] for row in self._client.id_range(CONSUMER)}
+        known = {name: rev for name, rev in self._known_revs.items() if name.startswith(CONSUMER)}
+        changed = [name for name, rev in revs.items() if known.get(name) != rev]
+        docs = [doc for doc in self._client.fetch(changed) if doc]
+        docs += [{'_id': name, '_deleted': True} for name in known.keys() - revs.keys()]
+        self._known_revs = {name: rev for name, rev in self._known_revs.items() if name not in known} | revs
+        for doc in docs:
+            self._note(doc)
         return docs
 
     def _note(self, doc: Document) -> None:
