@@ -22,13 +22,19 @@ __all__ = ['Attention']
 
 #: All resting consumers of a queue together look about once in this time, in seconds; but each at least once in the
 #: second and at most once in the first of these numbers of seconds.
-_FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.1, 1.0, 10.0
+_FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.1, 1.0, 12.0
 
 #: After a bell the consumers look one after the other, about once in this time, in seconds.
 _WAKE_SECONDS = 0.005
 
 #: How long a consumer that claimed a message while it rested listens after that, not counting the time without credit.
 _ACTIVE_SECONDS = 10.0
+
+#: About how many of the consumers that a bell wakes listen then.
+_ACTIVE_SHARE = 2.0
+
+#: How long such a consumer follows the feed without credit, in seconds.
+_LINGER_SECONDS = 1.0
 
 #: A consumer that listens although its rank is too low stops after this many claims that others won, in a row.
 _MAX_LOSSES = 2
@@ -49,7 +55,8 @@ class Attention:
         self.bell = Bell()
         self._active_until = -inf
         self._losses = 0
-        self._look_at = -inf
+        self._look_at = self._credit_at = -inf
+        self._rung: set[str] = set()
         self._with_credit: set[str] = set()
         self._consumers = 1
 
@@ -60,23 +67,26 @@ class Attention:
         `with_credit` are those for which it could claim messages. `may_rest` is false if it must listen in any case.
         """
         now = time.monotonic()
-        if not with_credit and self.is_active:
+        if with_credit:
+            self._credit_at = now
+        elif self.is_active:
             self._active_until = now + _ACTIVE_SECONDS
         listeners = self._peers.listeners
         self.rank = listeners.index(own) if own in listeners else None
-        if any(not self._peers.is_shared(queue, own) for queue in queues):
-            self.rank = self.rank or 0  # nobody else would listen to it
+        if not may_rest or any(not self._peers.is_shared(queue, own) for queue in queues):
+            self.rank = self.rank or 0  # nobody else would listen
         self._consumers = max((len(self._peers.of(queue, own)) for queue in queues), default=1)
-        # A listener follows its queues also without credit, to ring for others; but not while it knows that all wait.
-        ranked = set[str]() if self.rank is None else {queue for queue in queues if not self.bell.knows(queue)}
         before, had_credit = self.listens, self._with_credit
-        self.followed, self._with_credit = with_credit | ranked, set(with_credit)
+        self.followed, self._with_credit = set(with_credit), set(with_credit)
+        if self.rank is not None or (self.listens and self.is_active and now - self._credit_at < _LINGER_SECONDS):
+            # A listener also follows queues without credit, to ring for others; but not while it knows that all wait.
+            self.followed |= {queue for queue in queues if not self.bell.knows(queue)}
         self.listens = not may_rest or (bool(self.followed) and (self.rank is not None or self.is_active))
         if self.listens:
             return set() if before else self.followed
         if before or (with_credit and now >= self._look_at):
             self._look_at = now + self._pause()
-            return with_credit
+            return set(with_credit)
         return with_credit - had_credit
 
     @property
@@ -93,13 +103,21 @@ class Attention:
         """Note that the bell rang for a queue: if the consumer rests and has credit for it, it looks soon."""
         self.bell.heard(queue)
         if not self.listens and queue in self._with_credit:
+            self._rung.add(queue)
             soon = time.monotonic() + random.uniform(0.0, _WAKE_SECONDS * self._consumers)
             self._look_at = min(self._look_at, soon)
 
-    def won(self) -> None:
-        """Note that the consumer claimed messages."""
+    def hurries(self, queue: str) -> bool:
+        """Tell, once, whether the bell rang for a queue: then its messages need not be left to listeners."""
+        rung = queue in self._rung
+        self._rung.discard(queue)
+        return rung
+
+    def won(self, left: int) -> None:
+        """Note that the consumer claimed a message, and knows of so many more (`left`)."""
         self._losses = 0
-        if self.rank is None:
+        # After a burst, which wakes all consumers, only some listen. Those that do are replaced by others in time.
+        if self.rank is None and (self.listens or random.random() < _ACTIVE_SHARE / (1 + left)):
             self._active_until = time.monotonic() + _ACTIVE_SECONDS
 
     def lost(self) -> None:
@@ -110,4 +128,4 @@ class Attention:
 
     def _pause(self) -> float:
         seconds = min(max(_MIN_SECONDS, _FLEET_SECONDS * self._consumers), _MAX_SECONDS)
-        return random.uniform(0.5, 1.0) * seconds
+        return random.uniform(0.75, 1.0) * seconds

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
 from math import inf
 
 __all__ = ['Bell']
@@ -19,57 +19,68 @@ __all__ = ['Bell']
 #: those that are no listeners.
 _RANK_SECONDS, _LAST_RANK = 0.1, 4
 
-#: The pause after a bell, if messages still wait; it doubles each time, up to the second number. In seconds.
+#: The pause after a bell in seconds. It doubles each time, up to the second number, while bells follow each other.
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 30.0
-
-
-@dataclass
-class _Waiting:
-    """The messages of a queue that wait, as far as this consumer knows."""
-
-    #: The monotonic time at which it rings, if they still wait then.
-    at: float
-    pause: float = _FIRST_PAUSE_SECONDS
 
 
 class Bell:
     """When one consumer rings for which queues, for its I/O thread alone."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, _Waiting] = {}
+        #: By queue: messages that wait, as far as this consumer knows, and the monotonic time at which it rings if some
+        #: of them still wait then.
+        self._waiting: dict[str, tuple[Collection[str], float]] = {}
+        #: By queue: when the bell rang last, here or elsewhere, and the pause after that.
+        self._rang: dict[str, tuple[float, float]] = {}
 
     @property
     def due_at(self) -> float:
         """The monotonic time at which the next queue is due; infinite if there is none."""
-        return min((waiting.at for waiting in self._waiting.values()), default=inf)
+        return min((at for _, at in self._waiting.values()), default=inf)
 
     @property
     def due(self) -> list[str]:
-        """The queues whose messages have waited long enough: if they still wait, ring."""
+        """The queues to be read, because messages of them have waited long enough; see `check`."""
         now = time.monotonic()
-        return [queue for queue, waiting in self._waiting.items() if waiting.at <= now]
+        return [queue for queue, (_, at) in self._waiting.items() if at <= now]
 
     def knows(self, queue: str) -> bool:
         """Tell whether messages of a queue are known to wait."""
         return queue in self._waiting
 
-    def waits(self, queue: str, rank: int | None) -> None:
-        """Note that messages wait for which this consumer, a listener of this rank or none, has no credit."""
+    def waits(self, queue: str, rank: int | None, ids: Collection[str]) -> None:
+        """Note messages (`ids`) for which this consumer, a listener of this rank or none, has no credit."""
         if queue not in self._waiting:
             after = 1.0 + rank if rank is not None else random.uniform(_LAST_RANK, 2 * _LAST_RANK)
-            self._waiting[queue] = _Waiting(time.monotonic() + _RANK_SECONDS * after)
+            self._waiting[queue] = ids, max(time.monotonic() + _RANK_SECONDS * after, self._quiet_until(queue))
 
     def forget(self, queue: str) -> None:
-        """Note that no messages of a queue wait, or that this consumer can take them itself."""
+        """Note that this consumer can take the messages of a queue itself, or that nobody may."""
         self._waiting.pop(queue, None)
 
-    def rang(self, queue: str) -> None:
-        """Note that this consumer rings for a queue."""
-        if waiting := self._waiting.get(queue):
-            waiting.at = time.monotonic() + waiting.pause
+    def check(self, queue: str, ids: Collection[str]) -> bool:
+        """Take in the ids of the messages at the head of a queue; tell whether the bell must ring.
+
+        It must if some of the messages that waited are still there. Otherwise somebody takes them.
+        """
+        if not {*ids} & {*self._waiting[queue][0]}:
+            self.forget(queue)
+            return False
+        self.heard(queue)
+        self._waiting[queue] = ids, self._quiet_until(queue)
+        return True
 
     def heard(self, queue: str) -> None:
-        """Note that the bell has rung for a queue, here or elsewhere: wait for longer before the next time."""
-        if waiting := self._waiting.get(queue):
-            waiting.at = time.monotonic() + waiting.pause * random.uniform(1.0, 1.2)
-            waiting.pause = min(2 * waiting.pause, _MAX_PAUSE_SECONDS)
+        """Note that the bell rings for a queue, here or elsewhere: wait for longer before the next time."""
+        now = time.monotonic()
+        at, pause = self._rang.get(queue, (-inf, 0.0))
+        if now < at + pause / 2:
+            return  # the same bell, or one that rang at the same time
+        again = now < at + 4 * pause
+        self._rang[queue] = now, min(2 * pause, _MAX_PAUSE_SECONDS) if again else _FIRST_PAUSE_SECONDS
+        if queue in self._waiting:
+            self._waiting[queue] = self._waiting[queue][0], self._quiet_until(queue)
+
+    def _quiet_until(self, queue: str) -> float:
+        at, pause = self._rang.get(queue, (-inf, 0.0))
+        return at + pause * random.uniform(1.0, 1.2)

@@ -103,16 +103,23 @@ class QueueCandidates:
         """Note that the view may have messages that are no candidates yet."""
         self._stale = True
 
-    def are_in(self, rows: Sequence[WaitingRow]) -> bool:
-        """Tell whether messages wait: rows that were read now have one of the candidates, or no candidates were known.
+    def found_empty(self) -> None:
+        """Note that the queue was read, and no message waits."""
+        self._candidates, self._sorted, self.hurries = {}, None, False
+        self._stale = False
 
-        If not, the candidates are forgotten: all were claimed.
-        """
-        if any(row.id in self._candidates for row in rows) or (rows and not self._candidates):
-            self.clear()
-            return True
-        self._candidates, self._sorted = {}, None
-        return False
+    def first(self, count: int) -> list[str]:
+        """Return the ids of up to `count` messages that are due, whoever may claim them first."""
+        now = time.monotonic()
+        return [each.id for each in itertools.islice((c for c in self._in_order() if c.since <= now), count)]
+
+    def due_at(self) -> float:
+        """Return the monotonic time at which a message becomes due, whoever may claim it first; -inf: read the view."""
+        if self._stale and not self._candidates:
+            return -inf
+        now = time.monotonic()
+        due = [now + self.next_due - self._clock.now()] if self.next_due is not None else []
+        return min(due + [each.since for each in self._candidates.values() if each.since > now], default=inf)
 
     # -- the other consumers
 
@@ -317,6 +324,7 @@ class QueueCandidates:
     def clear(self) -> None:
         """Forget everything: the queue must be read again."""
         self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
+        self.hurries = False
         self._order.clear()
         self._paging.forget()
 

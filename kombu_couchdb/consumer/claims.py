@@ -190,7 +190,7 @@ class Claims:
                 return
             if queue_candidates is not None:
                 queue_candidates.won(doc['_id'])
-                self._attention.won()
+                self._attention.won(len(queue_candidates))
             logger.debug(
                 'claimed and deleted message %s of queue %s, attempt %d'
                 if final

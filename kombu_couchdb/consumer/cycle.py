@@ -122,11 +122,14 @@ class Cycle:
         times += [at for at in (self.unacked.overdue_at,) if at is not None]
         if self.lease.written:
             times += [self.lease.next_heartbeat, self.sweeper.due, self._slots.due]
-        times += [at for at in (self._notifier.due_at(),) if at is not None]
+        times.append(self._notifier.due_at())
         credit, low = self.unacked.credit(), self.unacked.low()
         times.append(self._rates.due(credit))
         for queue, candidates in self._candidates.items():
-            if credit.get(queue, 0) > 0 or queue in self._notifier.attention.followed:
+            if credit.get(queue, 0) <= 0:
+                if queue in self._notifier.attention.followed:
+                    times.append(candidates.due_at())
+            else:
                 at = candidates.wake_at()
                 if candidates.is_stale and at is None:
                     at = -inf
@@ -282,17 +285,18 @@ class Cycle:
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) > 0 or queue in self._topology.paused:
                 bell.forget(queue)
-            elif candidates.has_claimable:
-                bell.waits(queue, self._notifier.attention.rank)
-        if not (due := bell.due):
+            elif ids := candidates.first(_BELL_ROWS):
+                bell.waits(queue, self._notifier.attention.rank, ids)
+        if not (due := [queue for queue in bell.due if queue in self._candidates]):
             return
         asks = [waiting.Ask(queue, _BELL_ROWS) for queue in due]
         for queue, page in zip(due, waiting.read(self._client, asks, self._client.clock.now()), strict=True):
-            if self._candidates[queue].are_in(page.rows):
-                self._notifier.ring(queue)
-                bell.rang(queue)
-            else:
-                bell.forget(queue)
+            if bell.check(queue, [row.id for row in page.rows]):
+                self._notifier.broadcasts.ring(queue)
+                self._candidates[queue].clear()
+                continue
+            self._candidates[queue].clear()
+            self.unacked.wakeup.set()  # the next cycle follows the queue again
 
     def _pause(self, queues: set[str]) -> None:
         """Let nothing more be claimed from paused queues, and log changes of those among `queues`, the own ones."""

@@ -10,11 +10,13 @@ from typing import Any, Literal, TypedDict
 from .types import Message, Stored
 
 __all__ = [
+    'Bell',
     'Binding',
     'Broadcast',
     'Consumer',
     'FanoutExchange',
     'Leader',
+    'Notice',
     'Pause',
     'Queue',
     'Rate',
@@ -135,6 +137,23 @@ class Broadcast(Stored):
     date: float
     expires: float
     message: Message
+
+
+class Notice(Stored):
+    """It is overwritten when declarations or pauses have changed. It is in the broadcasts database."""
+
+    _id: str
+    type: Literal['Notice']
+    date: float
+
+
+class Bell(Stored):
+    """It is overwritten to call consumers to a queue. It is in the broadcasts database."""
+
+    _id: str
+    type: Literal['Bell']
+    queue: str
+    date: float
 
 
 class Region(Stored):

@@ -21,7 +21,7 @@ from ..documents.ids import CONSUMER
 
 __all__ = ['Lease', 'set_worker', 'worker_name']
 
-#: The interval of an idle consumer's heartbeats as a part of the lease. So a hundred idle workers write two in a second.
+#: The interval of an idle consumer's heartbeats as a part of the lease: a hundred idle workers write two in a second.
 _IDLE_SHARE = 0.75
 
 

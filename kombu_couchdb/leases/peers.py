@@ -30,6 +30,9 @@ class Peers:
         self._queues: dict[str, frozenset[str]] = {}
         self._listeners: list[str] | None = None
 
+    def __len__(self) -> int:
+        return len(self._queues)
+
     def seen(self, doc: Document) -> None:
         """Take in a Consumer document that was written or deleted."""
         if doc.get('_deleted'):

@@ -17,7 +17,19 @@ from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.workitem import HIGHEST
 
-__all__ = ['BEGIN', 'HORIZON_SECONDS', 'Ask', 'Cursor', 'Page', 'count', 'have_work', 'is_row', 'planned', 'query', 'read']
+__all__ = [
+    'BEGIN',
+    'HORIZON_SECONDS',
+    'Ask',
+    'Cursor',
+    'Page',
+    'count',
+    'have_work',
+    'is_row',
+    'planned',
+    'query',
+    'read',
+]
 
 #: Consumers read planned messages this many seconds before they are due, to have them in time.
 HORIZON_SECONDS = 5.0
@@ -95,12 +107,13 @@ def have_work(client: Client, queues: Sequence[str], until: float) -> set[str]:
     This is the cheapest read of a queue: its first row, 1 ms of the server's processor time. *Raises* the errors of
     `Client`.
     """
+
+    def waits(row: Document) -> bool:
+        _, place, date = row['key']
+        return bool(place < design.PLANNED or (place == design.PLANNED and date <= until))
+
     heads = query(client, [{**design.rows_of(queue), 'limit': 1, 'reduce': False} for queue in queues], is_row)
-    return {
-        queue
-        for queue, rows in zip(queues, heads, strict=True)
-        if any(row['key'][1] < design.PLANNED or (row['key'][1] == design.PLANNED and row['key'][2] <= until) for row in rows)
-    }
+    return {queue for queue, rows in zip(queues, heads, strict=True) if any(map(waits, rows))}
 
 
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:

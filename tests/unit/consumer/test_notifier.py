@@ -71,6 +71,21 @@ class Unused:
         return []
 
 
+class NoBroadcasts:
+    """A broadcasts database that cannot be used."""
+
+    noticed = is_followed = False
+
+    def take(self) -> list[Any]:
+        return []
+
+    follow = take
+
+    def saw_elsewhere(self, docs: Any) -> None: ...
+
+    def on_outage(self) -> None: ...
+
+
 class ContinuousFeed:
     """A feed that remembers from where, and for which queues, it is followed."""
 
@@ -86,7 +101,7 @@ class ContinuousFeed:
 
 @pytest.fixture
 def notifier() -> Notifier:
-    notifier = Notifier(Server(), Unused(), Unused(), 'test')  # type: ignore[arg-type]
+    notifier = Notifier(Server(), Unused(), Unused(), NoBroadcasts(), 'test')  # type: ignore[arg-type]
     notifier._feed = ContinuousFeed()  # type: ignore[assignment]
     return notifier
 
