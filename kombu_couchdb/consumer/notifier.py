@@ -136,6 +136,8 @@ class Notifier:
             docs += self._read_coordination(candidates, everything=self.broadcasts.noticed)
         self.broadcasts.saw_elsewhere(docs)
         broadcasts += self.broadcasts.follow()  # last: in an outage the requests above end the cycle
+        for doc in broadcasts:
+            self._routes.note_reply(doc.get('reply'))
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
         for doc in items:
             self.on_waiting(parked_key(doc))

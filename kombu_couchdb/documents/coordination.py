@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from .types import Message, Stored
@@ -123,7 +124,12 @@ class FanoutExchange(Stored):
     kind: Literal['fanout']
 
 
-class Broadcast(Stored):
+class _BroadcastOptions(TypedDict, total=False):
+    #: Only of remote control: the binding of the queue for the replies, so that receivers need not read it.
+    reply: Mapping[str, Any]
+
+
+class Broadcast(_BroadcastOptions, Stored):
     """A message to a fanout exchange. After it has expired, its publisher may overwrite it with a later broadcast."""
 
     _id: str

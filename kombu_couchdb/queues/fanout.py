@@ -55,8 +55,13 @@ class Broadcaster:
         self._own: list[tuple[float, str, str]] = []
         self._own_in: Client | None = None
 
-    def send(self, exchange: str, routing_key: str, message: Mapping[str, Any]) -> None:
-        """Store one broadcast for all listeners of `exchange`; *raises* `ServerUnavailable`, `DocumentTooLarge`."""
+    def send(
+        self, exchange: str, routing_key: str, message: Mapping[str, Any], reply: Mapping[str, Any] | None = None
+    ) -> None:
+        """Store one broadcast for all listeners of `exchange`; *raises* `ServerUnavailable`, `DocumentTooLarge`.
+
+        `reply` is the binding of the queue for replies, if the listeners are to reply.
+        """
         now = self._database.broker.clock.now()
         if self._sent + self._retention < now:
             # The earlier broadcasts may be overwritten. A listener that started after that has seen no number of this
@@ -77,6 +82,8 @@ class Broadcaster:
             'expires': now + self._retention,
             'message': cast(Message, message),
         }
+        if reply is not None:
+            doc['reply'] = reply
         self._database.store(lambda client: self._store(client, doc, now))
         if logger.isEnabledFor(logging.DEBUG):
             tag = workitem.tag({'message': message})

@@ -258,6 +258,8 @@ class Topology:
         With `recheck` the bindings are read again if the known ones match no queue: a reply may arrive here before the
         changes feed reports the binding of its queue.
         """
+        if (reply_queue := self.routes.reply_queue(exchange, routing_key)) is not None:
+            return {reply_queue}
         if self.routes.known(exchange):
             if self.routes.is_fanout(exchange):
                 return None
