@@ -33,6 +33,9 @@ _ACTIVE_SECONDS = 10.0
 #: About how many of the consumers that a bell wakes listen then.
 _ACTIVE_SHARE = 2.0
 
+#: About how many consumers listen at the same time because they have just become free.
+_FREE_SHARE = 5.0
+
 #: How long such a consumer follows the feed without credit, in seconds.
 _LINGER_SECONDS = 1.0
 
@@ -55,7 +58,7 @@ class Attention:
         self.bell = Bell()
         self._active_until = -inf
         self._losses = 0
-        self._look_at = self._credit_at = -inf
+        self._look_at, self._credit_at = -inf, time.monotonic()
         self._rung: set[str] = set()
         self._with_credit: set[str] = set()
         self._consumers = 1
@@ -67,7 +70,12 @@ class Attention:
         `with_credit` are those for which it could claim messages. `may_rest` is false if it must listen in any case.
         """
         now = time.monotonic()
+        self._consumers = max((len(self._peers.of(queue, own)) for queue in queues), default=1)
         if with_credit:
+            if not self._with_credit:
+                # The longer tasks take, the longer this consumer listens: so a few of those that are free do.
+                seconds = _FREE_SHARE * (now - self._credit_at) / self._consumers
+                self._active_until = max(self._active_until, now + min(seconds, _ACTIVE_SECONDS))
             self._credit_at = now
         elif self.is_active:
             self._active_until = now + _ACTIVE_SECONDS
@@ -75,7 +83,6 @@ class Attention:
         self.rank = listeners.index(own) if own in listeners else None
         if not may_rest or any(not self._peers.is_shared(queue, own) for queue in queues):
             self.rank = self.rank or 0  # nobody else would listen
-        self._consumers = max((len(self._peers.of(queue, own)) for queue in queues), default=1)
         before, had_credit = self.listens, self._with_credit
         self.followed, self._with_credit = set(with_credit), set(with_credit)
         if self.rank is not None or (self.listens and self.is_active and now - self._credit_at < _LINGER_SECONDS):

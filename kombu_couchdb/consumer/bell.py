@@ -11,38 +11,60 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from math import inf
 
 __all__ = ['Bell']
 
 #: How long a listener leaves messages to others before it rings: this time for each rank, in seconds; and the rank of
 #: those that are no listeners.
-_RANK_SECONDS, _LAST_RANK = 0.1, 4
+_RANK_SECONDS, _LAST_RANK = 0.1, 10
 
-#: The pause after a bell in seconds. It doubles each time, up to the second number, while bells follow each other.
+#: The pause after a bell in seconds; while the same messages wait, it doubles each time, up to the second number.
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 30.0
+
+#: How often a listener reads a queue of which it knows that messages wait, in seconds: when it finds that they are
+#: gone, it listens again.
+_READ_SECONDS = 2.0
+
+
+@dataclass
+class _Waiting:
+    """The messages of a queue that wait, as far as this consumer knows."""
+
+    ids: Collection[str]
+    #: The monotonic times at which it reads the queue again, and before which it does not ring.
+    at: float
+    ring_at: float
+    pause: float = _FIRST_PAUSE_SECONDS
+
+    def postpone(self, most: float) -> None:
+        """Wait for longer after each bell that did not help; read the queue after `most` seconds at the latest."""
+        now = time.monotonic()
+        self.ring_at = now + self.pause * random.uniform(1.0, 1.2)
+        self.at = min(self.ring_at, now + most)
+        self.pause = min(2 * self.pause, _MAX_PAUSE_SECONDS)
 
 
 class Bell:
     """When one consumer rings for which queues, for its I/O thread alone."""
 
     def __init__(self) -> None:
-        #: By queue: messages that wait, as far as this consumer knows, and the monotonic time at which it rings if some
-        #: of them still wait then.
-        self._waiting: dict[str, tuple[Collection[str], float]] = {}
-        #: By queue: when the bell rang last, here or elsewhere, and the pause after that.
-        self._rang: dict[str, tuple[float, float]] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        #: By queue: the monotonic time at which the bell rang last, here or elsewhere.
+        self._rang_at: dict[str, float] = {}
+        self._reads_every = inf
 
     @property
     def due_at(self) -> float:
         """The monotonic time at which the next queue is due; infinite if there is none."""
-        return min((at for _, at in self._waiting.values()), default=inf)
+        return min((waiting.at for waiting in self._waiting.values()), default=inf)
 
     @property
     def due(self) -> list[str]:
         """The queues to be read, because messages of them have waited long enough; see `check`."""
         now = time.monotonic()
-        return [queue for queue, (_, at) in self._waiting.items() if at <= now]
+        return [queue for queue, waiting in self._waiting.items() if waiting.at <= now]
 
     def knows(self, queue: str) -> bool:
         """Tell whether messages of a queue are known to wait."""
@@ -50,9 +72,11 @@ class Bell:
 
     def waits(self, queue: str, rank: int | None, ids: Collection[str]) -> None:
         """Note messages (`ids`) for which this consumer, a listener of this rank or none, has no credit."""
+        self._reads_every = inf if rank is None else _READ_SECONDS
         if queue not in self._waiting:
             after = 1.0 + rank if rank is not None else random.uniform(_LAST_RANK, 2 * _LAST_RANK)
-            self._waiting[queue] = ids, max(time.monotonic() + _RANK_SECONDS * after, self._quiet_until(queue))
+            at = max(time.monotonic() + _RANK_SECONDS * after, self._rang_at.get(queue, -inf) + _FIRST_PAUSE_SECONDS)
+            self._waiting[queue] = _Waiting(ids, at, at)
 
     def forget(self, queue: str) -> None:
         """Note that this consumer can take the messages of a queue itself, or that nobody may."""
@@ -61,26 +85,20 @@ class Bell:
     def check(self, queue: str, ids: Collection[str]) -> bool:
         """Take in the ids of the messages at the head of a queue; tell whether the bell must ring.
 
-        It must if some of the messages that waited are still there. Otherwise somebody takes them.
+        It must if some of the messages that waited are still there. Otherwise somebody takes them: `knows` is False.
         """
-        if not {*ids} & {*self._waiting[queue][0]}:
+        waiting, now = self._waiting[queue], time.monotonic()
+        if not {*ids} & {*waiting.ids}:
             self.forget(queue)
             return False
-        self.heard(queue)
-        self._waiting[queue] = ids, self._quiet_until(queue)
+        waiting.at = now + min(self._reads_every, waiting.pause)
+        if now < waiting.ring_at:
+            return False
+        waiting.ids = ids
         return True
 
     def heard(self, queue: str) -> None:
-        """Note that the bell rings for a queue, here or elsewhere: wait for longer before the next time."""
-        now = time.monotonic()
-        at, pause = self._rang.get(queue, (-inf, 0.0))
-        if now < at + pause / 2:
-            return  # the same bell, or one that rang at the same time
-        again = now < at + 4 * pause
-        self._rang[queue] = now, min(2 * pause, _MAX_PAUSE_SECONDS) if again else _FIRST_PAUSE_SECONDS
+        """Note that the bell rang for a queue, here or elsewhere."""
+        self._rang_at[queue] = time.monotonic()
         if queue in self._waiting:
-            self._waiting[queue] = self._waiting[queue][0], self._quiet_until(queue)
-
-    def _quiet_until(self, queue: str) -> float:
-        at, pause = self._rang.get(queue, (-inf, 0.0))
-        return at + pause * random.uniform(1.0, 1.2)
+            self._waiting[queue].postpone(self._reads_every)

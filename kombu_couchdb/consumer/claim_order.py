@@ -12,6 +12,7 @@ with eight consumers, measured on CouchDB 3.5).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Sequence
 from math import log2
 from zlib import crc32
@@ -100,10 +101,12 @@ class ClaimOrder:
             turn = (self.position - _hash(key)) % len(self._consumers)
             return turn, _SHARE_SECONDS * log2(1 + turn)
         before = self._before(doc_id)
+        # Consumers that listen without being listeners by rank do not know of each other.
+        moment = 0.0 if not before or self._own in self._listeners else random.uniform(0.0, 2 * _MOMENT_SECONDS)
         turn = sum(name not in self._busy for name in before)
         if before and not turn and before[0] == self._first(doc_id):
-            return 0, _MOMENT_SECONDS
-        return turn, _LISTENER_SECONDS * log2(1 + turn)
+            return 0, moment or _MOMENT_SECONDS
+        return turn, _LISTENER_SECONDS * log2(1 + turn) + moment
 
     def won(self, doc_id: str) -> bool:
         """Note that this consumer claimed a message: those that could do so first are busy. Tell if that is news."""

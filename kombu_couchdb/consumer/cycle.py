@@ -289,14 +289,12 @@ class Cycle:
                 bell.waits(queue, self._notifier.attention.rank, ids)
         if not (due := [queue for queue in bell.due if queue in self._candidates]):
             return
-        asks = [waiting.Ask(queue, _BELL_ROWS) for queue in due]
-        for queue, page in zip(due, waiting.read(self._client, asks, self._client.clock.now()), strict=True):
-            if bell.check(queue, [row.id for row in page.rows]):
+        for queue, ids in waiting.first_due(self._client, due, self._client.clock.now(), _BELL_ROWS).items():
+            if bell.check(queue, ids):
                 self._notifier.broadcasts.ring(queue)
-                self._candidates[queue].clear()
-                continue
             self._candidates[queue].clear()
-            self.unacked.wakeup.set()  # the next cycle follows the queue again
+            if not bell.knows(queue):
+                self.unacked.wakeup.set()  # the next cycle follows the queue again
 
     def _pause(self, queues: set[str]) -> None:
         """Let nothing more be claimed from paused queues, and log changes of those among `queues`, the own ones."""

@@ -164,10 +164,9 @@ class Notifier:
                 queue_candidates.clear()
         if unread:
             until = self._client.clock.now() + waiting.HORIZON_SECONDS
-            found = waiting.have_work(self._client, sorted(unread), until)
-            for queue in unread:
+            for queue, ids in waiting.first_due(self._client, sorted(unread), until).items():
                 hurries = self.attention.hurries(queue)
-                if queue in found:
+                if ids:
                     candidates[queue].mark_stale()
                     candidates[queue].hurries = hurries
                 else:

@@ -24,7 +24,7 @@ __all__ = [
     'Cursor',
     'Page',
     'count',
-    'have_work',
+    'first_due',
     'is_row',
     'planned',
     'query',
@@ -101,19 +101,19 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     return [_page(ask, results) for ask in asks]
 
 
-def have_work(client: Client, queues: Sequence[str], until: float) -> set[str]:
-    """Return those of the queues that have messages due at once, or planned for a time up to `until`.
+def first_due(client: Client, queues: Sequence[str], until: float, limit: int = 1) -> dict[str, list[str]]:
+    """Return by queue the ids of up to `limit` messages due at once, or else planned for a time up to `until`.
 
-    This is the cheapest read of a queue: its first row, 1 ms of the server's processor time. *Raises* the errors of
-    `Client`.
+    With one queue and a limit of 1 this is the cheapest read of a queue, 1 ms of the server's processor time. *Raises*
+    the errors of `Client`.
     """
 
-    def waits(row: Document) -> bool:
+    def is_due(row: Document) -> bool:
         _, place, date = row['key']
         return bool(place < design.PLANNED or (place == design.PLANNED and date <= until))
 
-    heads = query(client, [{**design.rows_of(queue), 'limit': 1, 'reduce': False} for queue in queues], is_row)
-    return {queue for queue, rows in zip(queues, heads, strict=True) if any(map(waits, rows))}
+    heads = query(client, [{**design.rows_of(queue), 'limit': limit, 'reduce': False} for queue in queues], is_row)
+    return {queue: [row['id'] for row in filter(is_due, rows)] for queue, rows in zip(queues, heads, strict=True)}
 
 
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
