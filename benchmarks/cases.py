@@ -69,6 +69,13 @@ class Results:
     #: One reason for each measure and system.
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
 
+    def of(self, measure: str) -> dict[Row, dict[str, list[float]]]:
+        """Return the rows of a measure in the order of their cases, but the points of a line together."""
+        rows = [row for row in self.values if row.measure == measure]
+        lines = list(dict.fromkeys(row.point[0] for row in rows if row.point))
+        rows.sort(key=lambda row: lines.index(row.point[0]) if row.point else -1)
+        return {row: self.values[row] for row in rows}
+
     def add(self, case: Case, system: str, values: Sequence[float | None]) -> None:
         """Add the values of a case on a system."""
         for figure, value in zip(case.figures, values, strict=True):

@@ -28,15 +28,15 @@ _PREFETCH = 64
 #: How long a server may still work after the last message, on acknowledgements for example, in seconds.
 _REST = 0.5
 
-_CPU = 'CPU of the server, per message'
+_DELAYS = ('p50', 'p99', 'CPU per message')
 _FIGURES = (
     Figure('% of a core', False, 'idle, CPU of the server'),
-    *(Figure('ms', False, f'idle, {name}') for name in ('p50', 'p99', _CPU)),
+    *(Figure('ms', False, f'idle, {name}') for name in _DELAYS),
     Figure('ms', False, 'ping, until all have replied'),
-    Figure('ms', False, 'burst, from the first start to the last'),
-    *(Figure('ms', False, f'all but one busy, {name}') for name in ('the first message', 'p50', 'p99', _CPU)),
+    Figure('ms', False, 'burst, first to last start'),
+    *(Figure('ms', False, f'busy, {name}') for name in ('first message', *_DELAYS)),
 )
-_BACKLOG_FIGURES = (Figure('messages/s', name='backlog'), Figure('ms', False, f'backlog, {_CPU}'))
+_BACKLOG_FIGURES = (Figure('messages/s', name='backlog'), Figure('ms', False, 'backlog, CPU per message'))
 
 
 def cases(size: Size) -> Iterator[Case]:
