@@ -39,8 +39,9 @@ class Fleet:
         self._place, self._answers, self._processes = place, answers, processes
         self._sender = loops.sender(place)
         self._sent = self._ready = 0
-        #: The receipts since the last call of `received`, by the number of the message.
-        self._times: dict[int, float] = {}
+        #: The numbers of all messages received, and the times of those since the last call of `received`.
+        self._seen: set[int] = set()
+        self._times: list[float] = []
 
     def settle(self, seconds: float) -> None:
         """Wait until every consumer consumes, and `seconds` more."""
@@ -48,12 +49,9 @@ class Fleet:
             self._next()
         time.sleep(seconds)
 
-    def send(self, count: int, hold: float = 0.0) -> float:
-        """Send messages which their consumers acknowledge `hold` seconds after receipt; return when this began."""
-        began, first = time.time(), self._sent + 1
-        self._sent += count
-        self._sender.send_all({'number': number, 'hold': hold} for number in range(first, self._sent + 1))
-        return began
+    def send(self, count: int, hold: float) -> None:
+        """Send messages together; their consumers acknowledge each `hold` seconds after they received it."""
+        self._sender.send_all(self._body(hold) for _ in range(count))
 
     def received(self, count: int) -> list[float]:
         """Wait for the receipts of `count` messages; return their times in order.
@@ -62,22 +60,24 @@ class Fleet:
         """
         while len(self._times) < count:
             self._next()
-        times, self._times = sorted(self._times.values()), {}
+        times, self._times = sorted(self._times), []
         return times
 
     def delays(self, count: int) -> list[float]:
         """Send messages one at a time; return the seconds from before each is sent until its receipt."""
-        found = []
+        delays = []
         for _ in range(count):
             time.sleep(random.uniform(*_GAP))
-            began = self.send(1)
-            found += [received - began for received in self.received(1)]
-        return found
+            began = time.time()
+            self._sender.send(self._body(0.0))
+            [received] = self.received(1)
+            delays.append(received - began)
+        return delays
 
     def ping(self) -> float:
         """Send a command to all consumers, as `celery inspect ping` does; return the seconds until all have replied.
 
-        *Raises* `RuntimeError` if replies are missing.
+        This includes the time to connect. *Raises* `RuntimeError` if replies are missing.
         """
         replied: list[float] = []
         with Connection(self._place.broker, transport_options=self._place.options) as connection:
@@ -93,12 +93,17 @@ class Fleet:
         """Close the connection."""
         self._sender.close()
 
+    def _body(self, hold: float) -> dict[str, float]:
+        self._sent += 1
+        return {'number': self._sent, 'hold': hold}
+
     def _next(self) -> None:
         number, received = answer(self._answers, self._processes)
         if number is None:
             self._ready += 1
-        else:
-            self._times.setdefault(number, received)  # a message that is delivered again is not counted
+        elif number not in self._seen:  # a message that is delivered again is not counted
+            self._seen.add(number)
+            self._times.append(received)
 
 
 @contextmanager

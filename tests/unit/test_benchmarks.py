@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from queue import Queue
 from typing import Any
 from xml.etree import ElementTree
 
@@ -18,12 +19,14 @@ from benchmarks.__main__ import main
 from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
 from benchmarks.counting import Count, counting, record, recorded, written
 from benchmarks.figures import median_of, number, percentile, ratio, times
+from benchmarks.fleet import Fleet
 from benchmarks.loops import body_of
+from benchmarks.measures import fleet
 from benchmarks.plot import lines, plot
 from benchmarks.report import Run, inserted, page, write
 from benchmarks.run import run
-from benchmarks.sizes import SIZES
-from benchmarks.systems import reachable
+from benchmarks.sizes import SIZES, Fleets
+from benchmarks.systems import Place, reachable
 from benchmarks.table import simple_table, table_of
 from benchmarks.text import in_one_line
 from kombu_couchdb.couchdb.bounds import Upload
@@ -328,6 +331,23 @@ def test_writes_are_counted_and_reads_are_not(
     method: str, url: str, body: bytes | Upload | None, expected: int
 ) -> None:
     assert written(method, url, body) == expected
+
+
+def test_a_fleet_counts_a_message_that_is_delivered_again_once() -> None:
+    answers: Queue[tuple[int | None, float]] = Queue()
+    members = Fleet(Place('memory://', 'fleet'), 1, answers, [])
+    for answer in [(None, 0.0), (1, 5.0), (1, 6.0), (2, 4.0), (1, 7.0), (3, 8.0)]:
+        answers.put(answer)
+    members.settle(0.0)
+    assert members.received(2) == [4.0, 5.0]
+    assert members.received(1) == [8.0]
+    members.close()
+
+
+@pytest.mark.parametrize('measured', [fleet.situations, fleet.backlog])
+def test_fleets_are_measured_over_redis_only(measured: Any) -> None:
+    with pytest.raises(NotMeasured, match='over Redis only'):
+        measured(1, Fleets(), Named('sqla'))
 
 
 class Unsent(Exception):
