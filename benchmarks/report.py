@@ -39,7 +39,8 @@ server is all that it uses, its housekeeping and other programs' requests includ
 The consumers of a fleet take one message at a time and run ten in a process. They are idle, or all but one are busy,
 which means that each holds a message until the end. In both cases the messages whose delay is measured are sent one at
 a time, and the processor time of a message is what the server needs beyond that of the idle fleet. In a burst, as many
-messages as consumers are sent at once. A backlog is consumed with a prefetch count of 64."""
+messages as consumers are sent at once. A backlog is consumed with a prefetch count of 64. Processor time is counted in
+ticks of 10 ms, so 0 ms for a message means that there was less to count."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ def page(run: Run, results: Results, existing: str = '') -> str:
         rows = results.of(measure)
         if text := section(run, results, measure, rows) if rows else kept.get(title, '').strip():
             parts.append(f'{title}\n{"-" * len(title)}\n\n{text}')
-    return '\n\n'.join([*parts, image(_PLOT, _BARS)])
+    if _PLOT in existing or any(not row.point for row in results.values):
+        parts.append(image(_PLOT, _BARS))
+    return '\n\n'.join(parts)
 
 
 def section(run: Run, results: Results, measure: str, rows: Mapping[Row, Mapping[str, Sequence[float]]]) -> str:

@@ -1,4 +1,4 @@
-"""Sizes of a run: quick (about a minute), default (about ten minutes) and full (hours)."""
+"""Sizes of a run: quick (about two minutes), default (about half an hour) and full (hours)."""
 
 from __future__ import annotations
 

@@ -244,6 +244,7 @@ def test_the_points_of_a_line_are_together_in_the_table_and_in_a_plot_of_their_o
     write(run, Results(dict(VALUES)), folder)
     assert '.. image:: fleet.svg' in (folder / 'performance.rst').read_text('utf-8')
     assert folder / 'performance.svg' not in write(run, Results(fleet_rows()), folder)
+    assert '.. image:: performance.svg' in (folder / 'performance.rst').read_text('utf-8')
 
 
 def test_systems_take_turns_in_each_round() -> None:
