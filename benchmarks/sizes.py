@@ -91,7 +91,7 @@ SIZES = {
         planned={True: 500, False: 100},
         counted=200,
         idle=3.0,
-        fleets=Fleets((1, 10), probes=8, idle=2.0, backlog=300),
+        fleets=Fleets((1, 10), probes=6, idle=2.0, backlog=300),
         long_rounds=1,
         skipped=frozenset({'idle', 'memory'}),
     ),
