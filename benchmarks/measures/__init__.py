@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import consume, delay, idle, job, memory, publish, requests, results, steady
+from . import consume, delay, fleet, idle, job, memory, publish, requests, results, steady
 
 __all__ = ['MEASURES']
 
@@ -12,6 +12,7 @@ MEASURES: dict[str, ModuleType] = {
     'publish': publish,
     'consume': consume,
     'delay': delay,
+    'fleet': fleet,
     'job': job,
     'steady': steady,
     'results': results,
