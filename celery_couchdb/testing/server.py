@@ -13,7 +13,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from kombu_couchdb.queues.broadcasts_database import broadcasts_name
+from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 
 __all__ = ['Server', 'fresh_name', 'running_server']
 
@@ -55,7 +55,7 @@ class Server:
     def delete(self, database: str) -> None:
         """Delete a database, if it exists, and the broadcasts database that belongs to it."""
         client = self.client(database)
-        for each in (client, client.beside(broadcasts_name(database))):
+        for each in (client, broadcasts_of(client)):
             with closing(each), suppress(NotFound, DatabaseMissing):
                 each.delete()
 

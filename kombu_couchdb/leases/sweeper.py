@@ -77,7 +77,7 @@ class Sweeper:
                 ),
             },
         )
-        self._janitor = Janitor(store.client)
+        self._janitor = Janitor(store.client, topology.broadcasts)
         self._clean_up_at = time.monotonic() + random.uniform(0.2, 1.0) * _CLEAN_UP_INTERVAL_SECONDS
         # The first sweep is early: a restarted worker finds the messages of its predecessor soon.
         self._next = time.monotonic() + random.uniform(0.2, 1.0)

@@ -27,7 +27,7 @@ from ..errors import AccessDenied, CouchDBError, DatabaseMissing
 from ..log import get_logger
 from .database import REVS_LIMIT
 
-__all__ = ['LOOK_SECONDS', 'BroadcastsDatabase', 'broadcasts_name']
+__all__ = ['LOOK_SECONDS', 'BroadcastsDatabase', 'broadcasts_name', 'broadcasts_of']
 
 logger = get_logger(__name__)
 
@@ -51,7 +51,7 @@ class BroadcastsDatabase:
     @cached_property
     def client(self) -> Client:
         """The client of this database."""
-        return self.broker.beside(broadcasts_name(self.broker.address.database))
+        return broadcasts_of(self.broker)
 
     @property
     def next_look(self) -> float:
@@ -154,6 +154,11 @@ class _Outage:
 
 
 _outages: Shared[tuple[int, str], _Outage] = Shared({})
+
+
+def broadcasts_of(broker: Client) -> Client:
+    """Return a client for the broadcasts database that belongs to the database `broker`."""
+    return broker.beside(broadcasts_name(broker.address.database))
 
 
 def broadcasts_name(database: str) -> str:

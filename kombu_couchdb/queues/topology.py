@@ -32,7 +32,7 @@ class Topology:
 
     def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
         """`broadcasts` is where consumers learn of changes at once; without it they find them when they look."""
-        self.client, self._broadcasts = client, broadcasts
+        self.client, self.broadcasts = client, broadcasts
         self.routes, self.limits = routes_of(client.address.url), limits_of(client.address.url)
         self.declarations = Declarations()
         #: The paused queues. The consumer of the connection keeps the set up to date, see `consumer.notifier`; without
@@ -299,10 +299,10 @@ class Topology:
         A new temporary queue is for its own connection, and only those who are asked for a reply need the binding of a
         reply queue. But all who publish events need the bindings of temporary queues to topic exchanges.
         """
-        if self._broadcasts and (
+        if self.broadcasts and (
             others_use or any(doc.get('pattern') or not (doc.get('lifetime') or 'temporary' in doc) for doc in docs)
         ):
-            self._broadcasts.notify()
+            self.broadcasts.notify()
 
 
 def _seconds(milliseconds: Any) -> float | None:

@@ -20,7 +20,7 @@ from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from kombu_couchdb.queues.broadcasts_database import broadcasts_name
+from kombu_couchdb.queues.broadcasts_database import broadcasts_name, broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.parcels import database_of_parcels, movers
 from tests.patience import PatientConnection
@@ -57,7 +57,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
 @pytest.fixture
 def broadcasts(client: Client) -> Client:
     """A client for the broadcasts database of the test's database, which the first broadcast or consumer creates."""
-    return client.beside(broadcasts_name(client.address.database))
+    return broadcasts_of(client)
 
 
 @pytest.fixture

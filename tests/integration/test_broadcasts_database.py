@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Queue
+from kombu.pidbox import Mailbox
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.admin import queues
@@ -19,7 +23,8 @@ from kombu_couchdb.errors import DatabaseMissing
 from kombu_couchdb.queues import broadcasts_database
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
 from kombu_couchdb.queues.routing import binding_id
-from tests.conftest import wait_for
+from kombu_couchdb.queues.topology import Topology
+from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, publish, release_all
 
 NEWS = Exchange('news', type='fanout')
@@ -261,3 +266,54 @@ def test_bells_name_their_queues(connect: Connect, client: Client) -> None:
     for queue in ('work', 'other', 'work'):
         bells.ring(queue)
         assert inbox.drain_until(lambda: feed_of(inbox).rung(), 'the bell') == {queue}
+
+
+# -- remote control and events
+
+
+@pytest.fixture
+def read_bindings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The exchanges whose bindings were read by a lookup, in order."""
+    read: list[str] = []
+    bindings = Topology.bindings
+
+    def recorded(self: Topology, exchange: str) -> Any:
+        read.append(exchange)
+        return bindings(self, exchange)
+
+    monkeypatch.setattr(Topology, 'bindings', recorded)
+    return read
+
+
+def test_reply_needs_no_read_of_its_binding(connect: Connect, client: Client, read_bindings: list[str]) -> None:
+    app, worker = connect(), connect()
+    mailbox = Mailbox('celery', type='fanout', accept=['json'])
+    node = mailbox(worker).Node('worker@here', channel=worker.default_channel, handlers={'ping': lambda state: 'pong'})
+    node.listen(channel=worker.default_channel)
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            with suppress(TimeoutError):
+                worker.drain_events(timeout=0.1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert mailbox(app).call(['worker@here'], 'ping', timeout=PATIENCE) == [{'worker@here': 'pong'}]
+    finally:
+        done.set()
+        thread.join()
+    assert read_bindings == []
+
+
+def test_events_need_no_read_of_bindings(
+    connect: Connect, client: Client, read_bindings: list[str], resting: None
+) -> None:
+    topology = wait_until_followed(listen(connect())).connection.transport.topology
+    wait_for(lambda: (topology.lookup('events', 'a', recheck=False), topology.routes.known('events'))[1])
+    time.sleep(0.1)  # longer than bindings are trusted that nobody follows
+    read_bindings.clear()
+    for _ in range(5):
+        assert topology.lookup('events', 'a', recheck=False) == set()
+    assert read_bindings == []
