@@ -31,7 +31,8 @@ from .coordination import Coordination
 
 __all__ = ['Notifier']
 
-#: How long a listener that was busy waits before it follows the feed again, in seconds.
+#: How long a listener that was busy waits before it follows the feed again; and how long a resting consumer keeps what
+#: it knows of a queue after the last credit for it is used. In seconds.
 _LINGER_SECONDS = 1.0
 
 
@@ -60,6 +61,8 @@ class Notifier:
         #: An update sequence from before the queues were last read, or None.
         self._checkpoint: Any = None
         self._busy_at = -math.inf
+        #: By queue: the monotonic time at which there was last credit for it.
+        self._credit_at: dict[str, float] = {}
 
     def start(self, on_change: Callable[[], None]) -> None:
         """Start the feeds' threads; they call `on_change()` when `take` has something to return."""
@@ -158,11 +161,17 @@ class Notifier:
             for queue in unread:
                 candidates[queue].mark_stale()
             return
+        now = time.monotonic()
+        self._credit_at = {
+            queue: now if queue in with_credit else self._credit_at.get(queue, now) for queue in candidates
+        }
         for queue, queue_candidates in candidates.items():
             queue_candidates.next_due = None  # the listeners wait for that date
-            if queue not in with_credit:
+            if queue in unread and len(queue_candidates):
+                queue_candidates.mark_stale()  # first claim what is known to wait
+            elif now - self._credit_at[queue] > _LINGER_SECONDS:
                 queue_candidates.clear()
-        if unread:
+        if unread := {queue for queue in unread if not len(candidates[queue])}:
             until = self._client.clock.now() + waiting.HORIZON_SECONDS
             for queue, ids in waiting.first_due(self._client, sorted(unread), until).items():
                 hurries = self.attention.hurries(queue)
