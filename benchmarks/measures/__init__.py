@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import consume, delay, idle, job, memory, publish, requests, results, steady
+from . import consume, delay, idle, job, memory, publish, requests, results, steady, waiting
 
 __all__ = ['MEASURES']
 
@@ -15,6 +15,7 @@ MEASURES: dict[str, ModuleType] = {
     'job': job,
     'steady': steady,
     'results': results,
+    'waiting': waiting,
     'requests': requests,
     'idle': idle,
     'memory': memory,
