@@ -144,8 +144,8 @@ def waiting(
 ) -> Iterator[Callable[[], tuple[list[float], float]]]:
     """Run programs that send `tasks` tasks of `seconds` each, and wait for each result before they send the next.
 
-    Yield a function that starts them, waits until they have ended, and returns how long they waited for each result, and
-    how long all that took, in seconds.
+    Yield a function that starts them, waits until they have ended, and returns how long they waited for each result
+    and how long all that took, in seconds.
     """
     gate, answers = _context.Barrier(processes + 1), _context.Queue()
     calls = [(_wait, (place, tasks, seconds, gate, answers))] * processes

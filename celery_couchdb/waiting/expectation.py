@@ -9,7 +9,7 @@ _EARLY_SECONDS = 0.2
 
 #: From the expected time on, the pause between two requests is this share of the time since the wait began, and within
 #: these limits in seconds: a result of a task of minutes costs at most one request a second.
-_SHARE, _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 0.015, 1.0
+_SHARE, _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.15, 0.015, 1.0
 
 
 class Expectation:
@@ -17,6 +17,11 @@ class Expectation:
 
     def __init__(self) -> None:
         self._mean = self._deviation = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long a wait takes at least, probably."""
+        return self._mean - self._deviation
 
     def learn(self, least: float, most: float) -> None:
         """Learn from a result that came between `least` and `most` seconds after the wait began."""
@@ -31,7 +36,7 @@ class Expectation:
 
     def next(self, elapsed: float) -> float:
         """Return how many seconds after the wait began to ask, if the last request was `elapsed` seconds after it."""
-        expected = self._mean - self._deviation
+        expected = self.seconds
         if elapsed < expected:
             early = max(_EARLY_SECONDS, 2 * elapsed)
             return early if 1.5 * early < expected else expected

@@ -109,6 +109,10 @@ class Subscriber:
         """Tell whether this document needs no read: the subscriber watches it already, and has read it or will."""
         return self._since is not None and doc_id in self._watched.ahead
 
+    def expects_later(self, seconds: float | None) -> bool:
+        """Tell whether a result is probably not stored so many seconds after its task was sent. None: not known."""
+        return seconds is not None and seconds < self._watched.expectation.seconds
+
     def watch(self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str] = ()) -> None:
         """Deliver the documents with these ids to `mailbox`, until `unwatch`.
 

@@ -11,7 +11,7 @@ __all__ = ['Traffic']
 #: and asking for one document 0.6 ms, measured on CouchDB 3.5. A busy database is quiet again at half these figures.
 _OTHERS_PER_SECOND, _OTHERS_PER_RESULT = 5.0, 4.0
 
-#: The shortest time over which updates are counted, and how often a request counts them if the feed does not, in seconds.
+#: The shortest time over which updates are counted, and how often a request counts them if the feed does not; seconds.
 _MIN_SECONDS, _COUNT_SECONDS = 1.0, 10.0
 
 

@@ -15,8 +15,8 @@ from .received import Ahead, Received
 
 __all__ = ['Watched']
 
-#: The pause between two requests that ask for documents, at least, in seconds for each document. Of 1,000 documents that
-#: do not exist, such a request costs the server 12 ms, measured on CouchDB 3.5.
+#: The pause between two requests that ask for documents, at least, in seconds for each document. For 1,000 documents
+#: that do not exist, such a request costs the server 12 ms, measured on CouchDB 3.5.
 _PAUSE_PER_DOC_SECONDS = 0.0005
 
 
@@ -31,7 +31,7 @@ class Watched:
         self.ahead = Ahead(received)
         #: By document id: the monotonic time at which the wait for the result began.
         self._began: dict[str, float] = {}
-        self._expectation = Expectation()
+        self.expectation = Expectation()
         #: Watched ids whose documents were not read yet.
         self.unread: set[str] = set()
         #: The monotonic time at which the last thread stopped waiting.
@@ -115,7 +115,7 @@ class Watched:
                     if is_final(doc) and (began := self._began.pop(doc['_id'], None)) is not None:
                         number += 1
                         most = time.monotonic() - began
-                        self._expectation.learn(most if asked is None else max(0.0, asked - began), most)
+                        self.expectation.learn(most if asked is None else max(0.0, asked - began), most)
             return number - len(self.ahead)
 
     def due(self, asked: float) -> float:
@@ -125,8 +125,8 @@ class Watched:
         """
         with self.changed:
             first = min(
-                (began + self._expectation.next(max(0.0, asked - began)) for began in self._began.values()),
-                default=time.monotonic(),
+                (began + self.expectation.next(max(0.0, asked - began)) for began in self._began.values()),
+                default=time.monotonic() + 1.0,  # everything was delivered
             )
             return max(first, asked + len(self.ids) * _PAUSE_PER_DOC_SECONDS)
 
