@@ -240,7 +240,8 @@ class Subscriber:
             if unread and not many:
                 self._since = None  # the unread documents are still unread
             return 0.0
-        self._space(self._process(response, watched, docs))
+        count = self._process(response, watched, docs)
+        self._spacing = self._pacing.pause(count, self._watched.others(), time.monotonic())
         return _MIN_PAUSE_SECONDS
 
     def _is_wanted(self) -> bool:
@@ -248,11 +249,6 @@ class Subscriber:
         return not self._traffic.is_busy and bool(
             self._watched.mailboxes or time.monotonic() - self._watched.left_at < _LINGER_SECONDS
         )
-
-    def _space(self, count: int) -> None:
-        """Set the additional pause after a response with `count` watched documents."""
-        waiting, others = self._watched.counts()
-        self._spacing = self._pacing.pause(count, others, waiting, time.monotonic())
 
     def _process(self, response: Document, watched: set[str], docs: bool) -> int:
         """Deliver the documents that a response of the changes feed names, or has with `docs`; return their number."""

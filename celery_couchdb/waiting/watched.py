@@ -158,8 +158,7 @@ class Watched:
             self.unread -= self.ahead.keys() - self.mailboxes.keys()
             self.ahead.clear()
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many documents threads wait for, and how many are watched besides one for each thread."""
+    def others(self) -> int:
+        """Return how many documents are watched besides one for each waiting thread."""
         with self.changed:
-            waiting = len(self.mailboxes)
-            return waiting, len(self.ahead) + waiting - len(set().union(*self.mailboxes.values()))
+            return len(self.ahead) + len(self.mailboxes) - len(set().union(*self.mailboxes.values()))
