@@ -20,17 +20,17 @@ def test_unknown_tasks_are_asked_for_at_growing_intervals() -> None:
     found = requests(Expectation(), 0.2)
     assert found[0] == 0.015
     assert found[-1] < 0.25
-    assert len(found) < 12
+    assert len(found) < 15
     found = requests(Expectation(), 600.0)
     assert found[-1] - 600.0 < 1.0
     assert len(found) < 640
 
 
-@pytest.mark.parametrize('seconds', [0.2, 5.0])
-def test_tasks_of_the_same_duration_need_few_requests(seconds: float) -> None:
+@pytest.mark.parametrize(('seconds', 'most'), [(0.2, 3), (5.0, 8)])
+def test_tasks_of_the_same_duration_need_few_requests(seconds: float, most: int) -> None:
     expectation = Expectation()
     found = [requests(expectation, seconds) for _ in range(50)][20:]
-    assert sum(map(len, found)) / len(found) < 4
+    assert sum(map(len, found)) / len(found) < most
     assert max(times[-1] for times in found) < seconds * 1.16
 
 
