@@ -16,10 +16,10 @@ from . import loops
 from .systems import Place
 from .worker import app_of
 
-__all__ = ['PATIENCE', 'answer', 'consume', 'context', 'listening', 'loading', 'running', 'storing']
+__all__ = ['PATIENCE', 'answer', 'consume', 'context', 'listening', 'loading', 'running', 'storing', 'waiting']
 
 #: Spawned, not forked: the children must not inherit connections and threads of this process.
-context = multiprocessing.get_context('spawn')
+context = multiprocessing.getcontext('spawn')
 
 #: How long a process may take to start or to send its result, in seconds.
 PATIENCE = 300.0
@@ -27,6 +27,8 @@ PATIENCE = 300.0
 _LOOK = 0.1
 #: How long Celery waits for events in one call, in seconds. Transports that poll sleep at most this long.
 _DRAIN = 2.0
+#: The first results that a program waits for are not counted: its connections are still being opened.
+_FIRST = 2
 #: When a result is stored, in seconds: by then the program waits for it.
 _SOON = (0.05, 0.1)
 
@@ -133,6 +135,41 @@ def _store(place: Place, gate: Any, ids: Any, answers: Any) -> None:
         app.backend.store_result(task_id, 1, 'SUCCESS')
         times.append((before, time.time()))
     answers.put(times)
+    app.close()
+
+
+@contextmanager
+def waiting(
+    place: Place, processes: int, tasks: int, seconds: float
+) -> Iterator[Callable[[], tuple[list[float], float]]]:
+    """Run programs that send `tasks` tasks of `seconds` each, and wait for each result before they send the next.
+
+    Yield a function that starts them, waits until they have ended, and returns how long they waited for each result
+    and how long all that took, in seconds.
+    """
+    gate, answers = context.Barrier(processes + 1), context.Queue()
+    calls = [(_wait, (place, tasks, seconds, gate, answers))] * processes
+    with _running(gate, calls) as running:
+
+        def result() -> tuple[list[float], float]:
+            gate.wait(PATIENCE)
+            started = time.monotonic()
+            waits = [wait for _ in running for wait in answer(answers, running)]
+            return waits, time.monotonic() - started
+
+        yield result
+
+
+def _wait(place: Place, tasks: int, seconds: float, gate: Any, answers: Any) -> None:
+    app, waits = app_of(place), []
+    nap = app.signature('nap', (seconds,))
+    for number in range(tasks + _FIRST):
+        if number == _FIRST:
+            gate.wait(PATIENCE)
+        started = time.monotonic()
+        nap.apply_async().get(timeout=PATIENCE)
+        waits.append(time.monotonic() - started)
+    answers.put(waits[_FIRST:])
     app.close()
 
 

@@ -53,6 +53,8 @@ class Size:
     steady: float
     #: The number of results to store and get.
     results: int
+    #: The number of tasks that each program sends and waits for, by the number of programs.
+    waiting: Mapping[int, int]
     #: The number of scheduled tasks while the memory of a worker is measured, with and without batches.
     planned: Mapping[bool, int]
     #: The number of messages whose requests are counted.
@@ -88,6 +90,7 @@ SIZES = {
         chains=5,
         steady=3.0,
         results=50,
+        waiting={1: 10, 10: 5},
         planned={True: 500, False: 100},
         counted=200,
         idle=3.0,
@@ -107,6 +110,7 @@ SIZES = {
         chains=50,
         steady=10.0,
         results=100,
+        waiting={1: 60, 10: 40, 40: 40},
         planned={True: 20_000, False: 2000},
         counted=500,
         idle=15.0,
@@ -125,6 +129,7 @@ SIZES = {
         chains=50,
         steady=30.0,
         results=1000,
+        waiting={1: 200, 10: 100, 40: 100},
         planned={True: 1_000_000, False: 10_000},
         counted=2000,
         idle=60.0,
