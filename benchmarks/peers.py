@@ -19,7 +19,7 @@ from .worker import app_of
 __all__ = ['PATIENCE', 'answer', 'consume', 'context', 'listening', 'loading', 'running', 'storing', 'waiting']
 
 #: Spawned, not forked: the children must not inherit connections and threads of this process.
-context = multiprocessing.getcontext('spawn')
+context = multiprocessing.get_context('spawn')
 
 #: How long a process may take to start or to send its result, in seconds.
 PATIENCE = 300.0
@@ -149,7 +149,7 @@ def waiting(
     """
     gate, answers = context.Barrier(processes + 1), context.Queue()
     calls = [(_wait, (place, tasks, seconds, gate, answers))] * processes
-    with _running(gate, calls) as running:
+    with running(gate, calls) as running:
 
         def result() -> tuple[list[float], float]:
             gate.wait(PATIENCE)
