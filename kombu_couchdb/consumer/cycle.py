@@ -77,7 +77,7 @@ class Cycle:
         #: The subscriptions, the unacknowledged messages and the decisions about them.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
         #: Which decisions wait until something else is stored.
-        self.order = WriteOrder(self.unacked.wakeup.set)
+        self.order = WriteOrder(self.unacked.wake_for_stored)
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
         self._bodies = Bodies(client, self.unacked)

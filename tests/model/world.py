@@ -291,7 +291,7 @@ class Process(Actor):
         self.unacked.subscribe(self._subscription)
         #: The results of its tasks. The world decides when one is stored.
         self.results = Results(world)
-        self.consumer._cycle.order = WriteOrder(self.unacked.wakeup.set, [self.results])
+        self.consumer._cycle.order = WriteOrder(self.unacked.wake_for_stored, [self.results])
         #: Deliveries that kombu has received and neither acknowledged nor released.
         self.working: list[Delivery] = []
         #: The removed tasks that the worker was told of because it had lost its connection or its lease, and those that
