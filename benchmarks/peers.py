@@ -149,12 +149,12 @@ def waiting(
     """
     gate, answers = context.Barrier(processes + 1), context.Queue()
     calls = [(_wait, (place, tasks, seconds, gate, answers))] * processes
-    with running(gate, calls) as running:
+    with running(gate, calls) as programs:
 
         def result() -> tuple[list[float], float]:
             gate.wait(PATIENCE)
             started = time.monotonic()
-            waits = [wait for _ in running for wait in answer(answers, running)]
+            waits = [wait for _ in programs for wait in answer(answers, programs)]
             return waits, time.monotonic() - started
 
         yield result
