@@ -113,11 +113,7 @@ def _format(found: Status, now: float, max_width: int) -> str:
     parts.append(_databases(found, max_width))
     if not found['broadcasts']:
         parts.append(
-            click.style(
-                'The database of broadcasts is missing, or you may not read it: every consumer follows the database of '
-                'the broker.',
-                fg='yellow',
-            )
+            click.style('No database of broadcasts, or none that you may read: run "couchdb setup".', fg='yellow')
         )
     return '\n\n'.join(parts)
 
