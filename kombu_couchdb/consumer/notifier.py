@@ -47,7 +47,7 @@ class Notifier:
         self.peers = self.coordination.peers
         #: Whether this consumer follows the feed of the broker's database.
         self.attention = Attention(self.peers)
-        self._client, self._name, self._routes = client, name, topology.routes
+        self._client, self._name, self._topology = client, name, topology
         self._feed: ContinuousFeed | None = None
         #: The least seconds between two looks at the feed, if they are more than its own.
         self.feed_interval = 0.0
@@ -76,7 +76,7 @@ class Notifier:
 
     def close(self) -> None:
         """End the feeds' threads."""
-        self._routes.follow(0.0)
+        self._topology.routes.follow(0.0)
         if self._feed is not None:
             self._feed.close()
         self.broadcasts.close()
@@ -108,6 +108,9 @@ class Notifier:
         `own` is the id of this consumer, and `with_credit` names the queues for which a message could be claimed now.
         *Raises* the error that ended the feed.
         """
+        # Queues for broadcasts alone, as each worker has one for remote control, need no attention.
+        candidates = {queue: each for queue, each in candidates.items() if not self._is_quiet(queue)}
+        with_credit = with_credit & candidates.keys()
         docs = self._take_received(candidates)
         broadcasts = self.broadcasts.take()
         for queue in self.broadcasts.rung():
@@ -140,7 +143,7 @@ class Notifier:
         self.broadcasts.saw_elsewhere(docs)
         broadcasts += self.broadcasts.follow()  # last: in an outage the requests above end the cycle
         for doc in broadcasts:
-            self._routes.note_reply(doc.get('reply'))
+            self._topology.routes.note_reply(doc.get('reply'))
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
         for doc in items:
             self.on_waiting(parked_key(doc))
@@ -152,9 +155,8 @@ class Notifier:
 
     def _attend(self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> None:
         """Decide whether to listen or to rest; look at queues where that is due, and forget what was not followed."""
-        self.peers.set_own(own, candidates.keys())
-        queues = [queue for queue in candidates if not self.listener.receives(queue)]
-        unread = self.attention.update(own, queues, with_credit, may_rest=self.broadcasts.is_followed)
+        self.peers.set_own(own, candidates)
+        unread = self.attention.update(own, candidates, with_credit, may_rest=self.broadcasts.is_followed)
         if self.attention.listens:
             if unread:
                 self._checkpoint = None
@@ -180,6 +182,9 @@ class Notifier:
                     candidates[queue].hurries = hurries
                 else:
                     candidates[queue].found_empty()
+
+    def _is_quiet(self, queue: str) -> bool:
+        return self.listener.receives(queue) and self._topology.declarations.is_temporary(queue)
 
     def _take_received(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Return the documents that the feed reported, and let it continue."""
@@ -240,7 +245,7 @@ class Notifier:
 
     def _start_feed(self, since: Any, queues: frozenset[str]) -> None:
         self._since, self._followed = since, queues
-        self._routes.follow(math.inf)
+        self._topology.routes.follow(math.inf)
         if self._feed is not None:
             self._feed.min_interval = self.feed_interval
             self._feed.watch(since, _selector(queues))
