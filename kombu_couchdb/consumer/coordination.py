@@ -8,8 +8,9 @@ times a second.
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ..couchdb.client import Client, Document
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, PAUSE, QUEUE
@@ -25,8 +26,11 @@ __all__ = ['Coordination']
 _ALONE_SECONDS, _QUEUES_SECONDS = 0.25, 1.0
 
 #: How often it is read otherwise: the ids of other consumers, and everything. The least number of seconds, and, if that
-#: is more, for each consumer of the database: all consumers together read about ten times and once a second.
-_PEERS_SECONDS, _ALL_SECONDS = (1.0, 0.1), (10.0, 1.0)
+#: is more, for each consumer of the database: all consumers together read about ten times a second and once in two seconds.
+_PEERS_SECONDS, _ALL_SECONDS = (1.0, 0.1), (10.0, 2.0)
+
+#: Of how many consumers that are known the queues are read again each time: they change rarely.
+_SAMPLE = 10
 
 
 class Coordination:
@@ -71,12 +75,21 @@ class Coordination:
         everything |= not is_announced or self._read_at >= self._read_all_at + self._pause(*_ALL_SECONDS)
         docs = self._read_all(queues, is_announced) if everything else []
         ids = [row['id'] for row in self._client.id_range(CONSUMER)]
-        # Of consumers that are known, only the queues may have changed: listeners learn that from the feed.
-        unknown = ids if everything and is_announced else self.peers.unknown(ids)
-        docs += [doc for doc in self._client.fetch(unknown) if doc]
-        self.peers.keep(ids)
+        # Listeners learn from the feed that the queues of a consumer have changed.
+        docs += self.know(ids, again=random.sample(ids, min(_SAMPLE, len(ids))) if everything else ())
         for doc in docs:
             self.note(doc)
+        return docs
+
+    def know(self, living: Collection[str], again: Iterable[str] = ()) -> list[Document]:
+        """Forget all consumers but those with the ids `living`; read and note those of them that are unknown.
+
+        The ids `again` are read also if they are known. Return the documents that were read.
+        """
+        self.peers.keep(living)
+        docs = [doc for doc in self._client.fetch(sorted({*self.peers.unknown(living), *again})) if doc]
+        for doc in docs:
+            self.peers.seen(doc)
         return docs
 
     def _read_all(self, queues: Iterable[str], is_announced: bool) -> list[Document]:

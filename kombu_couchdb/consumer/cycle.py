@@ -216,7 +216,7 @@ class Cycle:
         if self.lease.written and time.monotonic() >= self.sweeper.due:
             self.sweeper.rests = not self._notifier.attention.listens
             living = self.sweeper.sweep(self.lease.id, self.unacked.ids(), self._commits.on_orphans)
-            self._notifier.peers.keep(living)
+            self._notifier.coordination.know(living)
 
     def finish(self) -> None:
         """Release all unacknowledged messages and end the lease; *raises* the errors of `Client`."""
