@@ -26,7 +26,7 @@ __all__ = ['Coordination']
 _ALONE_SECONDS, _QUEUES_SECONDS = 0.25, 1.0
 
 #: How often it is read otherwise: the ids of other consumers, and everything. The least number of seconds, and, if that
-#: is more, for each consumer of the database: all consumers together read about ten times a second and once in two seconds.
+#: is more, the seconds for each consumer of the database: all together read ten times a second, and once in two.
 _PEERS_SECONDS, _ALL_SECONDS = (1.0, 0.1), (10.0, 2.0)
 
 #: Of how many consumers that are known the queues are read again each time: they change rarely.
@@ -82,12 +82,12 @@ class Coordination:
         return docs
 
     def know(self, living: Collection[str], again: Iterable[str] = ()) -> list[Document]:
-        """Forget all consumers but those with the ids `living`; read and note those of them that are unknown.
+        """Forget all consumers but those with the ids `living`; read and note those of them that are unknown or new.
 
         The ids `again` are read also if they are known. Return the documents that were read.
         """
         self.peers.keep(living)
-        docs = [doc for doc in self._client.fetch(sorted({*self.peers.unknown(living), *again})) if doc]
+        docs = [doc for doc in self._client.fetch(sorted({*self.peers.to_read(living), *again})) if doc]
         for doc in docs:
             self.peers.seen(doc)
         return docs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection
 from typing import Any
@@ -22,6 +23,9 @@ def queues_of(doc: Document) -> frozenset[str]:
 #: fewer of each queue listen, but at least one: each listener costs CouchDB 0.4 ms for each update of the database.
 _PER_QUEUE, _MAX_LISTENERS = 2, 12
 
+#: For how long a consumer is new, in seconds.
+_NEW_SECONDS = 5.0
+
 
 class Peers:
     """The known living consumers of a database, with their queues."""
@@ -29,6 +33,8 @@ class Peers:
     def __init__(self) -> None:
         self._queues: dict[str, frozenset[str]] = {}
         self._listeners: list[str] | None = None
+        #: When the new ones were first seen, by the monotonic clock.
+        self._new: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -37,18 +43,28 @@ class Peers:
         """Take in a Consumer document that was written or deleted."""
         if doc.get('_deleted'):
             self._queues.pop(doc['_id'], None)
+            self._new.pop(doc['_id'], None)
         else:
+            if doc['_id'] not in self._queues:
+                self._new[doc['_id']] = time.monotonic()
             self._queues[doc['_id']] = queues_of(doc)
         self._listeners = None
 
     def keep(self, living: Collection[str]) -> None:
         """Forget all consumers but those with these ids."""
         self._queues = {name: queues for name, queues in self._queues.items() if name in living}
+        self._new = {name: since for name, since in self._new.items() if name in living}
         self._listeners = None
 
-    def unknown(self, living: Collection[str]) -> list[str]:
-        """Return those of these ids whose documents were not seen."""
-        return sorted({*living} - self._queues.keys())
+    def to_read(self, living: Collection[str]) -> list[str]:
+        """Return those of these ids whose documents must be read: unknown ones, and once more the new ones.
+
+        A consumer that starts names its queues one after the other.
+        """
+        wanted = sorted({*living} - self._queues.keys() | self._new.keys())
+        before = time.monotonic() - _NEW_SECONDS
+        self._new = {name: since for name, since in self._new.items() if since > before}
+        return wanted
 
     def set_own(self, own: str, queues: Collection[str]) -> None:
         """Take in the queues of this consumer itself, `own`."""
