@@ -46,7 +46,7 @@ class Notifier:
         self.peers = self.coordination.peers
         #: Whether this consumer follows the feed of the broker's database.
         self.attention = Attention(self.peers)
-        self._client, self._name, self._routes = client, name, topology.routes
+        self._client, self._name, self._topology, self._routes = client, name, topology, topology.routes
         self._feed: ContinuousFeed | None = None
         #: The least seconds between two looks at the feed, if they are more than its own.
         self.feed_interval = 0.0
@@ -88,7 +88,13 @@ class Notifier:
 
     def due_at(self) -> float:
         """Return the monotonic time at which `take` has something to read."""
-        return min(self.broadcasts.due_at(), self.attention.look_at, self._coordination_due_at())
+        waits_to_follow = self.attention.listens and self._since is None and self._checkpoint is not None
+        return min(
+            self.broadcasts.due_at(),
+            self.attention.look_at,
+            self._coordination_due_at(),
+            self._busy_at + _LINGER_SECONDS if waits_to_follow else math.inf,
+        )
 
     def _coordination_due_at(self) -> float:
         if self._since is not None and not self.broadcasts.is_followed:
@@ -150,7 +156,9 @@ class Notifier:
     def _attend(self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> None:
         """Decide whether to listen or to rest; look at queues where that is due, and forget what was not followed."""
         self.peers.set_own(own, candidates.keys())
-        queues = [queue for queue in candidates if not self.listener.receives(queue)]
+        # The messages of a paused queue wait in any case. A long one would keep the consumer from following the feed.
+        queues = candidates.keys() - self._topology.paused
+        queues = {queue for queue in queues if not self.listener.receives(queue)}
         unread = self.attention.update(own, queues, with_credit, may_rest=self.broadcasts.is_followed)
         if self.attention.listens:
             if unread:
