@@ -247,7 +247,7 @@ class QueueCandidates:
         now = time.monotonic()
         since = now if since is None else since
         if due is not None:
-            since = max(since, now + due - self._clock.now())
+            since = max(since, now + (due - self._clock.now()))
         turn, wait = (0, 0.0) if own else self._order.of(doc_id)
         self._candidates[doc_id] = Candidate(doc_id, rank, date, turn, since, since + wait, now, None if wait else doc)
         self._sorted = None
