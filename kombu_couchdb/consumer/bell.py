@@ -82,6 +82,10 @@ class Bell:
         """Note that this consumer can take the messages of a queue itself, or that nobody may."""
         self._waiting.pop(queue, None)
 
+    def keep(self, queues: Collection[str]) -> None:
+        """Forget all other queues: this consumer does not serve them any more."""
+        self._waiting = {queue: waiting for queue, waiting in self._waiting.items() if queue in queues}
+
     def check(self, queue: str, ids: Collection[str]) -> bool:
         """Take in the ids of the messages at the head of a queue; tell whether the bell must ring.
 

@@ -66,6 +66,8 @@ class QueueCandidates:
     def __init__(self, clock: ServerClock, queue: str, read_ahead: int) -> None:
         self._clock, self._paging, self._order = clock, Paging(clock, queue, read_ahead), ClaimOrder()
         self._candidates: dict[str, Candidate] = {}
+        #: `since` of the messages on the page of the head: other pages may be read before it is read again.
+        self._at_head: dict[str, float] = {}
         self._sorted: list[Candidate] | None = []
         self._claimed = 0  # how many messages of the last page were claimed
         self._verified_at = -inf  # when the head was read last
@@ -199,9 +201,11 @@ class QueueCandidates:
         before, self._candidates, self._sorted, self._claimed = self._candidates, {}, None, 0
         self._order.read(rows)
         for row in rows:
-            self._add_row(row, before[row.id].since if row.id in before else None)
+            self._add_row(row, before[row.id].since if row.id in before else self._at_head.get(row.id))
             if reading.is_head:
                 self._open(self._candidates[row.id], now)
+        if reading.is_head:
+            self._at_head = {row.id: self._candidates[row.id].since for row in rows}
         return True
 
     def _open(self, candidate: Candidate, now: float) -> None:
@@ -241,8 +245,9 @@ class QueueCandidates:
         own: bool = False,
     ) -> None:
         now = time.monotonic()
-        if since is None or due is not None:
-            since = now + max(0.0, due - self._clock.now()) if due is not None else now
+        since = now if since is None else since
+        if due is not None:
+            since = max(since, now + (due - self._clock.now()))
         turn, wait = (0, 0.0) if own else self._order.of(doc_id)
         self._candidates[doc_id] = Candidate(doc_id, rank, date, turn, since, since + wait, now, None if wait else doc)
         self._sorted = None
@@ -324,7 +329,7 @@ class QueueCandidates:
     def clear(self) -> None:
         """Forget everything: the queue must be read again."""
         self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
-        self.hurries = False
+        self._at_head, self.hurries = {}, False
         self._order.clear()
         self._paging.forget()
 

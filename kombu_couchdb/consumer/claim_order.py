@@ -104,7 +104,7 @@ class ClaimOrder:
         # Consumers that listen without being listeners by rank do not know of each other.
         moment = 0.0 if not before or self._own in self._listeners else random.uniform(0.0, 2 * _MOMENT_SECONDS)
         turn = sum(name not in self._busy for name in before)
-        if before and not turn and before[0] == self._first(doc_id):
+        if before and not turn:
             return 0, moment or _MOMENT_SECONDS
         return turn, _LISTENER_SECONDS * log2(1 + turn) + moment
 
@@ -120,9 +120,6 @@ class ClaimOrder:
         before = set(self._busy)
         self._busy = (self._busy | {*busy} & {*self._listeners}) - {*idle, self._own}
         return self._busy != before
-
-    def _first(self, doc_id: str) -> str:
-        return self._listeners[_hash(doc_id) % len(self._listeners)]
 
     def _before(self, doc_id: str) -> list[str]:
         """Return the listeners that may claim a message before this consumer, in order."""

@@ -287,7 +287,8 @@ class Cycle:
                 bell.forget(queue)
             elif ids := candidates.first(_BELL_ROWS):
                 bell.waits(queue, self._notifier.attention.rank, ids)
-        if not (due := [queue for queue in bell.due if queue in self._candidates]):
+        bell.keep(self._candidates)
+        if not (due := bell.due):
             return
         for queue, ids in waiting.first_due(self._client, due, self._client.clock.now(), _BELL_ROWS).items():
             if bell.check(queue, ids):

@@ -91,7 +91,13 @@ class Notifier:
 
     def due_at(self) -> float:
         """Return the monotonic time at which `take` has something to read."""
-        return min(self.broadcasts.due_at(), self.attention.look_at, self._coordination_due_at())
+        waits_to_follow = self.attention.listens and self._since is None and self._checkpoint is not None
+        return min(
+            self.broadcasts.due_at(),
+            self.attention.look_at,
+            self._coordination_due_at(),
+            self._busy_at + _LINGER_SECONDS if waits_to_follow else math.inf,
+        )
 
     def _coordination_due_at(self) -> float:
         if self._since is not None and not self.broadcasts.is_followed:
@@ -156,7 +162,9 @@ class Notifier:
     def _attend(self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> None:
         """Decide whether to listen or to rest; look at queues where that is due, and forget what was not followed."""
         self.peers.set_own(own, candidates)
-        unread = self.attention.update(own, candidates, with_credit, may_rest=self.broadcasts.is_followed)
+        # The messages of a paused queue wait in any case. A long one would keep the consumer from following the feed.
+        queues = candidates.keys() - self._topology.paused
+        unread = self.attention.update(own, queues, with_credit, may_rest=self.broadcasts.is_followed)
         if self.attention.listens:
             if unread:
                 self._checkpoint = None

@@ -51,6 +51,17 @@ def test_idle_consumer_claims_nothing_until_the_queue_is_resumed(
     assert inbox.wait(3) == ['first', 'passes', 'waits']
 
 
+def test_long_paused_queue_does_not_delay_other_queues(inbox: Inbox, connect: Connect, client: Client) -> None:
+    assert queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    publish_many(connect(), [f'waits{number}' for number in range(300)])
+    publish(connect(), 'second', 'other')
+    inbox.wait(2)
+    inbox.stays(2, 1.5)
+    publish(connect(), 'third', 'other')
+    assert inbox.wait(3) == ['first', 'second', 'third']
+
+
 def test_pause_and_resume_tell_whether_they_changed_anything(client: Client, connection: Connection) -> None:
     connection.ensure_connection()
     assert not queues.resume(client, 'q')
