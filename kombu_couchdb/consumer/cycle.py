@@ -159,6 +159,7 @@ class Cycle:
         self.unacked.retry_changed(self._client.fetch)
         pulls = list(self._claims.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
+        self._slots.begin()
         pending = self.order.writable(self.unacked.take_writes())
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         claims: list[PendingWrite] = []
@@ -170,7 +171,6 @@ class Cycle:
             if queues or pulls or self.lease.written:
                 self._heartbeat.register(queues)
                 self._suspects.check()
-                self._slots.begin()
                 self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
                 self._commits.release_orphans()

@@ -100,7 +100,7 @@ class Notifier:
         )
 
     def _coordination_due_at(self) -> float:
-        if self._since is not None and not self.broadcasts.is_followed:
+        if self._since is not None:
             return math.inf  # the feed reports all of it
         return self.coordination.due_at(
             is_announced=self.broadcasts.is_followed, counts_peers=self._busy_at > time.monotonic() - _LINGER_SECONDS
@@ -144,7 +144,9 @@ class Notifier:
             queue_candidates.is_stale for queue_candidates in candidates.values()
         ):
             docs += self._follow_feed(candidates)
-        if self.broadcasts.noticed or now >= self._coordination_due_at():
+        if self._since is not None:
+            self.broadcasts.noticed = False
+        elif self.broadcasts.noticed or now >= self._coordination_due_at():
             docs += self._read_coordination(candidates, everything=self.broadcasts.noticed)
         self.broadcasts.saw_elsewhere(docs)
         broadcasts += self.broadcasts.follow()  # last: in an outage the requests above end the cycle
@@ -228,9 +230,9 @@ class Notifier:
         if self._since is None:
             # The checkpoint may be old. If no candidates are complete, no queue needs the changes since then.
             since = self._client.sequence() if self._checkpoint is None or not complete else self._checkpoint
-            # Without notices, nothing else would report what was stored before this point.
-            alone = not self.broadcasts.is_followed
-            docs = self._read_coordination(candidates, everything=True) if alone else []
+            # The feed reports what is stored after this point, and notices told of what was stored before.
+            missed = self.broadcasts.noticed or not self.broadcasts.is_followed
+            docs = self._read_coordination(candidates, everything=True) if missed else []
             self._start_feed(since, complete)
             self._checkpoint = None
             return docs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,7 +55,19 @@ def test_keep_forgets_all_other_consumers(peers: Peers) -> None:
     peers.keep({'b', 'd', 'unknown'})
     assert [peers.of('q', name) for name in 'bd'] == [['b', 'd']] * 2
     assert peers.of('q', 'unknown') == ['b', 'd', 'unknown']
-    assert peers.unknown({'b', 'unknown', 'another'}) == ['another', 'unknown']
+
+
+def test_unknown_consumers_are_read_and_new_ones_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = 0.0
+    monkeypatch.setattr('kombu_couchdb.leases.peers.time', SimpleNamespace(monotonic=lambda: passed))
+    peers = Peers()
+    assert peers.to_read({'a', 'b'}) == ['a', 'b']
+    for name in 'ab':
+        peers.seen({'_id': name, 'queues': ['q']})
+    passed += 60.0
+    assert peers.to_read({'a', 'b', 'c'}) == ['a', 'b', 'c']
+    peers.seen({'_id': 'c', 'queues': ['q']})
+    assert peers.to_read({'a', 'b', 'c'}) == ['c']
 
 
 @pytest.mark.parametrize('queues', [None, [], 'q', [['q']], {'q': 1}], ids=repr)
