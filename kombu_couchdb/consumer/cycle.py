@@ -291,7 +291,7 @@ class Cycle:
         if not (due := bell.due):
             return
         for queue, ids in waiting.first_due(self._client, due, self._client.clock.now(), _BELL_ROWS).items():
-            if bell.check(queue, ids):
+            if bell.check(queue, ids) and self._notifier.peers.is_shared(queue, self.lease.id):
                 self._notifier.broadcasts.ring(queue)
             self._candidates[queue].clear()
             if not bell.knows(queue):

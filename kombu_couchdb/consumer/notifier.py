@@ -31,9 +31,11 @@ from .coordination import Coordination
 
 __all__ = ['Notifier']
 
-#: How long a listener that was busy waits before it follows the feed again; and how long a resting consumer keeps what
-#: it knows of a queue after the last credit for it is used. In seconds.
+#: How long a listener that was busy waits before it follows the feed again, in seconds.
 _LINGER_SECONDS = 1.0
+
+#: How long a resting consumer keeps what it knows of a queue after the last credit for it is used, in seconds.
+_KEEP_SECONDS = 10.0
 
 
 class Notifier:
@@ -181,7 +183,7 @@ class Notifier:
             queue_candidates.next_due = None  # the listeners wait for that date
             if queue in unread and len(queue_candidates):
                 queue_candidates.mark_stale()  # first claim what is known to wait
-            elif now - self._credit_at[queue] > _LINGER_SECONDS:
+            elif now - self._credit_at[queue] > _KEEP_SECONDS:
                 queue_candidates.clear()
         if unread := {queue for queue in unread if not len(candidates[queue])}:
             until = self._client.clock.now() + waiting.HORIZON_SECONDS

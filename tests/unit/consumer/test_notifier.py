@@ -264,8 +264,8 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 @pytest.fixture
 def resting(notifier: Notifier, heads: dict[str, list[str]]) -> dict[str, QueueCandidates]:
     """The candidates of a consumer that rests after a first look."""
-    candidates = follow(notifier, 'q')
     notifier._client.consumers = ['me', *(f'{CONSUMER}{number}' for number in range(8))]  # type: ignore[attr-defined]
+    candidates = follow(notifier, 'q')
     notifier.broadcasts.is_followed = notifier.broadcasts.noticed = True  # type: ignore[misc]
     for _ in range(2):
         take(notifier, candidates, 'q')
@@ -308,7 +308,8 @@ def test_bell_lets_it_look_and_hurry(
 def test_without_credit_it_does_nothing_until_others_are_counted(
     notifier: Notifier, resting: dict[str, QueueCandidates], now: Now
 ) -> None:
-    now.seconds += 1.0
+    take(notifier, resting, '')
+    now.seconds += 11.0
     take(notifier, resting, '')
     assert resting['q'].is_stale  # what it knew is forgotten
     assert notifier.due_at() > now.seconds + 5.0
